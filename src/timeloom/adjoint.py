@@ -1,0 +1,188 @@
+"""The backward solve, `λ[t-1] = J[t]ᵀ λ[t] + g[t-1]` over reversed time, and what plugs it into autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.cells.base import Cell
+from timeloom.cells.generic import GenericCell
+from timeloom.problem import Recurrence, Segments, cut
+from timeloom.report import SolveReport
+from timeloom.solve import Chain, Plan, march
+from timeloom.sweep import sweeper as choose_sweeper
+from timeloom.trajectory import final_state
+
+
+Note = Callable[[SolveReport], None]
+
+
+def solve_adjoint(
+    problem: Recurrence, states: list[Tensor], plan: Plan, incoming: Tensor | None, final_grad: Tensor | None
+) -> tuple[Tensor, Tensor, SolveReport]:
+    """Gate gradients `(T, B, G)`, the gradient of the initial state `(B, S)`, and the report.
+
+    `incoming` `(T, B, ≤ S)` is the loss's gradient on the leading part of every state, `final_grad` `(B, S)` on the last.
+    """
+    sweeper = choose_sweeper(problem)
+    if final_grad is None:
+        final_grad = torch.zeros_like(problem.initial)
+    if incoming is not None:
+        incoming = incoming.contiguous()
+    links, batch = -(-problem.steps // plan.chunk), problem.batch
+    segments = _flip(cut(problem, plan.chunk), links)
+    lengths, device = problem.ends(), problem.u.device
+    create = problem.initial.new_empty if problem.lengths is None else problem.initial.new_zeros
+    gate_grads = create(problem.steps, batch, problem.cell.gate_width)
+    initial_grad = final_grad.clone()  # what a sequence of no steps keeps
+    reset_grads = problem.initial.new_zeros(links * batch, problem.cell.size) if problem.resets is not None else None
+
+    def sweep(rows: Segments, ends: Tensor, keep: Tensor | None, want_leak: bool) -> tuple[Tensor, Tensor | None]:
+        if keep is None:
+            return sweeper.adjoint(rows, ends, states, incoming, want_leak=want_leak)
+        diverted = None if reset_grads is None else torch.empty_like(ends)
+        begins, leak = sweeper.adjoint(rows, ends, states, incoming, gate_grads, diverted, want_leak)
+        if reset_grads is not None and diverted is not None:
+            reset_grads[keep.to(device)] = diverted
+        at_start = (rows.begin == 0).nonzero().squeeze(-1)
+        initial_grad[rows.sequence[at_start].to(device)] = begins[at_start.to(device)]
+        return begins, leak
+
+    def finish(bad_links: Tensor, sequences: Tensor, ends: Tensor) -> None:
+        chain_rows = (bad_links * batch + sequences).cpu()
+        if reset_grads is not None:
+            later = torch.arange(links, device=device)[:, None] >= bad_links
+            reset_grads.view(links, batch, -1)[:, sequences] *= ~later.unsqueeze(-1)
+        rows = segments[chain_rows]
+        sweep(Segments(rows.sequence, torch.zeros_like(rows.begin), rows.end), ends, chain_rows, False)
+
+    anchors = (segments.end == lengths[segments.sequence]) & (segments.end > segments.begin)
+    chain = Chain(
+        segments=segments,
+        warmups=segments.first(plan.warmup),
+        first=final_grad,
+        neutral=torch.zeros_like(final_grad),
+        anchors=anchors.view(links, batch),
+        parts=problem.cell.parts,
+        sweep=sweep,
+        transfer=lambda rows: sweeper.transfer(rows, states).transpose(-1, -2),
+        finish=finish,
+    )
+    report = march(chain, plan)
+    if reset_grads is not None:
+        initial_grad += reset_grads.view(links, batch, -1).sum(0)
+    return gate_grads, initial_grad, report
+
+
+def _flip(segments: Segments, links: int) -> Segments:
+    """The same chunks, the last one first."""
+    return Segments(*(column.view(links, -1).flip(0).reshape(-1) for column in vars(segments).values()))
+
+
+def _previous(problem: Recurrence, states: list[Tensor]) -> list[Tensor]:
+    """Parts of the state before every step, `(T, B, part)`, resets applied."""
+    if problem.resets is None:
+        return [part[:-1] for part in states]
+    origin = problem.initial.split(problem.cell.parts, -1)
+    return [torch.where(problem.resets.unsqueeze(-1), o, part[:-1]) for part, o in zip(states, origin, strict=True)]
+
+
+class _Solved(torch.autograd.Function):
+    """A solved recurrence on autograd's tape: what the backward pass needs, saved so that autograd can guard and free it."""
+
+    @staticmethod
+    def keep(ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, outputs: Tensor) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.cell, ctx.lengths, ctx.resets, ctx.plan, ctx.note = problem.cell, problem.lengths, problem.resets, plan, note
+        ctx.cell = problem.cell.with_weights(())
+        ctx.counts = (len(problem.cell.weights), len(states))
+        ctx.save_for_backward(problem.u, problem.initial, outputs, *problem.cell.weights, *states)
+
+    @staticmethod
+    def recall(ctx: Any) -> tuple[Recurrence, list[Tensor]]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "timeloom's parallel-in-time gradients cannot be differentiated again (create_graph=True): the adjoint "
+                "solve is not on the tape. Use solver='sequential' for second-order gradients."
+            )
+        u, initial, _, *rest = ctx.saved_tensors
+        weights, states = rest[: ctx.counts[0]], rest[ctx.counts[0] :]
+        return Recurrence(ctx.cell.with_weights(tuple(weights)), u, initial, ctx.lengths, ctx.resets), list(states)
+
+
+class HandWritten(_Solved):
+    """States of a cell with hand-written derivatives, as a function of its inputs, initial state and weights.
+
+    Returns the output part `(T, B, parts[0])` and the final state `(B, S)`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, *_: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        outputs = _alias(states[0][1:])
+        _Solved.keep(ctx, problem, states, plan, note, outputs)
+        return outputs, final_state(problem, states)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        problem, states = _Solved.recall(ctx)
+        incoming, final_grad = grads
+        if incoming is not None and problem.lengths is not None:
+            incoming = incoming * problem.inside().unsqueeze(-1)
+        gate_grads, initial_grad, report = solve_adjoint(problem, states, ctx.plan, incoming, final_grad)
+        ctx.note(report)
+        cell, weight_grads = problem.cell, (None,) * len(problem.cell.weights)
+        if any(ctx.needs_input_grad[6:]):
+            previous = [part.flatten(0, 1) for part in _previous(problem, states)]
+            weight_grads = cell.weight_grads(previous, gate_grads.flatten(0, 1))
+        return None, None, None, None, cell.input_grads(gate_grads), initial_grad, *weight_grads
+
+
+class AttachAdjoint(_Solved):
+    """Identity on one differentiated evaluation of all steps; its backward turns gradients on states into adjoints.
+
+    The evaluation was made at detached previous states. Given the adjoint of each state rather than the
+    loss's own gradient, autograd of that evaluation delivers every input's and parameter's gradient at once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, *_: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        outputs = torch.cat([part[1:] for part in states], -1)
+        _Solved.keep(ctx, problem, states, plan, note, outputs)
+        return outputs, final_state(problem, states)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        problem, states = _Solved.recall(ctx)
+        adjoints, initial_grad, report = solve_adjoint(problem, states, ctx.plan, *grads)
+        ctx.note(report)
+        return None, None, None, None, adjoints.flatten(0, 1), initial_grad
+
+
+def attach(
+    problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, u: Tensor, initial: Tensor, cell: Cell
+) -> tuple[Tensor, Tensor]:
+    """Outputs `(T, B, ·)` and final state `(B, S)` on autograd's tape.
+
+    `problem` is what was solved, detached; `u`, `initial` and `cell` are the live ones. For a generic cell the
+    outputs are whole states.
+    """
+    if isinstance(cell, GenericCell):
+        previous = torch.cat(_previous(problem, states), -1).flatten(0, 1)
+        live = (cell.step(previous, u.flatten(0, 1)), initial)
+        outputs, final = AttachAdjoint.apply(problem, states, plan, note, *live)
+    else:
+        outputs, final = HandWritten.apply(problem, states, plan, note, u, initial, *cell.weights)
+    return outputs, final
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """The same memory as a tensor of its own, which autograd does not take for a view."""
+    alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

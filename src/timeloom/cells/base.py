@@ -1,0 +1,82 @@
+"""What a solver may ask of a recurrence's mathematics. A cell never sees a solver, a chunk or a device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Cell(ABC):
+    """One step `s⁺ = f(s, u)` of a recurrence over projected inputs, and its derivatives.
+
+    A state is flat, `(N, S)`: its parts (h; or h and c) side by side, part 0 being the output. `u` is `(N, K)`: what the
+    input contributes to the step, computed for all of time beforehand. Rows are independent.
+    """
+
+    parts: tuple[int, ...]
+    """Widths of the state's parts; they sum to S."""
+    weights: tuple[Tensor, ...]
+    """Recurrent weights: what `weight_grads` returns the gradients of, in this order."""
+    gate_width: int
+    """Width G of the gate gradients that `vjp` returns."""
+    whole_state_out: bool = False
+    """Whether a run returns whole states, and not their first part alone."""
+    kernel: str | None = None
+    """Name of the fused kernel that computes this cell, where one exists (see `timeloom.sweep`)."""
+
+    @property
+    def size(self) -> int:
+        return sum(self.parts)
+
+    @abstractmethod
+    def step(self, state: Tensor, u: Tensor) -> Tensor:
+        """The next state, `(N, S)`."""
+
+    @abstractmethod
+    def vjp(self, state: Tensor, u: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """`Jᵀ grad` `(N, S)`, and the gate gradients `(N, G)` from which all other gradients follow."""
+
+    @abstractmethod
+    def leak(self, state: Tensor, u: Tensor) -> Tensor:
+        """A diagonal stand-in for the step's Jacobian, `(N, S)`: what each unit keeps of itself."""
+
+    @abstractmethod
+    def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
+        """The step's Jacobian `∂s⁺/∂s`, `(N, S, S)`."""
+
+    @abstractmethod
+    def input_grads(self, gate_grads: Tensor) -> Tensor:
+        """Gradient of `u` from the gate gradients, `(..., K)`."""
+
+    @abstractmethod
+    def weight_grads(self, previous: Sequence[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of `weights` from the parts of the states before each step, `(N, part)`, and the gate gradients."""
+
+    def bound(self, initial: Tensor) -> Tensor | None:
+        """A box that every trajectory from `initial` `(B, S)` stays in, as `|s| ≤ bound`, or None where none is known."""
+        return None
+
+    def with_weights(self, weights: tuple[Tensor, ...]) -> Cell:
+        """The same cell over other weights (detached, cast): the parts and options stay."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.weights = weights
+        return twin
+
+
+def unit_box(initial: Tensor) -> Tensor:
+    """Box of a state that is a convex combination of itself and values in [-1, 1]."""
+    return initial.abs().clamp(min=1.0)
+
+
+def chain_weights(scale: Tensor, weight: Tensor) -> Tensor:
+    """`diag(scale) W` for a batch of scales: `(N, n), (n, p) -> (N, n, p)`."""
+    return scale.unsqueeze(-1) * weight
+
+
+def sum_outer(grads: Tensor, values: Tensor) -> Tensor:
+    """`Σ grads[i] ⊗ values[i]`: the gradient of a weight that maps values to what grads belong to."""
+    return torch.mm(grads.t(), values)

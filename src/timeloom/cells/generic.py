@@ -1,0 +1,115 @@
+"""Any function or module `f(h, x) -> h` as a cell: derivatives by autograd, Jacobian structure found by probing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.cells.base import Cell
+
+State = Tensor | tuple[Tensor, ...]
+
+
+class GenericCell(Cell):
+    """A user's step, batched over rows: `function(h, x)` with h `(N, ...)` or a tuple of such, x `(N, ...)`.
+
+    Its parameters live in the function (a closure, an nn.Module), so it has no `weights` of its own; its gate
+    gradients are the adjoints themselves, and one differentiated evaluation over all steps turns them into every other
+    gradient (see `timeloom.adjoint`).
+    """
+
+    whole_state_out = True
+
+    def __init__(self, function: Callable[[Any, Tensor], Any], initial: State, input_shape: Sequence[int]) -> None:
+        parts = initial if isinstance(initial, tuple) else (initial,)
+        self.function = function
+        self.is_tuple = isinstance(initial, tuple)
+        self.shapes = tuple(tuple(part.shape[1:]) for part in parts)
+        self.input_shape = tuple(input_shape)
+        self.parts = tuple(part[:1].numel() if len(part) else part.new_empty(1, *part.shape[1:]).numel() for part in parts)
+        self.weights = ()
+        self.gate_width = self.size
+        self._diagonal: bool | None = None
+
+    def pack(self, state: State) -> Tensor:
+        """A user's state as one flat tensor: `(N, ...)` or a tuple of them to `(N, S)`."""
+        parts = state if isinstance(state, tuple) else (state,)
+        return torch.cat([part.flatten(1) if part.dim() > 1 else part.unsqueeze(1) for part in parts], 1)
+
+    def unpack(self, flat: Tensor) -> State:
+        """The reverse of `pack`, for any leading dimensions."""
+        lead = flat.shape[:-1]
+        parts = tuple(p.reshape(*lead, *s) for p, s in zip(flat.split(self.parts, -1), self.shapes, strict=True))
+        return parts if self.is_tuple else parts[0]
+
+    def step(self, state: Tensor, u: Tensor) -> Tensor:
+        out = self.function(self.unpack(state), u.reshape(u.shape[0], *self.input_shape))
+        self._check(out, state.shape[0])
+        return self.pack(out)
+
+    def _check(self, out: Any, rows: int) -> None:
+        parts = out if isinstance(out, tuple) else (out,)
+        expected = [(rows, *shape) for shape in self.shapes]
+        if isinstance(out, tuple) == self.is_tuple and all(isinstance(part, Tensor) for part in parts):
+            given = [tuple(part.shape) for part in parts]
+            if given == expected:
+                return
+            raise ValueError(f"the cell returned a state of shape {given}, expected {expected} (the shape it was given)")
+        kind = f"a tuple of {len(self.shapes)} tensors" if self.is_tuple else "a tensor"
+        raise TypeError(f"the cell returned {type(out).__name__}, expected {kind} like the state it was given")
+
+    def vjp(self, state: Tensor, u: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            state = state.detach().requires_grad_()
+            out = self.step(state, u.detach())
+        return _pull_back(out, state, grad), grad
+
+    def is_diagonal(self, state: Tensor, u: Tensor) -> bool:
+        """Whether no unit looks at another, found on a few rows and on random states around them; remembered."""
+        if self._diagonal is None:
+            rows = slice(0, 4)
+            generator = torch.Generator(device=state.device).manual_seed(0)
+            noise = torch.randn(state[rows].shape, generator=generator, device=state.device, dtype=state.dtype)
+            probes = torch.cat([state[rows], state[rows] + noise])
+            jacobian = self._dense(probes, torch.cat([u[rows], u[rows]]))
+            off_diagonal = jacobian - torch.diag_embed(jacobian.diagonal(dim1=-2, dim2=-1))
+            self._diagonal = bool((off_diagonal == 0).all())
+        return self._diagonal
+
+    def leak(self, state: Tensor, u: Tensor) -> Tensor:
+        if self.is_diagonal(state, u):
+            return self.vjp(state, u, torch.ones_like(state))[0]
+        return self._dense(state, u).diagonal(dim1=-2, dim2=-1)
+
+    def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
+        if self.is_diagonal(state, u):
+            return torch.diag_embed(self.leak(state, u))
+        return self._dense(state, u)
+
+    def _dense(self, state: Tensor, u: Tensor) -> Tensor:
+        with torch.enable_grad():
+            state = state.detach().requires_grad_()
+            out = self.step(state, u.detach())
+        rows = []
+        for unit in range(self.size):
+            grad = torch.zeros_like(out)
+            grad[:, unit] = 1
+            rows.append(_pull_back(out, state, grad))
+        return torch.stack(rows, 1)
+
+    def input_grads(self, gate_grads: Tensor) -> Tensor:
+        raise NotImplementedError("a generic cell's input gradients come from its differentiated evaluation")
+
+    def weight_grads(self, previous: Sequence[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
+        return ()
+
+
+def _pull_back(out: Tensor, state: Tensor, grad: Tensor) -> Tensor:
+    """`Jᵀ grad`, zero where the output does not depend on the state at all."""
+    if not out.requires_grad:
+        return torch.zeros_like(state)
+    (result,) = torch.autograd.grad(out, state, grad, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(state) if result is None else result

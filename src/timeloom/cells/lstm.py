@@ -1,0 +1,106 @@
+"""The LSTM of torch.nn.LSTM, with and without a projection of its output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from timeloom.cells.base import Cell, chain_weights, sum_outer, unit_box
+
+
+class LSTMCell(Cell):
+    """Torch's LSTM over projected inputs; its state is `(h, c)`.
+
+        i = σ(u_i + W_hi h)   f = σ(u_f + W_hf h)   g = tanh(u_g + W_hg h)   o = σ(u_o + W_ho h)
+        c⁺ = f ⊙ c + i ⊙ g    h⁺ = o ⊙ tanh(c⁺)     (h⁺ = W_hr (o ⊙ tanh(c⁺)) with a projection)
+
+    Weights: `W_hh (4n, p)` and, with a projection, `W_hr (p, n)`. Gate gradients: those of the arguments of i, f, g, o,
+    `(N, 4n)`; with a projection also h⁺'s own and the projected value: `(N, 5n + p)`.
+    """
+
+    def __init__(self, w_hh: Tensor, w_hr: Tensor | None = None) -> None:
+        self.weights = (w_hh,) if w_hr is None else (w_hh, w_hr)
+        self.parts = (w_hh.shape[1], w_hh.shape[0] // 4)
+        self.gate_width = w_hh.shape[0] + (0 if w_hr is None else sum(self.parts))
+        self.kernel = "lstm" if w_hr is None else None
+
+    @staticmethod
+    def project(
+        x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None, w_hr: Tensor | None = None
+    ) -> tuple[LSTMCell, Tensor]:
+        """The cell and its inputs from torch's parameters: x `(T, B, D)` to u `(T, B, 4n)` by one product."""
+        bias = None if b_ih is None or b_hh is None else b_ih + b_hh
+        return LSTMCell(w_hh, w_hr), F.linear(x, w_ih, bias)
+
+    def _split(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        h, c = state.split(self.parts, -1)
+        return h, c
+
+    def _gates(self, h: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        i, f, g, o = (u + F.linear(h, self.weights[0])).chunk(4, -1)
+        return torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
+
+    def _emit(self, value: Tensor) -> Tensor:
+        return F.linear(value, self.weights[1]) if len(self.weights) == 2 else value
+
+    def step(self, state: Tensor, u: Tensor) -> Tensor:
+        h, c = self._split(state)
+        i, f, g, o = self._gates(h, u)
+        c = f * c + i * g
+        return torch.cat([self._emit(o * torch.tanh(c)), c], -1)
+
+    def vjp(self, state: Tensor, u: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        h, c = self._split(state)
+        d_h, d_c = self._split(grad)
+        i, f, g, o = self._gates(h, u)
+        squashed = torch.tanh(f * c + i * g)
+        d_value = d_h @ self.weights[1] if len(self.weights) == 2 else d_h
+        d_c = d_c + d_value * o * (1 - squashed * squashed)
+        gates = [d_c * g * i * (1 - i), d_c * c * f * (1 - f), d_c * i * (1 - g * g), d_value * squashed * o * (1 - o)]
+        d_gates = torch.cat(gates, -1)
+        d_state = torch.cat([d_gates @ self.weights[0], d_c * f], -1)
+        if len(self.weights) == 2:
+            d_gates = torch.cat([d_gates, o * squashed, d_h], -1)
+        return d_state, d_gates
+
+    def leak(self, state: Tensor, u: Tensor) -> Tensor:
+        h, _ = self._split(state)
+        n = self.parts[1]
+        forget = torch.sigmoid(u[..., n : 2 * n] + F.linear(h, self.weights[0][n : 2 * n]))
+        return torch.cat([torch.zeros_like(h), forget], -1)
+
+    def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
+        h, c = self._split(state)
+        i, f, g, o = self._gates(h, u)
+        w_i, w_f, w_g, w_o = self.weights[0].chunk(4)
+        squashed = torch.tanh(f * c + i * g)
+        slope = o * (1 - squashed * squashed)
+        c_by_h = (
+            chain_weights(g * i * (1 - i), w_i)
+            + chain_weights(c * f * (1 - f), w_f)
+            + chain_weights(i * (1 - g * g), w_g)
+        )
+        h_by_h = slope.unsqueeze(-1) * c_by_h + chain_weights(squashed * o * (1 - o), w_o)
+        h_by_c = torch.diag_embed(slope * f)
+        if len(self.weights) == 2:
+            h_by_h, h_by_c = self.weights[1] @ h_by_h, self.weights[1] @ h_by_c
+        return torch.cat([torch.cat([h_by_h, h_by_c], -1), torch.cat([c_by_h, torch.diag_embed(f)], -1)], -2)
+
+    def input_grads(self, gate_grads: Tensor) -> Tensor:
+        return gate_grads[..., : 4 * self.parts[1]]
+
+    def weight_grads(self, previous: Sequence[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
+        n = self.parts[1]
+        d_w_hh = sum_outer(gate_grads[:, : 4 * n], previous[0])
+        if len(self.weights) == 1:
+            return (d_w_hh,)
+        return d_w_hh, sum_outer(gate_grads[:, 5 * n :], gate_grads[:, 4 * n : 5 * n])
+
+    def bound(self, initial: Tensor) -> Tensor:
+        """h of an unprojected LSTM lies in the unit box; c may grow with time."""
+        h, c = self._split(initial)
+        free = torch.full_like(c, torch.inf)
+        return torch.cat([unit_box(h) if len(self.weights) == 1 else torch.full_like(h, torch.inf), free], -1)

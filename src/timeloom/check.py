@@ -1,0 +1,83 @@
+"""`check_cell`: does a user's cell keep the promises that parallel-in-time solving relies on?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.cells.generic import GenericCell, State
+
+
+@dataclass(frozen=True)
+class CellReport:
+    """What `check_cell` found."""
+
+    state_size: int
+    diagonal: bool
+    """Whether no unit of the state looks at another: corrections are then exact and cheap."""
+    gradient_error: float
+    """Largest relative difference between autograd's derivative and float64 finite differences."""
+
+
+def check_cell(cell: Callable[[Any, Tensor], Any], h0: State, x: Tensor) -> CellReport:
+    """Test a cell on one step, h0 `(N, ...)` (or a tuple) and x `(N, ...)`; raises with what to mend, or reports.
+
+    Checked: shapes and dtype of the result; the same input gives the same output; each row depends on its own row alone;
+    autograd's derivative by the state agrees with float64 finite differences.
+    """
+    parts = h0 if isinstance(h0, tuple) else (h0,)
+    if any(len(part) != len(x) for part in parts):
+        raise ValueError(f"h0 and x must have as many rows: {[len(part) for part in parts]} and {len(x)}")
+    generic = GenericCell(cell, h0, x.shape[1:])
+    state, u = generic.pack(h0).detach(), x.detach()
+    with torch.no_grad():
+        out = generic.step(state, u)
+        if out.dtype != state.dtype:
+            raise TypeError(f"the cell returned {out.dtype} for a state of {state.dtype}: it must keep the dtype")
+        if not torch.equal(out.nan_to_num(), generic.step(state, u).nan_to_num()):
+            raise ValueError("the cell is not deterministic: two calls on the same input differ (dropout? call .eval())")
+        if not bool(out.isfinite().all()):
+            raise ValueError("the cell returned values that are not finite on this input")
+        _check_rows(generic, state, u, out)
+    return CellReport(generic.size, generic.is_diagonal(state, u), _gradient_error(generic, state, u))
+
+
+def _check_rows(cell: GenericCell, state: Tensor, u: Tensor, out: Tensor) -> None:
+    """Rows run alone must give what they gave in the batch."""
+    tolerance = 100 * torch.finfo(out.dtype).eps * max(1.0, float(out.abs().max()))
+    for row in range(min(len(out), 4)):
+        alone = cell.step(state[row : row + 1], u[row : row + 1])
+        difference = float((alone - out[row : row + 1]).abs().max())
+        if difference > tolerance:
+            raise ValueError(
+                f"row {row} gives another result alone than in the batch (difference {difference:.1e}): a cell must treat "
+                f"rows independently (batch norm? a reduction over dim 0?)"
+            )
+
+
+def _gradient_error(cell: GenericCell, state: Tensor, u: Tensor) -> float:
+    """Autograd's directional derivative against central differences, in float64 where the cell can run in it."""
+    step = 1e-6
+    try:
+        wide, wide_u = state.double(), u.double() if u.is_floating_point() else u
+        with torch.no_grad():
+            cell.step(wide, wide_u)
+    except (RuntimeError, TypeError):  # the cell holds parameters of a narrower dtype
+        wide, wide_u, step = state, u, 1e-2
+    generator = torch.Generator(device=state.device).manual_seed(0)
+    direction, probe = (torch.randn(wide.shape, generator=generator, device=wide.device, dtype=wide.dtype) for _ in "dp")
+    with torch.no_grad():
+        ahead, behind = cell.step(wide + step * direction, wide_u), cell.step(wide - step * direction, wide_u)
+    expected = ((ahead - behind) / (2 * step) * probe).sum(-1)
+    given = (cell.vjp(wide, wide_u, probe)[0] * direction).sum(-1)
+    error = float((given - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+    if not error < (1e-4 if wide.dtype == torch.float64 else 0.1):
+        raise ValueError(
+            f"autograd's derivative of the cell differs from finite differences by {error:.1e} (relative): "
+            f"does the cell detach, round, or use in-place operations on its state?"
+        )
+    return error

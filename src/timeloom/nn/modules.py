@@ -1,0 +1,118 @@
+"""GRU, LSTM and RNN: torch's modules, parallel in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
+from timeloom.nn.base import Hidden, Recurrent
+from timeloom.solvers.base import Solver
+
+
+class _OnePart(Recurrent):
+    """Modules whose state is h alone."""
+
+    def _hidden_in(self, hx: Any, batched: bool, batch: int, like: Tensor, permutation: Tensor | None) -> Hidden:
+        directions = 2 if self.bidirectional else 1
+        if hx is None:
+            return (like.new_zeros(self.num_layers * directions, batch, self.hidden_size),)
+        h = _as_batched(hx, batched, "hx")
+        expected = (self.num_layers * directions, batch, self.hidden_size)
+        self.check_hidden_size(h, expected)
+        return (self.permute_part(h, permutation),)
+
+    def _hidden_out(self, parts: Hidden) -> Tensor:
+        return parts[0]
+
+
+class GRU(_OnePart, nn.GRU):
+    """`torch.nn.GRU`, parallel in time: same arguments, parameters, results.
+
+    solver: a name or an object from `timeloom.solvers`.
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: Any = None,
+        *, solver: str | Solver = "auto",
+    ) -> None:  # fmt: skip
+        nn.GRU.__init__(
+            self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype
+        )
+        self._start(solver)
+
+    def _cell(self, x: Tensor, weights: dict[str, Any]) -> tuple[Cell, Tensor]:
+        return GRUCell.project(x, *(weights[name] for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")))
+
+
+class RNN(_OnePart, nn.RNN):
+    """`torch.nn.RNN`, parallel in time: same arguments, parameters, results.
+
+    solver: a name or an object from `timeloom.solvers`.
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
+        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: Any = None,
+        *, solver: str | Solver = "auto",
+    ) -> None:  # fmt: skip
+        nn.RNN.__init__(
+            self, input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        self._start(solver)
+
+    def _cell(self, x: Tensor, weights: dict[str, Any]) -> tuple[Cell, Tensor]:
+        named = (weights[name] for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+        return RNNCell.project(x, *named, nonlinearity=self.nonlinearity)
+
+
+class LSTM(Recurrent, nn.LSTM):
+    """`torch.nn.LSTM`, parallel in time: same arguments, parameters, results.
+
+    solver: a name or an object from `timeloom.solvers`.
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, device: Any = None, dtype: Any = None,
+        *, solver: str | Solver = "auto",
+    ) -> None:  # fmt: skip
+        nn.LSTM.__init__(
+            self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        self._start(solver)
+
+    def _cell(self, x: Tensor, weights: dict[str, Any]) -> tuple[Cell, Tensor]:
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+        return LSTMCell.project(x, *(weights[name] for name in names))
+
+    def _hidden_in(self, hx: Any, batched: bool, batch: int, like: Tensor, permutation: Tensor | None) -> Hidden:
+        stacked = self.num_layers * (2 if self.bidirectional else 1)
+        widths = (self.proj_size or self.hidden_size, self.hidden_size)
+        if hx is None:
+            return tuple(like.new_zeros(stacked, batch, width) for width in widths)
+        if not isinstance(hx, tuple | list) or len(hx) != 2:
+            raise TypeError(f"LSTM: expected hx to be a pair (h_0, c_0), got {type(hx).__name__}")
+        pair = tuple(_as_batched(part, batched, name) for part, name in zip(hx, ("h_0", "c_0"), strict=True))
+        for part, width, name in zip(pair, widths, ("hidden[0]", "hidden[1]"), strict=True):
+            self.check_hidden_size(part, (stacked, batch, width), f"Expected {name} size {{}}, got {{}}")
+        return tuple(self.permute_part(part, permutation) for part in pair)
+
+    def _hidden_out(self, parts: Hidden) -> tuple[Tensor, ...]:
+        return tuple(parts)
+
+
+def _as_batched(hx: Tensor, batched: bool, name: str) -> Tensor:
+    """A hidden state with its batch dimension; torch's rule on 2-D and 3-D states."""
+    if not isinstance(hx, torch.Tensor):
+        raise TypeError(f"{name} must be a Tensor, got {type(hx).__name__}")
+    wanted = 3 if batched else 2
+    if hx.dim() != wanted:
+        kind = "batched 3-D" if batched else "unbatched 2-D"
+        raise RuntimeError(f"For {kind} input, {name} should also be {wanted}-D but got {hx.dim()}-D tensor")
+    return hx if batched else hx.unsqueeze(1)

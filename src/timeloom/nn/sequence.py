@@ -1,0 +1,80 @@
+"""Shapes of sequences: packed, unbatched, batch-first, ragged and reversed, all brought to time-major and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+
+def unpack(packed: PackedSequence) -> tuple[Tensor, Tensor]:
+    """Padded, time-major data `(T, B, D)` and lengths `(B,)`, in the packed (sorted) order."""
+    sizes = packed.batch_sizes.to(torch.int64)
+    steps, batch = len(sizes), int(sizes[0])
+    lengths = (sizes[:, None] > torch.arange(batch)).sum(0)
+    padded = packed.data.new_zeros(steps, batch, *packed.data.shape[1:])
+    return padded.index_put(_packed_order(lengths, steps, packed.data.device), packed.data), lengths
+
+
+def pack_like(padded: Tensor, lengths: Tensor, packed: PackedSequence) -> PackedSequence:
+    """The reverse of `unpack`."""
+    data = padded[_packed_order(lengths, len(padded), padded.device)]
+    return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+
+
+def _packed_order(lengths: Tensor, steps: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Indices (time, sequence) of the valid steps, time by time: the order of a PackedSequence's data."""
+    valid = torch.arange(steps)[:, None] < lengths
+    return tuple(index.to(device) for index in valid.nonzero(as_tuple=True))
+
+
+def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Each sequence backwards, `(T, B, ...)`; padding stays behind. Its own inverse."""
+    if lengths is None:
+        return x.flip(0)
+    time = torch.arange(len(x))[:, None]
+    index = torch.where(time < lengths.cpu(), lengths.cpu() - 1 - time, time).to(x.device)
+    return x[index, torch.arange(x.shape[1], device=x.device)]
+
+
+def reverse_resets(resets: Tensor, lengths: Tensor | None) -> Tensor:
+    """Resets of the reversed sequence: a cut between steps t−1 and t is met, coming back, before step t−1."""
+    cuts = torch.cat([resets[1:], torch.zeros_like(resets[:1])])
+    if lengths is not None:
+        time = torch.arange(len(cuts), device=cuts.device)[:, None]
+        cuts = cuts & (time < lengths.to(cuts.device) - 1)
+    return reverse(cuts, lengths)
+
+
+def mask_padding(x: Tensor, lengths: Tensor) -> Tensor:
+    """Zeros past the end of each sequence, whatever (NaN too) stood there."""
+    inside = torch.arange(len(x))[:, None] < lengths.cpu()
+    return torch.where(inside.to(x.device).view(*x.shape[:2], *[1] * (x.dim() - 2)), x, torch.zeros_like(x))
+
+
+def check_lengths(lengths: Tensor, steps: int, batch: int) -> Tensor:
+    """Lengths as int64 on the CPU, or an error that says what is wrong."""
+    lengths = torch.as_tensor(lengths)
+    if lengths.shape != (batch,):
+        raise ValueError(f"lengths must have shape ({batch},), one for each sequence; got {tuple(lengths.shape)}")
+    if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
+        raise TypeError(f"lengths must hold whole numbers, got {lengths.dtype}")
+    lengths = lengths.to(device="cpu", dtype=torch.int64)
+    outside = ((lengths < 0) | (lengths > steps)).nonzero().flatten().tolist()
+    if outside:
+        worst = int(lengths[outside[0]])
+        raise ValueError(f"lengths must lie between 0 and T={steps}; sequence {outside[0]} has length {worst}")
+    return lengths
+
+
+def check_resets(resets: Tensor, steps: int, batch: int, batch_first: bool, device: torch.device) -> Tensor:
+    """Resets as bool `(T, B)`, or an error that says what is wrong."""
+    order, expected = ("(B, T)", (batch, steps)) if batch_first else ("(T, B)", (steps, batch))
+    if not isinstance(resets, Tensor) or resets.dtype != torch.bool:
+        given = resets.dtype if isinstance(resets, Tensor) else type(resets).__name__
+        raise TypeError(f"resets must be a bool tensor of shape {order} = {expected}, got {given}")
+    if tuple(resets.shape) != expected:
+        raise ValueError(f"resets must have shape {order} = {expected}, got {tuple(resets.shape)}")
+    if resets.device != device:
+        raise ValueError(f"resets is on {resets.device}, the input on {device}: they must agree")
+    return resets.t() if batch_first else resets

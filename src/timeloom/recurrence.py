@@ -1,0 +1,63 @@
+"""Solve a recurrence and put the result on autograd's tape: what the modules and `unroll` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from timeloom.adjoint import attach
+from timeloom.problem import Recurrence
+from timeloom.report import ConvergenceError, SolveReport
+from timeloom.solvers.auto import Memory
+from timeloom.solvers.base import Solver
+from timeloom.solvers.planning import plan_backward, plan_forward
+from timeloom.sweep import sweeper as choose_sweeper
+from timeloom.trajectory import final_state, solve_states
+
+Record = Callable[[SolveReport], None]
+
+
+def run(problem: Recurrence, solver: Solver, memory: Memory, record: Record) -> tuple[Tensor, Tensor]:
+    """Outputs `(T, B, ·)` and final state `(B, S)`, differentiable.
+
+    `record` receives the report, and again with the backward report in it once the backward pass has run.
+    """
+    detached = replace(
+        problem,
+        cell=problem.cell.with_weights(tuple(w.detach() for w in problem.cell.weights)),
+        u=problem.u.detach(),
+        initial=problem.initial.detach(),
+    )
+    with torch.no_grad():
+        plan = plan_forward(solver, detached, memory.forward)
+        states, report = solve_states(detached, plan, choose_sweeper(detached))
+    memory.forward.learn(report)
+    _raise_if_asked(report, solver)
+    record(report)
+    if not _needs_grad(problem):
+        outputs = torch.cat([part[1:] for part in states], -1) if problem.cell.whole_state_out else states[0][1:]
+        return outputs, final_state(detached, states)
+
+    def note(backward: SolveReport) -> None:
+        memory.backward.learn(backward)
+        _raise_if_asked(backward, solver)
+        record(replace(report, backward=backward))
+
+    adjoint_plan = plan_backward(solver, detached, memory.backward)
+    return attach(detached, states, adjoint_plan, note, problem.u, problem.initial, problem.cell)
+
+
+def _raise_if_asked(report: SolveReport, solver: Solver) -> None:
+    if solver.on_divergence == "raise" and not report.converged:
+        raise ConvergenceError(report)
+
+
+def _needs_grad(problem: Recurrence) -> bool:
+    """Whether a gradient may be asked for; a generic cell's parameters cannot be seen from outside."""
+    if not torch.is_grad_enabled():
+        return False
+    tensors = (problem.u, problem.initial, *problem.cell.weights)
+    return problem.cell.whole_state_out or any(tensor.requires_grad for tensor in tensors)

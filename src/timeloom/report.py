@@ -1,0 +1,57 @@
+"""What a solve did, and the error raised when it was told not to hide a failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SolveReport:
+    """What was decided, what it took, and what was reached: the certificate of one solve."""
+
+    solver: str
+    """The method that ran: `sequential`, or `shooting[none|diag|newton]`."""
+    chunk: int
+    """Steps in a chunk; T for a sequential run."""
+    iterations: int
+    """Sweeps over all unconverged chunks; a warm-up over part of each chunk is not counted."""
+    residuals: tuple[float, ...]
+    """Largest jump between a chunk's end and the next chunk's start after each sweep, relative to the state's scale."""
+    tolerance: float
+    converged: bool
+    """Whether the states meet the tolerance, by the sweeps or by the sequential fallback."""
+    fell_back: bool
+    """Whether the sweeps gave up and the rest, after the exact prefix, was run sequentially."""
+    contraction: float | None
+    """Last measured factor by which a sweep shrank the residual; None where fewer than two were needed."""
+    seconds: float
+    reason: str = ""
+    """Why this solver, chunk and correction, and why it stopped, in words."""
+    warmup: int = 0
+    """Steps of each chunk that the warm-up ran to guess the chunk starts."""
+    backward: SolveReport | None = None
+    """The adjoint solve's report, once the backward pass has run."""
+
+    def __str__(self) -> str:
+        state = "fell back to sequential" if self.fell_back else "converged" if self.converged else "NOT converged"
+        residual = f", residual {self.residuals[-1]:.1e} (tolerance {self.tolerance:.0e})" if self.residuals else ""
+        text = f"{self.solver}, chunk {self.chunk}, {self.iterations} sweeps: {state}{residual}"
+        if self.reason:
+            text += f"; {self.reason}"
+        return text if self.backward is None else f"{text}\n  backward: {self.backward}"
+
+
+class ConvergenceError(RuntimeError):
+    """The sweeps did not meet the tolerance and `on_divergence="raise"` was asked for; `report` says what happened."""
+
+    def __init__(self, report: SolveReport) -> None:
+        super().__init__(
+            f"the {report.solver} solver did not converge: after {report.iterations} sweeps of {report.chunk}-step chunks "
+            f"the relative residual is {report.residuals[-1] if report.residuals else float('nan'):.2e}, the tolerance "
+            f"{report.tolerance:.0e}. Use longer chunks, correction='newton', a larger max_iters, or "
+            f"on_divergence='sequential' to finish exactly without it."
+        )
+        self.report = report
+
+    def __reduce__(self) -> tuple[type[ConvergenceError], tuple[SolveReport]]:
+        return type(self), (self.report,)

@@ -1,0 +1,235 @@
+"""The driver: sweep, residual, correct, stop, fall back. It knows neither cells nor the direction of time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from timeloom.problem import Segments
+from timeloom.report import SolveReport
+from timeloom.scan import linear_scan
+from timeloom.solvers.base import Correction, OnDivergence
+
+Sweep = Callable[[Segments, Tensor, Tensor | None, bool], tuple[Tensor, Tensor | None]]
+"""`sweep(segments, starts, rows, want_leak) -> ends, leak`. `rows` says where the segments stand in the chain, and that what
+is computed is to be kept; without it the sweep is a warm-up."""
+
+DIAGONAL_WORTH = 1e-3
+"""A leak below this over a whole chunk corrects nothing that the next sweep does not correct by itself."""
+NEWTON_UP_TO = 64
+"""Largest state for which `auto` may pay for dense transfers: they cost a factor of S over a sweep."""
+GIVE_UP_AFTER = 5
+"""Sweeps without halving the residual before it counts as not contracting."""
+MOST_SWEEPS = 40
+"""Sweeps at most, unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Chunks in marching order, forward or backward in time: link p of C starts where link p − 1 ended.
+
+    segments: C·B rows, link by link, sequences side by side.
+    warmups: for each row, its stretch that a warm-up runs.
+    first: `(B, S)`, the known state that each sequence's chain starts from.
+    neutral: `(B, S)`, the guess where nothing is known.
+    anchors: `(C, B)`, whether a link's start is `first` (one link a sequence) rather than an unknown.
+    parts: widths of the state's parts, each measured against its own scale.
+    """
+
+    segments: Segments
+    warmups: Segments
+    first: Tensor
+    neutral: Tensor
+    anchors: Tensor
+    parts: tuple[int, ...]
+    sweep: Sweep
+    transfer: Callable[[Segments], Tensor]
+    finish: Callable[[Tensor, Tensor, Tensor], None]
+    """`finish(links, sequences, starts)`: run these sequences sequentially from these links on."""
+    bound: Tensor | None = None
+
+    @property
+    def links(self) -> int:
+        return self.anchors.shape[0]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to march: what a solver decided. `reason` is for the report."""
+
+    chunk: int
+    correction: Correction
+    warmup: int
+    tolerance: float
+    max_iters: int
+    on_divergence: OnDivergence
+    reason: str
+
+
+def march(chain: Chain, plan: Plan) -> SolveReport:
+    """Make the chain's links fit together; the states are where `chain.sweep` puts them."""
+    began = time.perf_counter()
+    state = _Boundaries(chain)
+    if plan.warmup and chain.links > 1:
+        state.guess()
+    residuals: list[float] = []
+    correction: Correction = plan.correction
+    want_leak = correction in ("auto", "diag")
+    rows = state.solvable
+    given_up = ""
+    while True:
+        state.run(rows, want_leak)
+        residuals.append(state.measure(plan.tolerance))
+        if state.converged:
+            break
+        given_up = _why_stop(residuals, plan)
+        if given_up:
+            break
+        correction = _choose(plan.correction, correction, residuals, state, chain)
+        rows = state.correct(correction, plan.tolerance)
+        if rows.numel() == 0:
+            given_up = "the values are not finite" if not math.isfinite(residuals[-1]) else "the corrections vanished"
+            break
+    fell_back = False
+    if not state.converged and plan.on_divergence == "sequential":
+        state.finish()
+        fell_back = True
+    used = "none" if correction == "auto" else correction
+    return SolveReport(
+        solver=f"shooting[{used}]" if chain.links > 1 else "shooting",
+        chunk=plan.chunk,
+        iterations=len(residuals),
+        residuals=tuple(residuals),
+        tolerance=plan.tolerance,
+        converged=state.converged or fell_back,
+        fell_back=fell_back,
+        contraction=_contraction(residuals),
+        seconds=time.perf_counter() - began,
+        reason="; ".join(filter(None, (plan.reason, given_up))),
+        warmup=plan.warmup if chain.links > 1 else 0,
+    )
+
+
+class _Boundaries:
+    """The unknowns: starts and ends of all links, `(C, B, S)`, and what is known about them so far."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        (batch, size), links = chain.first.shape, chain.links
+        self.shape = (links, batch, size)
+        device = chain.first.device
+        anchors = chain.anchors.to(device)
+        alive = (chain.segments.end > chain.segments.begin).view(links, batch)
+        self.solvable = alive.reshape(-1).nonzero().squeeze(-1)
+        self.unknown = (alive & ~chain.anchors).to(device)
+        self.starts = torch.where(anchors.unsqueeze(-1), chain.first, chain.neutral)
+        self.ends = self.starts.clone()
+        self.leak = torch.ones_like(self.starts)
+        self.jump = torch.zeros_like(self.starts)
+        self.error = torch.zeros(links, batch, device=device)
+        self.scale = torch.ones_like(chain.first)
+        self.converged = False
+        self._bad = torch.zeros_like(self.unknown)
+
+    def guess(self) -> None:
+        """Start each link from the end of the stretch before it, run from a neutral state."""
+        links, batch, size = self.shape
+        last = batch * (links - 1)
+        before = Segments(*(column[:last] for column in vars(self.chain.warmups).values()))
+        starts = self.chain.neutral.expand(links - 1, batch, size).reshape(-1, size)
+        ends, _ = self.chain.sweep(before, starts, None, False)
+        guess = ends.view(links - 1, batch, size)
+        self.starts[1:] = torch.where(self.unknown[1:].unsqueeze(-1) & guess.isfinite(), guess, self.starts[1:])
+
+    def run(self, rows: Tensor, want_leak: bool) -> None:
+        """Sweep these rows from their starts."""
+        size = self.shape[2]
+        everything = rows.numel() == self.shape[0] * self.shape[1]
+        segments = self.chain.segments if everything else self.chain.segments[rows]
+        at = rows.to(self.starts.device)
+        starts = self.starts.view(-1, size) if everything else self.starts.view(-1, size)[at]
+        ends, leak = self.chain.sweep(segments, starts, rows, want_leak)
+        self.ends.view(-1, size)[at] = ends
+        if leak is not None:
+            self.leak.view(-1, size)[at] = leak
+
+    def measure(self, tolerance: float) -> float:
+        """The largest relative jump between a link's end and the next one's start; also who is over the tolerance."""
+        if self.shape[0] == 1:
+            self.converged = True
+            return 0.0
+        unknown = self.unknown[1:].unsqueeze(-1)
+        self.jump[1:] = torch.where(unknown, self.ends[:-1] - self.starts[1:], 0)
+        self.scale = self._scales()
+        self.error = (self.jump.abs() / self.scale).amax(-1)
+        self._bad = ~(self.error <= tolerance)
+        self.converged = not bool(self._bad.any())
+        finite = self.error.nan_to_num(nan=torch.inf)
+        return float(finite.max())
+
+    def _scales(self) -> Tensor:
+        """Scale of each sequence's state, part by part, `(B, S)`: jumps are relative to it."""
+        largest = torch.maximum(self.ends.abs().amax(0), self.starts.abs().amax(0))
+        tiny = torch.finfo(largest.dtype).tiny
+        parts = [part.amax(-1, keepdim=True).clamp(min=tiny).expand_as(part) for part in largest.split(self.chain.parts, -1)]
+        return torch.cat(parts, -1)
+
+    def correct(self, correction: Correction, tolerance: float) -> Tensor:
+        """Move the starts by what the jumps mean for them; returns the rows that moved and must be run again."""
+        delta = self._carry(correction)
+        hopeless = ~(self.jump.isfinite().all(-1).all(0))
+        moved = ((delta.abs() / self.scale).amax(-1) > tolerance) & self.unknown & ~hopeless
+        starts = self.starts + delta
+        if self.chain.bound is not None:
+            starts = torch.clamp(starts, -self.chain.bound, self.chain.bound)
+        self.starts = torch.where(moved.unsqueeze(-1), starts, self.starts)
+        return moved.reshape(-1).nonzero().squeeze(-1).cpu()
+
+    def _carry(self, correction: Correction) -> Tensor:
+        """`δ[p] = A[p−1] δ[p−1] + jump[p]`; plain jumps where A has overflowed."""
+        if correction in ("none", "auto"):
+            return self.jump
+        if correction == "diag":
+            transfer = self.leak
+        else:
+            transfer = self.chain.transfer(self.chain.segments).view(*self.shape, self.shape[2])
+        before = torch.zeros_like(transfer)
+        before[1:] = transfer[:-1]
+        delta = linear_scan(before, self.jump)
+        return torch.where(delta.isfinite().all(-1, keepdim=True), delta, self.jump)
+
+    def finish(self) -> None:
+        """Keep each sequence's exact prefix and run the rest of it sequentially."""
+        sequences = self._bad.any(0).nonzero().squeeze(-1)
+        first_bad = self._bad.to(torch.uint8).argmax(0)[sequences]
+        self.chain.finish(first_bad, sequences, self.ends[first_bad - 1, sequences])
+
+
+def _why_stop(residuals: list[float], plan: Plan) -> str:
+    """Why it makes no sense to go on, or nothing."""
+    if len(residuals) >= plan.max_iters:
+        return f"gave up after max_iters={plan.max_iters} sweeps"
+    if len(residuals) > GIVE_UP_AFTER and not residuals[-1] < 0.5 * residuals[-1 - GIVE_UP_AFTER]:
+        return f"gave up: {GIVE_UP_AFTER} sweeps did not halve the residual"
+    return ""
+
+
+def _choose(asked: Correction, current: Correction, residuals: list[float], state: _Boundaries, chain: Chain) -> Correction:
+    """What `auto` corrects with: the leak where there is one, dense transfers where that is slow and they are cheap."""
+    if asked != "auto":
+        return asked
+    slow = len(residuals) > 2 and residuals[-1] > 0.3 * residuals[-2]
+    if current == "newton" or (slow and state.shape[2] <= NEWTON_UP_TO):
+        return "newton"
+    return "diag" if float(state.leak.abs().amax()) > DIAGONAL_WORTH else "none"
+
+
+def _contraction(residuals: list[float]) -> float | None:
+    if len(residuals) < 2 or not residuals[-2] > 0:
+        return None
+    return residuals[-1] / residuals[-2]

@@ -1,0 +1,8 @@
+"""Solvers: frozen dataclasses of options; one file each."""
+
+from timeloom.solvers.auto import Auto
+from timeloom.solvers.base import Solver
+from timeloom.solvers.sequential import Sequential
+from timeloom.solvers.shooting import Shooting
+
+__all__ = ["Auto", "Sequential", "Shooting", "Solver"]

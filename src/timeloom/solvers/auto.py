@@ -1,0 +1,129 @@
+"""`auto`: decides how to run a recurrence from its size, the machine, and what earlier calls on the module showed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from timeloom.problem import Recurrence
+from timeloom.report import SolveReport
+from timeloom.solve import Plan
+from timeloom.solvers.base import Solver
+from timeloom.sweep import CPUSweeper
+
+FIRST_WARMUP = 48
+"""Warm-up of a network nothing is known about: enough for a freshly initialised GRU or LSTM."""
+NOISE = 1e-7
+"""Jumps this small are rounding: they bound how fast a network forgets, but do not tell it."""
+PATIENCE = 4
+"""Sweeps that `auto` grants before it finishes sequentially: with more, the plain run would have been as fast."""
+LONGEST_PAUSE = 256
+"""Calls after which `auto` looks again at a network that did not contract, at most."""
+
+
+@dataclass(frozen=True)
+class Auto(Solver):
+    """Sequential or shooting, the chunk length and the warm-up, chosen for each call.
+
+    It learns from each call how fast the network forgets. A network that does not contract is run sequentially and looked at
+    again after 8 calls, then 16, 32, … since training changes weights.
+    """
+
+
+@dataclass
+class Experience:
+    """What the calls on one layer and direction have shown so far; never part of a state_dict."""
+
+    forgetting: float | None = None
+    """Factor by which one step shrinks a difference between two states, as an upper bound."""
+    pause: int = 0
+    """Calls for which shooting is not tried."""
+    setbacks: int = 0
+    """Calls in a row that had to fall back."""
+
+    def warmup(self, tolerance: float) -> int:
+        """Steps after which this network has forgotten where it started, to within the tolerance."""
+        if self.forgetting is None:
+            return FIRST_WARMUP
+        if self.forgetting >= 1 - 1e-6:
+            return 10**9
+        return max(4, math.ceil(math.log(tolerance / 4) / math.log(self.forgetting)))
+
+    def learn(self, report: SolveReport) -> None:
+        """Take in what a shooting solve showed."""
+        if report.fell_back or not report.converged:
+            self.setbacks += 1
+            self.pause = min(4 * 2**self.setbacks, LONGEST_PAUSE)
+        elif report.warmup:
+            self.setbacks = 0
+        if report.warmup and report.residuals:
+            seen = min(max(report.residuals[0], NOISE), 1.0)
+            self.forgetting = seen ** (1 / report.warmup)
+
+
+@dataclass
+class Memory:
+    """The experience of one layer and direction, forward and backward."""
+
+    forward: Experience = field(default_factory=Experience)
+    backward: Experience = field(default_factory=Experience)
+
+
+def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
+    """The cheapest way to run this problem by our own sweeps."""
+    tolerance = solver.tolerance(problem.initial.dtype)
+    steps, batch = problem.steps, max(problem.batch, 1)
+    if experience.pause > 0:
+        experience.pause -= 1
+        chunk, warmup = steps, 0
+        reason = f"auto: one chunk, the network did not contract; looking again in {experience.pause + 1} calls"
+    else:
+        needed = experience.warmup(tolerance)
+        chunk, warmup = cheapest(steps, batch, needed, step_overhead(problem))
+        if chunk >= steps:
+            reason = f"auto: one chunk is cheapest for T={steps}, B={batch}" + (
+                f" (the network needs about {needed} steps to forget)" if experience.forgetting is not None else ""
+            )
+        else:
+            known = "assumed" if experience.forgetting is None else "learned"
+            reason = f"auto: {-(-steps // chunk)} chunks, warm-up of {warmup} steps {known}"
+    return Plan(
+        chunk=max(chunk, 1),
+        correction="auto",
+        warmup=warmup,
+        tolerance=tolerance,
+        max_iters=solver.max_iters or PATIENCE,
+        on_divergence=solver.on_divergence,
+        reason=reason,
+    )
+
+
+def cheapest(steps: int, batch: int, warmup: int, overhead: float) -> tuple[int, int]:
+    """Chunk and warm-up that take least time, `(steps, 0)` for a single chunk.
+
+    A sweep costs (chunk + warm-up) × (overhead + rows): each step has a cost of its own, measured in rows, and rows share
+    the threads.
+    """
+    threads = torch.get_num_threads()
+    best, best_cost = (steps, 0), steps * (overhead + math.ceil(batch / threads))
+    chunks = 2
+    while chunks <= steps // 4:
+        chunk = math.ceil(steps / chunks)
+        cost = (chunk + warmup) * (overhead + math.ceil(chunks * batch / threads))
+        if warmup <= chunk and cost < best_cost:
+            best, best_cost = (chunk, warmup), cost
+        chunks *= 2
+    return best
+
+
+def step_overhead(problem: Recurrence) -> float:
+    """What one step costs by itself, in units of what it costs for a row more on one thread."""
+    if CPUSweeper.supports(problem):
+        return 2.0
+    size = problem.cell.size
+    microseconds_per_row = 6e-5 * size * size + 0.01 * size
+    if problem.u.device.type != "cpu":
+        microseconds_per_row /= 100
+    return 60 / microseconds_per_row

@@ -1,0 +1,53 @@
+"""What all solvers share: their options, the default tolerances, and how a name or an object becomes a solver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+OnDivergence = Literal["sequential", "raise", "ignore"]
+Adjoint = Literal["same", "sequential"]
+Correction = Literal["auto", "none", "diag", "newton"]
+
+TOLERANCE = {torch.float64: 2e-15, torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
+"""Default relative tolerance by dtype: the largest that keeps the error within twice that of torch's own layer."""
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Options of every solver.
+
+    adjoint: how the backward pass solves for the gradients: the same way as the forward pass, or sequentially.
+    tol: largest relative jump between chunks to accept; None takes the dtype's default.
+    max_iters: sweeps after which to give up; None leaves it to the solver.
+    on_divergence: what to do when the sweeps do not converge: finish sequentially after the exact prefix, raise
+        `ConvergenceError`, or return what there is (the report then says `converged=False`).
+    """
+
+    adjoint: Adjoint = "same"
+    tol: float | None = None
+    max_iters: int | None = None
+    on_divergence: OnDivergence = "sequential"
+
+    def __post_init__(self) -> None:
+        check_choice("adjoint", self.adjoint, get_args(Adjoint))
+        check_choice("on_divergence", self.on_divergence, get_args(OnDivergence))
+        if self.tol is not None and not self.tol > 0:
+            raise ValueError(f"tol must be positive or None, got {self.tol}")
+        check_count("max_iters", self.max_iters)
+
+    def tolerance(self, dtype: torch.dtype) -> float:
+        return TOLERANCE[dtype] if self.tol is None else self.tol
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
+
+
+def check_count(name: str, value: object) -> None:
+    """Refuse anything but a whole number from 1 up, or None."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ValueError(f"{name} must be a whole number ≥ 1 or None, got {value!r}")

@@ -1,0 +1,32 @@
+"""Multiple shooting: all chunks at once, corrected until they fit together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from timeloom.solvers.base import Correction, Solver, check_choice, check_count
+
+
+@dataclass(frozen=True)
+class Shooting(Solver):
+    """Cut time into chunks, run them side by side, correct the chunk starts, repeat until they fit.
+
+    chunk: steps in a chunk; None chooses. The last chunk may be shorter.
+    correction: how a jump at one chunk's start changes the starts after it: `none` (Jacobi, F-relaxation: it moves
+        one chunk a sweep), `diag` (through the product of the cell's leak: z of a GRU, f of an LSTM), `newton` (through the
+        dense product of Jacobians), or `auto` (none or diag by the size of the leak, newton for a small state if diag is slow).
+    warmup: steps at each chunk's end that are run first, from the initial state, to guess the next chunk's start; 0 guesses
+        the initial state itself; None chooses.
+    """
+
+    chunk: int | None = None
+    correction: Correction = "auto"
+    warmup: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("correction", self.correction, get_args(Correction))
+        check_count("chunk", self.chunk)
+        if self.warmup != 0:
+            check_count("warmup", self.warmup)

@@ -1,0 +1,98 @@
+"""Builds the C kernels once with the machine's own compiler, and loads them.
+
+The library lands in the user's cache directory under a name that holds a digest of source, flags, compiler and processor,
+so a change of any of them builds anew. Where there is no compiler, nothing is lost but speed: sweeps run in torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("cpu_kernels.c")
+FLAGS = (
+    "-O3 -march=native -std=gnu11 -fPIC -shared -fno-math-errno -fno-trapping-math -ffp-contract=fast -fopenmp".split()
+)
+
+
+class KernelBuildError(RuntimeError):
+    """The C kernels could not be built or loaded; the message says why."""
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The compiled kernels. Raises KernelBuildError where they cannot be had; the answer is remembered."""
+    if os.environ.get("TIMELOOM_NATIVE", "1") == "0":
+        raise KernelBuildError("switched off by TIMELOOM_NATIVE=0")
+    compiler = _compiler()
+    path = _cache_directory() / f"cpu-{_digest(compiler)}.so"
+    if not path.exists():
+        _build(compiler, path)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelBuildError(f"cannot load {path}: {error}") from error
+
+
+def unavailable() -> str | None:
+    """Why the C kernels cannot be used here, or None where they can."""
+    try:
+        library()
+    except KernelBuildError as error:
+        return str(error)
+    return None
+
+
+def _compiler() -> list[str]:
+    for candidate in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        words = shlex.split(candidate) if candidate else []
+        if words and shutil.which(words[0]):
+            return words
+    raise KernelBuildError("no C compiler found (looked for $CC, cc, gcc, clang)")
+
+
+def _digest(compiler: list[str]) -> str:
+    """Names a build: another source, compiler or processor must not find this one's."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
+    processor = platform.processor() or platform.machine()
+    flags = Path("/proc/cpuinfo")
+    if flags.exists():
+        processor += next((line for line in flags.read_text().splitlines() if line.startswith("flags")), "")
+    key = SOURCE.read_bytes() + repr((FLAGS, compiler, version, processor)).encode()
+    return hashlib.sha256(key).hexdigest()[:20]
+
+
+def _cache_directory() -> Path:
+    for root in (os.environ.get("TIMELOOM_CACHE"), os.environ.get("XDG_CACHE_HOME"), "~/.cache", tempfile.gettempdir()):
+        if not root:
+            continue
+        directory = Path(root).expanduser() / "timeloom"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(directory, os.W_OK):
+            return directory
+    raise KernelBuildError("no writable cache directory (set TIMELOOM_CACHE)")
+
+
+def _build(compiler: list[str], path: Path) -> None:
+    """Compile beside the target and move into place, so that processes that build at once do not meet."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
+    os.close(handle)
+    try:
+        command = [*compiler, *FLAGS, str(SOURCE), "-o", temporary, "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise KernelBuildError(f"{compiler[0]} failed: {done.stderr.strip()[:2000]}")
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)

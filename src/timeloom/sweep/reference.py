@@ -1,0 +1,135 @@
+"""Sweeps in plain torch: any cell, any device, any dtype. The truth that the kernels are tested against."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from timeloom.problem import Recurrence, Segments
+
+
+class ReferenceSweeper:
+    """Runs stretches of a recurrence, forward or adjoint, all stretches as one batch, one step at a time."""
+
+    def __init__(self, problem: Recurrence) -> None:
+        self.problem = problem
+        self.cell = problem.cell
+
+    def forward(
+        self, segments: Segments, starts: Tensor, states: list[Tensor] | None = None, want_leak: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run each stretch from its own start `(R, S)`.
+
+        Returns the ends `(R, S)` and, when asked, the product of the cell's leak along each stretch `(R, S)`. When given,
+        `states`, one `(T + 1, B, part)` for each part of the state, receives the state after step t at index t + 1.
+        """
+        time, alive, sequence = self._layout(segments)
+        inputs = self.problem.u[time, sequence]
+        at_reset, origin = self._resets(time, sequence, alive)
+        state, leak, history = starts, torch.ones_like(starts) if want_leak else None, []
+        for j in range(len(time)):
+            if at_reset is not None:
+                state = torch.where(at_reset[j], origin, state)
+            if leak is not None:
+                keep = self.cell.leak(state, inputs[j])
+                keep = keep if at_reset is None else keep.masked_fill(at_reset[j], 0)
+                leak = _advance(alive, j, leak * keep, leak)
+            state = _advance(alive, j, self.cell.step(state, inputs[j]), state)
+            history.append(state)
+        if states is not None and history:
+            rows, time, sequence = _inside(alive, torch.stack(history), time, sequence.expand_as(time))
+            for buffer, part in zip(states, rows.split(self.cell.parts, -1), strict=True):
+                buffer[time + 1, sequence] = part
+        return state, leak
+
+    def adjoint(
+        self,
+        segments: Segments,
+        ends: Tensor,
+        states: list[Tensor],
+        incoming: Tensor | None,
+        gate_grads: Tensor | None = None,
+        reset_grads: Tensor | None = None,
+        want_leak: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Carry gradients `(R, S)` from each stretch's end back to its begin.
+
+        At each step `incoming[t]`, the loss's own gradient on the output part (or on the whole state), is added, then the
+        step's vjp is taken at the stored states. Returns the gradients at the begins and, when asked, the leak along each
+        stretch. `gate_grads` `(T, B, G)` receives the cell's gate gradients; `reset_grads` `(R, S)` what flowed into resets.
+        """
+        time, alive, sequence = self._layout(segments)
+        inputs = self.problem.u[time, sequence]
+        previous = torch.cat([part[time, sequence] for part in states], -1)
+        at_reset, origin = self._resets(time, sequence, alive)
+        if at_reset is not None:
+            previous = torch.where(at_reset, origin, previous)
+        carry, leak, history = ends, torch.ones_like(ends) if want_leak else None, []
+        to_reset = torch.zeros_like(ends)
+        for j in reversed(range(len(time))):
+            grad = carry
+            if incoming is not None:
+                direct = incoming[time[j], sequence]
+                grad = torch.cat([carry[:, : direct.shape[1]] + direct, carry[:, direct.shape[1] :]], -1)
+            if leak is not None:
+                keep = self.cell.leak(previous[j], inputs[j])
+                keep = keep if at_reset is None else keep.masked_fill(at_reset[j], 0)
+                leak = _advance(alive, j, leak * keep, leak)
+            back, gates = self.cell.vjp(previous[j], inputs[j], grad)
+            history.append(gates)
+            if at_reset is not None:
+                to_reset = _advance(alive, j, to_reset + torch.where(at_reset[j], back, 0), to_reset)
+                back = back.masked_fill(at_reset[j], 0)
+            carry = _advance(alive, j, back, carry)
+        if gate_grads is not None and history:
+            gates, time, sequence = _inside(alive, torch.stack(history[::-1]), time, sequence.expand_as(time))
+            gate_grads[time, sequence] = gates
+        if reset_grads is not None:
+            reset_grads.copy_(to_reset)
+        return carry, leak
+
+    def transfer(self, segments: Segments, states: list[Tensor]) -> Tensor:
+        """The dense transfer `∂end/∂start` of each stretch at the stored states, `(R, S, S)`."""
+        time, alive, sequence = self._layout(segments)
+        at_reset, origin = self._resets(time, sequence, alive)
+        product = torch.eye(self.cell.size, dtype=self.problem.initial.dtype, device=self.problem.u.device)
+        product = product.repeat(len(segments), 1, 1)
+        for j in range(len(time)):
+            previous = torch.cat([part[time[j], sequence] for part in states], -1)
+            if at_reset is not None:
+                previous = torch.where(at_reset[j], origin, previous)
+            following = self.cell.jacobian(previous, self.problem.u[time[j], sequence]) @ product
+            if at_reset is not None:
+                following = following.masked_fill(at_reset[j].unsqueeze(-1), 0)
+            product = following if alive is None else torch.where(alive[j].unsqueeze(-1), following, product)
+        return product
+
+    def _layout(self, segments: Segments) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Times `(L, R)` clamped into the sequence, which of them are inside `(L, R, 1)` or None if all, sequences `(R,)`."""
+        device = self.problem.u.device
+        time = segments.begin + torch.arange(segments.longest)[:, None]
+        alive = time < segments.end
+        inside = None if bool(alive.all()) else alive.unsqueeze(-1).to(device)
+        time = time.clamp(max=max(self.problem.steps - 1, 0))
+        return time.to(device), inside, segments.sequence.to(device)
+
+    def _resets(self, time: Tensor, sequence: Tensor, alive: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """Which steps begin with a reset `(L, R, 1)`, and the state each row is then put back to `(R, S)`."""
+        origin = self.problem.initial[sequence]
+        if self.problem.resets is None:
+            return None, origin
+        at_reset = self.problem.resets[time, sequence].unsqueeze(-1)
+        return at_reset if alive is None else at_reset & alive, origin
+
+
+def _advance(alive: Tensor | None, step: int, following: Tensor, current: Tensor) -> Tensor:
+    """The new value where a row is still inside its stretch, the old one where it has finished."""
+    return following if alive is None else torch.where(alive[step], following, current)
+
+
+def _inside(alive: Tensor | None, *values: Tensor) -> tuple[Tensor, ...]:
+    """The entries of `(L, R, ...)` tensors that lie inside their stretches."""
+    if alive is None:
+        return values
+    written = alive.squeeze(-1)
+    return tuple(value[written] for value in values)

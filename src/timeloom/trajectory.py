@@ -1,0 +1,62 @@
+"""The forward solve: all states of a recurrence."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from timeloom.problem import Recurrence, Segments, cut
+from timeloom.report import SolveReport
+from timeloom.solve import Chain, Plan, march
+from timeloom.sweep import ReferenceSweeper
+
+
+def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> tuple[list[Tensor], SolveReport]:
+    """States before every step and after the last, one `(T + 1, B, part)` for each part of the state.
+
+    Steps past the end of a sequence hold zeros.
+    """
+    states = _empty_states(problem)
+    segments = cut(problem, plan.chunk)
+    lengths = problem.ends()
+
+    def sweep(rows: Segments, starts: Tensor, keep: Tensor | None, want_leak: bool) -> tuple[Tensor, Tensor | None]:
+        return sweeper.forward(rows, starts, None if keep is None else states, want_leak)
+
+    def finish(links: Tensor, sequences: Tensor, starts: Tensor) -> None:
+        rows = segments[(links * problem.batch + sequences).cpu()]
+        sweeper.forward(Segments(rows.sequence, rows.begin, lengths[rows.sequence]), starts, states)
+
+    links = -(-problem.steps // plan.chunk)
+    anchors = torch.zeros(links, problem.batch, dtype=torch.bool)
+    anchors[:1] = True
+    chain = Chain(
+        segments=segments,
+        warmups=segments.last(plan.warmup),
+        first=problem.initial,
+        neutral=problem.initial,
+        anchors=anchors,
+        parts=problem.cell.parts,
+        sweep=sweep,
+        transfer=lambda rows: sweeper.transfer(rows, states),
+        finish=finish,
+        bound=problem.cell.bound(problem.initial),
+    )
+    return states, march(chain, plan)
+
+
+def final_state(problem: Recurrence, states: list[Tensor]) -> Tensor:
+    """The state after each sequence's last step, `(B, S)`."""
+    if problem.lengths is None:
+        return torch.cat([part[-1] for part in states], -1)
+    at = problem.lengths.to(states[0].device), torch.arange(problem.batch, device=states[0].device)
+    return torch.cat([part[at] for part in states], -1)
+
+
+def _empty_states(problem: Recurrence) -> list[Tensor]:
+    shape = (problem.steps + 1, problem.batch)
+    create = problem.initial.new_empty if problem.lengths is None else problem.initial.new_zeros
+    states = [create(*shape, width) for width in problem.cell.parts]
+    for part, initial in zip(states, problem.initial.split(problem.cell.parts, -1), strict=True):
+        part[0] = initial
+    return states

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
+from timeloom.memory import empty
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.report import SolveReport
 from timeloom.solve import Chain, Plan, march
 from timeloom.sweep import sweeper as choose_sweeper
 from timeloom.trajectory import final_state
-
 
 Note = Callable[[SolveReport], None]
 
@@ -25,7 +25,8 @@ def solve_adjoint(
 ) -> tuple[Tensor, Tensor, SolveReport]:
     """Gate gradients `(T, B, G)`, the gradient of the initial state `(B, S)`, and the report.
 
-    `incoming` `(T, B, ≤ S)` is the loss's gradient on the leading part of every state, `final_grad` `(B, S)` on the last.
+    `incoming` `(T, B, ≤ S)` is the loss's gradient on the leading part of every state, `final_grad` `(B, S)` on the
+    last.
     """
     sweeper = choose_sweeper(problem)
     if final_grad is None:
@@ -35,8 +36,9 @@ def solve_adjoint(
     links, batch = -(-problem.steps // plan.chunk), problem.batch
     segments = _flip(cut(problem, plan.chunk), links)
     lengths, device = problem.ends(), problem.u.device
-    create = problem.initial.new_empty if problem.lengths is None else problem.initial.new_zeros
-    gate_grads = create(problem.steps, batch, problem.cell.gate_width)
+    gate_grads = empty(problem.steps, batch, problem.cell.gate_width, like=problem.initial)
+    if problem.lengths is not None:
+        gate_grads.zero_()
     initial_grad = final_grad.clone()  # what a sequence of no steps keeps
     reset_grads = problem.initial.new_zeros(links * batch, problem.cell.size) if problem.resets is not None else None
 
@@ -91,12 +93,20 @@ def _previous(problem: Recurrence, states: list[Tensor]) -> list[Tensor]:
 
 
 class _Solved(torch.autograd.Function):
-    """A solved recurrence on autograd's tape: what the backward pass needs, saved so that autograd can guard and free it."""
+    """A solved recurrence on autograd's tape: what the backward pass needs, saved so that autograd can guard and
+    free it.
+    """
 
     @staticmethod
     def keep(ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, outputs: Tensor) -> None:
         ctx.set_materialize_grads(False)
-        ctx.cell, ctx.lengths, ctx.resets, ctx.plan, ctx.note = problem.cell, problem.lengths, problem.resets, plan, note
+        ctx.cell, ctx.lengths, ctx.resets, ctx.plan, ctx.note = (
+            problem.cell,
+            problem.lengths,
+            problem.resets,
+            plan,
+            note,
+        )
         ctx.cell = problem.cell.with_weights(())
         ctx.counts = (len(problem.cell.weights), len(states))
         ctx.save_for_backward(problem.u, problem.initial, outputs, *problem.cell.weights, *states)
@@ -135,7 +145,8 @@ class HandWritten(_Solved):
             incoming = incoming * problem.inside().unsqueeze(-1)
         gate_grads, initial_grad, report = solve_adjoint(problem, states, ctx.plan, incoming, final_grad)
         ctx.note(report)
-        cell, weight_grads = problem.cell, (None,) * len(problem.cell.weights)
+        cell = problem.cell
+        weight_grads: tuple[Tensor | None, ...] = (None,) * len(cell.weights)
         if any(ctx.needs_input_grad[6:]):
             previous = [part.flatten(0, 1) for part in _previous(problem, states)]
             weight_grads = cell.weight_grads(previous, gate_grads.flatten(0, 1))

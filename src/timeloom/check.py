@@ -26,8 +26,8 @@ class CellReport:
 def check_cell(cell: Callable[[Any, Tensor], Any], h0: State, x: Tensor) -> CellReport:
     """Test a cell on one step, h0 `(N, ...)` (or a tuple) and x `(N, ...)`; raises with what to mend, or reports.
 
-    Checked: shapes and dtype of the result; the same input gives the same output; each row depends on its own row alone;
-    autograd's derivative by the state agrees with float64 finite differences.
+    Checked: shapes and dtype of the result; the same input gives the same output; each row depends on its own row
+    alone; autograd's derivative by the state agrees with float64 finite differences.
     """
     parts = h0 if isinstance(h0, tuple) else (h0,)
     if any(len(part) != len(x) for part in parts):
@@ -39,7 +39,9 @@ def check_cell(cell: Callable[[Any, Tensor], Any], h0: State, x: Tensor) -> Cell
         if out.dtype != state.dtype:
             raise TypeError(f"the cell returned {out.dtype} for a state of {state.dtype}: it must keep the dtype")
         if not torch.equal(out.nan_to_num(), generic.step(state, u).nan_to_num()):
-            raise ValueError("the cell is not deterministic: two calls on the same input differ (dropout? call .eval())")
+            raise ValueError(
+                "the cell is not deterministic: two calls on the same input differ (dropout? call .eval())"
+            )
         if not bool(out.isfinite().all()):
             raise ValueError("the cell returned values that are not finite on this input")
         _check_rows(generic, state, u, out)
@@ -54,8 +56,8 @@ def _check_rows(cell: GenericCell, state: Tensor, u: Tensor, out: Tensor) -> Non
         difference = float((alone - out[row : row + 1]).abs().max())
         if difference > tolerance:
             raise ValueError(
-                f"row {row} gives another result alone than in the batch (difference {difference:.1e}): a cell must treat "
-                f"rows independently (batch norm? a reduction over dim 0?)"
+                f"row {row} gives another result alone than in the batch (difference {difference:.1e}): a cell must "
+                f"treat rows independently (batch norm? a reduction over dim 0?)"
             )
 
 
@@ -69,7 +71,9 @@ def _gradient_error(cell: GenericCell, state: Tensor, u: Tensor) -> float:
     except (RuntimeError, TypeError):  # the cell holds parameters of a narrower dtype
         wide, wide_u, step = state, u, 1e-2
     generator = torch.Generator(device=state.device).manual_seed(0)
-    direction, probe = (torch.randn(wide.shape, generator=generator, device=wide.device, dtype=wide.dtype) for _ in "dp")
+    direction, probe = (
+        torch.randn(wide.shape, generator=generator, device=wide.device, dtype=wide.dtype) for _ in "dp"
+    )
     with torch.no_grad():
         ahead, behind = cell.step(wide + step * direction, wide_u), cell.step(wide - step * direction, wide_u)
     expected = ((ahead - behind) / (2 * step) * probe).sum(-1)

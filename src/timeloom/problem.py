@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -75,9 +76,21 @@ def cut(problem: Recurrence, chunk: int) -> Segments:
 
     A chunk past the end of its sequence is an empty stretch.
     """
-    starts = torch.arange(0, problem.steps, chunk, dtype=torch.int64)
-    lengths = problem.ends()
+    if problem.lengths is None:
+        return _cut_evenly(problem.steps, problem.batch, chunk)
+    return _cut(problem.steps, problem.ends(), chunk)
+
+
+@lru_cache(maxsize=64)
+def _cut_evenly(steps: int, batch: int, chunk: int) -> Segments:
+    """Chunks of sequences of one length; training asks for the same ones on every step."""
+    with torch.inference_mode(False):  # what is kept must serve calls in any mode
+        return _cut(steps, torch.full((batch,), steps, dtype=torch.int64), chunk)
+
+
+def _cut(steps: int, lengths: Tensor, chunk: int) -> Segments:
+    starts = torch.arange(0, steps, chunk, dtype=torch.int64)
     begin = torch.minimum(starts[:, None], lengths[None, :])
     end = torch.minimum(starts[:, None] + chunk, lengths[None, :])
-    sequence = torch.arange(problem.batch, dtype=torch.int64).expand(len(starts), -1)
+    sequence = torch.arange(len(lengths), dtype=torch.int64).expand(len(starts), -1)
     return Segments(sequence.reshape(-1), begin.reshape(-1), end.reshape(-1))

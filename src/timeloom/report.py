@@ -46,9 +46,9 @@ class ConvergenceError(RuntimeError):
 
     def __init__(self, report: SolveReport) -> None:
         super().__init__(
-            f"the {report.solver} solver did not converge: after {report.iterations} sweeps of {report.chunk}-step chunks "
-            f"the relative residual is {report.residuals[-1] if report.residuals else float('nan'):.2e}, the tolerance "
-            f"{report.tolerance:.0e}. Use longer chunks, correction='newton', a larger max_iters, or "
+            f"the {report.solver} solver did not converge: after {report.iterations} sweeps of {report.chunk}-step "
+            f"chunks the relative residual is {report.residuals[-1] if report.residuals else float('nan'):.2e}, the "
+            f"tolerance {report.tolerance:.0e}. Use longer chunks, correction='newton', a larger max_iters, or "
             f"on_divergence='sequential' to finish exactly without it."
         )
         self.report = report

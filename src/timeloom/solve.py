@@ -16,8 +16,8 @@ from timeloom.scan import linear_scan
 from timeloom.solvers.base import Correction, OnDivergence
 
 Sweep = Callable[[Segments, Tensor, Tensor | None, bool], tuple[Tensor, Tensor | None]]
-"""`sweep(segments, starts, rows, want_leak) -> ends, leak`. `rows` says where the segments stand in the chain, and that what
-is computed is to be kept; without it the sweep is a warm-up."""
+"""`sweep(segments, starts, rows, want_leak) -> ends, leak`. `rows` says where the segments stand in the chain, and
+that what is computed is to be kept; without it the sweep is a warm-up."""
 
 DIAGONAL_WORTH = 1e-3
 """A leak below this over a whole chunk corrects nothing that the next sweep does not correct by itself."""
@@ -74,8 +74,12 @@ class Plan:
 def march(chain: Chain, plan: Plan) -> SolveReport:
     """Make the chain's links fit together; the states are where `chain.sweep` puts them."""
     began = time.perf_counter()
+    if chain.links == 1:
+        rows = torch.arange(len(chain.segments))
+        chain.sweep(chain.segments, chain.first, rows, False)
+        return _one_chunk_report(plan, time.perf_counter() - began)
     state = _Boundaries(chain)
-    if plan.warmup and chain.links > 1:
+    if plan.warmup:
         state.guess()
     residuals: list[float] = []
     correction: Correction = plan.correction
@@ -101,7 +105,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         fell_back = True
     used = "none" if correction == "auto" else correction
     return SolveReport(
-        solver=f"shooting[{used}]" if chain.links > 1 else "shooting",
+        solver=f"shooting[{used}]",
         chunk=plan.chunk,
         iterations=len(residuals),
         residuals=tuple(residuals),
@@ -111,7 +115,23 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         contraction=_contraction(residuals),
         seconds=time.perf_counter() - began,
         reason="; ".join(filter(None, (plan.reason, given_up))),
-        warmup=plan.warmup if chain.links > 1 else 0,
+        warmup=plan.warmup,
+    )
+
+
+def _one_chunk_report(plan: Plan, seconds: float) -> SolveReport:
+    """A single chunk is the sequential run: exact, nothing to fit together."""
+    return SolveReport(
+        solver="sequential",
+        chunk=plan.chunk,
+        iterations=1,
+        residuals=(),
+        tolerance=plan.tolerance,
+        converged=True,
+        fell_back=False,
+        contraction=None,
+        seconds=seconds,
+        reason=plan.reason,
     )
 
 
@@ -132,7 +152,7 @@ class _Boundaries:
         self.leak = torch.ones_like(self.starts)
         self.jump = torch.zeros_like(self.starts)
         self.error = torch.zeros(links, batch, device=device)
-        self.scale = torch.ones_like(chain.first)
+        self.scale = torch.ones_like(self.starts)
         self.converged = False
         self._bad = torch.zeros_like(self.unknown)
 
@@ -160,9 +180,6 @@ class _Boundaries:
 
     def measure(self, tolerance: float) -> float:
         """The largest relative jump between a link's end and the next one's start; also who is over the tolerance."""
-        if self.shape[0] == 1:
-            self.converged = True
-            return 0.0
         unknown = self.unknown[1:].unsqueeze(-1)
         self.jump[1:] = torch.where(unknown, self.ends[:-1] - self.starts[1:], 0)
         self.scale = self._scales()
@@ -170,14 +187,20 @@ class _Boundaries:
         self._bad = ~(self.error <= tolerance)
         self.converged = not bool(self._bad.any())
         finite = self.error.nan_to_num(nan=torch.inf)
-        return float(finite.max())
+        return float(finite.max()) if finite.numel() else 0.0
 
     def _scales(self) -> Tensor:
-        """Scale of each sequence's state, part by part, `(B, S)`: jumps are relative to it."""
-        largest = torch.maximum(self.ends.abs().amax(0), self.starts.abs().amax(0))
+        """Scale of the state at each link, part by part, `(C, B, S)`: the largest value that has come so far along
+        the chain.
+
+        Not the largest of all: where states grow, what is nothing beside the last state may be all of an early one.
+        """
+        largest = self.starts.abs()
+        largest[1:] = torch.maximum(largest[1:], self.ends[:-1].abs())
+        largest = torch.where(largest.isfinite(), largest, 0)
         tiny = torch.finfo(largest.dtype).tiny
-        parts = [part.amax(-1, keepdim=True).clamp(min=tiny).expand_as(part) for part in largest.split(self.chain.parts, -1)]
-        return torch.cat(parts, -1)
+        widest = [part.amax(-1, keepdim=True).expand_as(part) for part in largest.split(self.chain.parts, -1)]
+        return torch.cat(widest, -1).cummax(0).values.clamp(min=tiny)
 
     def correct(self, correction: Correction, tolerance: float) -> Tensor:
         """Move the starts by what the jumps mean for them; returns the rows that moved and must be run again."""
@@ -219,7 +242,9 @@ def _why_stop(residuals: list[float], plan: Plan) -> str:
     return ""
 
 
-def _choose(asked: Correction, current: Correction, residuals: list[float], state: _Boundaries, chain: Chain) -> Correction:
+def _choose(
+    asked: Correction, current: Correction, residuals: list[float], state: _Boundaries, chain: Chain
+) -> Correction:
     """What `auto` corrects with: the leak where there is one, dense transfers where that is slow and they are cheap."""
     if asked != "auto":
         return asked

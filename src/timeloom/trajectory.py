@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from timeloom.memory import empty
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.report import SolveReport
 from timeloom.solve import Chain, Plan, march
@@ -55,8 +56,10 @@ def final_state(problem: Recurrence, states: list[Tensor]) -> Tensor:
 
 def _empty_states(problem: Recurrence) -> list[Tensor]:
     shape = (problem.steps + 1, problem.batch)
-    create = problem.initial.new_empty if problem.lengths is None else problem.initial.new_zeros
-    states = [create(*shape, width) for width in problem.cell.parts]
+    states = [empty(*shape, width, like=problem.initial) for width in problem.cell.parts]
+    if problem.lengths is not None:
+        for part in states:
+            part.zero_()
     for part, initial in zip(states, problem.initial.split(problem.cell.parts, -1), strict=True):
         part[0] = initial
     return states

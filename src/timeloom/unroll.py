@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from weakref import WeakKeyDictionary
 
 from timeloom.cells.generic import GenericCell, State
 from timeloom.problem import Recurrence

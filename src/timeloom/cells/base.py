@@ -12,8 +12,8 @@ from torch import Tensor
 class Cell(ABC):
     """One step `s⁺ = f(s, u)` of a recurrence over projected inputs, and its derivatives.
 
-    A state is flat, `(N, S)`: its parts (h; or h and c) side by side, part 0 being the output. `u` is `(N, K)`: what the
-    input contributes to the step, computed for all of time beforehand. Rows are independent.
+    A state is flat, `(N, S)`: its parts (h; or h and c) side by side, part 0 being the output. `u` is `(N, K)`: what
+    the input contributes to the step, computed for all of time beforehand. Rows are independent.
     """
 
     parts: tuple[int, ...]
@@ -56,7 +56,9 @@ class Cell(ABC):
         """Gradients of `weights` from the parts of the states before each step, `(N, part)`, and the gate gradients."""
 
     def bound(self, initial: Tensor) -> Tensor | None:
-        """A box that every trajectory from `initial` `(B, S)` stays in, as `|s| ≤ bound`, or None where none is known."""
+        """A box that every trajectory from `initial` `(B, S)` stays in, as `|s| ≤ bound`, or None where none is
+        known.
+        """
         return None
 
     def with_weights(self, weights: tuple[Tensor, ...]) -> Cell:

@@ -29,7 +29,9 @@ class GenericCell(Cell):
         self.is_tuple = isinstance(initial, tuple)
         self.shapes = tuple(tuple(part.shape[1:]) for part in parts)
         self.input_shape = tuple(input_shape)
-        self.parts = tuple(part[:1].numel() if len(part) else part.new_empty(1, *part.shape[1:]).numel() for part in parts)
+        self.parts = tuple(
+            part[:1].numel() if len(part) else part.new_empty(1, *part.shape[1:]).numel() for part in parts
+        )
         self.weights = ()
         self.gate_width = self.size
         self._diagonal: bool | None = None
@@ -57,7 +59,9 @@ class GenericCell(Cell):
             given = [tuple(part.shape) for part in parts]
             if given == expected:
                 return
-            raise ValueError(f"the cell returned a state of shape {given}, expected {expected} (the shape it was given)")
+            raise ValueError(
+                f"the cell returned a state of shape {given}, expected {expected} (the shape it was given)"
+            )
         kind = f"a tuple of {len(self.shapes)} tensors" if self.is_tuple else "a tensor"
         raise TypeError(f"the cell returned {type(out).__name__}, expected {kind} like the state it was given")
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from timeloom.cells.base import Cell, chain_weights, sum_outer, unit_box
+from timeloom.cells.projection import project
 
 
 class GRUCell(Cell):
@@ -30,13 +31,13 @@ class GRUCell(Cell):
 
     @staticmethod
     def project(
-        x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
+        x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
     ) -> tuple[GRUCell, Tensor]:
         """The cell and its inputs from torch's parameters: x `(T, B, D)` to u `(T, B, 3n)` by one product."""
         n = w_hh.shape[1]
         if b_ih is None or b_hh is None:
-            return GRUCell(w_hh, w_hh.new_zeros(n)), F.linear(x, w_ih)
-        return GRUCell(w_hh, b_hh[2 * n :]), F.linear(x, w_ih, b_ih + F.pad(b_hh[: 2 * n], (0, n)))
+            return GRUCell(w_hh, w_hh.new_zeros(n)), project(x, w_ih, None)
+        return GRUCell(w_hh, b_hh[2 * n :]), project(x, w_ih, b_ih + F.pad(b_hh[: 2 * n], (0, n)))
 
     def _gates(self, h: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         w_hh, b_hn = self.weights

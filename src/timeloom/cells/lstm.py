@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from timeloom.cells.base import Cell, chain_weights, sum_outer, unit_box
+from timeloom.cells.projection import project
 
 
 class LSTMCell(Cell):
@@ -29,11 +30,16 @@ class LSTMCell(Cell):
 
     @staticmethod
     def project(
-        x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None, w_hr: Tensor | None = None
+        x: Tensor,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+        w_hr: Tensor | None = None,
     ) -> tuple[LSTMCell, Tensor]:
         """The cell and its inputs from torch's parameters: x `(T, B, D)` to u `(T, B, 4n)` by one product."""
         bias = None if b_ih is None or b_hh is None else b_ih + b_hh
-        return LSTMCell(w_hh, w_hr), F.linear(x, w_ih, bias)
+        return LSTMCell(w_hh, w_hr), project(x, w_ih, bias)
 
     def _split(self, state: Tensor) -> tuple[Tensor, Tensor]:
         h, c = state.split(self.parts, -1)
@@ -59,7 +65,12 @@ class LSTMCell(Cell):
         squashed = torch.tanh(f * c + i * g)
         d_value = d_h @ self.weights[1] if len(self.weights) == 2 else d_h
         d_c = d_c + d_value * o * (1 - squashed * squashed)
-        gates = [d_c * g * i * (1 - i), d_c * c * f * (1 - f), d_c * i * (1 - g * g), d_value * squashed * o * (1 - o)]
+        gates = [
+            d_c * g * i * (1 - i),
+            d_c * c * f * (1 - f),
+            d_c * i * (1 - g * g),
+            d_value * squashed * o * (1 - o),
+        ]
         d_gates = torch.cat(gates, -1)
         d_state = torch.cat([d_gates @ self.weights[0], d_c * f], -1)
         if len(self.weights) == 2:

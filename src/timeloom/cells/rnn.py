@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from timeloom.cells.base import Cell, chain_weights, sum_outer, unit_box
+from timeloom.cells.projection import project
 
 
 class RNNCell(Cell):
@@ -23,11 +24,17 @@ class RNNCell(Cell):
 
     @staticmethod
     def project(
-        x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None, nonlinearity: str = "tanh"
+        x: Tensor,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+        *,
+        nonlinearity: str = "tanh",
     ) -> tuple[RNNCell, Tensor]:
         """The cell and its inputs from torch's parameters: x `(T, B, D)` to u `(T, B, n)` by one product."""
         bias = None if b_ih is None or b_hh is None else b_ih + b_hh
-        return RNNCell(w_hh, nonlinearity), F.linear(x, w_ih, bias)
+        return RNNCell(w_hh, nonlinearity), project(x, w_ih, bias)
 
     def step(self, state: Tensor, u: Tensor) -> Tensor:
         argument = u + F.linear(state, self.weights[0])

@@ -60,8 +60,8 @@ class Recurrent(nn.RNNBase):
         return text if self._solver_given == "auto" else f"{text}, solver={self._solver_given!r}"
 
     @abstractmethod
-    def _cell(self, x: Tensor, weights: dict[str, Tensor | None]) -> tuple[Cell, Tensor]:
-        """A layer's cell and its projected inputs."""
+    def _cell(self, x: Tensor, w_ih: Tensor, w_hh: Tensor, *more: Tensor | None) -> tuple[Cell, Tensor]:
+        """A layer's cell and its projected inputs; `more` is b_ih, b_hh and the LSTM's w_hr, None where missing."""
 
     @abstractmethod
     def _hidden_in(self, hx: Any, batched: bool, batch: int, like: Tensor, permutation: Tensor | None) -> Hidden:
@@ -71,7 +71,7 @@ class Recurrent(nn.RNNBase):
     def _hidden_out(self, parts: Hidden) -> Any:
         """Final states as torch returns them."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input: Tensor | PackedSequence,
         hx: Any = None,
@@ -88,7 +88,9 @@ class Recurrent(nn.RNNBase):
         """
         packed = input if isinstance(input, PackedSequence) else None
         if packed is not None and (lengths is not None or resets is not None):
-            raise ValueError("a PackedSequence carries its own lengths: give a padded tensor to use lengths= or resets=")
+            raise ValueError(
+                "a PackedSequence carries its own lengths: give a padded tensor to use lengths= or resets="
+            )
         data = input if packed is None else packed.data
         if not isinstance(data, Tensor):
             raise TypeError(f"input must be a Tensor or a PackedSequence, got {type(input).__name__}")
@@ -106,7 +108,12 @@ class Recurrent(nn.RNNBase):
         return result
 
     def _run_own(
-        self, data: Tensor, packed: PackedSequence | None, hx: Any, lengths: Tensor | None, resets: Tensor | None
+        self,
+        data: Tensor,
+        packed: PackedSequence | None,
+        hx: Any,
+        lengths: Tensor | None,
+        resets: Tensor | None,
     ) -> tuple[Any, Any]:
         if packed is None and data.dim() not in (2, 3):
             raise ValueError(f"{self._get_name()}: Expected input to be 2D or 3D, got {data.dim()}D instead")
@@ -138,9 +145,7 @@ class Recurrent(nn.RNNBase):
     def permute_part(part: Tensor, permutation: Tensor | None) -> Tensor:
         return part if permutation is None else part.index_select(1, permutation)
 
-    def _solve(
-        self, x: Tensor, hidden: Hidden, lengths: Tensor | None, resets: Tensor | None
-    ) -> tuple[Tensor, Hidden]:
+    def _solve(self, x: Tensor, hidden: Hidden, lengths: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Hidden]:
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
         compute, returned = native.dtypes(self, x)
         reports: list[SolveReport] = [None] * (self.num_layers * (2 if self.bidirectional else 1))  # type: ignore[list-item]
@@ -153,7 +158,9 @@ class Recurrent(nn.RNNBase):
                 for direction in range(2 if self.bidirectional else 1):
                     index = len(finals)
                     initial = torch.cat([part[index] for part in hidden], -1).to(compute)
-                    out, final = self._solve_one(y, initial, lengths, resets, layer, direction, _recorder(reports, index))
+                    out, final = self._solve_one(
+                        y, initial, lengths, resets, layer, direction, _recorder(reports, index)
+                    )
                     outputs.append(out)
                     finals.append(final)
                 y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
@@ -169,12 +176,14 @@ class Recurrent(nn.RNNBase):
         """One layer in one direction."""
         suffix = f"_l{layer}" + ("_reverse" if direction else "")
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-        weights = {name: getattr(self, name + suffix, None) for name in names}
-        weights = {name: None if weight is None else weight.to(x.dtype) for name, weight in weights.items()}
+        found = (getattr(self, name + suffix, None) for name in names)
+        w_ih, w_hh, *more = (weight if weight is None else weight.to(x.dtype) for weight in found)
+        assert w_ih is not None
+        assert w_hh is not None
         if direction:
             x = reverse(x, lengths)
             resets = None if resets is None else reverse_resets(resets, lengths)
-        cell, u = self._cell(x, weights)
+        cell, u = self._cell(x, w_ih, w_hh, *more)
         memory = self._memories.setdefault(2 * layer + direction, Memory())
         y, final = run(Recurrence(cell, u, initial, lengths, resets), self._solver, memory, record)
         return reverse(y, lengths) if direction else y, final

@@ -40,12 +40,21 @@ class GRU(_OnePart, nn.GRU):
         *, solver: str | Solver = "auto",
     ) -> None:  # fmt: skip
         nn.GRU.__init__(
-            self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype
+            self,
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device=device,
+            dtype=dtype,
         )
         self._start(solver)
 
-    def _cell(self, x: Tensor, weights: dict[str, Any]) -> tuple[Cell, Tensor]:
-        return GRUCell.project(x, *(weights[name] for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")))
+    def _cell(self, x: Tensor, w_ih: Tensor, w_hh: Tensor, *more: Tensor | None) -> tuple[Cell, Tensor]:
+        return GRUCell.project(x, w_ih, w_hh, *more[:2])
 
 
 class RNN(_OnePart, nn.RNN):
@@ -56,8 +65,8 @@ class RNN(_OnePart, nn.RNN):
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
-        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: Any = None,
-        *, solver: str | Solver = "auto",
+        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: Any
+        = None, *, solver: str | Solver = "auto",
     ) -> None:  # fmt: skip
         nn.RNN.__init__(
             self, input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional,
@@ -65,9 +74,8 @@ class RNN(_OnePart, nn.RNN):
         )  # fmt: skip
         self._start(solver)
 
-    def _cell(self, x: Tensor, weights: dict[str, Any]) -> tuple[Cell, Tensor]:
-        named = (weights[name] for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-        return RNNCell.project(x, *named, nonlinearity=self.nonlinearity)
+    def _cell(self, x: Tensor, w_ih: Tensor, w_hh: Tensor, *more: Tensor | None) -> tuple[Cell, Tensor]:
+        return RNNCell.project(x, w_ih, w_hh, *more[:2], nonlinearity=self.nonlinearity)
 
 
 class LSTM(Recurrent, nn.LSTM):
@@ -87,9 +95,8 @@ class LSTM(Recurrent, nn.LSTM):
         )  # fmt: skip
         self._start(solver)
 
-    def _cell(self, x: Tensor, weights: dict[str, Any]) -> tuple[Cell, Tensor]:
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-        return LSTMCell.project(x, *(weights[name] for name in names))
+    def _cell(self, x: Tensor, w_ih: Tensor, w_hh: Tensor, *more: Tensor | None) -> tuple[Cell, Tensor]:
+        return LSTMCell.project(x, w_ih, w_hh, *more)
 
     def _hidden_in(self, hx: Any, batched: bool, batch: int, like: Tensor, permutation: Tensor | None) -> Hidden:
         stacked = self.num_layers * (2 if self.bidirectional else 1)

@@ -41,7 +41,7 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
 def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:
     """Torch's forward pass on the module's present weights (parametrizations included)."""
     module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
-    base = next(cls for cls in (nn.GRU, nn.LSTM, nn.RNN) if isinstance(module, cls))
+    base: Any = next(cls for cls in (nn.GRU, nn.LSTM, nn.RNN) if isinstance(module, cls))
     return base.forward(module, input, hx)
 
 

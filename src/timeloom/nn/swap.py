@@ -22,7 +22,8 @@ def parallelize(model: Model, solver: str | Solver = "auto") -> Model:
     """Make every `nn.GRU`, `nn.LSTM` and `nn.RNN` inside `model` (or the model itself) run parallel in time.
 
     Modules stay the same objects: parameters, optimisers, hooks, ties and references to them survive. Layers that are
-    timeloom's already take the solver. A subclass with code of its own is left alone, with a warning. Returns the model.
+    timeloom's already take the solver. A subclass with code of its own is left alone, with a warning. Returns the
+    model.
     """
     resolve(solver)
     for name, module in model.named_modules():
@@ -71,7 +72,7 @@ def _reparametrized(cls: type, counterpart: type) -> type:
 
 def _warn_left_alone(name: str, module: nn.Module) -> None:
     warnings.warn(
-        f"timeloom left {name or 'the model'!r} ({type(module).__name__}) alone: it is a subclass with code of its own. "
-        f"Derive it from timeloom.nn instead, or write its step as a cell for timeloom.unroll.",
+        f"timeloom left {name or 'the model'!r} ({type(module).__name__}) alone: it is a subclass with code of its "
+        f"own. Derive it from timeloom.nn instead, or write its step as a cell for timeloom.unroll.",
         stacklevel=3,
     )

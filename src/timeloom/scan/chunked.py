@@ -18,7 +18,8 @@ def scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     """Same as `timeloom.scan.reference.scan`.
 
     Every chunk runs from zero while it multiplies up its transfers; the chunk boundaries are a recurrence of the same
-    kind, √T long; then each state adds what its chunk's true start contributes: `h[t] = local[t] + (a[t]⋯a[first]) start`.
+    kind, √T long; then each state adds what its chunk's true start contributes: `h[t] = local[t] + (a[t]⋯a[first])
+    start`.
     """
     steps, dense = b.shape[0], a.dim() > b.dim()
     if steps <= SHORTEST[dense]:
@@ -32,11 +33,11 @@ def scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     local, product = torch.empty_like(sources), torch.empty_like(transfers)
     local[0], product[0] = sources[0], transfers[0]
     for j in range(1, chunk):
-        local[j] = apply(transfers[j], local[j - 1]) + sources[j]
+        local[j] = apply(transfers[j], local[j - 1], dense) + sources[j]
         product[j] = compose(transfers[j], product[j - 1], dense)
     ends = scan(product[-1], local[-1], h0)
     starts = torch.cat([h0.unsqueeze(0), ends[:-1]])
-    states = (local + apply(product, starts)).transpose(0, 1).flatten(0, 1)
+    states = (local + apply(product, starts, dense)).transpose(0, 1).flatten(0, 1)
     if rest:
         states = torch.cat([states, sequential_scan(a[whole:], b[whole:], states[-1])])
     return states

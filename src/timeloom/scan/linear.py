@@ -41,7 +41,9 @@ def _check(a: Tensor, b: Tensor, h0: Tensor | None) -> None:
         raise ValueError(f"h0 has shape {tuple(h0.shape)}, expected {tuple(b.shape[1:])} (b without time)")
     for name, other in (("a", a), ("h0", h0)):
         if other is not None and (other.dtype, other.device) != (b.dtype, b.device):
-            raise ValueError(f"{name} is {other.dtype} on {other.device}, b is {b.dtype} on {b.device}: they must agree")
+            raise ValueError(
+                f"{name} is {other.dtype} on {other.device}, b is {b.dtype} on {b.device}: they must agree"
+            )
 
 
 class _LinearScan(torch.autograd.Function):
@@ -70,5 +72,5 @@ class _LinearScan(torch.autograd.Function):
         d_a = None
         if ctx.needs_input_grad[0]:
             d_a = adjoint.unsqueeze(-1) * previous.unsqueeze(-2) if dense else adjoint * previous
-        d_h0 = apply(transposed[0], adjoint[0]) if ctx.needs_input_grad[2] else None
+        d_h0 = apply(transposed[0], adjoint[0], dense) if ctx.needs_input_grad[2] else None
         return d_a, adjoint, d_h0

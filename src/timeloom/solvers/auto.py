@@ -27,8 +27,8 @@ LONGEST_PAUSE = 256
 class Auto(Solver):
     """Sequential or shooting, the chunk length and the warm-up, chosen for each call.
 
-    It learns from each call how fast the network forgets. A network that does not contract is run sequentially and looked at
-    again after 8 calls, then 16, 32, … since training changes weights.
+    It learns from each call how fast the network forgets. A network that does not contract is run sequentially and
+    looked at again after 8 calls, then 16, 32, … since training changes weights.
     """
 
 
@@ -103,8 +103,8 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
 def cheapest(steps: int, batch: int, warmup: int, overhead: float) -> tuple[int, int]:
     """Chunk and warm-up that take least time, `(steps, 0)` for a single chunk.
 
-    A sweep costs (chunk + warm-up) × (overhead + rows): each step has a cost of its own, measured in rows, and rows share
-    the threads.
+    A sweep costs (chunk + warm-up) × (overhead + rows): each step has a cost of its own, measured in rows, and rows
+    share the threads.
     """
     threads = torch.get_num_threads()
     best, best_cost = (steps, 0), steps * (overhead + math.ceil(batch / threads))

@@ -12,15 +12,14 @@ from timeloom.problem import Recurrence, Segments
 from timeloom.sweep import native
 from timeloom.sweep.reference import ReferenceSweeper
 
-_POINTERS = ("seq", "begin", "end", "resets", "origin", "inputs", "units", "weights", "transposed", "h", "c")
-_POINTERS += ("ends", "leak", "incoming", "gate_grads", "reset_grads")
+_POINTERS = "seq begin end resets origin inputs units weights transposed h c ends leak incoming gate_grads reset_grads"
 
 
 class _SweepArgs(ctypes.Structure):
     """`sweep_args` of cpu_kernels.c, field by field."""
 
     _fields_ = [(name, ctypes.c_long) for name in ("batch", "n", "rows")] + [
-        (name, ctypes.c_void_p) for name in _POINTERS
+        (name, ctypes.c_void_p) for name in _POINTERS.split()
     ]
 
 
@@ -86,10 +85,16 @@ class CPUSweeper(ReferenceSweeper):
         if len(segments) == 0:
             return
         held = {**self._fixed, **{name: tensor for name, tensor in tensors.items() if tensor is not None}}
-        held |= {"seq": segments.sequence.contiguous(), "begin": segments.begin.contiguous(), "end": segments.end.contiguous()}
+        held |= {
+            "seq": segments.sequence.contiguous(),
+            "begin": segments.begin.contiguous(),
+            "end": segments.end.contiguous(),
+        }
         held |= dict(zip(("h", "c"), states or (), strict=False))
         pointers = {name: tensor.data_ptr() for name, tensor in held.items()}
-        args = _SweepArgs(self.problem.batch, self.cell.parts[0], len(segments), *(pointers.get(name) for name in _POINTERS))
+        args = _SweepArgs(
+            self.problem.batch, self.cell.parts[0], len(segments), *(pointers.get(name) for name in _POINTERS.split())
+        )
         run = getattr(self._library, f"timeloom_{self.cell.kernel}_{direction}")
         if run(ctypes.byref(args), torch.get_num_threads()) != 0:
             raise MemoryError(f"no memory for the sweep's scratch space ({len(segments)} rows of {self.cell.size})")

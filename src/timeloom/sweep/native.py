@@ -1,7 +1,8 @@
 """Builds the C kernels once with the machine's own compiler, and loads them.
 
-The library lands in the user's cache directory under a name that holds a digest of source, flags, compiler and processor,
-so a change of any of them builds anew. Where there is no compiler, nothing is lost but speed: sweeps run in torch.
+The library lands in the user's cache directory under a name that holds a digest of source, flags, compiler and
+processor, so a change of any of them builds anew. Where there is no compiler, nothing is lost but speed: sweeps run
+in torch.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("cpu_kernels.c")
-FLAGS = (
-    "-O3 -march=native -std=gnu11 -fPIC -shared -fno-math-errno -fno-trapping-math -ffp-contract=fast -fopenmp".split()
-)
+FLAGS = ["-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp"]
+FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 
 
 class KernelBuildError(RuntimeError):
@@ -71,7 +71,12 @@ def _digest(compiler: list[str]) -> str:
 
 
 def _cache_directory() -> Path:
-    for root in (os.environ.get("TIMELOOM_CACHE"), os.environ.get("XDG_CACHE_HOME"), "~/.cache", tempfile.gettempdir()):
+    for root in (
+        os.environ.get("TIMELOOM_CACHE"),
+        os.environ.get("XDG_CACHE_HOME"),
+        "~/.cache",
+        tempfile.gettempdir(),
+    ):
         if not root:
             continue
         directory = Path(root).expanduser() / "timeloom"

@@ -20,8 +20,9 @@ class ReferenceSweeper:
     ) -> tuple[Tensor, Tensor | None]:
         """Run each stretch from its own start `(R, S)`.
 
-        Returns the ends `(R, S)` and, when asked, the product of the cell's leak along each stretch `(R, S)`. When given,
-        `states`, one `(T + 1, B, part)` for each part of the state, receives the state after step t at index t + 1.
+        Returns the ends `(R, S)` and, when asked, the product of the cell's leak along each stretch `(R, S)`. When
+        given, `states`, one `(T + 1, B, part)` for each part of the state, receives the state after step t at index
+        t + 1.
         """
         time, alive, sequence = self._layout(segments)
         inputs = self.problem.u[time, sequence]
@@ -54,9 +55,10 @@ class ReferenceSweeper:
     ) -> tuple[Tensor, Tensor | None]:
         """Carry gradients `(R, S)` from each stretch's end back to its begin.
 
-        At each step `incoming[t]`, the loss's own gradient on the output part (or on the whole state), is added, then the
-        step's vjp is taken at the stored states. Returns the gradients at the begins and, when asked, the leak along each
-        stretch. `gate_grads` `(T, B, G)` receives the cell's gate gradients; `reset_grads` `(R, S)` what flowed into resets.
+        At each step `incoming[t]`, the loss's own gradient on the output part (or on the whole state), is added,
+        then the step's vjp is taken at the stored states. Returns the gradients at the begins and, when asked, the
+        leak along each stretch. `gate_grads` `(T, B, G)` receives the cell's gate gradients; `reset_grads` `(R, S)`
+        what flowed into resets.
         """
         time, alive, sequence = self._layout(segments)
         inputs = self.problem.u[time, sequence]
@@ -105,7 +107,9 @@ class ReferenceSweeper:
         return product
 
     def _layout(self, segments: Segments) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Times `(L, R)` clamped into the sequence, which of them are inside `(L, R, 1)` or None if all, sequences `(R,)`."""
+        """Times `(L, R)` clamped into the sequence, which of them are inside `(L, R, 1)` or None if all, sequences
+        `(R,)`.
+        """
         device = self.problem.u.device
         time = segments.begin + torch.arange(segments.longest)[:, None]
         alive = time < segments.end

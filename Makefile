@@ -1,0 +1,41 @@
+# The interpreter that builds .venv, e.g. make PYTHON=python3.12 test
+PYTHON ?= python3
+# Arguments passed on to the demo, e.g. make demo ARGS="--steps 40"
+ARGS ?=
+# Case lists of the benchmark, e.g. make bench CASES="regimes --memory"
+CASES ?= headline grid
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint bench clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 8
+
+demo: $(READY) ## train one GRU with torch and with timeloom side by side (under 3 minutes on 2 cores)
+	$(BIN)/python -m timeloom.demo $(ARGS)
+
+test: $(READY) ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY) ## measure against torch.nn on this CPU; tables, JSON and plots go to benchmarks/results
+	$(BIN)/python -m benchmarks $(CASES)
+
+clean: ## remove caches and build output, keep .venv
+	rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "error: timeloom needs Python 3.11 or newer, and '$(PYTHON)' is not; try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

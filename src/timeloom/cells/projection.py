@@ -1,0 +1,52 @@
+"""The contribution of all inputs to all steps, by one product, in memory that is cheap to touch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.memory import empty
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`u = x Wᵀ + b` for all of time: x `(T, B, D)` to `(T, B, K)`. What `F.linear` computes, its gradients
+    included.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        projected: Tensor = _Project.apply(x, weight, bias)
+        return projected
+    return _product(x, weight, bias)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out = empty(*x.shape[:-1], weight.shape[0], like=x)
+    flat = out.flatten(0, -2)
+    if bias is None:
+        torch.mm(x.flatten(0, -2), weight.t(), out=flat)
+    else:
+        torch.addmm(bias, x.flatten(0, -2), weight.t(), out=flat)
+    return out
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        flat = grad.flatten(0, -2)
+        d_x = d_weight = d_bias = None
+        if ctx.needs_input_grad[0]:
+            d_x = empty(*x.shape, like=grad)
+            torch.mm(flat, weight, out=d_x.flatten(0, -2))
+        if ctx.needs_input_grad[1]:
+            d_weight = torch.mm(flat.t(), x.flatten(0, -2))
+        if ctx.needs_input_grad[2]:
+            d_bias = flat.sum(0)
+        return d_x, d_weight, d_bias

@@ -1,0 +1,35 @@
+"""Large buffers on a CPU, in huge pages where the system grants them."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+WORTH = 32 << 20
+"""Smaller buffers are reused by the C library and stay mapped; larger ones are mapped anew on every call, 4 KiB at a
+time.
+"""
+HUGE_PAGE = 2 << 20
+MADV_HUGEPAGE = 14
+
+
+def empty(*shape: int, like: Tensor) -> Tensor:
+    """`like.new_empty(shape)`; a large one on Linux asks for huge pages, which are some 4× faster to touch first."""
+    tensor = like.new_empty(shape)
+    size = tensor.numel() * tensor.element_size()
+    if size >= WORTH and tensor.device.type == "cpu" and _madvise() is not None:
+        begin = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+        whole = (tensor.data_ptr() + size - begin) // HUGE_PAGE * HUGE_PAGE
+        _madvise()(ctypes.c_void_p(begin), ctypes.c_size_t(whole), MADV_HUGEPAGE)  # advice: a refusal changes nothing
+    return tensor
+
+
+@cache
+def _madvise() -> Any:
+    if sys.platform != "linux":
+        return None
+    return getattr(ctypes.CDLL(None), "madvise", None)

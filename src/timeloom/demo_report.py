@@ -1,4 +1,4 @@
-"""How the demo tells what it measured: progress bars, a table, the solver's report in words, and a picture."""
+"""How the demo tells what it measured: progress bars, a table, the solver's report in words, a picture."""
 
 from __future__ import annotations
 
@@ -79,6 +79,8 @@ def summarize(
     both = (by_torch, by_timeloom)
     difference = max(abs(a - b) for a, b in zip(by_torch.losses, by_timeloom.losses, strict=False))
 
+    speedup = by_torch.median_seconds / by_timeloom.median_seconds
+
     table = Table(title="Measured in this run")
     table.add_column("")
     for training in both:
@@ -92,12 +94,12 @@ def summarize(
     table.add_row("held-out accuracy at its end", f"{held_out.accuracy_torch:.1%}", f"{held_out.accuracy_timeloom:.1%}")
     CONSOLE.print(table)
     CONSOLE.print(
-        f"[bold]A training step is {by_torch.median_seconds / by_timeloom.median_seconds:.1f}x faster.[/bold]\n"
+        f"[bold]A training step is {speedup:.1f}x faster.[/bold]\n"
         f"The losses of the {shared} shared steps differ by at most {difference:.1e}.\n"
         f"timeloom's trained weights in torch.nn.GRU give the same held-out logits to "
         f"{held_out.logit_difference:.1e}.\n"
-        f"The last {held_out.tail:,} steps alone point to the right label in {held_out.tail_agreement:.0%} of "
-        f"the held-out sequences: the answer lies in the whole."
+        f"The last {held_out.tail:,} steps alone point to the right label in {held_out.tail_agreement:.0%} "
+        f"of the held-out sequences: the answer lies in the whole."
     )
     CONSOLE.print(f"Forward: {describe(report, settings.length)}", markup=False)
     if report.backward is not None:
@@ -122,14 +124,14 @@ def plot(by_torch: Training, by_timeloom: Training, settings: Settings) -> None:
     over_time.set_xscale("log")
     over_steps.set(xlabel="training step", ylabel="training loss", title="Step by step: the same losses")
     speedup = by_torch.median_seconds / by_timeloom.median_seconds
-    over_time.set(xlabel="training time in seconds, log scale", title=f"Over time: {speedup:.1f}x faster a step")
+    over_time.set(xlabel="training time in seconds (log)", title=f"Over time: {speedup:.1f}x faster a step")
     over_steps.set_ylim(bottom=0)
     for panel in axes:
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
         panel.legend(frameon=False, loc="best")
     figure.suptitle(
-        f"One GRU classifier on the CPU: T = {settings.length:,}, {settings.hidden} units, batch {settings.batch}"
+        f"One GRU classifier on the CPU: {settings.length:,} steps, {settings.hidden} units, batch {settings.batch}"
     )
     figure.savefig(settings.out, dpi=150)
     pyplot.close(figure)

@@ -1,10 +1,10 @@
 """The demo's task: has a pointer turned more forwards or more backwards over the whole sequence?
 
 A pointer turns in a plane by a fixed angle a step and may reverse once per segment. Two channels hold its
-noisy position, the others noise alone. The label is the direction it turned in most of the time. A single step
-says nothing about it, because both directions show the same positions, and a part of the sequence may well
-point the other way: a network has to remember from step to step to see a turn, and to gather the turns of all
-steps to answer.
+noisy position, the others noise alone. The label is the direction it turned in most of the time. A single
+step says nothing about it, because both directions show the same positions, and a part of the sequence may
+well point the other way: a network has to remember from step to step to see a turn, and to gather the turns
+of all steps to answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Turning:
 
 
 def draw_turning(length: int, batch: int, generator: torch.Generator) -> Turning:
-    """Draws `batch` sequences; the two labels take turns, so an even batch holds as many of one as of the other."""
+    """Draws `batch` sequences; the two labels take turns, so an even batch holds as many of each."""
     segments = math.ceil(length / SEGMENT)
     # At least one segment more than half: a short last segment then cannot turn the label around.
     agreeing = max(round(MAJORITY * segments), segments // 2 + 1)

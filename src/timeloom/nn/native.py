@@ -12,13 +12,23 @@ from timeloom.report import SolveReport
 from timeloom.solvers.auto import Auto
 from timeloom.solvers.base import Solver
 from timeloom.solvers.sequential import Sequential
+from timeloom.sweep.native import unavailable
 
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
 HALF = (torch.float16, torch.bfloat16)
-SHORTEST = 8
-"""Sequences shorter than this leave nothing to run in parallel."""
+SHORTEST = {"GRU": (12, 32), "RNN": (40, 64), "LSTM": (512, 1024)}
+"""Steps from which compiled sweeps beat torch's layer on a CPU, with and without gradients: below, our fixed cost per call
+exceeds torch's whole run."""
+SHORTEST_IN_TORCH = 2048
+"""The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
+SHORTEST_ON_GPU = 4096
+"""The same on a GPU, for the layers that cuDNN runs with a launch per step."""
+PERSISTENT = 128
+"""Hidden size up to which cuDNN's float32 layers run in one persistent kernel, out of reach for a step at a time."""
+LSTM_BATCH = 8
+"""Batch from which oneDNN's fused LSTM fills a CPU by itself."""
 
 
 def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> str | None:
@@ -32,10 +42,24 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
         return f"no sweeps for {data.device.type}"
     if not isinstance(solver, Auto):
         return None
-    steps = len(input.batch_sizes) if isinstance(input, PackedSequence) else _steps(module, data)
-    if steps < SHORTEST:
-        return f"auto: {steps} steps leave nothing to run in parallel"
-    return None
+    steps, batch = _size(module, input)
+    return _why_faster(module, data, steps, batch)
+
+
+def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
+    """Why torch's own layer is the faster one for a problem of this size, or None."""
+    solved_in, _ = dtypes(module, data)
+    if data.device.type == "cuda":
+        if module.hidden_size <= PERSISTENT and data.dtype == torch.float32:
+            return f"auto: cuDNN runs {module.hidden_size} hidden units in one kernel"
+        needed = SHORTEST_ON_GPU
+    elif solved_in != torch.float32 or module.proj_size > 0 or unavailable() is not None:
+        needed = SHORTEST_IN_TORCH
+    elif module.mode == "LSTM" and batch >= LSTM_BATCH:
+        return f"auto: a batch of {batch} fills the CPU in torch's fused LSTM"
+    else:
+        needed = SHORTEST[module.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]
+    return f"auto: {steps} steps are too few to gain" if steps < needed else None
 
 
 def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:
@@ -46,7 +70,7 @@ def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:
 
 
 def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> SolveReport:
-    steps = len(input.batch_sizes) if isinstance(input, PackedSequence) else _steps(module, input)
+    steps, _ = _size(module, input)
     return SolveReport(
         solver="sequential",
         chunk=steps,
@@ -69,7 +93,10 @@ def dtypes(module: Recurrent, x: Tensor) -> tuple[torch.dtype, torch.dtype]:
     return (torch.float32 if returned in HALF else returned), returned
 
 
-def _steps(module: Recurrent, data: Tensor) -> int:
-    if data.dim() != 3:
-        return len(data)
-    return data.shape[1] if module.batch_first else data.shape[0]
+def _size(module: Recurrent, input: Tensor | PackedSequence) -> tuple[int, int]:
+    """Steps and batch of an input."""
+    if isinstance(input, PackedSequence):
+        return len(input.batch_sizes), int(input.batch_sizes[0])
+    if input.dim() != 3:
+        return (len(input) if input.dim() else 0), 1
+    return (input.shape[1], input.shape[0]) if module.batch_first else (input.shape[0], input.shape[1])

@@ -140,7 +140,13 @@ class HandWritten(_Solved):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         problem, states = _Solved.recall(ctx)
-        incoming, final_grad = grads
+        with torch.autocast(problem.u.device.type, enabled=False):  # it may be on around the backward pass
+            return HandWritten.gradients(ctx, problem, states, *grads)
+
+    @staticmethod
+    def gradients(
+        ctx: Any, problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         if incoming is not None and problem.lengths is not None:
             incoming = incoming * problem.inside().unsqueeze(-1)
         gate_grads, initial_grad, report = solve_adjoint(problem, states, ctx.plan, incoming, final_grad)

@@ -31,6 +31,9 @@ CLIP = 1.0
 VOTE = 8.0
 """Logit of a class that gets the vote of every step; large, as the two classes differ in few of the votes."""
 HELD_OUT = 64
+TORCH_STEPS = 24
+TORCH_SECONDS = 100.0
+"""torch trains no longer than this, so that the demo stays short on a slow or busy machine."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,12 @@ class Classifier(nn.Module):
         super().__init__()
         self.recurrent = recurrent
         self.readout = nn.Linear(hidden, 2)
+        nn.init.zeros_(self.readout.bias)  # neither class is favoured at the start
 
     def forward(self, inputs: Tensor) -> Tensor:
         states, _ = self.recurrent(inputs)
-        return VOTE * self.readout(states).tanh().mean(dim=0)
+        votes: Tensor = self.readout(states).tanh()  # (T, B, 2)
+        return VOTE * votes.mean(dim=0)
 
 
 @dataclass
@@ -122,11 +127,12 @@ def warm_up(trainings: Sequence[Training], settings: Settings) -> None:
 
 
 def train(by_torch: Training, by_timeloom: Training, settings: Settings, show: Callable[[Training], None]) -> None:
-    """Trains both in turn on the same batches; torch stops after its share of the steps, timeloom goes on."""
+    """Trains both in turn on the same batches; torch stops after its share of steps or time, timeloom goes on."""
     generator = torch.Generator().manual_seed(settings.seed + 1)
     for step in range(settings.steps):
         batch = draw_turning(settings.length, settings.batch, generator)
-        for training in (by_timeloom, by_torch) if step < settings.torch_steps else (by_timeloom,):
+        torch_goes_on = step < settings.torch_steps and sum(by_torch.seconds) < TORCH_SECONDS
+        for training in (by_torch, by_timeloom) if torch_goes_on else (by_timeloom,):
             training.step(batch)
             show(training)
 
@@ -183,13 +189,17 @@ def parse_settings(arguments: Sequence[str] | None) -> Settings:
     )
     add = parser.add_argument
     add("--steps", type=_at_least(1), default=80, help="training steps of timeloom")
-    add("--torch-steps", type=_at_least(1), default=24, help="training steps of torch, on the same batches")
+    add(
+        "--torch-steps", type=_at_least(1), default=argparse.SUPPRESS, metavar="STEPS",
+        help=f"training steps of torch, on the same batches (default: {TORCH_STEPS}, or all if there are fewer)",
+    )  # fmt: skip
     add("--length", type=_at_least(SEGMENT), default=16384, help="steps in a sequence")
     add("--hidden", type=_at_least(1), default=32, help="units of the GRU")
     add("--batch", type=_at_least(2), default=4, help="sequences in a batch, an even number")
     add("--seed", type=_at_least(0), default=0, help="seed of weights and data")
     add("--out", type=_picture, default=Path("timeloom-demo.png"), help="where the picture goes")
-    settings = Settings(**vars(parser.parse_args(arguments)))
+    given = vars(parser.parse_args(arguments))
+    settings = Settings(**{"torch_steps": min(TORCH_STEPS, given["steps"]), **given})
     if settings.batch % 2:
         parser.error(f"argument --batch: expected an even number (half of each class), got {settings.batch}")
     if settings.torch_steps > settings.steps:

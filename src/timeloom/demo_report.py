@@ -23,10 +23,11 @@ CONSOLE = Console(highlight=False)
 
 def introduce(settings: Settings) -> None:
     """Says what is about to run."""
+    threads = torch.get_num_threads()
     CONSOLE.print(
         f"Task: did a noisy pointer turn more forwards or more backwards over {settings.length:,} steps?\n"
-        f"{CHANNELS} channels, batch {settings.batch}, a GRU of {settings.hidden} units, "
-        f"{torch.get_num_threads()} CPU threads; torch stops after {settings.torch_steps} steps."
+        f"{CHANNELS} channels, batch {settings.batch}, a GRU of {settings.hidden} units, {threads} CPU thread(s). "
+        f"torch stops after {settings.torch_steps} steps, timeloom goes on to {settings.steps}."
     )
 
 
@@ -75,7 +76,7 @@ def summarize(
     by_torch: Training, by_timeloom: Training, held_out: HeldOut, report: SolveReport, settings: Settings
 ) -> None:
     """Prints the measurements."""
-    shared = settings.torch_steps
+    shared = len(by_torch.losses)
     both = (by_torch, by_timeloom)
     difference = max(abs(a - b) for a, b in zip(by_torch.losses, by_timeloom.losses, strict=False))
 
@@ -110,6 +111,7 @@ def plot(by_torch: Training, by_timeloom: Training, settings: Settings) -> None:
     """Draws both loss curves over the steps, where they must coincide, and over the time they took."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter
 
     styles: tuple[tuple[Training, dict[str, Any]], ...] = (
         (by_torch, {"color": "#e08214", "linewidth": 5.0, "alpha": 0.65, "solid_capstyle": "round"}),
@@ -122,6 +124,7 @@ def plot(by_torch: Training, by_timeloom: Training, settings: Settings) -> None:
         over_steps.plot(range(1, len(training.losses) + 1), training.losses, label=training.name, **style)
         over_time.plot(training.elapsed(), training.losses, label=pace, **style)
     over_time.set_xscale("log")
+    over_time.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
     over_steps.set(xlabel="training step", ylabel="training loss", title="Step by step: the same losses")
     speedup = by_torch.median_seconds / by_timeloom.median_seconds
     over_time.set(xlabel="training time in seconds (log)", title=f"Over time: {speedup:.1f}x faster a step")
@@ -129,7 +132,8 @@ def plot(by_torch: Training, by_timeloom: Training, settings: Settings) -> None:
     for panel in axes:
         panel.grid(alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
-        panel.legend(frameon=False, loc="best")
+    over_steps.legend(frameon=False, loc="upper right")
+    over_time.legend(frameon=False, loc="lower left")
     figure.suptitle(
         f"One GRU classifier on the CPU: {settings.length:,} steps, {settings.hidden} units, batch {settings.batch}"
     )

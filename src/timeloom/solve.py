@@ -23,6 +23,10 @@ DIAGONAL_WORTH = 1e-3
 """A leak below this over a whole chunk corrects nothing that the next sweep does not correct by itself."""
 NEWTON_UP_TO = 64
 """Largest state for which `auto` may pay for dense transfers: they cost a factor of S over a sweep."""
+WORTH_MOVING = 0.1
+"""Part of the tolerance up to which a start stays where it is: corrections left out must not add up to a jump."""
+SHARE_OF_BOX = 0.1
+"""A state that lives in a box is measured against this part of the box at least: its step rounds at the box's scale."""
 GIVE_UP_AFTER = 5
 """Sweeps without halving the residual before it counts as not contracting."""
 MOST_SWEEPS = 40
@@ -198,15 +202,18 @@ class _Boundaries:
         largest = self.starts.abs()
         largest[1:] = torch.maximum(largest[1:], self.ends[:-1].abs())
         largest = torch.where(largest.isfinite(), largest, 0)
-        tiny = torch.finfo(largest.dtype).tiny
         widest = [part.amax(-1, keepdim=True).expand_as(part) for part in largest.split(self.chain.parts, -1)]
-        return torch.cat(widest, -1).cummax(0).values.clamp(min=tiny)
+        scale = torch.cat(widest, -1).cummax(0).values
+        if self.chain.bound is not None:
+            scale = torch.maximum(scale, SHARE_OF_BOX * torch.where(self.chain.bound.isfinite(), self.chain.bound, 0))
+        return scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
     def correct(self, correction: Correction, tolerance: float) -> Tensor:
         """Move the starts by what the jumps mean for them; returns the rows that moved and must be run again."""
         delta = self._carry(correction)
         hopeless = ~(self.jump.isfinite().all(-1).all(0))
-        moved = ((delta.abs() / self.scale).amax(-1) > tolerance) & self.unknown & ~hopeless
+        unfinished = self._bad.any(0) & ~hopeless
+        moved = ((delta.abs() / self.scale).amax(-1) > WORTH_MOVING * tolerance) & self.unknown & unfinished
         starts = self.starts + delta
         if self.chain.bound is not None:
             starts = torch.clamp(starts, -self.chain.bound, self.chain.bound)

@@ -14,7 +14,8 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`u = x Wᵀ + b` for all of time: x `(T, B, D)` to `(T, B, K)`. What `F.linear` computes, its gradients
     included.
     """
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+    given = (x, weight) if bias is None else (x, weight, bias)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
         projected: Tensor = _Project.apply(x, weight, bias)
         return projected
     return _product(x, weight, bias)
@@ -40,13 +41,14 @@ class _Project(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        flat = grad.flatten(0, -2)
         d_x = d_weight = d_bias = None
-        if ctx.needs_input_grad[0]:
-            d_x = empty(*x.shape, like=grad)
-            torch.mm(flat, weight, out=d_x.flatten(0, -2))
-        if ctx.needs_input_grad[1]:
-            d_weight = torch.mm(flat.t(), x.flatten(0, -2))
-        if ctx.needs_input_grad[2]:
-            d_bias = flat.sum(0)
+        flat = grad.flatten(0, -2)
+        with torch.autocast(x.device.type, enabled=False):  # it may be on around the backward pass
+            if ctx.needs_input_grad[0]:
+                d_x = empty(*x.shape, like=grad)
+                torch.mm(flat, weight, out=d_x.flatten(0, -2))
+            if ctx.needs_input_grad[1]:
+                d_weight = torch.mm(flat.t(), x.flatten(0, -2))
+            if ctx.needs_input_grad[2]:
+                d_bias = flat.sum(0)
         return d_x, d_weight, d_bias

@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.cells.base import Cell
 from timeloom.nn import native
+from timeloom.nn.precision import returned_in, solved_in
 from timeloom.nn.sequence import (
+    check_input,
     check_lengths,
     check_resets,
+    drop,
     mask_padding,
     pack_like,
     reverse,
@@ -31,6 +33,8 @@ from timeloom.solvers.planning import resolve
 
 Hidden = tuple[Tensor, ...]
 """Initial or final states, one `(layers · directions, B, part)` for each part of the state: h, or h and c."""
+Weights = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]
+"""w_ih, w_hh, b_ih, b_hh and w_hr of one layer and direction; None where there is none."""
 
 
 class Recurrent(nn.RNNBase):
@@ -86,25 +90,37 @@ class Recurrent(nn.RNNBase):
         resets: bool, `(T, B)`, or `(B, T)` if batch_first, or `(T,)` if unbatched: the state is put back to hx before a
             marked step, as if a new sequence began there (in both directions of a bidirectional module).
         """
+        if torch.compiler.is_compiling():
+            # A solve is a loop of its own, not a graph. No decorator: that would import the compiler with timeloom.
+            eager: Any = torch.compiler.disable(Recurrent._forward)
+            result: tuple[Any, Any] = eager(self, input, hx, lengths, resets)
+            return result
+        return self._forward(input, hx, lengths, resets)
+
+    def _forward(
+        self, input: Tensor | PackedSequence, hx: Any, lengths: Tensor | None, resets: Tensor | None
+    ) -> tuple[Any, Any]:
         packed = input if isinstance(input, PackedSequence) else None
-        if packed is not None and (lengths is not None or resets is not None):
+        ragged = lengths is not None or resets is not None
+        if packed is not None and ragged:
             raise ValueError(
                 "a PackedSequence carries its own lengths: give a padded tensor to use lengths= or resets="
             )
         data = input if packed is None else packed.data
         if not isinstance(data, Tensor):
             raise TypeError(f"input must be a Tensor or a PackedSequence, got {type(input).__name__}")
-        if lengths is None and resets is None:
-            reason = native.why(self, self._solver, input)
-            if reason is not None:
-                return self._run_native(input, hx, reason)
+        obstacle = native.obstacle(data)
+        if obstacle and ragged:
+            raise NotImplementedError(f"lengths= and resets= are for timeloom's own sweeps, and there are {obstacle}")
+        reason = obstacle or native.why(self, self._solver, input)
+        if reason and not ragged:
+            return self._run_native(input, hx, reason)
         return self._run_own(data, packed, hx, lengths, resets)
 
     def _run_native(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
         """Torch's own layer: what is fastest, or what was asked for."""
-        report = native.report(self, input, reason)
         result: tuple[Any, Any] = native.call(self, input, hx)
-        self.reports = [report] * (self.num_layers * (2 if self.bidirectional else 1))
+        self.reports = [native.report(self, input, reason)] * self._stacked
         return result
 
     def _run_own(
@@ -117,14 +133,17 @@ class Recurrent(nn.RNNBase):
     ) -> tuple[Any, Any]:
         if packed is None and data.dim() not in (2, 3):
             raise ValueError(f"{self._get_name()}: Expected input to be 2D or 3D, got {data.dim()}D instead")
-        self.check_input(data, None if packed is None else packed.batch_sizes)
         batched = packed is not None or data.dim() == 3
+        weights = [self._weights_of(index) for index in range(self._stacked)]
+        check_input(data, packed, self.input_size, weights[0][0])
         if packed is not None:
             x, lengths = unpack(packed)
         else:
             x = data if batched else data.unsqueeze(1)
             x = x.transpose(0, 1) if self.batch_first and batched else x
         steps, batch = x.shape[:2]
+        if steps == 0:
+            raise RuntimeError(f"Expected sequence length to be larger than 0 in RNN, got input {tuple(data.shape)}")
         permutation = None if packed is None else packed.sorted_indices
         hidden = self._hidden_in(hx, batched, batch, x, permutation)
         if lengths is not None:
@@ -133,22 +152,28 @@ class Recurrent(nn.RNNBase):
         if resets is not None:
             resets = resets if batched or not isinstance(resets, Tensor) else resets.unsqueeze(1)
             resets = check_resets(resets, steps, batch, self.batch_first and batched, x.device)
-        y, final = self._solve(x, hidden, lengths, resets)
+        y, final = self._solve(x, hidden, weights, lengths, resets)
         if packed is not None:
             final = tuple(self.permute_part(part, packed.unsorted_indices) for part in final)
             return pack_like(y, lengths, packed), self._hidden_out(final)  # type: ignore[arg-type]
         if not batched:
-            return y.squeeze(1), self._hidden_out(tuple(part.squeeze(1) for part in final))
-        return y.transpose(0, 1) if self.batch_first else y, self._hidden_out(final)
+            y, final = y.squeeze(1), tuple(part.squeeze(1) for part in final)
+        elif self.batch_first:
+            y = y.transpose(0, 1)
+        # Without a gradient, not a view for autograd: users may write into it later, with gradients on.
+        return y if y.requires_grad else y.detach(), self._hidden_out(final)
 
     @staticmethod
     def permute_part(part: Tensor, permutation: Tensor | None) -> Tensor:
         return part if permutation is None else part.index_select(1, permutation)
 
-    def _solve(self, x: Tensor, hidden: Hidden, lengths: Tensor | None, resets: Tensor | None) -> tuple[Tensor, Hidden]:
+    def _solve(
+        self, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Tensor | None, resets: Tensor | None
+    ) -> tuple[Tensor, Hidden]:
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
-        compute, returned = native.dtypes(self, x)
-        reports: list[SolveReport] = [None] * (self.num_layers * (2 if self.bidirectional else 1))  # type: ignore[list-item]
+        compute = solved_in(x)
+        returned = returned_in(native.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
+        reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]
         self.reports = reports
         finals: list[Tensor] = []
         with torch.autocast(x.device.type, enabled=False):
@@ -158,35 +183,42 @@ class Recurrent(nn.RNNBase):
                 for direction in range(2 if self.bidirectional else 1):
                     index = len(finals)
                     initial = torch.cat([part[index] for part in hidden], -1).to(compute)
-                    out, final = self._solve_one(
-                        y, initial, lengths, resets, layer, direction, _recorder(reports, index)
-                    )
+                    memory, record = self._memories.setdefault(index, Memory()), _recorder(reports, index)
+                    out, final = self._solve_one(y, initial, weights[index], lengths, resets, direction, memory, record)
                     outputs.append(out)
                     finals.append(final)
                 y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
                 if self.dropout > 0 and self.training and layer < self.num_layers - 1:
-                    y = F.dropout(y, self.dropout, training=True)
-        parts = torch.stack(finals).to(returned).split([part.shape[-1] for part in hidden], -1)
-        return y.to(returned), parts
+                    y = drop(y, self.dropout, lengths)
+        widths = [part.shape[-1] for part in hidden]
+        parts = zip(*(final.split(widths, -1) for final in finals), strict=True)
+        return y.to(returned[0]), tuple(torch.stack(p).to(dtype) for p, dtype in zip(parts, returned, strict=True))
 
     def _solve_one(
-        self, x: Tensor, initial: Tensor, lengths: Tensor | None, resets: Tensor | None, layer: int, direction: int,
-        record: Callable[[SolveReport], None],
+        self, x: Tensor, initial: Tensor, weights: Weights, lengths: Tensor | None, resets: Tensor | None,
+        direction: int, memory: Memory, record: Callable[[SolveReport], None],
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """One layer in one direction."""
-        suffix = f"_l{layer}" + ("_reverse" if direction else "")
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-        found = (getattr(self, name + suffix, None) for name in names)
-        w_ih, w_hh, *more = (weight if weight is None else weight.to(x.dtype) for weight in found)
-        assert w_ih is not None
-        assert w_hh is not None
         if direction:
             x = reverse(x, lengths)
             resets = None if resets is None else reverse_resets(resets, lengths)
-        cell, u = self._cell(x, w_ih, w_hh, *more)
-        memory = self._memories.setdefault(2 * layer + direction, Memory())
+        w_ih, w_hh, *more = weights
+        more = [None if weight is None else weight.to(x.dtype) for weight in more]
+        cell, u = self._cell(x, w_ih.to(x.dtype), w_hh.to(x.dtype), *more)
         y, final = run(Recurrence(cell, u, initial, lengths, resets), self._solver, memory, record)
         return reverse(y, lengths) if direction else y, final
+
+    @property
+    def _stacked(self) -> int:
+        """Layers times directions: so many recurrences are solved."""
+        return self.num_layers * (2 if self.bidirectional else 1)
+
+    def _weights_of(self, index: int) -> Weights:
+        """Present weights of one layer and direction, parametrizations evaluated."""
+        layer, direction = divmod(index, 2 if self.bidirectional else 1)
+        suffix = f"_l{layer}" + ("_reverse" if direction else "")
+        more = (getattr(self, name + suffix, None) for name in ("bias_ih", "bias_hh", "weight_hr"))
+        return getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix), *more
 
 
 def _recorder(reports: list[SolveReport], index: int) -> Callable[[SolveReport], None]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.nn.base import Hidden, Recurrent
+from timeloom.nn.sequence import check_hidden
 from timeloom.solvers.base import Solver
 
 
@@ -16,11 +16,10 @@ class _OnePart(Recurrent):
     """Modules whose state is h alone."""
 
     def _hidden_in(self, hx: Any, batched: bool, batch: int, like: Tensor, permutation: Tensor | None) -> Hidden:
-        directions = 2 if self.bidirectional else 1
         if hx is None:
-            return (like.new_zeros(self.num_layers * directions, batch, self.hidden_size),)
-        h = _as_batched(hx, batched, "hx")
-        expected = (self.num_layers * directions, batch, self.hidden_size)
+            return (like.new_zeros(self._stacked, batch, self.hidden_size),)
+        h = _as_batched(hx, batched, "hx", like)
+        expected = (self._stacked, batch, self.hidden_size)
         self.check_hidden_size(h, expected)
         return (self.permute_part(h, permutation),)
 
@@ -99,27 +98,21 @@ class LSTM(Recurrent, nn.LSTM):
         return LSTMCell.project(x, w_ih, w_hh, *more)
 
     def _hidden_in(self, hx: Any, batched: bool, batch: int, like: Tensor, permutation: Tensor | None) -> Hidden:
-        stacked = self.num_layers * (2 if self.bidirectional else 1)
         widths = (self.proj_size or self.hidden_size, self.hidden_size)
         if hx is None:
-            return tuple(like.new_zeros(stacked, batch, width) for width in widths)
+            return tuple(like.new_zeros(self._stacked, batch, width) for width in widths)
         if not isinstance(hx, tuple | list) or len(hx) != 2:
             raise TypeError(f"LSTM: expected hx to be a pair (h_0, c_0), got {type(hx).__name__}")
-        pair = tuple(_as_batched(part, batched, name) for part, name in zip(hx, ("h_0", "c_0"), strict=True))
+        pair = tuple(_as_batched(part, batched, name, like) for part, name in zip(hx, ("h_0", "c_0"), strict=True))
         for part, width, name in zip(pair, widths, ("hidden[0]", "hidden[1]"), strict=True):
-            self.check_hidden_size(part, (stacked, batch, width), f"Expected {name} size {{}}, got {{}}")
+            self.check_hidden_size(part, (self._stacked, batch, width), f"Expected {name} size {{}}, got {{}}")
         return tuple(self.permute_part(part, permutation) for part in pair)
 
     def _hidden_out(self, parts: Hidden) -> tuple[Tensor, ...]:
         return tuple(parts)
 
 
-def _as_batched(hx: Tensor, batched: bool, name: str) -> Tensor:
-    """A hidden state with its batch dimension; torch's rule on 2-D and 3-D states."""
-    if not isinstance(hx, torch.Tensor):
-        raise TypeError(f"{name} must be a Tensor, got {type(hx).__name__}")
-    wanted = 3 if batched else 2
-    if hx.dim() != wanted:
-        kind = "batched 3-D" if batched else "unbatched 2-D"
-        raise RuntimeError(f"For {kind} input, {name} should also be {wanted}-D but got {hx.dim()}-D tensor")
+def _as_batched(hx: Tensor, batched: bool, name: str, x: Tensor) -> Tensor:
+    """An initial state with its batch dimension, checked."""
+    check_hidden(hx, batched, name, x)
     return hx if batched else hx.unsqueeze(1)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
+from timeloom.nn.precision import SOLVED, solved_in
 from timeloom.report import SolveReport
 from timeloom.solvers.auto import Auto
 from timeloom.solvers.base import Solver
@@ -17,10 +19,9 @@ from timeloom.sweep.native import unavailable
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
-HALF = (torch.float16, torch.bfloat16)
 SHORTEST = {"GRU": (12, 32), "RNN": (40, 64), "LSTM": (512, 1024)}
-"""Steps from which compiled sweeps beat torch's layer on a CPU, with and without gradients: below, our fixed cost per call
-exceeds torch's whole run."""
+"""Steps from which compiled sweeps beat torch's layer on a CPU, with and without gradients: below, our fixed cost per
+call exceeds torch's whole run."""
 SHORTEST_IN_TORCH = 2048
 """The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
 SHORTEST_ON_GPU = 4096
@@ -31,6 +32,21 @@ LSTM_BATCH = 8
 """Batch from which oneDNN's fused LSTM fills a CPU by itself."""
 
 
+def obstacle(data: Tensor) -> str | None:
+    """What timeloom's sweeps cannot run on or inside of, or None."""
+    if data.device.type not in ("cpu", "cuda"):
+        return f"no sweeps on {data.device.type}"
+    if data.dtype not in SOLVED:
+        return f"no sweeps for {data.dtype}"
+    if type(data) not in (Tensor, nn.Parameter) or data.is_nested or data.layout != torch.strided:
+        return f"no sweeps for a {type(data).__name__} of layout {data.layout}"
+    if torch._C._get_tracing_state() is not None:
+        return "no sweeps inside torch.jit.trace"
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return "no sweeps inside torch.func transforms and forward-mode differentiation"
+    return None
+
+
 def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> str | None:
     """Why torch's own layer is to run, or None where timeloom's sweeps are."""
     data = input.data if isinstance(input, PackedSequence) else input
@@ -38,8 +54,6 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
         return "sequential, as asked for"
     if data.numel() == 0 or data.dim() not in (2, 3):
         return "nothing to solve"
-    if data.device.type not in ("cpu", "cuda"):
-        return f"no sweeps for {data.device.type}"
     if not isinstance(solver, Auto):
         return None
     steps, batch = _size(module, input)
@@ -48,12 +62,11 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
 
 def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
     """Why torch's own layer is the faster one for a problem of this size, or None."""
-    solved_in, _ = dtypes(module, data)
     if data.device.type == "cuda":
         if module.hidden_size <= PERSISTENT and data.dtype == torch.float32:
             return f"auto: cuDNN runs {module.hidden_size} hidden units in one kernel"
         needed = SHORTEST_ON_GPU
-    elif solved_in != torch.float32 or module.proj_size > 0 or unavailable() is not None:
+    elif solved_in(data) != torch.float32 or module.proj_size > 0 or unavailable() is not None:
         needed = SHORTEST_IN_TORCH
     elif module.mode == "LSTM" and batch >= LSTM_BATCH:
         return f"auto: a batch of {batch} fills the CPU in torch's fused LSTM"
@@ -63,10 +76,13 @@ def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
 
 
 def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:
-    """Torch's forward pass on the module's present weights (parametrizations included)."""
-    module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
-    base: Any = next(cls for cls in (nn.GRU, nn.LSTM, nn.RNN) if isinstance(module, cls))
-    return base.forward(module, input, hx)
+    """Torch's forward pass."""
+    return layer(module).forward(module, input, hx)
+
+
+def layer(module: Recurrent) -> Any:
+    """The torch class that a module stands in for."""
+    return next(cls for cls in (nn.GRU, nn.LSTM, nn.RNN) if isinstance(module, cls))
 
 
 def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> SolveReport:
@@ -83,14 +99,6 @@ def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> So
         seconds=0.0,
         reason=f"{reason}; run by torch's own layer",
     )
-
-
-def dtypes(module: Recurrent, x: Tensor) -> tuple[torch.dtype, torch.dtype]:
-    """The dtype to solve in and the dtype torch would return: half precision is solved in float32 and rounded once."""
-    returned = x.dtype
-    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-        returned = torch.get_autocast_dtype(x.device.type)
-    return (torch.float32 if returned in HALF else returned), returned
 
 
 def _size(module: Recurrent, input: Tensor | PackedSequence) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 
@@ -52,14 +53,55 @@ def mask_padding(x: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(inside.to(x.device).view(*x.shape[:2], *[1] * (x.dim() - 2)), x, torch.zeros_like(x))
 
 
+def drop(y: Tensor, p: float, lengths: Tensor | None) -> Tensor:
+    """Dropout of the valid steps, in the order in which torch draws for them."""
+    if lengths is None:
+        return F.dropout(y, p)
+    order = _packed_order(lengths, len(y), y.device)
+    return y.index_put(order, F.dropout(y[order], p))
+
+
+def check_input(data: Tensor, packed: PackedSequence | None, input_size: int, weight: Tensor) -> None:
+    """Torch's demands on the input, held against the present weights; its words, too."""
+    if data.dtype != weight.dtype and not torch.is_autocast_enabled(data.device.type):
+        raise ValueError(
+            f"RNN input dtype ({data.dtype}) does not match weight dtype ({weight.dtype}). "
+            f"Convert input: input.to({weight.dtype}), or convert model: model.to({data.dtype})"
+        )
+    if packed is not None and data.dim() != 2:
+        raise RuntimeError(f"input must have 2 dimensions, got {data.dim()}")
+    if data.shape[-1] != input_size:
+        raise RuntimeError(f"input.size(-1) must be equal to input_size. Expected {input_size}, got {data.shape[-1]}")
+    if data.device != weight.device:
+        raise RuntimeError(
+            f"Input and parameter tensors are not at the same device, found input tensor at {data.device} and "
+            f"parameter tensor at {weight.device}"
+        )
+
+
+def check_hidden(part: Tensor, batched: bool, name: str, x: Tensor) -> None:
+    """Torch's demands on an initial state."""
+    if not isinstance(part, Tensor):
+        raise TypeError(f"{name} must be a Tensor, got {type(part).__name__}")
+    wanted = 3 if batched else 2
+    if part.dim() != wanted:
+        kind = "batched 3-D" if batched else "unbatched 2-D"
+        raise RuntimeError(f"For {kind} input, {name} should also be {wanted}-D but got {part.dim()}-D tensor")
+    if part.device != x.device:
+        raise RuntimeError(f"{name} is on {part.device}, the input on {x.device}: they must agree")
+    mixed = part.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type)
+    if mixed or not part.is_floating_point():
+        raise RuntimeError(f"{name} has dtype {part.dtype}, the input {x.dtype}: they must agree")
+
+
 def check_lengths(lengths: Tensor, steps: int, batch: int) -> Tensor:
-    """Lengths as int64 on the CPU, or an error that says what is wrong."""
+    """Lengths as int64 on the CPU, a copy, or an error that says what is wrong."""
     lengths = torch.as_tensor(lengths)
     if lengths.shape != (batch,):
         raise ValueError(f"lengths must have shape ({batch},), one for each sequence; got {tuple(lengths.shape)}")
     if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
         raise TypeError(f"lengths must hold whole numbers, got {lengths.dtype}")
-    lengths = lengths.to(device="cpu", dtype=torch.int64)
+    lengths = lengths.to(device="cpu", dtype=torch.int64, copy=True)
     outside = ((lengths < 0) | (lengths > steps)).nonzero().flatten().tolist()
     if outside:
         worst = int(lengths[outside[0]])
@@ -68,7 +110,7 @@ def check_lengths(lengths: Tensor, steps: int, batch: int) -> Tensor:
 
 
 def check_resets(resets: Tensor, steps: int, batch: int, batch_first: bool, device: torch.device) -> Tensor:
-    """Resets as bool `(T, B)`, or an error that says what is wrong."""
+    """Resets as bool `(T, B)`, a copy, or an error that says what is wrong."""
     order, expected = ("(B, T)", (batch, steps)) if batch_first else ("(T, B)", (steps, batch))
     if not isinstance(resets, Tensor) or resets.dtype != torch.bool:
         given = resets.dtype if isinstance(resets, Tensor) else type(resets).__name__
@@ -77,4 +119,4 @@ def check_resets(resets: Tensor, steps: int, batch: int, batch_first: bool, devi
         raise ValueError(f"resets must have shape {order} = {expected}, got {tuple(resets.shape)}")
     if resets.device != device:
         raise ValueError(f"resets is on {resets.device}, the input on {device}: they must agree")
-    return resets.t() if batch_first else resets
+    return (resets.t() if batch_first else resets).clone(memory_format=torch.contiguous_format)

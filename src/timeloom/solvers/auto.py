@@ -17,6 +17,8 @@ FIRST_WARMUP = 48
 """Warm-up of a network nothing is known about: enough for a freshly initialised GRU or LSTM."""
 NOISE = 1e-7
 """Jumps this small are rounding: they bound how fast a network forgets, but do not tell it."""
+NEARLY = 4
+"""A first jump within this factor of the tolerance needs no longer warm-up: the few rows over it are run again."""
 PATIENCE = 4
 """Sweeps that `auto` grants before it finishes sequentially: with more, the plain run would have been as fast."""
 LONGEST_PAUSE = 256
@@ -41,7 +43,7 @@ class Experience:
     pause: int = 0
     """Calls for which shooting is not tried."""
     setbacks: int = 0
-    """Calls in a row that had to fall back."""
+    """Times in a row that shooting turned out not to pay."""
 
     def warmup(self, tolerance: float) -> int:
         """Steps after which this network has forgotten where it started, to within the tolerance."""
@@ -53,14 +55,19 @@ class Experience:
 
     def learn(self, report: SolveReport) -> None:
         """Take in what a shooting solve showed."""
-        if report.fell_back or not report.converged:
-            self.setbacks += 1
-            self.pause = min(4 * 2**self.setbacks, LONGEST_PAUSE)
-        elif report.warmup:
-            self.setbacks = 0
         if report.warmup and report.residuals:
-            seen = min(max(report.residuals[0], NOISE), 1.0)
-            self.forgetting = seen ** (1 / report.warmup)
+            first = report.residuals[0]
+            seen = min(max(first, NOISE), 1.0) ** (1 / report.warmup)
+            near = first <= NEARLY * report.tolerance  # what is left is rounding: a longer warm-up would not help
+            self.forgetting = min(seen, self.forgetting or 1.0) if near else seen
+            if report.converged and not report.fell_back:
+                self.setbacks = 0
+
+    def rest(self) -> None:
+        """Shooting does not pay on this network as it is: leave it alone for a while, then look at it afresh."""
+        self.setbacks += 1
+        self.pause = min(4 * 2**self.setbacks, LONGEST_PAUSE)
+        self.forgetting = None
 
 
 @dataclass
@@ -75,20 +82,23 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
     """The cheapest way to run this problem by our own sweeps."""
     tolerance = solver.tolerance(problem.initial.dtype)
     steps, batch = problem.steps, max(problem.batch, 1)
-    if experience.pause > 0:
+    overhead = step_overhead(problem)
+    chunk, warmup = cheapest(steps, batch, FIRST_WARMUP, overhead)
+    if chunk >= steps:
+        reason = f"auto: one chunk is cheapest for T={steps}, B={batch}"
+    elif experience.pause > 0:
         experience.pause -= 1
         chunk, warmup = steps, 0
-        reason = f"auto: one chunk, the network did not contract; looking again in {experience.pause + 1} calls"
+        reason = f"auto: one chunk, the network forgets too slowly; looking again in {experience.pause + 1} calls"
     else:
         needed = experience.warmup(tolerance)
-        chunk, warmup = cheapest(steps, batch, needed, step_overhead(problem))
-        if chunk >= steps:
-            reason = f"auto: one chunk is cheapest for T={steps}, B={batch}" + (
-                f" (the network needs about {needed} steps to forget)" if experience.forgetting is not None else ""
-            )
-        else:
-            known = "assumed" if experience.forgetting is None else "learned"
+        known = "assumed" if experience.forgetting is None else "learned"
+        chunk, warmup = cheapest(steps, batch, needed, overhead)
+        if chunk < steps:
             reason = f"auto: {-(-steps // chunk)} chunks, warm-up of {warmup} steps {known}"
+        else:
+            experience.rest()
+            reason = f"auto: one chunk, the network forgets too slowly; looking again in {experience.pause + 1} calls"
     return Plan(
         chunk=max(chunk, 1),
         correction="auto",

@@ -16,6 +16,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -45,33 +48,49 @@ int timeloom_lanes(void) { return LANES; }
 INLINE vec select_vec(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
 INLINE vec splat(float x) { return (vec){} + x; }
 
-/* exp(x) to about 1 ulp; NaN stays NaN because every comparison with it is false. */
+#if defined(__AVX512F__)
+/* With a NaN these return their second operand, so NaN stays NaN. */
+INLINE vec at_least(float low, vec x) { return (vec)_mm512_max_ps(_mm512_set1_ps(low), (__m512)x); }
+INLINE vec at_most(float high, vec x) { return (vec)_mm512_min_ps(_mm512_set1_ps(high), (__m512)x); }
+INLINE vec round_vec(vec x) { return (vec)_mm512_roundscale_ps((__m512)x, 0); }
+INLINE vec times_power_of_two(vec x, vec n) { return (vec)_mm512_scalef_ps((__m512)x, (__m512)n); }
+INLINE vec reciprocal(vec x) { /* an estimate good to 14 bits, and one Newton step */
+  vec r = (vec)_mm512_rcp14_ps((__m512)x);
+  return r + r * (1.0f - x * r);
+}
+#else
+INLINE vec at_least(float low, vec x) { return select_vec(x < low, splat(low), x); }
+INLINE vec at_most(float high, vec x) { return select_vec(x > high, splat(high), x); }
+INLINE vec round_vec(vec x) { /* adding 1.5 * 2^23 leaves no room for a fraction */
+  return (x + 12582912.0f) - 12582912.0f;
+}
+INLINE vec times_power_of_two(vec x, vec n) { /* -126 <= n <= 127 */
+  return x * (vec)((__builtin_convertvector(n, ivec) + 127) << 23);
+}
+INLINE vec reciprocal(vec x) { return 1.0f / x; }
+#endif
+
+/* exp(x) to about 1 ulp for |x| <= 87, held constant beyond; NaN stays NaN. */
 INLINE vec exp_vec(vec x) {
-  const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer held in the low bits */
-  x = select_vec(x > 88.0f, splat(88.0f), x);
-  x = select_vec(x < -87.0f, splat(-87.0f), x);
-  vec shifted = x * 1.442695041f + magic;
-  vec whole = shifted - magic;
-  vec r = x - whole * 0.693359375f; /* ln 2 in two pieces, the first exact in few bits */
-  r = r + whole * 2.12194440e-4f;
-  vec p = splat(1.0f / 5040);
-  p = p * r + 1.0f / 720;
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
+  x = at_most(87.0f, at_least(-87.0f, x));
+  vec n = round_vec(x * 1.442695041f);
+  vec r = x - n * 0.693359375f; /* ln 2 in two pieces, the first exact in few bits */
+  r = r + n * 2.12194440e-4f;
+  vec p = splat(1.393374006e-03f); /* Chebyshev fit of (exp(r) - 1 - r) / r^2, error 1e-8 */
+  p = p * r + 8.363239950e-03f;
+  p = p * r + 4.166646411e-02f;
+  p = p * r + 1.666657662e-01f;
+  p = p * r + 5.000000014e-01f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  ivec scale = ((ivec)shifted + 127) << 23; /* the magic's own bits leave by the shift */
-  return p * (vec)scale;
+  return times_power_of_two(p, n);
 }
 
-INLINE vec sigmoid_vec(vec x) { return 1.0f / (1.0f + exp_vec(-x)); }
+INLINE vec sigmoid_vec(vec x) { return reciprocal(1.0f + exp_vec(-x)); }
 
 /* tanh: an odd series below 0.55 (where the quotient would cancel), the quotient above. */
 INLINE vec tanh_vec(vec x) {
-  vec e = exp_vec(x + x);
-  vec quotient = 1.0f - 2.0f / (e + 1.0f);
+  vec quotient = 1.0f - 2.0f * reciprocal(exp_vec(x + x) + 1.0f);
   vec s = x * x;
   vec p = splat(-6.272792019e-03f); /* Chebyshev fit of (tanh(x) - x) / x^3 in x^2, error 1e-9 */
   p = p * s + 2.107039870e-02f;

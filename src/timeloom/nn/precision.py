@@ -1,0 +1,49 @@
+"""Which dtype to solve in, and which one torch would return."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
+SOLVED = (torch.float64, torch.float32, *HALF)
+"""Dtypes of inputs that timeloom's sweeps take."""
+
+
+def solved_in(x: Tensor) -> torch.dtype:
+    """Half precision is solved in float32 and rounded once."""
+    return torch.float32 if x.dtype in HALF else x.dtype
+
+
+def returned_in(
+    layer: Any, projected: bool, weight: Tensor, x: Tensor, hidden: tuple[Tensor, ...]
+) -> tuple[torch.dtype, ...]:
+    """What torch's layer would return each part of the state in; the outputs have the first part's."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+        return (x.dtype,) * len(hidden)
+    parts = tuple(part.dtype for part in hidden)
+    return _under_autocast(layer, projected, device, torch.get_autocast_dtype(device), weight.dtype, x.dtype, parts)
+
+
+@cache
+def _under_autocast(
+    layer: Any, projected: bool, device: str, lower: torch.dtype, weight: torch.dtype, x: torch.dtype,
+    parts: tuple[torch.dtype, ...],
+) -> tuple[torch.dtype, ...]:  # fmt: skip
+    """What torch's layer returns under autocast differs with the layer and the library that runs it; so ask it."""
+    options = {"proj_size": 1} if projected else {}
+    widths = (1, 2) if projected else (2, 2)
+    with warnings.catch_warnings(), torch.no_grad(), torch.autocast(device, lower):
+        warnings.simplefilter("ignore")
+        tiny = layer(2, 2, device="meta", dtype=weight, **options).to_empty(device=device)  # draws no random numbers
+        hx = tuple(torch.zeros(1, 1, n, device=device, dtype=part) for n, part in zip(widths, parts, strict=False))
+        try:
+            _, final = tiny(torch.zeros(1, 1, 2, device=device, dtype=x), hx if len(hx) > 1 else hx[0])
+        except RuntimeError:  # a mixture that torch cannot run at all
+            return (lower,) * len(parts)
+    return tuple(part.dtype for part in final) if isinstance(final, tuple) else (final.dtype,)

@@ -1,0 +1,369 @@
+"""Sequences of unequal length and sequences cut by resets: packed, by lengths=, by resets=; beside torch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from module_zoo import (
+    LAYERS,
+    B,
+    D,
+    Layer,
+    T,
+    as_double,
+    assert_as_good,
+    assert_same,
+    call,
+    each_layer,
+    each_option,
+    each_way,
+    hidden,
+    inputs,
+    pair,
+    parts_of,
+    used_sweeps,
+)
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
+
+from timeloom.solvers import Shooting
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
+]
+WAYS = {
+    "steps": Shooting(chunk=1, correction="newton"),
+    "threes": Shooting(chunk=3, correction="none", warmup=0),
+    "fives": Shooting(chunk=5, correction="diag"),
+    "whole": Shooting(chunk=T),
+    "auto": "auto",
+    "sequential": "sequential",
+}
+each_cut = pytest.mark.parametrize("solver", WAYS.values(), ids=WAYS.keys())
+
+SORTED, UNSORTED, EQUAL = [13, 7, 1], [4, 13, 9], [13, 13, 13]
+EMPTY = [0, 13, 6]
+
+
+class InPieces:
+    """The truth about lengths= and resets=: each sequence, each stretch between two resets, by torch's layer alone."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self.zero_grad, self.named_parameters = layer.zero_grad, layer.named_parameters
+
+    def __call__(
+        self, x: Tensor, hx: Any = None, lengths: Tensor | None = None, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        if x.dim() == 2:
+            resets = None if resets is None else resets.unsqueeze(-1)
+            alone = (part.unsqueeze(1) for part in parts_of(hx)) if hx is not None else None
+            output, final = self._batch(x.unsqueeze(1), None if alone is None else tuple(alone), lengths, resets)
+            return output.squeeze(1), self._state(part.squeeze(1) for part in final)
+        batch_first = self.layer.batch_first
+        x = x.transpose(0, 1) if batch_first else x
+        resets = resets.t() if batch_first and resets is not None else resets
+        output, final = self._batch(x, None if hx is None else parts_of(hx), lengths, resets)
+        return output.transpose(0, 1) if batch_first else output, self._state(final)
+
+    def _batch(
+        self, x: Tensor, hx: tuple[Tensor, ...] | None, lengths: Tensor | None, resets: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        steps, batch, _ = x.shape
+        if hx is None:
+            hx = tuple(torch.zeros_like(part) for part in parts_of(hidden(self.layer, batch, dtype=x.dtype)))
+        outputs, finals = [], []
+        for b in range(batch):
+            length = steps if lengths is None else int(lengths[b])
+            begins = [t for t in range(1, length) if resets is not None and resets[t, b]]
+            state = tuple(part[:, b] for part in hx)
+            output, final = self._sequence(x[:length, b], state, begins)
+            outputs.append(torch.cat([output, output.new_zeros(steps - length, output.shape[1])]))
+            finals.append(final)
+        return torch.stack(outputs, 1), [torch.stack(part, 1) for part in zip(*finals, strict=True)]
+
+    def _sequence(self, x: Tensor, state: tuple[Tensor, ...], begins: list[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if len(x) == 0:
+            width = state[0].shape[-1] * (2 if self.layer.bidirectional else 1)
+            return x.new_zeros(0, width), state
+        outputs, finals = [], []
+        for begin, end in zip([0, *begins], [*begins, len(x)], strict=True):
+            piece = x[begin:end].unsqueeze(0 if self.layer.batch_first else 1)
+            output, final = self.layer(piece, self._state(part.unsqueeze(1) for part in state))
+            outputs.append(output.squeeze(0 if self.layer.batch_first else 1))
+            finals.append(tuple(part.squeeze(1) for part in parts_of(final)))
+        if not self.layer.bidirectional:
+            return torch.cat(outputs), finals[-1]
+        # Going backwards, the last piece to be run is the first one in time.
+        both = (
+            torch.stack([last[::2], first[1::2]], 1).flatten(0, 1)
+            for last, first in zip(finals[-1], finals[0], strict=True)
+        )
+        return torch.cat(outputs), tuple(both)
+
+    def _state(self, parts: Any) -> Any:
+        return tuple(parts) if isinstance(self.layer, nn.LSTM) else next(iter(parts))
+
+
+def as_batch_first(layer: Layer, mask: Tensor) -> Tensor:
+    """A `(T, B)` mask as the layer takes it."""
+    return mask.t() if layer.batch_first else mask
+
+
+def some_resets(seed: int = 3, share: float = 0.25) -> Tensor:
+    return torch.rand(T, B, generator=torch.Generator().manual_seed(seed)) < share
+
+
+# --- PackedSequence ----------------------------------------------------------------------------------------------
+
+
+@each_cut
+@pytest.mark.parametrize("lengths", [SORTED, EQUAL])
+@each_option
+@each_layer
+def test_packed(name: str, options: dict[str, Any], lengths: list[int], solver: Any) -> None:
+    theirs, ours = pair(name, solver, **options)
+    pack = partial(pack_padded_sequence, lengths=lengths, batch_first=theirs.batch_first)
+    x, hx = inputs(theirs), hidden(theirs)
+    assert_same(call(ours, x, hx, pack), call(theirs, x, hx, pack))
+    assert used_sweeps(ours) == isinstance(solver, Shooting)
+
+
+@each_cut
+@each_layer
+def test_packed_in_any_order(name: str, solver: Any) -> None:
+    theirs, ours = pair(name, solver, num_layers=2, bidirectional=True)
+    pack = partial(pack_padded_sequence, lengths=UNSORTED, enforce_sorted=False)
+    x, hx = inputs(theirs), hidden(theirs)
+    assert_same(call(ours, x, hx, pack), call(theirs, x, hx, pack))
+    assert_same(call(ours, x, None, pack), call(theirs, x, None, pack))
+    (expected, _), (actual, _) = theirs(pack(x)), ours(pack(x))
+    for key in ("batch_sizes", "sorted_indices", "unsorted_indices"):
+        assert torch.equal(getattr(actual, key), getattr(expected, key))
+    padded, lengths = pad_packed_sequence(actual)
+    assert padded.shape == (T, B, 2 * (theirs.proj_size or theirs.hidden_size))
+    assert lengths.tolist() == UNSORTED
+
+
+@each_way
+@pytest.mark.parametrize("enforce_sorted", [False, True])
+@each_layer
+def test_packed_from_a_list_in_float32(name: str, enforce_sorted: bool, solver: Any) -> None:
+    theirs, ours = pair(name, solver, dtype=torch.float32, bidirectional=True)
+
+    def pack(x: Tensor) -> Any:
+        return pack_sequence([x[:length, b] for b, length in enumerate(SORTED)], enforce_sorted=enforce_sorted)
+
+    x = inputs(theirs, dtype=torch.float32)
+    actual, torchs = call(ours, x, None, pack), call(theirs, x, None, pack)
+    assert_as_good(actual, torchs, call(theirs.double(), x.double(), None, pack))
+
+
+@each_way
+@each_layer
+def test_packed_dropout_draws_the_same_numbers(name: str, solver: Any) -> None:
+    theirs, ours = pair(name, solver, num_layers=3, dropout=0.4)
+    pack, results = partial(pack_padded_sequence, lengths=UNSORTED, enforce_sorted=False), []
+    for layer in (theirs, ours):
+        torch.manual_seed(5)
+        results.append(call(layer, inputs(theirs), None, pack))
+    assert_same(results[1], results[0])
+
+
+def test_packed_carries_its_own_lengths() -> None:
+    _, ours = pair("gru")
+    packed = pack_padded_sequence(inputs(ours), SORTED)
+    with pytest.raises(ValueError, match="PackedSequence carries its own lengths"):
+        ours(packed, lengths=torch.tensor(SORTED))
+
+
+# --- lengths= ----------------------------------------------------------------------------------------------------
+
+
+@each_cut
+@pytest.mark.parametrize("lengths", [SORTED, UNSORTED, EQUAL, EMPTY])
+@each_layer
+def test_lengths(name: str, lengths: list[int], solver: Any) -> None:
+    theirs, ours = pair(name, solver, num_layers=2, bidirectional=True, batch_first=True)
+    x, hx, ends = inputs(theirs), hidden(theirs), torch.tensor(lengths)
+    assert_same(call(ours, x, hx, lengths=ends), call(InPieces(theirs), x, hx, lengths=ends))
+
+
+@each_cut
+@each_layer
+def test_sequences_that_are_all_empty(name: str, solver: Any) -> None:
+    _, ours = pair(name, solver, num_layers=2, bidirectional=True)
+    x, hx = inputs(ours).requires_grad_(), hidden(ours)
+    leaves = [part.requires_grad_() for part in parts_of(hx)]
+    output, final = ours(x, hx, lengths=torch.zeros(B, dtype=torch.int64))
+    assert output.eq(0).all()
+    assert all(torch.equal(reached, part) for reached, part in zip(parts_of(final), leaves, strict=True))
+    sum(part.sum() for part in (output, *parts_of(final))).backward()
+    assert all(part.grad.eq(1).all() for part in leaves)
+    assert all(value.grad.eq(0).all() for value in (x, *ours.parameters()))
+
+
+@each_cut
+@each_layer
+def test_lengths_are_what_packing_does(name: str, solver: Any) -> None:
+    theirs, ours = pair(name, solver, num_layers=2, bidirectional=True)
+    x, hx = inputs(theirs), hidden(theirs)
+    expected, final = theirs(pack_padded_sequence(x, UNSORTED, enforce_sorted=False), hx)
+    actual, reached = ours(x, hx, lengths=torch.tensor(UNSORTED))
+    pairs = zip([actual, *parts_of(reached)], [pad_packed_sequence(expected)[0], *parts_of(final)], strict=True)
+    for mine, wanted in pairs:
+        torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12)
+
+
+@each_cut
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@each_layer
+def test_padding_is_never_looked_at(name: str, dtype: torch.dtype, solver: Any) -> None:
+    theirs, ours = pair(name, solver, dtype=dtype, num_layers=2, bidirectional=True)
+    x, hx, lengths = inputs(theirs, dtype=dtype), hidden(theirs, dtype=dtype), torch.tensor(EMPTY)
+    padding = torch.arange(T)[:, None] >= lengths
+    expected = call(ours, x.masked_fill(padding.unsqueeze(-1), 0), hx, lengths=lengths)
+    for poison in (float("nan"), float("inf"), 1e30):
+        actual = call(ours, x.masked_fill(padding.unsqueeze(-1), poison), hx, lengths=lengths)
+        assert_same(actual, expected, 0.0)
+        assert actual["output"][padding].eq(0).all()
+        assert actual["grad x"][padding].eq(0).all()
+
+
+@each_cut
+def test_gradients_on_padded_outputs_go_nowhere(solver: Any) -> None:
+    _, ours = pair("gru", solver)
+    lengths, results = torch.tensor(UNSORTED), []
+    padding = torch.arange(T)[:, None] >= lengths
+    for factor in (0.0, 1e6):
+        ours.zero_grad()
+        output, _ = ours(inputs(ours), lengths=lengths)
+        (output.sum() + factor * output[padding].sum()).backward()
+        results.append({key: value.grad.clone() for key, value in ours.named_parameters()})
+    assert_same(results[1], results[0], 0.0)
+
+
+@each_cut
+def test_lengths_of_any_integer_kind(solver: Any) -> None:
+    _, ours = pair("gru", solver)
+    x = inputs(ours)
+    expected, _ = ours(x, lengths=torch.tensor(UNSORTED))
+    for lengths in (torch.tensor(UNSORTED, dtype=torch.int32), torch.tensor(UNSORTED, dtype=torch.uint8)):
+        assert torch.equal(ours(x, lengths=lengths)[0], expected)
+
+
+def test_length_of_an_unbatched_sequence() -> None:
+    theirs, ours = pair("lstm", Shooting(chunk=4))
+    x, hx = inputs(theirs, T, D), hidden(theirs, batch=None)
+    expected, final = theirs(x[:8], hx)
+    actual, reached = ours(x, hx, lengths=torch.tensor([8]))
+    torch.testing.assert_close(actual[:8], expected)
+    torch.testing.assert_close(reached, final)
+    assert actual[8:].eq(0).all()
+
+
+def test_the_caller_may_reuse_the_tensors() -> None:
+    _, ours = pair("gru", Shooting(chunk=4))
+    lengths, resets = torch.tensor(UNSORTED), some_resets()
+    output, _ = ours(inputs(ours), lengths=lengths, resets=resets)
+    expected = torch.autograd.grad(output.sum(), list(ours.parameters()), retain_graph=True)
+    lengths.fill_(1)
+    resets.fill_(True)
+    again = torch.autograd.grad(output.sum(), list(ours.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))
+
+
+# --- resets= -----------------------------------------------------------------------------------------------------
+
+
+@each_cut
+@each_option
+@each_layer
+def test_resets(name: str, options: dict[str, Any], solver: Any) -> None:
+    theirs, ours = pair(name, solver, **options)
+    x, hx, resets = inputs(theirs), hidden(theirs), as_batch_first(theirs, some_resets())
+    assert_same(call(ours, x, hx, resets=resets), call(InPieces(theirs), x, hx, resets=resets))
+
+
+@each_cut
+@pytest.mark.parametrize("bidirectional", [False, True])
+@each_layer
+def test_resets_without_an_initial_state(name: str, bidirectional: bool, solver: Any) -> None:
+    theirs, ours = pair(name, solver, bidirectional=bidirectional)
+    x, resets = inputs(theirs), some_resets()
+    assert_same(call(ours, x, resets=resets), call(InPieces(theirs), x, resets=resets))
+
+
+@each_cut
+@pytest.mark.parametrize("bidirectional", [False, True])
+@each_layer
+def test_resets_of_an_unbatched_sequence(name: str, bidirectional: bool, solver: Any) -> None:
+    theirs, ours = pair(name, solver, num_layers=2, bidirectional=bidirectional, batch_first=True)
+    x, hx, resets = inputs(theirs, T, D), hidden(theirs, batch=None), some_resets()[:, 0]
+    assert resets.any()
+    assert_same(call(ours, x, hx, resets=resets), call(InPieces(theirs), x, hx, resets=resets))
+
+
+@each_cut
+@pytest.mark.parametrize("lengths", [UNSORTED, EMPTY])
+@each_layer
+def test_resets_and_lengths_together(name: str, lengths: list[int], solver: Any) -> None:
+    theirs, ours = pair(name, solver, num_layers=2, bidirectional=True, batch_first=True)
+    more = {"lengths": torch.tensor(lengths), "resets": some_resets(share=0.4).t()}
+    x, hx = inputs(theirs), hidden(theirs)
+    assert_same(call(ours, x, hx, **more), call(InPieces(theirs), x, hx, **more))
+
+
+@each_cut
+@pytest.mark.parametrize("where", ["nowhere", "first step", "last step", "everywhere"])
+@each_layer
+def test_resets_at_the_edges(name: str, where: str, solver: Any) -> None:
+    theirs, ours = pair(name, solver, bidirectional=True)
+    resets = torch.zeros(T, B, dtype=torch.bool)
+    at: dict[str, Any] = {"nowhere": [], "first step": 0, "last step": T - 1, "everywhere": slice(None)}
+    resets[at[where]] = True
+    x, hx = inputs(theirs), hidden(theirs)
+    assert_same(call(ours, x, hx, resets=resets), call(InPieces(theirs), x, hx, resets=resets))
+
+
+@each_cut
+@pytest.mark.parametrize("name", LAYERS)
+def test_resets_in_float32(name: str, solver: Any) -> None:
+    theirs, ours = pair(name, solver, dtype=torch.float32, bidirectional=True)
+    x, hx = inputs(theirs, dtype=torch.float32), hidden(theirs, dtype=torch.float32)
+    more = {"lengths": torch.tensor(UNSORTED), "resets": some_resets()}
+    actual, torchs = call(ours, x, hx, **more), call(InPieces(theirs), x, hx, **more)
+    assert_as_good(actual, torchs, call(InPieces(theirs.double()), x.double(), as_double(hx), **more))
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_shape_chunk_lengths_and_resets(data: st.DataObject) -> None:
+    steps, batch = data.draw(st.integers(1, 20), "steps"), data.draw(st.integers(1, 4), "batch")
+    solver = Shooting(
+        chunk=data.draw(st.none() | st.integers(1, 21), "chunk"),
+        correction=data.draw(st.sampled_from(["auto", "none", "diag", "newton"]), "correction"),
+        warmup=data.draw(st.none() | st.integers(0, 5), "warmup"),
+        adjoint=data.draw(st.sampled_from(["same", "sequential"]), "adjoint"),
+    )
+    options = {
+        key: data.draw(values, key)
+        for key, values in {
+            "num_layers": st.integers(1, 2),
+            "bidirectional": st.booleans(),
+            "bias": st.booleans(),
+        }.items()
+    }
+    theirs, ours = pair(data.draw(st.sampled_from(list(LAYERS)), "layer"), solver, **options)
+    lengths = data.draw(st.lists(st.integers(1, steps), min_size=batch, max_size=batch), "lengths")
+    resets = data.draw(st.lists(st.booleans(), min_size=steps * batch, max_size=steps * batch), "resets")
+    more = {"lengths": torch.tensor(lengths), "resets": torch.tensor(resets).view(steps, batch)}
+    x, hx = inputs(theirs, steps, batch, D), hidden(theirs, batch)
+    assert_same(call(ours, x, hx, **more), call(InPieces(theirs), x, hx, **more))

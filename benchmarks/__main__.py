@@ -77,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine = machine_facts()
     if machine["load"] > BUSY:
         print(
-            f"warning: the load of this machine is {machine['load']}; torch's many small parallel regions suffer "
-            "more from that than timeloom, so the ratios will flatter timeloom",
+            f"warning: the load of this machine is {machine['load']}; other work on the cores delays "
+            "every parallel region, torch's many small ones most of all: do not trust these ratios",
             file=sys.stderr,
         )
     for name in options.lists:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from timeloom.nn import native
+
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
@@ -15,3 +17,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def auto_takes_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` runs our sweeps on any sequence, where it would leave short ones to torch's layer as the faster one."""
+    monkeypatch.setattr(native, "_why_faster", lambda *_: None)

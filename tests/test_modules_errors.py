@@ -321,3 +321,4 @@ def test_a_solve_that_must_not_fall_back_raises_with_its_report() -> None:
     with pytest.raises(tl.ConvergenceError, match="did not converge") as caught:
         ours(torch.randn(T, B, D))
     assert not caught.value.report.converged
+    assert ours.reports == []

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
+from timeloom.eager import eager
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.report import SolveReport
@@ -34,7 +35,7 @@ def solve_adjoint(
     if incoming is not None:
         incoming = incoming.contiguous()
     links, batch = -(-problem.steps // plan.chunk), problem.batch
-    segments = _flip(cut(problem, plan.chunk), links)
+    segments = cut(problem, plan.chunk, backwards=True)
     lengths, device = problem.ends(), problem.u.device
     gate_grads = empty(problem.steps, batch, problem.cell.gate_width, like=problem.initial)
     if problem.lengths is not None:
@@ -42,16 +43,31 @@ def solve_adjoint(
     initial_grad = final_grad.clone()  # what a sequence of no steps keeps
     reset_grads = problem.initial.new_zeros(links * batch, problem.cell.size) if problem.resets is not None else None
 
-    def sweep(rows: Segments, ends: Tensor, keep: Tensor | None, want_leak: bool) -> tuple[Tensor, Tensor | None]:
-        if keep is None:
-            return sweeper.adjoint(rows, ends, states, incoming, want_leak=want_leak)
-        diverted = None if reset_grads is None else torch.empty_like(ends)
-        begins, leak = sweeper.adjoint(rows, ends, states, incoming, gate_grads, diverted, want_leak)
-        if reset_grads is not None and diverted is not None:
-            reset_grads[keep.to(device)] = diverted
+    def diverted(rows: Segments) -> Tensor | None:
+        return None if reset_grads is None else final_grad.new_empty(len(rows), final_grad.shape[1])
+
+    def keep(rows: Segments, where: Tensor, begins: Tensor, into_resets: Tensor | None) -> None:
+        if reset_grads is not None and into_resets is not None:
+            reset_grads[where.to(device)] = into_resets
+        if len(rows) == links * batch and problem.lengths is None:
+            initial_grad.copy_(begins[-batch:])
+            return
         at_start = (rows.begin == 0).nonzero().squeeze(-1)
         initial_grad[rows.sequence[at_start].to(device)] = begins[at_start.to(device)]
+
+    def sweep(rows: Segments, ends: Tensor, where: Tensor, want_leak: bool) -> tuple[Tensor, Tensor | None]:
+        into_resets = diverted(rows)
+        begins, leak = sweeper.adjoint(rows, ends, states, incoming, gate_grads, into_resets, want_leak)
+        keep(rows, where, begins, into_resets)
         return begins, leak
+
+    def enter(rows: Segments, lead: int, where: Tensor, want_leak: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        into_resets = diverted(rows)
+        ends, begins, leak = sweeper.adjoint_entering(
+            rows, lead, final_grad, states, incoming, gate_grads, into_resets, want_leak
+        )
+        keep(rows, where, begins, into_resets)
+        return ends, begins, leak
 
     def finish(bad_links: Tensor, sequences: Tensor, ends: Tensor) -> None:
         chain_rows = (bad_links * batch + sequences).cpu()
@@ -64,24 +80,20 @@ def solve_adjoint(
     anchors = (segments.end == lengths[segments.sequence]) & (segments.end > segments.begin)
     chain = Chain(
         segments=segments,
-        warmups=segments.first(plan.warmup),
         first=final_grad,
         neutral=torch.zeros_like(final_grad),
         anchors=anchors.view(links, batch),
         parts=problem.cell.parts,
         sweep=sweep,
+        enter=enter,
         transfer=lambda rows: sweeper.transfer(rows, states).transpose(-1, -2),
         finish=finish,
+        certify=sweeper.certifier(0.0),
     )
     report = march(chain, plan)
     if reset_grads is not None:
         initial_grad += reset_grads.view(links, batch, -1).sum(0)
     return gate_grads, initial_grad, report
-
-
-def _flip(segments: Segments, links: int) -> Segments:
-    """The same chunks, the last one first."""
-    return Segments(*(column.view(links, -1).flip(0).reshape(-1) for column in vars(segments).values()))
 
 
 def _previous(problem: Recurrence, states: list[Tensor]) -> list[Tensor]:
@@ -116,7 +128,8 @@ class _Solved(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "timeloom's parallel-in-time gradients cannot be differentiated again (create_graph=True): the adjoint "
-                "solve is not on the tape. Use solver='sequential' for second-order gradients."
+                "solve is not on the tape. For second-order gradients use solver='sequential', without lengths= or "
+                "resets=."
             )
         u, initial, _, *rest = ctx.saved_tensors
         weights, states = rest[: ctx.counts[0]], rest[ctx.counts[0] :]
@@ -138,6 +151,7 @@ class HandWritten(_Solved):
         return outputs, final_state(problem, states)
 
     @staticmethod
+    @eager
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         problem, states = _Solved.recall(ctx)
         with torch.autocast(problem.u.device.type, enabled=False):  # it may be on around the backward pass
@@ -175,6 +189,7 @@ class AttachAdjoint(_Solved):
         return outputs, final_state(problem, states)
 
     @staticmethod
+    @eager
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         problem, states = _Solved.recall(ctx)
         adjoints, initial_grad, report = solve_adjoint(problem, states, ctx.plan, *grads)

@@ -23,8 +23,8 @@ from timeloom.demo_task import CHANNELS, SEGMENT, Turning, draw_turning
 from timeloom.nn import GRU
 
 LEARNING_RATE = 5e-3
-# The gradient is tiny until the network sees its first turns, and then grows a thousandfold. A short memory of
-# the past gradients keeps Adam from leaping there, which would also blow up differences of rounding.
+# A shorter memory of past gradients than torch's default: with that one, the loss of this task jumped up again (to 0.6,
+# 7.5 and 11.5 with seeds 0, 1 and 2) after it had been learned; with this one it stayed below 0.15.
 BETAS = (0.5, 0.9)
 EPSILON = 1e-5
 CLIP = 1.0

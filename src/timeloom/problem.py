@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -36,12 +36,18 @@ class Recurrence:
     def ends(self) -> Tensor:
         """Length of each sequence, `(B,)` on the CPU."""
         if self.lengths is None:
-            return torch.full((self.batch,), self.steps, dtype=torch.int64)
+            return torch.full((self.batch,), self.steps, dtype=torch.int64, device="cpu")
         return self.lengths.to(device="cpu", dtype=torch.int64)
+
+    def ends_on_device(self) -> Tensor:
+        """Length of each sequence, `(B,)` beside the inputs."""
+        if self.lengths is None:
+            return _full(self.batch, self.steps, self.u.device)
+        return self.ends().to(self.u.device)
 
     def inside(self) -> Tensor:
         """Which steps lie inside their sequence, `(T, B)`."""
-        return (torch.arange(self.steps)[:, None] < self.ends()).to(self.u.device)
+        return (torch.arange(self.steps, device="cpu")[:, None] < self.ends()).to(self.u.device)
 
 
 @dataclass(frozen=True)
@@ -58,39 +64,52 @@ class Segments:
     def __getitem__(self, rows: Tensor) -> Segments:
         return Segments(self.sequence[rows], self.begin[rows], self.end[rows])
 
-    @property
+    @cached_property
     def longest(self) -> int:
         return int((self.end - self.begin).max()) if len(self) else 0
 
-    def first(self, steps: int) -> Segments:
-        """Only the first `steps` of every stretch."""
-        return Segments(self.sequence, self.begin, torch.minimum(self.end, self.begin + steps))
+    @property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.sequence, self.begin, self.end
 
-    def last(self, steps: int) -> Segments:
-        """Only the last `steps` of every stretch."""
-        return Segments(self.sequence, torch.maximum(self.begin, self.end - steps), self.end)
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """The columns on a device; kept, since chunks of the same sizes are asked for again and again."""
+        if device not in self._copies:
+            self._copies[device] = (self.sequence.to(device), self.begin.to(device), self.end.to(device))
+        return self._copies[device]
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor]]:
+        return {}
 
 
-def cut(problem: Recurrence, chunk: int) -> Segments:
+def cut(problem: Recurrence, chunk: int, backwards: bool = False) -> Segments:
     """Time in chunks of `chunk` steps, the last one ragged: C·B rows, chunk by chunk, sequences side by side.
 
-    A chunk past the end of its sequence is an empty stretch.
+    A chunk past the end of its sequence is an empty stretch. `backwards` puts the last chunk first.
     """
     if problem.lengths is None:
-        return _cut_evenly(problem.steps, problem.batch, chunk)
-    return _cut(problem.steps, problem.ends(), chunk)
+        return _cut_evenly(problem.steps, problem.batch, chunk, backwards)
+    return _cut(problem.steps, problem.ends(), chunk, backwards)
 
 
 @lru_cache(maxsize=64)
-def _cut_evenly(steps: int, batch: int, chunk: int) -> Segments:
+def _cut_evenly(steps: int, batch: int, chunk: int, backwards: bool) -> Segments:
     """Chunks of sequences of one length; training asks for the same ones on every step."""
     with torch.inference_mode(False):  # what is kept must serve calls in any mode
-        return _cut(steps, torch.full((batch,), steps, dtype=torch.int64), chunk)
+        lengths = torch.full((batch,), steps, dtype=torch.int64, device="cpu")
+        return _cut(steps, lengths, chunk, backwards)
 
 
-def _cut(steps: int, lengths: Tensor, chunk: int) -> Segments:
-    starts = torch.arange(0, steps, chunk, dtype=torch.int64)
-    begin = torch.minimum(starts[:, None], lengths[None, :])
-    end = torch.minimum(starts[:, None] + chunk, lengths[None, :])
-    sequence = torch.arange(len(lengths), dtype=torch.int64).expand(len(starts), -1)
+def _cut(steps: int, lengths: Tensor, chunk: int, backwards: bool) -> Segments:
+    starts = torch.arange(0, steps, chunk, dtype=torch.int64, device="cpu")
+    starts = (starts.flip(0) if backwards else starts)[:, None]
+    begin, end = torch.minimum(starts, lengths), torch.minimum(starts + chunk, lengths)
+    sequence = torch.arange(len(lengths), dtype=torch.int64, device="cpu").expand(len(starts), -1)
     return Segments(sequence.reshape(-1), begin.reshape(-1), end.reshape(-1))
+
+
+@lru_cache(maxsize=64)
+def _full(batch: int, steps: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.full((batch,), steps, dtype=torch.int64, device=device)

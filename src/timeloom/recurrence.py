@@ -43,8 +43,9 @@ def run(problem: Recurrence, solver: Solver, memory: Memory, record: Record) -> 
 
     def note(backward: SolveReport) -> None:
         memory.backward.learn(backward)
+        object.__setattr__(report, "backward", backward)  # filled in later: the user may hold this report already
+        record(report)
         _raise_if_asked(backward, solver)
-        record(replace(report, backward=backward))
 
     adjoint_plan = plan_backward(solver, detached, memory.backward)
     return attach(detached, states, adjoint_plan, note, problem.u, problem.initial, problem.cell)

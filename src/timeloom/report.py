@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class SolveReport:
@@ -29,6 +31,8 @@ class SolveReport:
     """Why this solver, chunk and correction, and why it stopped, in words."""
     warmup: int = 0
     """Steps of each chunk that the warm-up ran to guess the chunk starts."""
+    certificate: Tensor | None = None
+    """A bound of the residual as a number on the GPU, where a CUDA graph was captured and it could not be read."""
     backward: SolveReport | None = None
     """The adjoint solve's report, once the backward pass has run."""
 

@@ -15,9 +15,10 @@ from timeloom.report import SolveReport
 from timeloom.scan import linear_scan
 from timeloom.solvers.base import Correction, OnDivergence
 
-Sweep = Callable[[Segments, Tensor, Tensor | None, bool], tuple[Tensor, Tensor | None]]
-"""`sweep(segments, starts, rows, want_leak) -> ends, leak`. `rows` says where the segments stand in the chain, and
-that what is computed is to be kept; without it the sweep is a warm-up."""
+Sweep = Callable[[Segments, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
+"""`sweep(segments, starts, rows, want_leak) -> ends, leak`; `rows` says where the segments stand in the chain."""
+Enter = Callable[[Segments, int, Tensor, bool], tuple[Tensor, Tensor, Tensor | None]]
+"""`enter(segments, lead, rows, want_leak) -> starts, ends, leak`: a sweep that finds its starts by a warm-up."""
 
 DIAGONAL_WORTH = 1e-3
 """A leak below this over a whole chunk corrects nothing that the next sweep does not correct by itself."""
@@ -38,7 +39,6 @@ class Chain:
     """Chunks in marching order, forward or backward in time: link p of C starts where link p − 1 ended.
 
     segments: C·B rows, link by link, sequences side by side.
-    warmups: for each row, its stretch that a warm-up runs.
     first: `(B, S)`, the known state that each sequence's chain starts from.
     neutral: `(B, S)`, the guess where nothing is known.
     anchors: `(C, B)`, whether a link's start is `first` (one link a sequence) rather than an unknown.
@@ -46,16 +46,18 @@ class Chain:
     """
 
     segments: Segments
-    warmups: Segments
     first: Tensor
     neutral: Tensor
     anchors: Tensor
     parts: tuple[int, ...]
     sweep: Sweep
+    enter: Enter
     transfer: Callable[[Segments], Tensor]
     finish: Callable[[Tensor, Tensor, Tensor], None]
     """`finish(links, sequences, starts)`: run these sequences sequentially from these links on."""
     bound: Tensor | None = None
+    certify: Callable[[Tensor, Tensor], Tensor] | None = None
+    """`certify(starts, ends)`: a bound of the largest relative jump as a number on the device, where that is quick."""
 
     @property
     def links(self) -> int:
@@ -79,19 +81,25 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     """Make the chain's links fit together; the states are where `chain.sweep` puts them."""
     began = time.perf_counter()
     if chain.links == 1:
-        rows = torch.arange(len(chain.segments))
+        rows = torch.arange(len(chain.segments), device="cpu")
         chain.sweep(chain.segments, chain.first, rows, False)
         return _one_chunk_report(plan, time.perf_counter() - began)
-    state = _Boundaries(chain)
-    if plan.warmup:
-        state.guess()
-    residuals: list[float] = []
     correction: Correction = plan.correction
     want_leak = correction in ("auto", "diag")
+    entered = None
+    if plan.warmup:
+        entered = chain.enter(chain.segments, plan.warmup, torch.arange(len(chain.segments), device="cpu"), want_leak)
+        if chain.certify is not None:
+            report = _quick_report(chain.certify(*entered[:2]), plan, began)
+            if report is not None:
+                return report
+    state = _Boundaries(chain, entered)
+    residuals: list[float] = []
     rows = state.solvable
     given_up = ""
     while True:
-        state.run(rows, want_leak)
+        if residuals or entered is None:
+            state.run(rows, want_leak)
         residuals.append(state.measure(plan.tolerance))
         if state.converged:
             break
@@ -123,6 +131,32 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     )
 
 
+def _quick_report(worst: Tensor, plan: Plan, began: float) -> SolveReport | None:
+    """The report of a warm-up and one sweep that a quick bound certifies; None where it does not.
+
+    While a CUDA graph is captured nothing can be read: the graph holds the sweep, and the report the number to look at.
+    """
+    captured = worst.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    residual = math.nan if captured else float(worst)
+    if not captured and not residual <= plan.tolerance:
+        return None
+    unread = "captured in a CUDA graph: read `certificate` after a replay"
+    return SolveReport(
+        solver="shooting[none]",
+        chunk=plan.chunk,
+        iterations=1,
+        residuals=(residual,),
+        tolerance=plan.tolerance,
+        converged=not captured,
+        fell_back=False,
+        contraction=None,
+        seconds=time.perf_counter() - began,
+        reason="; ".join(filter(None, (plan.reason, unread if captured else ""))),
+        warmup=plan.warmup,
+        certificate=worst if captured else None,
+    )
+
+
 def _one_chunk_report(plan: Plan, seconds: float) -> SolveReport:
     """A single chunk is the sequential run: exact, nothing to fit together."""
     return SolveReport(
@@ -142,7 +176,7 @@ def _one_chunk_report(plan: Plan, seconds: float) -> SolveReport:
 class _Boundaries:
     """The unknowns: starts and ends of all links, `(C, B, S)`, and what is known about them so far."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Chain, entered: tuple[Tensor, Tensor, Tensor | None] | None) -> None:
         self.chain = chain
         (batch, size), links = chain.first.shape, chain.links
         self.shape = (links, batch, size)
@@ -159,25 +193,21 @@ class _Boundaries:
         self.scale = torch.ones_like(self.starts)
         self.converged = False
         self._bad = torch.zeros_like(self.unknown)
-
-    def guess(self) -> None:
-        """Start each link from the end of the stretch before it, run from a neutral state."""
-        links, batch, size = self.shape
-        last = batch * (links - 1)
-        before = Segments(*(column[:last] for column in vars(self.chain.warmups).values()))
-        starts = self.chain.neutral.expand(links - 1, batch, size).reshape(-1, size)
-        ends, _ = self.chain.sweep(before, starts, None, False)
-        guess = ends.view(links - 1, batch, size)
-        self.starts[1:] = torch.where(self.unknown[1:].unsqueeze(-1) & guess.isfinite(), guess, self.starts[1:])
+        if entered is not None:
+            starts, ends, leak = (None if value is None else value.view(self.shape) for value in entered)
+            assert starts is not None
+            assert ends is not None
+            inside = alive.to(device).unsqueeze(-1)
+            self.starts, self.ends = (torch.where(inside, value, self.starts) for value in (starts, ends))
+            self.leak = self.leak if leak is None else leak
 
     def run(self, rows: Tensor, want_leak: bool) -> None:
         """Sweep these rows from their starts."""
         size = self.shape[2]
         everything = rows.numel() == self.shape[0] * self.shape[1]
         segments = self.chain.segments if everything else self.chain.segments[rows]
-        at = rows.to(self.starts.device)
-        starts = self.starts.view(-1, size) if everything else self.starts.view(-1, size)[at]
-        ends, leak = self.chain.sweep(segments, starts, rows, want_leak)
+        at = slice(None) if everything else rows.to(self.starts.device)
+        ends, leak = self.chain.sweep(segments, self.starts.view(-1, size)[at], rows, want_leak)
         self.ends.view(-1, size)[at] = ends
         if leak is not None:
             self.leak.view(-1, size)[at] = leak
@@ -214,7 +244,8 @@ class _Boundaries:
         hopeless = ~(self.jump.isfinite().all(-1).all(0))
         unfinished = self._bad.any(0) & ~hopeless
         moved = ((delta.abs() / self.scale).amax(-1) > WORTH_MOVING * tolerance) & self.unknown & unfinished
-        starts = self.starts + delta
+        # starts + δ, written so that a start whose predecessor does not move becomes its end to the last bit
+        starts = torch.cat([self.starts[:1], self.ends[:-1]]) + (delta - self.jump)
         if self.chain.bound is not None:
             starts = torch.clamp(starts, -self.chain.bound, self.chain.bound)
         self.starts = torch.where(moved.unsqueeze(-1), starts, self.starts)

@@ -8,7 +8,7 @@ from torch import Tensor
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.report import SolveReport
-from timeloom.solve import Chain, Plan, march
+from timeloom.solve import SHARE_OF_BOX, Chain, Plan, march
 from timeloom.sweep import ReferenceSweeper
 
 
@@ -21,27 +21,31 @@ def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> 
     segments = cut(problem, plan.chunk)
     lengths = problem.ends()
 
-    def sweep(rows: Segments, starts: Tensor, keep: Tensor | None, want_leak: bool) -> tuple[Tensor, Tensor | None]:
-        return sweeper.forward(rows, starts, None if keep is None else states, want_leak)
+    def sweep(rows: Segments, starts: Tensor, _: Tensor, want_leak: bool) -> tuple[Tensor, Tensor | None]:
+        return sweeper.forward(rows, starts, states, want_leak)
+
+    def enter(rows: Segments, lead: int, _: Tensor, want_leak: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        return sweeper.forward_entering(rows, lead, states, want_leak)
 
     def finish(links: Tensor, sequences: Tensor, starts: Tensor) -> None:
         rows = segments[(links * problem.batch + sequences).cpu()]
         sweeper.forward(Segments(rows.sequence, rows.begin, lengths[rows.sequence]), starts, states)
 
     links = -(-problem.steps // plan.chunk)
-    anchors = torch.zeros(links, problem.batch, dtype=torch.bool)
+    anchors = torch.zeros(links, problem.batch, dtype=torch.bool, device="cpu")
     anchors[:1] = True
     chain = Chain(
         segments=segments,
-        warmups=segments.last(plan.warmup),
         first=problem.initial,
         neutral=problem.initial,
         anchors=anchors,
         parts=problem.cell.parts,
         sweep=sweep,
+        enter=enter,
         transfer=lambda rows: sweeper.transfer(rows, states),
         finish=finish,
         bound=problem.cell.bound(problem.initial),
+        certify=sweeper.certifier(SHARE_OF_BOX),
     )
     return states, march(chain, plan)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.generic import GenericCell, State
+from timeloom.eager import eager
 from timeloom.problem import Recurrence
 from timeloom.recurrence import run
 from timeloom.report import SolveReport
@@ -21,6 +22,7 @@ from timeloom.solvers.sequential import Sequential
 _memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
 
 
+@eager
 def unroll(
     cell: Callable[[Any, Tensor], Any], h0: State, xs: Tensor, solver: str | Solver = "auto"
 ) -> tuple[State, SolveReport]:

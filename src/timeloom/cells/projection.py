@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from timeloom.eager import eager
 from timeloom.memory import empty
 
 
@@ -38,6 +39,7 @@ class _Project(torch.autograd.Function):
         return _product(x, weight, bias)
 
     @staticmethod
+    @eager
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors

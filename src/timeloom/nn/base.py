@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.cells.base import Cell
+from timeloom.eager import eager
 from timeloom.nn import native
 from timeloom.nn.precision import returned_in, solved_in
 from timeloom.nn.sequence import (
@@ -75,6 +76,7 @@ class Recurrent(nn.RNNBase):
     def _hidden_out(self, parts: Hidden) -> Any:
         """Final states as torch returns them."""
 
+    @eager
     def forward(
         self,
         input: Tensor | PackedSequence,
@@ -90,16 +92,6 @@ class Recurrent(nn.RNNBase):
         resets: bool, `(T, B)`, or `(B, T)` if batch_first, or `(T,)` if unbatched: the state is put back to hx before a
             marked step, as if a new sequence began there (in both directions of a bidirectional module).
         """
-        if torch.compiler.is_compiling():
-            # A solve is a loop of its own, not a graph. No decorator: that would import the compiler with timeloom.
-            eager: Any = torch.compiler.disable(Recurrent._forward)
-            result: tuple[Any, Any] = eager(self, input, hx, lengths, resets)
-            return result
-        return self._forward(input, hx, lengths, resets)
-
-    def _forward(
-        self, input: Tensor | PackedSequence, hx: Any, lengths: Tensor | None, resets: Tensor | None
-    ) -> tuple[Any, Any]:
         packed = input if isinstance(input, PackedSequence) else None
         ragged = lengths is not None or resets is not None
         if packed is not None and ragged:
@@ -174,7 +166,6 @@ class Recurrent(nn.RNNBase):
         compute = solved_in(x)
         returned = returned_in(native.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
         reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]
-        self.reports = reports
         finals: list[Tensor] = []
         with torch.autocast(x.device.type, enabled=False):
             y = x.to(compute)
@@ -190,6 +181,7 @@ class Recurrent(nn.RNNBase):
                 y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
                 if self.dropout > 0 and self.training and layer < self.num_layers - 1:
                     y = drop(y, self.dropout, lengths)
+        self.reports = reports
         widths = [part.shape[-1] for part in hidden]
         parts = zip(*(final.split(widths, -1) for final in finals), strict=True)
         return y.to(returned[0]), tuple(torch.stack(p).to(dtype) for p, dtype in zip(parts, returned, strict=True))

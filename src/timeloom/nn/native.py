@@ -14,6 +14,7 @@ from timeloom.report import SolveReport
 from timeloom.solvers.auto import Auto
 from timeloom.solvers.base import Solver
 from timeloom.solvers.sequential import Sequential
+from timeloom.sweep.gpu import LARGEST, has_triton
 from timeloom.sweep.native import unavailable
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ SHORTEST = {"GRU": (12, 32), "RNN": (40, 64), "LSTM": (512, 1024)}
 call exceeds torch's whole run."""
 SHORTEST_IN_TORCH = 2048
 """The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
+SHORTEST_FUSED_ON_GPU = 2048
+"""The same for the fused sweeps on a GPU."""
 SHORTEST_ON_GPU = 4096
 """The same on a GPU, for the layers that cuDNN runs with a launch per step."""
 PERSISTENT = 128
@@ -63,9 +66,10 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
 def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
     """Why torch's own layer is the faster one for a problem of this size, or None."""
     if data.device.type == "cuda":
-        if module.hidden_size <= PERSISTENT and data.dtype == torch.float32:
+        fused = module.hidden_size <= LARGEST and module.proj_size == 0 and has_triton()
+        if module.hidden_size <= PERSISTENT and data.dtype == torch.float32 and not fused:
             return f"auto: cuDNN runs {module.hidden_size} hidden units in one kernel"
-        needed = SHORTEST_ON_GPU
+        needed = SHORTEST_FUSED_ON_GPU if fused else SHORTEST_ON_GPU
     elif solved_in(data) != torch.float32 or module.proj_size > 0 or unavailable() is not None:
         needed = SHORTEST_IN_TORCH
     elif module.mode == "LSTM" and batch >= LSTM_BATCH:

@@ -12,7 +12,7 @@ def unpack(packed: PackedSequence) -> tuple[Tensor, Tensor]:
     """Padded, time-major data `(T, B, D)` and lengths `(B,)`, in the packed (sorted) order."""
     sizes = packed.batch_sizes.to(torch.int64)
     steps, batch = len(sizes), int(sizes[0])
-    lengths = (sizes[:, None] > torch.arange(batch)).sum(0)
+    lengths = (sizes[:, None] > torch.arange(batch, device="cpu")).sum(0)
     padded = packed.data.new_zeros(steps, batch, *packed.data.shape[1:])
     return padded.index_put(_packed_order(lengths, steps, packed.data.device), packed.data), lengths
 
@@ -25,7 +25,7 @@ def pack_like(padded: Tensor, lengths: Tensor, packed: PackedSequence) -> Packed
 
 def _packed_order(lengths: Tensor, steps: int, device: torch.device) -> tuple[Tensor, ...]:
     """Indices (time, sequence) of the valid steps, time by time: the order of a PackedSequence's data."""
-    valid = torch.arange(steps)[:, None] < lengths
+    valid = torch.arange(steps, device="cpu")[:, None] < lengths
     return tuple(index.to(device) for index in valid.nonzero(as_tuple=True))
 
 
@@ -33,23 +33,22 @@ def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
     """Each sequence backwards, `(T, B, ...)`; padding stays behind. Its own inverse."""
     if lengths is None:
         return x.flip(0)
-    time = torch.arange(len(x))[:, None]
+    time = torch.arange(len(x), device="cpu")[:, None]
     index = torch.where(time < lengths.cpu(), lengths.cpu() - 1 - time, time).to(x.device)
     return x[index, torch.arange(x.shape[1], device=x.device)]
 
 
 def reverse_resets(resets: Tensor, lengths: Tensor | None) -> Tensor:
-    """Resets of the reversed sequence: a cut between steps t−1 and t is met, coming back, before step t−1."""
-    cuts = torch.cat([resets[1:], torch.zeros_like(resets[:1])])
-    if lengths is not None:
-        time = torch.arange(len(cuts), device=cuts.device)[:, None]
-        cuts = cuts & (time < lengths.to(cuts.device) - 1)
-    return reverse(cuts, lengths)
+    """Resets of the reversed sequence: a cut between steps t−1 and t is met, coming back, before step t−1.
+
+    One at a sequence's end is then met before the first step, where the state is the initial one anyway.
+    """
+    return reverse(torch.cat([resets[1:], torch.zeros_like(resets[:1])]), lengths)
 
 
 def mask_padding(x: Tensor, lengths: Tensor) -> Tensor:
     """Zeros past the end of each sequence, whatever (NaN too) stood there."""
-    inside = torch.arange(len(x))[:, None] < lengths.cpu()
+    inside = torch.arange(len(x), device="cpu")[:, None] < lengths.cpu()
     return torch.where(inside.to(x.device).view(*x.shape[:2], *[1] * (x.dim() - 2)), x, torch.zeros_like(x))
 
 
@@ -96,7 +95,7 @@ def check_hidden(part: Tensor, batched: bool, name: str, x: Tensor) -> None:
 
 def check_lengths(lengths: Tensor, steps: int, batch: int) -> Tensor:
     """Lengths as int64 on the CPU, a copy, or an error that says what is wrong."""
-    lengths = torch.as_tensor(lengths)
+    lengths = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, device="cpu")
     if lengths.shape != (batch,):
         raise ValueError(f"lengths must have shape ({batch},), one for each sequence; got {tuple(lengths.shape)}")
     if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():

@@ -22,10 +22,10 @@ def parallelize(model: Model, solver: str | Solver = "auto") -> Model:
     """Make every `nn.GRU`, `nn.LSTM` and `nn.RNN` inside `model` (or the model itself) run parallel in time.
 
     Modules stay the same objects: parameters, optimisers, hooks, ties and references to them survive. Layers that are
-    timeloom's already take the solver. A subclass with code of its own is left alone, with a warning. Returns the
-    model.
+    timeloom's already take the solver. A layer with code of its own is left alone, with a warning. Returns the model.
     """
     resolve(solver)
+    _check_model(model)
     for name, module in model.named_modules():
         if isinstance(module, Recurrent):
             module.solver = solver
@@ -39,6 +39,7 @@ def parallelize(model: Model, solver: str | Solver = "auto") -> Model:
 
 def sequentialize(model: Model) -> Model:
     """Undo `parallelize`: every timeloom GRU, LSTM and RNN becomes torch's own again. Returns the model."""
+    _check_model(model)
     back = tuple((ours, theirs) for theirs, ours in _PAIRS)
     for name, module in model.named_modules():
         if not isinstance(module, Recurrent):
@@ -48,12 +49,18 @@ def sequentialize(model: Model) -> Model:
             continue
         for attribute in ("_solver", "_solver_given", "_memories", "reports"):
             module.__dict__.pop(attribute, None)
-        module._flat_weights = [getattr(module, weight) for weight in module._flat_weights_names]
     return model
 
 
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected an nn.Module, got {type(model).__name__}")
+
+
 def _swap_class(module: nn.Module, pairs: tuple[tuple[type, type], ...]) -> bool:
-    """Give the module its counterpart's class; False where its class is not exactly one of the known ones."""
+    """Give the module its counterpart's class; False where its code is not exactly that of a known one."""
+    if "forward" in vars(module):
+        return False
     cls = type(module)
     parametrized = parametrize.is_parametrized(module)
     plain = cls.__bases__[0] if parametrized else cls
@@ -72,7 +79,7 @@ def _reparametrized(cls: type, counterpart: type) -> type:
 
 def _warn_left_alone(name: str, module: nn.Module) -> None:
     warnings.warn(
-        f"timeloom left {name or 'the model'!r} ({type(module).__name__}) alone: it is a subclass with code of its "
-        f"own. Derive it from timeloom.nn instead, or write its step as a cell for timeloom.unroll.",
+        f"timeloom left {name or 'the model'!r} ({type(module).__name__}) alone: it is a subclass, or its forward was "
+        f"replaced. Derive it from timeloom.nn instead, or write its step as a cell for timeloom.unroll.",
         stacklevel=3,
     )

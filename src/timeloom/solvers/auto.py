@@ -11,7 +11,7 @@ from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve import Plan
 from timeloom.solvers.base import Solver
-from timeloom.sweep import CPUSweeper
+from timeloom.sweep import CPUSweeper, GPUSweeper
 
 FIRST_WARMUP = 48
 """Warm-up of a network nothing is known about: enough for a freshly initialised GRU or LSTM."""
@@ -21,6 +21,8 @@ NEARLY = 4
 """A first jump within this factor of the tolerance needs no longer warm-up: the few rows over it are run again."""
 PATIENCE = 4
 """Sweeps that `auto` grants before it finishes sequentially: with more, the plain run would have been as fast."""
+ROWS_THAT_FILL_A_GPU = 8000
+"""Rows up to which a step of the GPU's sweep takes the same time."""
 LONGEST_PAUSE = 256
 """Calls after which `auto` looks again at a network that did not contract, at most."""
 
@@ -80,7 +82,7 @@ class Memory:
 
 def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
     """The cheapest way to run this problem by our own sweeps."""
-    tolerance = solver.tolerance(problem.initial.dtype)
+    tolerance = solver.tolerance(problem.initial)
     steps, batch = problem.steps, max(problem.batch, 1)
     overhead = step_overhead(problem)
     chunk, warmup = cheapest(steps, batch, FIRST_WARMUP, overhead)
@@ -132,6 +134,8 @@ def step_overhead(problem: Recurrence) -> float:
     """What one step costs by itself, in units of what it costs for a row more on one thread."""
     if CPUSweeper.supports(problem):
         return 2.0
+    if GPUSweeper.supports(problem):
+        return ROWS_THAT_FILL_A_GPU / torch.get_num_threads()
     size = problem.cell.size
     microseconds_per_row = 6e-5 * size * size + 0.01 * size
     if problem.u.device.type != "cpu":

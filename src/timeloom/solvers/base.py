@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 OnDivergence = Literal["sequential", "raise", "ignore"]
 Adjoint = Literal["same", "sequential"]
@@ -13,6 +14,11 @@ Correction = Literal["auto", "none", "diag", "newton"]
 
 TOLERANCE = {torch.float64: 2e-15, torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 """Default relative tolerance by dtype: the largest that keeps the error within twice that of torch's own layer."""
+ADJOINT_TOLERANCE = TOLERANCE | {torch.float32: 2.5e-7}
+"""The same for the backward pass, where jumps of one sign add up in the gradients of the weights."""
+
+TF32_TOLERANCE = 5e-5
+"""The same on a GPU where torch lets cuDNN round products to tf32, as by default: cuDNN's own error is near 4e-4."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,20 @@ class Solver:
             raise ValueError(f"tol must be positive or None, got {self.tol}")
         check_count("max_iters", self.max_iters)
 
-    def tolerance(self, dtype: torch.dtype) -> float:
-        return TOLERANCE[dtype] if self.tol is None else self.tol
+    def tolerance(self, state: Tensor) -> float:
+        """The tolerance for states like this one."""
+        return self._tolerance(state, TOLERANCE)
+
+    def adjoint_tolerance(self, state: Tensor) -> float:
+        """The tolerance for gradients of states like this one."""
+        return self._tolerance(state, ADJOINT_TOLERANCE)
+
+    def _tolerance(self, state: Tensor, defaults: dict[torch.dtype, float]) -> float:
+        if self.tol is not None:
+            return self.tol
+        if state.device.type == "cuda" and state.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
+            return TF32_TOLERANCE
+        return defaults[state.dtype]
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

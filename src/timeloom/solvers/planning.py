@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from timeloom.problem import Recurrence
 from timeloom.solve import MOST_SWEEPS, Plan
 from timeloom.solvers.auto import FIRST_WARMUP, Auto, Experience, cheapest, decide, step_overhead
@@ -35,7 +37,7 @@ def plan_backward(solver: Solver, problem: Recurrence, experience: Experience) -
     """How to solve for the gradients."""
     if solver.adjoint == "sequential":
         return _one_chunk(solver, problem, "adjoint='sequential'")
-    return plan_forward(solver, problem, experience)
+    return plan_forward(replace(solver, tol=solver.adjoint_tolerance(problem.initial)), problem, experience)
 
 
 def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
@@ -49,7 +51,7 @@ def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
         chunk=chunk,
         correction=solver.correction,
         warmup=min(warmup, chunk),
-        tolerance=solver.tolerance(problem.initial.dtype),
+        tolerance=solver.tolerance(problem.initial),
         max_iters=solver.max_iters or MOST_SWEEPS,
         on_divergence=solver.on_divergence,
         reason="",
@@ -61,7 +63,7 @@ def _one_chunk(solver: Solver, problem: Recurrence, reason: str) -> Plan:
         chunk=max(problem.steps, 1),
         correction="none",
         warmup=0,
-        tolerance=solver.tolerance(problem.initial.dtype),
+        tolerance=solver.tolerance(problem.initial),
         max_iters=1,
         on_divergence=solver.on_divergence,
         reason=reason,

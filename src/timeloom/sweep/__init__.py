@@ -2,12 +2,14 @@
 
 from timeloom.problem import Recurrence
 from timeloom.sweep.cpu import CPUSweeper
+from timeloom.sweep.gpu import GPUSweeper
 from timeloom.sweep.reference import ReferenceSweeper
 
 
 def sweeper(problem: Recurrence) -> ReferenceSweeper:
     """The fastest sweeper that can run this problem."""
-    return CPUSweeper(problem) if CPUSweeper.supports(problem) else ReferenceSweeper(problem)
+    kind = next(kind for kind in (CPUSweeper, GPUSweeper, ReferenceSweeper) if kind.supports(problem))
+    return kind(problem)
 
 
-__all__ = ["CPUSweeper", "ReferenceSweeper", "sweeper"]
+__all__ = ["CPUSweeper", "GPUSweeper", "ReferenceSweeper", "sweeper"]

@@ -27,28 +27,33 @@ class KernelBuildError(RuntimeError):
     """The C kernels could not be built or loaded; the message says why."""
 
 
-@cache
 def library() -> ctypes.CDLL:
-    """The compiled kernels. Raises KernelBuildError where they cannot be had; the answer is remembered."""
-    if os.environ.get("TIMELOOM_NATIVE", "1") == "0":
-        raise KernelBuildError("switched off by TIMELOOM_NATIVE=0")
-    compiler = _compiler()
-    path = _cache_directory() / f"cpu-{_digest(compiler)}.so"
-    if not path.exists():
-        _build(compiler, path)
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise KernelBuildError(f"cannot load {path}: {error}") from error
+    """The compiled kernels. Raises KernelBuildError where they cannot be had; either answer is remembered."""
+    answer = _load()
+    if isinstance(answer, str):
+        raise KernelBuildError(answer)
+    return answer
 
 
 def unavailable() -> str | None:
     """Why the C kernels cannot be used here, or None where they can."""
+    answer = _load()
+    return answer if isinstance(answer, str) else None
+
+
+@cache
+def _load() -> ctypes.CDLL | str:
+    """The library, or why there is none: a compiler that fails must not be called again on every sweep."""
+    if os.environ.get("TIMELOOM_NATIVE", "1") == "0":
+        return "switched off by TIMELOOM_NATIVE=0"
     try:
-        library()
-    except KernelBuildError as error:
+        compiler = _compiler()
+        path = _cache_directory() / f"cpu-{_digest(compiler)}.so"
+        if not path.exists():
+            _build(compiler, path)
+        return ctypes.CDLL(str(path))
+    except (KernelBuildError, OSError) as error:
         return str(error)
-    return None
 
 
 def _compiler() -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,10 @@ from timeloom.problem import Recurrence, Segments
 
 class ReferenceSweeper:
     """Runs stretches of a recurrence, forward or adjoint, all stretches as one batch, one step at a time."""
+
+    @staticmethod
+    def supports(problem: Recurrence) -> bool:
+        return True
 
     def __init__(self, problem: Recurrence) -> None:
         self.problem = problem
@@ -90,6 +96,45 @@ class ReferenceSweeper:
             reset_grads.copy_(to_reset)
         return carry, leak
 
+    def forward_entering(
+        self, segments: Segments, lead: int, states: list[Tensor], want_leak: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`forward` without starts: each stretch is entered `lead` steps early, from the initial state.
+
+        Returns the starts so found, the ends and the leak.
+        """
+        early = Segments(segments.sequence, (segments.begin - lead).clamp(min=0), segments.begin)
+        starts, _ = self.forward(early, self.problem.initial[segments.sequence.to(self.problem.initial.device)])
+        return starts, *self.forward(segments, starts, states, want_leak)
+
+    def adjoint_entering(
+        self,
+        segments: Segments,
+        lead: int,
+        final: Tensor,
+        states: list[Tensor],
+        incoming: Tensor | None,
+        gate_grads: Tensor,
+        reset_grads: Tensor | None,
+        want_leak: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`adjoint` without gradients at the ends: each stretch is entered `lead` steps behind its end.
+
+        There the gradient is zero, or `final` `(B, S)` at the end of a sequence. Returns the gradients so found at the
+        ends, those at the begins and the leak.
+        """
+        lengths = self.problem.ends()[segments.sequence]
+        enter = torch.minimum(segments.end + lead, lengths)
+        behind = Segments(segments.sequence, segments.end, enter)
+        at_end = (enter == lengths).to(final.device).unsqueeze(-1)
+        entry = torch.where(at_end, final[segments.sequence.to(final.device)], 0)
+        ends, _ = self.adjoint(behind, entry, states, incoming)
+        return ends, *self.adjoint(segments, ends, states, incoming, gate_grads, reset_grads, want_leak)
+
+    def certifier(self, share_of_box: float) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """A quick bound of the largest relative jump between stretches, where the device has one."""
+        return None
+
     def transfer(self, segments: Segments, states: list[Tensor]) -> Tensor:
         """The dense transfer `∂end/∂start` of each stretch at the stored states, `(R, S, S)`."""
         time, alive, sequence = self._layout(segments)
@@ -111,7 +156,7 @@ class ReferenceSweeper:
         `(R,)`.
         """
         device = self.problem.u.device
-        time = segments.begin + torch.arange(segments.longest)[:, None]
+        time = segments.begin + torch.arange(segments.longest, device="cpu")[:, None]
         alive = time < segments.end
         inside = None if bool(alive.all()) else alive.unsqueeze(-1).to(device)
         time = time.clamp(max=max(self.problem.steps - 1, 0))

@@ -1,0 +1,178 @@
+"""Sweeps by Triton kernels: GRU, LSTM and RNN of up to 128 units on a GPU. Signature and twin: the reference."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.memory import empty
+from timeloom.problem import Recurrence, Segments
+from timeloom.sweep.reference import ReferenceSweeper
+
+LARGEST = 128
+"""Hidden units up to which the recurrent weights fit on the chip."""
+ROWS = 16
+"""Stretches a program runs side by side: the fewest that the matrix units take, so that most programs are in flight."""
+SLOPES = {"gru": 5, "lstm": 6, "rnn_tanh": 1, "rnn_relu": 1}
+"""Derivatives of a step that the adjoint reads, in n."""
+
+
+@cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+class GPUSweeper(ReferenceSweeper):
+    """Runs stretches of a recurrence on the GPU, all steps in one launch; dense transfers stay with the reference."""
+
+    @staticmethod
+    def supports(problem: Recurrence) -> bool:
+        return (
+            problem.cell.kernel is not None
+            and problem.cell.parts[0] <= LARGEST
+            and problem.u.device.type == "cuda"
+            and problem.initial.dtype == torch.float32
+            and has_triton()
+        )
+
+    def __init__(self, problem: Recurrence) -> None:
+        super().__init__(problem)
+        from timeloom.sweep import gpu_kernels  # Triton is imported only where it is used
+
+        self._kernels = gpu_kernels
+        kernel, w_hh = problem.cell.kernel, problem.cell.weights[0]
+        assert kernel is not None
+        self._n = problem.cell.parts[0]
+        self._weights = w_hh.contiguous()
+        self._units = problem.cell.weights[1] if kernel == "gru" else w_hh.diagonal().contiguous()
+        self._inputs, self._initial = problem.u.contiguous(), problem.initial.contiguous()
+        self._marks = None if problem.resets is None else problem.resets.contiguous().view(torch.uint8)
+        units = max(16, 1 << (self._n - 1).bit_length())
+        self._options: dict[str, Any] = {
+            "CELL": getattr(gpu_kernels, kernel.upper()),
+            "UNITS": units,
+            "RESETS": problem.resets is not None,
+            "PRECISION": "tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
+            "num_warps": 4 if units <= 32 else 8,
+        }
+        self._slopes: tuple[list[Tensor], Tensor] | None = None
+
+    def forward(
+        self, segments: Segments, starts: Tensor, states: list[Tensor] | None = None, want_leak: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        _, ends, leak = self._forward(segments, starts.contiguous(), states, want_leak, 0)
+        return ends, leak
+
+    def forward_entering(
+        self, segments: Segments, lead: int, states: list[Tensor], want_leak: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        starts = self._initial.new_empty(len(segments), self.cell.size)
+        return self._forward(segments, starts, states, want_leak, lead)
+
+    def _forward(
+        self, segments: Segments, starts: Tensor, states: list[Tensor] | None, want_leak: bool, lead: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        ends = torch.empty_like(starts)
+        leak = torch.empty_like(starts) if want_leak else None
+        tensors = (self._inputs, self._weights, self._units, self._initial, starts, ends, leak, *_two(states))
+        flags = {"LED": lead > 0, "KEEP": states is not None, "LEAK": want_leak}
+        self._launch(self._kernels.forward_kernel, segments, (*tensors, *segments.on(starts.device)), lead, flags)
+        return starts, ends, leak
+
+    def adjoint(
+        self,
+        segments: Segments,
+        ends: Tensor,
+        states: list[Tensor],
+        incoming: Tensor | None,
+        gate_grads: Tensor | None = None,
+        reset_grads: Tensor | None = None,
+        want_leak: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        into = (gate_grads, reset_grads)
+        _, begins, leak = self._adjoint(segments, ends.contiguous(), states, incoming, into, want_leak, 0, None)
+        return begins, leak
+
+    def adjoint_entering(
+        self,
+        segments: Segments,
+        lead: int,
+        final: Tensor,
+        states: list[Tensor],
+        incoming: Tensor | None,
+        gate_grads: Tensor,
+        reset_grads: Tensor | None,
+        want_leak: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        ends = self._initial.new_empty(len(segments), self.cell.size)
+        into = (gate_grads, reset_grads)
+        return self._adjoint(segments, ends, states, incoming, into, want_leak, lead, final.contiguous())
+
+    def _adjoint(
+        self,
+        segments: Segments,
+        ends: Tensor,
+        states: list[Tensor],
+        incoming: Tensor | None,
+        into: tuple[Tensor | None, Tensor | None],
+        want_leak: bool,
+        lead: int,
+        final: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        begins = torch.empty_like(ends)
+        leak = torch.empty_like(ends) if want_leak else None
+        lengths = self.problem.ends_on_device() if lead else None
+        tensors = (self._slopes_at(states), self._weights, self._units, final, ends, begins, leak, incoming, *into)
+        flags = {"LED": lead > 0, "KEEP": into[0] is not None, "INCOMING": incoming is not None, "LEAK": want_leak}
+        columns = (*segments.on(ends.device), lengths)
+        self._launch(self._kernels.adjoint_kernel, segments, (*tensors, *columns), lead, flags)
+        return ends, begins, leak
+
+    def _launch(
+        self, kernel: Any, segments: Segments, tensors: tuple[Tensor | None, ...], lead: int, flags: dict[str, bool]
+    ) -> None:
+        rows = len(segments)
+        if rows == 0:
+            return
+        sizes = (rows, self.problem.batch, self._n, segments.longest, lead)
+        kernel[(-(-rows // ROWS),)](*tensors, self._marks, *sizes, ROWS=ROWS, **flags, **self._options)
+
+    def certifier(self, share_of_box: float) -> Callable[[Tensor, Tensor], Tensor] | None:
+        if self.problem.lengths is not None:
+            return None
+        floor = 0.0 if self.cell.kernel == "rnn_relu" else share_of_box
+        return partial(self._certify, floor)
+
+    def _certify(self, floor: float, starts: Tensor, ends: Tensor) -> Tensor:
+        worst = starts.new_zeros(())
+        rows, tile, options = len(starts), 32, self._options
+        self._kernels.jumps_kernel[(-(-rows // tile),)](
+            starts, ends, worst, rows, self.problem.batch, self._n, floor,
+            ROWS=tile, UNITS=options["UNITS"], PARTS=len(self.cell.parts),
+        )  # fmt: skip
+        return worst
+
+    def _slopes_at(self, states: list[Tensor]) -> Tensor:
+        """Derivatives of all steps at these states, computed once for all sweeps of a backward pass."""
+        if self._slopes is None or self._slopes[0] is not states:
+            steps, batch = self._inputs.shape[:2]
+            slopes = empty(steps, batch, SLOPES[str(self.cell.kernel)] * self._n, like=self._initial)
+            tensors = (self._inputs, self._weights, self._units, self._initial, *_two(states), self._marks, slopes)
+            tile = 32
+            self._kernels.slopes_kernel[(-(-steps * batch // tile),)](
+                *tensors, steps * batch, batch, self._n, ROWS=tile, **self._options
+            )
+            self._slopes = (states, slopes)
+        return self._slopes[1]
+
+
+def _two(states: list[Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
+    """States of h and c; None where there is none."""
+    if states is None:
+        return None, None
+    return states[0], states[1] if len(states) > 1 else None

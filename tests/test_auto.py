@@ -1,0 +1,331 @@
+"""`auto`: what it decides, what it learns, and that it neither insists on a lost cause nor forgets to look again."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import zoo
+from torch import Tensor
+
+import timeloom as tl
+from timeloom.problem import Recurrence
+from timeloom.report import SolveReport
+from timeloom.solvers import Auto, Shooting
+from timeloom.solvers import auto as auto_file
+from timeloom.solvers.auto import FIRST_WARMUP, LONGEST_PAUSE, PATIENCE, Experience, Memory, cheapest, decide
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEPS = 1024
+
+
+@pytest.fixture(autouse=True)
+def compiled_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decisions as with the C kernels, whether or not they can be built here."""
+    monkeypatch.setattr(auto_file, "step_overhead", lambda problem: 2.0)
+
+
+def problem_of(steps: int = STEPS, batch: int = 1) -> Recurrence:
+    net = zoo.network("gru", dtype=torch.float32)
+    x, initial = zoo.data(net, steps, batch, dtype=torch.float32)
+    return net.recurrence(x.detach(), initial.detach())
+
+
+def report_of(warmup: int, residual: float, fell_back: bool = False, tolerance: float = 1e-6) -> SolveReport:
+    return SolveReport(
+        solver="shooting[none]",
+        chunk=64,
+        iterations=1,
+        residuals=(residual,),
+        tolerance=tolerance,
+        converged=True,
+        fell_back=fell_back,
+        contraction=None,
+        seconds=0.0,
+        warmup=warmup,
+    )
+
+
+# ---- decisions --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overhead", [0.5, 2.0, 100.0])
+@pytest.mark.parametrize("warmup", [4, 48, 500])
+@pytest.mark.parametrize("batch", [1, 5, 64])
+@pytest.mark.parametrize("steps", [1, 7, 100, 1000, 16384])
+def test_cheapest_is_the_cheapest(steps: int, batch: int, warmup: int, overhead: float) -> None:
+    """By the cost it documents, over the numbers of chunks it considers."""
+
+    def cost(chunk: int, lead: int) -> float:
+        rows = math.ceil(math.ceil(steps / chunk) * batch / torch.get_num_threads())
+        return (chunk + lead) * (overhead + rows)
+
+    chunk, lead = cheapest(steps, batch, warmup, overhead)
+    assert 1 <= chunk <= steps
+    assert (chunk, lead) == (steps, 0) or lead == warmup <= chunk
+    assert cost(chunk, lead) <= cost(steps, 0)
+    chunks = 2
+    while chunks <= steps // 4:
+        if warmup <= math.ceil(steps / chunks):
+            assert cost(chunk, lead) <= cost(math.ceil(steps / chunks), warmup) + 1e-9
+        chunks *= 2
+
+
+def test_long_thin_problems_are_cut_and_short_or_wide_ones_are_not() -> None:
+    assert cheapest(16384, 1, 48, 2.0)[0] < 16384
+    assert cheapest(16, 1, 48, 2.0) == (16, 0)
+    assert cheapest(16384, 10_000, 48, 2.0) == (16384, 0)
+    assert cheapest(16384, 1, 20_000, 2.0) == (16384, 0)
+    assert cheapest(16384, 64, 48, 1000.0)[0] < 16384, "where a step costs much by itself, fewer steps pay"
+
+
+def test_a_first_look_assumes_and_says_so() -> None:
+    plan = decide(Auto(), problem_of(), Experience())
+    assert plan.chunk < STEPS
+    assert plan.warmup == FIRST_WARMUP
+    assert plan.max_iters == PATIENCE
+    assert plan.correction == "auto"
+    assert plan.reason == f"auto: {-(-STEPS // plan.chunk)} chunks, warm-up of {FIRST_WARMUP} steps assumed"
+    plan = decide(Auto(), problem_of(8), Experience())
+    assert (plan.chunk, plan.warmup) == (8, 0)
+    assert plan.reason == "auto: one chunk is cheapest for T=8, B=1"
+
+
+def test_options_of_auto_are_kept() -> None:
+    plan = decide(Auto(tol=1e-3, max_iters=2, on_divergence="ignore"), problem_of(), Experience())
+    assert (plan.tolerance, plan.max_iters, plan.on_divergence) == (1e-3, 2, "ignore")
+
+
+# ---- learning ---------------------------------------------------------------------------------------------------
+
+
+def test_the_warmup_is_what_the_network_needs() -> None:
+    """A network that shrinks differences by 0.8 a step needs log(tol / 4) / log(0.8) steps."""
+    experience = Experience()
+    experience.learn(report_of(48, 0.8**48))
+    assert experience.forgetting == pytest.approx(0.8)
+    assert experience.warmup(1e-6) == math.ceil(math.log(2.5e-7) / math.log(0.8))
+    assert experience.warmup(1e-3) < experience.warmup(1e-6)
+    plan = decide(Auto(), problem_of(), experience)
+    assert plan.warmup == experience.warmup(1e-6)
+    assert "learned" in plan.reason
+
+
+def test_a_network_that_forgets_slowly_gets_a_longer_warmup() -> None:
+    experience = Experience()
+    experience.learn(report_of(48, 0.9**48))
+    assert experience.warmup(1e-6) > FIRST_WARMUP
+    plan = decide(Auto(), problem_of(8192), experience)
+    assert plan.warmup == experience.warmup(1e-6)
+    assert plan.chunk >= plan.warmup
+
+
+def test_rounding_does_not_lengthen_the_warmup() -> None:
+    """A first jump within reach of the tolerance is noise: were it taken for slow forgetting, warm-ups would only grow."""
+    experience = Experience()
+    experience.learn(report_of(20, 1e-7))
+    before = experience.warmup(1e-6)
+    experience.learn(report_of(before, 2e-6))
+    assert experience.warmup(1e-6) <= before
+    experience.learn(report_of(before, 1e-3))
+    assert experience.warmup(1e-6) > before
+
+
+def test_a_run_of_one_chunk_teaches_nothing() -> None:
+    experience = Experience()
+    experience.learn(report_of(48, 1e-5))
+    before = copy.copy(experience)
+    experience.learn(report_of(0, 0.0))
+    assert experience == before
+
+
+def test_real_runs_learn_a_shorter_warmup_and_stay_right() -> None:
+    """A network that forgets at once: the warm-up shrinks call by call, and the results do not suffer."""
+    net = zoo.network("rnn tanh", dtype=torch.float32)
+    with torch.no_grad():
+        net.parameters["weight_hh_l0"].mul_(0.1)
+    x, initial = zoo.data(net, STEPS, 1, dtype=torch.float32)
+    expected, _ = zoo.truth(net, x, initial)
+    memory, warmups = Memory(), []
+    for _ in range(12):
+        solution = zoo.solve(net, x, initial, Auto(), memory=memory)
+        assert not solution.report.fell_back
+        assert zoo.difference(solution.outputs, expected) < 1e-5
+        warmups.append(solution.report.warmup)
+    assert warmups[0] == FIRST_WARMUP
+    assert warmups == sorted(warmups, reverse=True)
+    assert warmups[-1] <= 0.75 * FIRST_WARMUP
+
+
+def test_real_runs_learn_a_longer_warmup() -> None:
+    net = zoo.network("gru", n=8, dtype=torch.float32)
+    with torch.no_grad():
+        net.parameters["bias_ih_l0"][8:16] += 2
+    x, initial = zoo.data(net, 8192, 1, dtype=torch.float32)
+    memory = Memory()
+    sweeps = []
+    for _ in range(4):
+        solution = zoo.solve(net, x, initial, Auto(), memory=memory)
+        sweeps.append((solution.report.warmup, solution.report.iterations))
+    assert sweeps[0][0] == FIRST_WARMUP < sweeps[-1][0]
+    assert sweeps[-1][1] < sweeps[0][1]
+
+
+# ---- a network that does not contract ---------------------------------------------------------------------------
+
+
+def tries(experience: Experience, calls: int, residual: float) -> list[int]:
+    """Numbers of the calls, out of so many, on which shooting is tried; each try meets this first residual."""
+    tried = []
+    for call in range(calls):
+        plan = decide(Auto(), problem_of(), experience)
+        if plan.chunk < STEPS:
+            tried.append(call)
+            experience.learn(report_of(plan.warmup, residual, fell_back=residual > 0.1))
+    return tried
+
+
+def test_it_gives_up_after_few_tries_and_looks_again_ever_more_seldom() -> None:
+    tried = tries(Experience(), 700, residual=1.0)
+    pauses = [later - earlier for earlier, later in zip(tried, tried[1:], strict=False)]
+    assert pauses, "it never looked again"
+    assert pauses[0] >= 8
+    assert all(later >= 1.5 * earlier for earlier, later in zip(pauses, pauses[1:], strict=False) if later < LONGEST_PAUSE)
+    assert max(pauses) <= LONGEST_PAUSE + 2
+    assert len(tried) < 10
+
+
+def test_the_reason_says_when_it_looks_again() -> None:
+    experience = Experience()
+    tried = tries(experience, 1, residual=1.0)
+    assert tried == [0]
+    for call in range(1, 40):
+        plan = decide(Auto(), problem_of(), experience)
+        if plan.chunk < STEPS:
+            assert call == expected
+            return
+        assert "forgets too slowly" in plan.reason
+        (wait,) = [int(word) for word in plan.reason.split() if word.isdigit()]
+        expected = call + wait
+    pytest.fail("it never looked again")
+
+
+def test_it_takes_shooting_up_again_when_the_network_has_changed() -> None:
+    experience = Experience()
+    tries(experience, 200, residual=1.0)
+    again = tries(experience, 2 * LONGEST_PAUSE, residual=1e-7)
+    assert again, "it never looked again"
+    assert again[-10:] == list(range(2 * LONGEST_PAUSE - 10, 2 * LONGEST_PAUSE)), "from then on it is used on every call"
+    assert experience.setbacks == 0
+    assert tries(experience, 30, residual=1.0)[:1] == [0]
+    assert experience.pause > 0
+
+
+def chaotic(steps: int = STEPS) -> tuple[zoo.Network, Tensor, Tensor]:
+    net = zoo.network("rnn tanh", "weights×8", n=32, dtype=torch.float32)
+    return net, *zoo.data(net, steps, 1, dtype=torch.float32)
+
+
+def test_real_runs_on_a_chaotic_network() -> None:
+    """It is noticed after a few sweeps, finished sequentially, and not tried again at once: forward and backward."""
+    net, x, initial = chaotic()
+    memory, reports = Memory(), []
+    for _ in range(6):
+        solution = zoo.solve(net, x, initial, Auto(), memory=memory)
+        solution.outputs.sum().backward()
+        reports.append(solution.report)
+        # In a chaotic network only the beginning can be compared: rounding grows by a factor a step.
+        assert zoo.difference(solution.outputs[:8], zoo.truth(net, x[:8], initial)[0]) < 1e-4
+    assert reports[0].fell_back
+    assert reports[0].iterations <= PATIENCE
+    assert all(report.converged for report in reports)
+    assert [report.chunk for report in reports[2:]] == [STEPS] * 4
+    assert not any(report.fell_back for report in reports[2:])
+    assert "forgets too slowly" in reports[-1].reason
+
+
+def test_auto_raises_where_asked() -> None:
+    net, x, initial = chaotic()
+    with pytest.raises(tl.ConvergenceError) as caught:
+        zoo.solve(net, x, initial, Auto(on_divergence="raise"))
+    assert caught.value.report.iterations <= PATIENCE
+
+
+@pytest.mark.parametrize(("name", "regime"), zoo.cases())
+def test_auto_is_the_sequential_result(name: str, regime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it decides, on the first call and on those that have learned from it."""
+    monkeypatch.setattr(auto_file, "step_overhead", lambda problem: 100.0)
+    net = zoo.network(name, regime, n=3)
+    steps = 16 if "×8" in regime else 220
+    x, initial = zoo.data(net, steps, 2)
+    expected, final = zoo.truth(net, x, initial)
+    # Over so many steps the strong weights amplify rounding without end: only boundedness is left to compare.
+    close = {"weights×8": 1e-6, "weights×4": math.inf, "weights×2": 1e-6}.get(regime, 1e-10)
+    memory = Memory()
+    for _ in range(3):
+        with torch.no_grad():
+            solution = zoo.solve(net, x, initial, Auto(), memory=memory)
+        assert solution.report.converged
+        assert zoo.difference(solution.outputs, expected[..., : solution.outputs.shape[-1]]) < close
+        assert zoo.difference(solution.final, final) < close
+
+
+# ---- in modules -------------------------------------------------------------------------------------------------
+
+
+def test_a_module_learns_for_each_layer_and_direction() -> None:
+    torch.manual_seed(0)
+    gru = tl.GRU(3, 8, num_layers=2, bidirectional=True)
+    x = torch.randn(2 * STEPS, 1, 3)
+    gru(x)[0].sum().backward()
+    assert len(gru.reports) == 4
+    assert all("assumed" in report.reason for report in gru.reports)
+    assert all(report.backward is not None for report in gru.reports)
+    gru(x)
+    assert all("learned" in report.reason for report in gru.reports)
+    assert not any("memor" in name or "forget" in name for name in gru.state_dict())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda gru: pickle.loads(pickle.dumps(gru))], ids=["copy", "pickle"])
+def test_what_was_learned_survives_a_copy_and_is_then_its_own(duplicate: object) -> None:
+    torch.manual_seed(0)
+    gru = tl.GRU(3, 8)
+    x = torch.randn(2 * STEPS, 1, 3)
+    gru(x)
+    twin = duplicate(gru)
+    twin(x)
+    assert "learned" in twin.reports[0].reason
+    with torch.no_grad():
+        twin.weight_hh_l0.mul_(20)
+    for _ in range(4):
+        twin(x)
+    assert "forgets too slowly" in twin.reports[0].reason
+    gru(x)
+    assert "learned" in gru.reports[0].reason
+
+
+def test_another_solver_starts_afresh() -> None:
+    torch.manual_seed(0)
+    gru = tl.GRU(3, 8)
+    x = torch.randn(2 * STEPS, 1, 3)
+    gru(x)
+    gru.solver = Shooting(chunk=64)
+    gru(x)
+    assert gru.reports[0].chunk == 64
+    gru.solver = "auto"
+    gru(x)
+    assert "assumed" in gru.reports[0].reason
+
+
+def test_unroll_learns_on_a_cell_as_long_as_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_file, "step_overhead", lambda problem: 100.0)
+    first, second = zoo.ModuleCell(4), zoo.ModuleCell(4)
+    h0, xs = torch.zeros(1, 4), torch.randn(600, 1, zoo.INPUTS, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert "assumed" in tl.unroll(first, h0, xs)[1].reason
+        assert "learned" in tl.unroll(first, h0, xs)[1].reason
+        assert "assumed" in tl.unroll(second, h0, xs)[1].reason

@@ -194,7 +194,9 @@ def test_it_gives_up_after_few_tries_and_looks_again_ever_more_seldom() -> None:
     pauses = [later - earlier for earlier, later in zip(tried, tried[1:], strict=False)]
     assert pauses, "it never looked again"
     assert pauses[0] >= 8
-    assert all(later >= 1.5 * earlier for earlier, later in zip(pauses, pauses[1:], strict=False) if later < LONGEST_PAUSE)
+    assert all(
+        later >= 1.5 * earlier for earlier, later in zip(pauses, pauses[1:], strict=False) if later < LONGEST_PAUSE
+    )
     assert max(pauses) <= LONGEST_PAUSE + 2
     assert len(tried) < 10
 
@@ -219,7 +221,9 @@ def test_it_takes_shooting_up_again_when_the_network_has_changed() -> None:
     tries(experience, 200, residual=1.0)
     again = tries(experience, 2 * LONGEST_PAUSE, residual=1e-7)
     assert again, "it never looked again"
-    assert again[-10:] == list(range(2 * LONGEST_PAUSE - 10, 2 * LONGEST_PAUSE)), "from then on it is used on every call"
+    assert again[-10:] == list(range(2 * LONGEST_PAUSE - 10, 2 * LONGEST_PAUSE)), (
+        "from then on it is used on every call"
+    )
     assert experience.setbacks == 0
     assert tries(experience, 30, residual=1.0)[:1] == [0]
     assert experience.pause > 0
@@ -290,7 +294,9 @@ def test_a_module_learns_for_each_layer_and_direction() -> None:
     assert not any("memor" in name or "forget" in name for name in gru.state_dict())
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda gru: pickle.loads(pickle.dumps(gru))], ids=["copy", "pickle"])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda gru: pickle.loads(pickle.dumps(gru))], ids=["copy", "pickle"]
+)
 def test_what_was_learned_survives_a_copy_and_is_then_its_own(duplicate: object) -> None:
     torch.manual_seed(0)
     gru = tl.GRU(3, 8)

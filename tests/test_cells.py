@@ -8,7 +8,9 @@ import zoo
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from timeloom.cells import GenericCell, GRUCell, LSTMCell, RNNCell
+from timeloom.cells import Cell, GenericCell, GRUCell, LSTMCell, RNNCell
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROWS = 5
 
@@ -20,11 +22,11 @@ def at_random(net: zoo.Network, rows: int = ROWS) -> tuple[zoo.Recurrence, Tenso
     return problem, (2 * initial).detach(), problem.u[0].detach()
 
 
-def detached(problem: zoo.Recurrence) -> zoo.Recurrence.cell:
+def detached(problem: zoo.Recurrence) -> Cell:
     return problem.cell.with_weights(tuple(weight.detach() for weight in problem.cell.weights))
 
 
-def jacobian_of(cell: object, state: Tensor, u: Tensor) -> Tensor:
+def jacobian_of(cell: Cell, state: Tensor, u: Tensor) -> Tensor:
     """∂s⁺/∂s by autograd, `(N, S, S)`."""
     return torch.stack(
         [

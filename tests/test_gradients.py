@@ -213,7 +213,12 @@ def test_unused_results_cost_nothing_and_change_nothing() -> None:
     """A loss on the final state's h alone, on c alone, on one step: the rest of the gradient is zero, not missing."""
     net = zoo.network("lstm")
     x, initial = zoo.data(net, 15, 2)
-    for pick in (lambda y, f: f[:, :4].sum(), lambda y, f: f[:, 4:].sum(), lambda y, f: y[3].sum(), lambda y, f: y[-1, 0, 0]):
+    for pick in (
+        lambda y, f: f[:, :4].sum(),
+        lambda y, f: f[:, 4:].sum(),
+        lambda y, f: y[3].sum(),
+        lambda y, f: y[-1, 0, 0],
+    ):
         solution = zoo.solve(net, x, initial, Shooting(chunk=4))
         states, final = zoo.truth(net, x, initial)
         given = torch.autograd.grad(pick(solution.outputs, solution.final), (x, initial, *net.parameters.values()))

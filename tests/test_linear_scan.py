@@ -145,7 +145,9 @@ def test_values_that_are_not_finite_go_forward_only(dense: bool) -> None:
 def test_errors_say_what_was_given_and_what_was_expected() -> None:
     a, b, h0 = elements(5, False)
     dense = elements(5, True)[0]
-    with pytest.raises(ValueError, match=r"a has shape \(4, 2, 3\); with b of shape \(5, 2, 3\) it must be \(5, 2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"a has shape \(4, 2, 3\); with b of shape \(5, 2, 3\) it must be \(5, 2, 3\)"
+    ):
         tl.linear_scan(a[:4], b)
     with pytest.raises(ValueError, match=r"or \(5, 2, 3, 3\) \(dense\)"):
         tl.linear_scan(dense[..., :2], b)

@@ -30,7 +30,9 @@ solvers = st.one_of(shootings, st.just(Auto()))
 
 
 @st.composite
-def problems(draw: st.DrawFn, names: tuple[str, ...]) -> tuple[zoo.Network, Tensor, Tensor, Tensor | None, Tensor | None]:
+def problems(
+    draw: st.DrawFn, names: tuple[str, ...]
+) -> tuple[zoo.Network, Tensor, Tensor, Tensor | None, Tensor | None]:
     """A network, inputs and initial state, and now and then lengths and resets."""
     dtype = draw(st.sampled_from([torch.float64, torch.float32]))
     regime = draw(st.sampled_from(["default", "gate+4", "gate+6", "weights×2"]))

@@ -194,7 +194,9 @@ def test_exact_after_at_most_as_many_sweeps_as_chunks(chunks: int) -> None:
     """The integrator needs all of them, forward and backward; a chaotic network cannot need more."""
     net = integrator()
     x, initial = integrator_data(4 * chunks)
-    report = check_against_truth(net, x, initial, Shooting(chunk=4, correction="none", warmup=0), 1e-15, "outputs").report
+    report = check_against_truth(
+        net, x, initial, Shooting(chunk=4, correction="none", warmup=0), 1e-15, "outputs"
+    ).report
     assert report.iterations == chunks
     assert report.residuals[-1] == 0
     assert report.backward.iterations == chunks

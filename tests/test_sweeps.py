@@ -23,10 +23,13 @@ SIZES = (1, 5, 16, 17, 33, 64)
 CLOSE = 3e-5
 """Largest error against float64, relative to the largest value, over a dozen steps in float32."""
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 needs_kernels = pytest.mark.skipif(native.unavailable() is not None, reason=f"no C kernels: {native.unavailable()}")
 
 
-def problem_of(name: str, n: int, batch: int, steps: int = STEPS, resets: bool = False, regime: str = "default") -> Recurrence:
+def problem_of(
+    name: str, n: int, batch: int, steps: int = STEPS, resets: bool = False, regime: str = "default"
+) -> Recurrence:
     """A problem in float64 whose numbers are all float32's, so that a cast loses nothing."""
     net = zoo.network(name, regime, n=n)
     x, initial = zoo.data(net, steps, batch)
@@ -349,6 +352,54 @@ def test_reference_transfer_is_the_derivative_of_ends_by_starts(name: str, reset
 
         expected = torch.autograd.functional.jacobian(end_of, state[begin, b])
         torch.testing.assert_close(transfer[row], expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gru", "lstm", "function of tuple"])
+def test_entering_early_is_a_run_from_the_initial_state(name: str) -> None:
+    """Starts come from the steps before a stretch, or all of them where there are fewer; the rest is a plain sweep."""
+    net = zoo.network(name)
+    x, initial = zoo.data(net, STEPS, 2)
+    problem = net.recurrence(x.detach(), initial.detach())
+    reference, segments = ReferenceSweeper(problem), cut(problem, 4)
+    with torch.no_grad():
+        states, expected = buffers(problem), buffers(problem)
+        starts, ends, leak = reference.forward_entering(segments, 3, states, True)
+        for row, (b, begin, _) in enumerate(zip(*(column.tolist() for column in segments.columns), strict=True)):
+            start, early = problem.initial[b : b + 1], max(0, begin - 3)
+            for t in range(early, begin):
+                start = net.step(start, x[t, b : b + 1])
+            torch.testing.assert_close(starts[row], start[0])
+        plain_ends, plain_leak = reference.forward(segments, starts, expected, True)
+    for given, wanted in ((ends, plain_ends), (leak, plain_leak), *zip(states, expected, strict=True)):
+        assert torch.equal(given.nan_to_num(), wanted.nan_to_num())
+
+
+@pytest.mark.parametrize("lengths", [None, [STEPS, 6, 0]])
+@pytest.mark.parametrize("name", ["gru", "lstm"])
+def test_entering_late_is_a_run_back_from_zero_or_from_the_end(name: str, lengths: list[int] | None) -> None:
+    net = zoo.network(name)
+    x, initial = zoo.data(net, STEPS, 3)
+    problem = net.recurrence(x.detach(), initial.detach())
+    problem = replace(problem, lengths=None if lengths is None else torch.tensor(lengths))
+    ends_of = [STEPS] * 3 if lengths is None else lengths
+    reference, segments = ReferenceSweeper(problem), cut(problem, 4, backwards=True)
+    states = [part.nan_to_num() for part in buffers(problem)]
+    incoming = torch.randn(STEPS, 3, net.parts[0], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    final = torch.ones(3, net.size, dtype=torch.float64)
+    with torch.no_grad():
+        reference.forward(cut(problem, STEPS), problem.initial, states)
+        gates = poisoned(STEPS, 3, problem.cell.gate_width, dtype=torch.float64)
+        ends, begins, _ = reference.adjoint_entering(segments, 3, final, states, incoming, gates, None, False)
+        for row, (b, begin, end) in enumerate(zip(*(column.tolist() for column in segments.columns), strict=True)):
+            late = min(end + 3, ends_of[b])
+            grad = final[b] if late == ends_of[b] else torch.zeros_like(final[b])
+            back = Segments(*(torch.tensor([value]) for value in (b, end, late)))
+            entry, _ = reference.adjoint(back, grad[None], states, incoming)
+            torch.testing.assert_close(ends[row], entry[0])
+            span = Segments(*(torch.tensor([value]) for value in (b, begin, end)))
+            torch.testing.assert_close(begins[row], reference.adjoint(span, entry, states, incoming)[0][0])
+    inside = torch.arange(STEPS)[:, None] < torch.tensor(ends_of)
+    assert torch.equal(~gates.isnan().any(-1), inside)
 
 
 def test_the_fastest_sweeper_is_chosen() -> None:

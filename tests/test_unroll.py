@@ -50,7 +50,11 @@ def test_states_are_the_plain_loops(solver: object) -> None:
 def test_tuples_of_any_shape(solver: object) -> None:
     def cell(state: tuple[Tensor, Tensor, Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         a, b, c = state
-        return torch.tanh(a + b.mean((1, 2)) + x[:, 0, 0]), 0.5 * b + 0.1 * a[:, None, None] * x, torch.cos(c + a[:, None])
+        return (
+            torch.tanh(a + b.mean((1, 2)) + x[:, 0, 0]),
+            0.5 * b + 0.1 * a[:, None, None] * x,
+            torch.cos(c + a[:, None]),
+        )
 
     h0, xs = (inputs(BATCH), inputs(BATCH, 2, 3), inputs(BATCH, 5)), inputs(STEPS, BATCH, 2, 3)
     states, _ = tl.unroll(cell, h0, xs, solver)

@@ -1,0 +1,148 @@
+"""Forward + backward on a GPU: cuDNN, timeloom, and timeloom replayed from a CUDA graph, side by side in one run.
+
+python -m benchmarks.gpu                  # the sizes of the headline, default weights
+python -m benchmarks.gpu --regimes        # long memory too
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import timeloom
+from benchmarks.cases import DEFAULT, LONG_MEMORY, Case
+from benchmarks.layers import Problem, TrainingStep, build
+from benchmarks.measure import relative_errors
+
+LENGTH = 16384
+REPEATS = 9
+RESULTS = Path(__file__).parent / "results"
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """Median time of a call, by CUDA events, after three to warm up."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    samples: list[float] = []
+    for _ in range(REPEATS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        samples.append(begin.elapsed_time(end))
+    return statistics.median(samples)
+
+
+def captured(layer: nn.Module, problem: Problem) -> Callable[[], object]:
+    """The same training step as a CUDA graph: one launch for all of its kernels."""
+    step = TrainingStep(layer, problem)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def measure(case: Case) -> dict[str, object]:
+    """One row of the table."""
+    drawn = Problem.draw(case)
+    problem = Problem(drawn.x.cuda(), drawn.weight_states.cuda(), tuple(last.cuda() for last in drawn.weight_last))
+    theirs, ours = build(case, "torch").cuda(), build(case, "timeloom").cuda()
+    steps = {"cudnn": TrainingStep(theirs, problem), "timeloom": TrainingStep(ours, problem)}
+    for _ in range(8):  # timeloom learns its warm-up from its first calls
+        steps["timeloom"]()
+    times = {name: milliseconds(step) for name, step in steps.items()}
+    exact = TrainingStep(build(case, "torch").cuda().double(), problem.double()).results()
+    errors = {name: max(relative_errors(step.results(), exact).values()) for name, step in steps.items()}
+    assert isinstance(ours, timeloom.GRU | timeloom.LSTM)
+    report = ours.reports[0]
+    row: dict[str, object] = {
+        "case": case.name,
+        "cudnn_ms": times["cudnn"],
+        "timeloom_ms": times["timeloom"],
+        "ratio": times["cudnn"] / times["timeloom"],
+        "cudnn_error": errors["cudnn"],
+        "timeloom_error": errors["timeloom"],
+        "chunk": report.chunk,
+        "warmup": report.warmup,
+        "sweeps": [report.iterations, report.backward.iterations if report.backward else None],
+        "fell_back": report.fell_back,
+        "reason": report.reason,
+        "memory_ratio": peak(steps["timeloom"]) / peak(steps["cudnn"]),
+    }
+    if report.solver.startswith("shooting") and report.iterations == 1:
+        try:
+            graph = captured(ours, problem)
+        except RuntimeError as error:
+            row["graph"] = str(error).splitlines()[0]
+        else:
+            row["graph_ms"] = milliseconds(graph)
+            row["graph_ratio"] = times["cudnn"] / float(str(row["graph_ms"]))
+    return row
+
+
+def peak(step: Callable[[], object]) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def cases(regimes: bool) -> list[Case]:
+    sizes = [(batch, hidden) for hidden in (16, 32, 64, 128, 256, 1024) for batch in (1, 16)]
+    chosen = [Case(LENGTH, batch, hidden) for batch, hidden in sizes]
+    chosen += [Case(LENGTH, 1, hidden, "LSTM") for hidden in (32, 64)]
+    chosen += [Case(2048, 64, 64), Case(1024, 1, 64), Case(4096, 256, 32)]
+    if regimes:
+        chosen += [Case(LENGTH, 1, hidden, regime=regime) for regime in LONG_MEMORY for hidden in (32, 128)]
+    assert all(case.regime is DEFAULT or regimes for case in chosen)
+    return chosen
+
+
+def describe(row: dict[str, object]) -> str:
+    text = (
+        f"{row['case']:<34} cuDNN {row['cudnn_ms']:8.2f} ms"
+        f"  timeloom {row['timeloom_ms']:8.2f} ms ({row['ratio']:6.1f}x)"
+        f"  graph {row.get('graph_ms', float('nan')):7.3f} ms ({row.get('graph_ratio', float('nan')):6.1f}x)"
+        f"  error {row['cudnn_error']:.1e} / {row['timeloom_error']:.1e}  memory {row['memory_ratio']:.2f}"
+        f"  chunk {row['chunk']} warm-up {row['warmup']} sweeps {row['sweeps']}"
+    )
+    return text + (f"  {row['graph']}" if "graph" in row else "") + ("  FELL BACK" if row["fell_back"] else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.split("\n")[0])
+    parser.add_argument("--regimes", action="store_true", help="measure long memory too")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json", help="where the JSON goes")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks.gpu needs a CUDA device; `python -m benchmarks headline` measures the CPU")
+    rows = []
+    for case in cases(arguments.regimes):
+        rows.append(measure(case))
+        print(describe(rows[-1]), flush=True)
+        torch.cuda.empty_cache()
+    device = torch.cuda.get_device_name()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    facts = {"device": device, "torch": torch.__version__, "command": "python -m benchmarks.gpu", "rows": rows}
+    arguments.out.write_text(json.dumps(facts, indent=1))
+
+
+if __name__ == "__main__":
+    main()

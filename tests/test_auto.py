@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from itertools import pairwise
 
 import pytest
 import torch
@@ -125,7 +126,7 @@ def test_a_network_that_forgets_slowly_gets_a_longer_warmup() -> None:
 
 
 def test_rounding_does_not_lengthen_the_warmup() -> None:
-    """A first jump within reach of the tolerance is noise: were it taken for slow forgetting, warm-ups would only grow."""
+    """A first jump near the tolerance is noise: were it taken for slow forgetting, warm-ups would only grow."""
     experience = Experience()
     experience.learn(report_of(20, 1e-7))
     before = experience.warmup(1e-6)
@@ -191,12 +192,10 @@ def tries(experience: Experience, calls: int, residual: float) -> list[int]:
 
 def test_it_gives_up_after_few_tries_and_looks_again_ever_more_seldom() -> None:
     tried = tries(Experience(), 700, residual=1.0)
-    pauses = [later - earlier for earlier, later in zip(tried, tried[1:], strict=False)]
+    pauses = [later - earlier for earlier, later in pairwise(tried)]
     assert pauses, "it never looked again"
     assert pauses[0] >= 8
-    assert all(
-        later >= 1.5 * earlier for earlier, later in zip(pauses, pauses[1:], strict=False) if later < LONGEST_PAUSE
-    )
+    assert all(later >= 1.5 * earlier for earlier, later in pairwise(pauses) if later < LONGEST_PAUSE)
     assert max(pauses) <= LONGEST_PAUSE + 2
     assert len(tried) < 10
 
@@ -205,6 +204,7 @@ def test_the_reason_says_when_it_looks_again() -> None:
     experience = Experience()
     tried = tries(experience, 1, residual=1.0)
     assert tried == [0]
+    expected = None
     for call in range(1, 40):
         plan = decide(Auto(), problem_of(), experience)
         if plan.chunk < STEPS:

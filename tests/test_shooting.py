@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -354,7 +354,7 @@ def test_raise_says_nothing_when_all_is_well() -> None:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[list[tuple[int, int, int]]]]]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[tuple[int, int, int]]]]:
     """Rows `(sequence, begin, end)` of every sweep that was kept, by direction; warm-ups are left out."""
     seen: dict[str, list[list[tuple[int, int, int]]]] = {"forward": [], "adjoint": []}
 
@@ -371,7 +371,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[list[tuple
 
     monkeypatch.setattr(ReferenceSweeper, "forward", watch("forward", 1))
     monkeypatch.setattr(ReferenceSweeper, "adjoint", watch("adjoint", 3))
-    yield seen
+    return seen
 
 
 def test_the_exact_prefix_is_kept(calls: dict[str, list[list[tuple[int, int, int]]]]) -> None:
@@ -537,7 +537,7 @@ def test_states_that_overflow_are_torchs() -> None:
 
 @pytest.mark.parametrize("name", zoo.KERNELS)
 def test_growing_states_are_measured_where_they_are(name: str) -> None:
-    """A jump that is nothing beside the last state may be all of an early one: every state is right for its own size."""
+    """A jump that is nothing beside the last state may be all of an early one: each state is right for its size."""
     net = zoo.network(name, "weights×8", n=16)
     x, initial = zoo.data(net, 48, 2)
     expected, _ = zoo.truth(net, x, initial)
@@ -555,7 +555,7 @@ def test_growing_states_are_measured_where_they_are(name: str) -> None:
 def mean_error(given: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
     """Squared error of each result, relative to its size.
 
-    The initial state's gradient may have vanished on the way: its error is relative to the loss's own gradient, which is 1.
+    The initial state's gradient may have vanished on the way: its error is relative to the loss's own gradient, 1.
     """
     smallest = {"initial": 1.0}
     return {

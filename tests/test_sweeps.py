@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def ragged(steps: int, batch: int, seed: int = 0) -> Segments:
     rows = []
     for sequence in range(batch):
         cuts = torch.randint(0, steps + 1, (5,), generator=generator).sort().values.tolist()
-        rows += [(sequence, begin, end) for begin, end in zip(cuts[:-1], cuts[1:], strict=True)]
+        rows += [(sequence, begin, end) for begin, end in pairwise(cuts)]
         rows.append((sequence, cuts[0], cuts[0]))
     order = torch.randperm(len(rows), generator=generator)
     return Segments(*torch.tensor(rows, dtype=torch.int64)[order].t().contiguous())

@@ -144,7 +144,7 @@ def test_a_cell_that_does_not_contract_is_still_exact(solver: object) -> None:
 
 
 def test_diagonal_structure_is_used_where_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long memory without a coupling: the leak is the exact transfer, so two sweeps do; no dense Jacobian is built."""
+    """A long memory without a coupling: the leak is the exact transfer, and no dense Jacobian is built."""
     dense, original = [], GenericCell._dense
 
     def watched(self: GenericCell, state: Tensor, u: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def test_diagonal_structure_is_used_where_it_is_found(monkeypatch: pytest.Monkey
 
 
 def test_a_coupling_that_the_probe_misses_only_costs_sweeps() -> None:
-    """Units look at one another at large inputs alone, which the first rows do not show: results are exact all the same."""
+    """Units look at one another at large inputs alone, which the first rows do not show: results stay exact."""
 
     def cell(h: Tensor, x: Tensor) -> Tensor:
         mixed = torch.where(x > 1.5, h.flip(-1), h)

@@ -282,7 +282,7 @@ def truth(
 def gradients(
     net: Network, x: Tensor, initial: Tensor, outputs: Tensor, final: Tensor, loss: str = "both"
 ) -> dict[str, Tensor]:
-    """Gradients of a loss on all `outputs`, on the `last` state, or on both, by inputs, initial state and parameters."""
+    """Gradients of a loss on all `outputs`, on the `last` state or on `both`, by every leaf."""
     generator = torch.Generator().manual_seed(2)
     weights = [
         torch.randn(part.shape, generator=generator, dtype=torch.float64).to(part.dtype) for part in (outputs, final)

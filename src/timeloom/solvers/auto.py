@@ -13,8 +13,8 @@ from timeloom.solve import Plan
 from timeloom.solvers.base import Solver
 from timeloom.sweep import CPUSweeper, GPUSweeper
 
-FIRST_WARMUP = 48
-"""Warm-up of a network nothing is known about: enough for a freshly initialised GRU or LSTM."""
+ASSUMED_FORGETTING = 0.728
+"""Forgetting of a network nothing is known about, a step: a freshly initialised GRU or LSTM forgets faster."""
 NOISE = 1e-7
 """Jumps this small are rounding: they bound how fast a network forgets, but do not tell it."""
 NEARLY = 4
@@ -49,11 +49,10 @@ class Experience:
 
     def warmup(self, tolerance: float) -> int:
         """Steps after which this network has forgotten where it started, to within the tolerance."""
-        if self.forgetting is None:
-            return FIRST_WARMUP
-        if self.forgetting >= 1 - 1e-6:
+        forgetting = ASSUMED_FORGETTING if self.forgetting is None else self.forgetting
+        if forgetting >= 1 - 1e-6:
             return 10**9
-        return max(4, math.ceil(math.log(tolerance / 4) / math.log(self.forgetting)))
+        return max(4, math.ceil(math.log(tolerance / 4) / math.log(forgetting)))
 
     def learn(self, report: SolveReport) -> None:
         """Take in what a shooting solve showed."""
@@ -85,7 +84,7 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
     tolerance = solver.tolerance(problem.initial)
     steps, batch = problem.steps, max(problem.batch, 1)
     overhead = step_overhead(problem)
-    chunk, warmup = cheapest(steps, batch, FIRST_WARMUP, overhead)
+    chunk, warmup = cheapest(steps, batch, Experience().warmup(tolerance), overhead)
     if chunk >= steps:
         reason = f"auto: one chunk is cheapest for T={steps}, B={batch}"
     elif experience.pause > 0:
@@ -124,7 +123,7 @@ def cheapest(steps: int, batch: int, warmup: int, overhead: float) -> tuple[int,
     while chunks <= steps // 4:
         chunk = math.ceil(steps / chunks)
         cost = (chunk + warmup) * (overhead + math.ceil(chunks * batch / threads))
-        if warmup <= chunk and cost < best_cost:
+        if cost < best_cost:
             best, best_cost = (chunk, warmup), cost
         chunks *= 2
     return best

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from timeloom.problem import Recurrence
 from timeloom.solve import MOST_SWEEPS, Plan
-from timeloom.solvers.auto import FIRST_WARMUP, Auto, Experience, cheapest, decide, step_overhead
+from timeloom.solvers.auto import Auto, Experience, cheapest, decide, step_overhead
 from timeloom.solvers.base import Solver
 from timeloom.solvers.sequential import Sequential
 from timeloom.solvers.shooting import Shooting
@@ -41,17 +41,17 @@ def plan_backward(solver: Solver, problem: Recurrence, experience: Experience) -
 
 
 def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
-    steps = max(problem.steps, 1)
+    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem.initial)
+    warmup = Experience().warmup(tolerance) if solver.warmup is None else solver.warmup
     chunk = solver.chunk
     if chunk is None:
-        chunk, _ = cheapest(steps, max(problem.batch, 1), FIRST_WARMUP, step_overhead(problem))
+        chunk, _ = cheapest(steps, max(problem.batch, 1), warmup, step_overhead(problem))
     chunk = min(chunk, steps)
-    warmup = FIRST_WARMUP if solver.warmup is None else solver.warmup
     return Plan(
         chunk=chunk,
         correction=solver.correction,
         warmup=min(warmup, chunk),
-        tolerance=solver.tolerance(problem.initial),
+        tolerance=tolerance,
         max_iters=solver.max_iters or MOST_SWEEPS,
         on_divergence=solver.on_divergence,
         reason="",

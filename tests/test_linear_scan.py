@@ -105,7 +105,7 @@ def test_inputs_are_left_alone() -> None:
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("steps", [1, 5, 40])
 def test_gradcheck(steps: int, dense: bool, reverse: bool) -> None:
-    inputs = tuple(tensor.requires_grad_() for tensor in elements(steps, dense, (1,), 2))
+    inputs = tuple(tensor.requires_grad_() for tensor in elements(steps, dense, (1,)))
 
     def run(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
         return tl.linear_scan(a, b, h0, reverse)

@@ -181,9 +181,9 @@ def test_real_runs_learn_a_longer_warmup() -> None:
 
 def tries(experience: Experience, calls: int, residual: float) -> list[int]:
     """Numbers of the calls, out of so many, on which shooting is tried; each try meets this first residual."""
-    tried = []
+    tried, problem = [], problem_of()
     for call in range(calls):
-        plan = decide(Auto(), problem_of(), experience)
+        plan = decide(Auto(), problem, experience)
         if plan.chunk < STEPS:
             tried.append(call)
             experience.learn(report_of(plan.warmup, residual, fell_back=residual > 0.1))
@@ -191,13 +191,13 @@ def tries(experience: Experience, calls: int, residual: float) -> list[int]:
 
 
 def test_it_gives_up_after_few_tries_and_looks_again_ever_more_seldom() -> None:
-    tried = tries(Experience(), 700, residual=1.0)
+    tried = tries(Experience(), 2000, residual=1.0)
     pauses = [later - earlier for earlier, later in pairwise(tried)]
     assert pauses, "it never looked again"
     assert pauses[0] >= 8
     assert all(later >= 1.5 * earlier for earlier, later in pairwise(pauses) if later < LONGEST_PAUSE)
-    assert max(pauses) <= LONGEST_PAUSE + 2
-    assert len(tried) < 10
+    assert LONGEST_PAUSE <= pauses[-1] == pauses[-2] <= LONGEST_PAUSE + 2
+    assert len(tried) < 15
 
 
 def test_the_reason_says_when_it_looks_again() -> None:

@@ -83,8 +83,8 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
     """The cheapest way to run this problem by our own sweeps."""
     tolerance = solver.tolerance(problem.initial)
     steps, batch = problem.steps, max(problem.batch, 1)
-    overhead = step_overhead(problem)
-    chunk, warmup = cheapest(steps, batch, Experience().warmup(tolerance), overhead)
+    overhead, within = step_overhead(problem), copies_inputs(problem)
+    chunk, warmup = cheapest(steps, batch, Experience().warmup(tolerance), overhead, within)
     if chunk >= steps:
         reason = f"auto: one chunk is cheapest for T={steps}, B={batch}"
     elif experience.pause > 0:
@@ -94,7 +94,7 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
     else:
         needed = experience.warmup(tolerance)
         known = "assumed" if experience.forgetting is None else "learned"
-        chunk, warmup = cheapest(steps, batch, needed, overhead)
+        chunk, warmup = cheapest(steps, batch, needed, overhead, within)
         if chunk < steps:
             reason = f"auto: {-(-steps // chunk)} chunks, warm-up of {warmup} steps {known}"
         else:
@@ -111,8 +111,8 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
     )
 
 
-def cheapest(steps: int, batch: int, warmup: int, overhead: float) -> tuple[int, int]:
-    """Chunk and warm-up that take least time, `(steps, 0)` for a single chunk.
+def cheapest(steps: int, batch: int, warmup: int, overhead: float, within_chunk: bool = False) -> tuple[int, int]:
+    """Chunk and warm-up that take least time, `(steps, 0)` for one chunk; `within_chunk` lets no warm-up be longer.
 
     A sweep costs (chunk + warm-up) × (overhead + rows): each step has a cost of its own, measured in rows, and rows
     share the threads.
@@ -123,10 +123,15 @@ def cheapest(steps: int, batch: int, warmup: int, overhead: float) -> tuple[int,
     while chunks <= steps // 4:
         chunk = math.ceil(steps / chunks)
         cost = (chunk + warmup) * (overhead + math.ceil(chunks * batch / threads))
-        if cost < best_cost:
+        if cost < best_cost and not (within_chunk and warmup > chunk):
             best, best_cost = (chunk, warmup), cost
         chunks *= 2
     return best
+
+
+def copies_inputs(problem: Recurrence) -> bool:
+    """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
+    return not (CPUSweeper.supports(problem) or GPUSweeper.supports(problem))
 
 
 def step_overhead(problem: Recurrence) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from timeloom.problem import Recurrence
 from timeloom.solve import MOST_SWEEPS, Plan
-from timeloom.solvers.auto import Auto, Experience, cheapest, decide, step_overhead
+from timeloom.solvers.auto import Auto, Experience, cheapest, copies_inputs, decide, step_overhead
 from timeloom.solvers.base import Solver
 from timeloom.solvers.sequential import Sequential
 from timeloom.solvers.shooting import Shooting
@@ -45,7 +45,7 @@ def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
     warmup = Experience().warmup(tolerance) if solver.warmup is None else solver.warmup
     chunk = solver.chunk
     if chunk is None:
-        chunk, _ = cheapest(steps, max(problem.batch, 1), warmup, step_overhead(problem))
+        chunk, _ = cheapest(steps, max(problem.batch, 1), warmup, step_overhead(problem), copies_inputs(problem))
     chunk = min(chunk, steps)
     return Plan(
         chunk=chunk,

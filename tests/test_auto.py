@@ -13,11 +13,13 @@ import zoo
 from torch import Tensor
 
 import timeloom as tl
+from timeloom.cells import GenericCell
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
-from timeloom.solvers import Auto, Shooting
+from timeloom.solvers import Auto, Shooting, Solver
 from timeloom.solvers import auto as auto_file
 from timeloom.solvers.auto import LONGEST_PAUSE, PATIENCE, Experience, Memory, cheapest, decide
+from timeloom.sweep import native
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -95,6 +97,36 @@ def test_a_first_look_assumes_and_says_so() -> None:
     plan = decide(Auto(), problem_of(8), Experience())
     assert (plan.chunk, plan.warmup) == (8, 0)
     assert plan.reason == "auto: one chunk is cheapest for T=8, B=1"
+
+
+def test_dense_transfers_are_left_out_where_they_cannot_pay() -> None:
+    """Beside compiled sweeps a whole sequential run costs less than one dense transfer."""
+    wide = Recurrence(problem_of().cell, problem_of().u.double(), problem_of().initial.double())
+    assert decide(Auto(), wide, Experience()).newton_up_to > 0
+    if native.unavailable() is None:
+        assert decide(Auto(), problem_of(), Experience()).newton_up_to == 0
+
+
+@pytest.mark.parametrize("solver", [Auto(), Shooting(chunk=16)], ids=["auto", "shooting"])
+@pytest.mark.parametrize(("name", "cheap"), [("function", False), ("function of tuple", False), ("elementwise", True)])
+def test_the_diagonal_of_a_users_dense_jacobian_is_not_asked_for(
+    name: str, cheap: bool, solver: Solver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would cost as many backward passes a step as the state has units; a probe tells whether it is dense."""
+    asked, original = [], GenericCell.leak
+
+    def watched(self: GenericCell, state: Tensor, u: Tensor) -> Tensor:
+        asked.append(len(state))
+        return original(self, state, u)
+
+    monkeypatch.setattr(GenericCell, "leak", watched)
+    monkeypatch.setattr(auto_file, "step_overhead", lambda problem: 100.0)
+    net = zoo.network(name)
+    x, initial = zoo.data(net, 256, 1)
+    solution = zoo.solve(net, x, initial, solver)
+    solution.outputs.sum().backward()
+    assert solution.report.chunk < 256
+    assert bool(asked) is cheap
 
 
 def test_options_of_auto_are_kept() -> None:

@@ -22,8 +22,6 @@ Enter = Callable[[Segments, int, Tensor, bool], tuple[Tensor, Tensor, Tensor | N
 
 DIAGONAL_WORTH = 1e-3
 """A leak below this over a whole chunk corrects nothing that the next sweep does not correct by itself."""
-NEWTON_UP_TO = 64
-"""Largest state for which `auto` may pay for dense transfers: they cost a factor of S over a sweep."""
 WORTH_MOVING = 0.1
 """Part of the tolerance up to which a start stays where it is: corrections left out must not add up to a jump."""
 SHARE_OF_BOX = 0.1
@@ -75,6 +73,10 @@ class Plan:
     max_iters: int
     on_divergence: OnDivergence
     reason: str
+    leak_is_cheap: bool = True
+    """Whether `correction="auto"` may ask for the leak on every sweep."""
+    newton_up_to: int = 0
+    """Largest state for which `correction="auto"` may pay for dense transfers."""
 
 
 def march(chain: Chain, plan: Plan) -> SolveReport:
@@ -85,7 +87,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         chain.sweep(chain.segments, chain.first, rows, False)
         return _one_chunk_report(plan, time.perf_counter() - began)
     correction: Correction = plan.correction
-    want_leak = correction in ("auto", "diag")
+    want_leak = correction == "diag" or (correction == "auto" and plan.leak_is_cheap)
     entered = None
     if plan.warmup:
         entered = chain.enter(chain.segments, plan.warmup, torch.arange(len(chain.segments), device="cpu"), want_leak)
@@ -106,7 +108,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         given_up = _why_stop(residuals, plan)
         if given_up:
             break
-        correction = _choose(plan.correction, correction, residuals, state, chain)
+        correction = _choose(plan, correction, residuals, state)
         rows = state.correct(correction, plan.tolerance)
         if rows.numel() == 0:
             given_up = "the values are not finite" if not math.isfinite(residuals[-1]) else "the corrections vanished"
@@ -280,16 +282,14 @@ def _why_stop(residuals: list[float], plan: Plan) -> str:
     return ""
 
 
-def _choose(
-    asked: Correction, current: Correction, residuals: list[float], state: _Boundaries, chain: Chain
-) -> Correction:
+def _choose(plan: Plan, current: Correction, residuals: list[float], state: _Boundaries) -> Correction:
     """What `auto` corrects with: the leak where there is one, dense transfers where that is slow and they are cheap."""
-    if asked != "auto":
-        return asked
+    if plan.correction != "auto":
+        return plan.correction
     slow = len(residuals) > 2 and residuals[-1] > 0.3 * residuals[-2]
-    if current == "newton" or (slow and state.shape[2] <= NEWTON_UP_TO):
+    if current == "newton" or (slow and state.shape[2] <= plan.newton_up_to):
         return "newton"
-    return "diag" if float(state.leak.abs().amax()) > DIAGONAL_WORTH else "none"
+    return "diag" if plan.leak_is_cheap and float(state.leak.abs().amax()) > DIAGONAL_WORTH else "none"
 
 
 def _contraction(residuals: list[float]) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from timeloom.cells.generic import GenericCell
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve import Plan
@@ -23,6 +24,9 @@ PATIENCE = 4
 """Sweeps that `auto` grants before it finishes sequentially: with more, the plain run would have been as fast."""
 ROWS_THAT_FILL_A_GPU = 8000
 """Rows up to which a step of the GPU's sweep takes the same time."""
+NEWTON_UP_TO = 16
+"""Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
+NEWTON_UP_TO_ON_GPU = 64
 LONGEST_PAUSE = 256
 """Calls after which `auto` looks again at a network that did not contract, at most."""
 
@@ -108,6 +112,8 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
         max_iters=solver.max_iters or PATIENCE,
         on_divergence=solver.on_divergence,
         reason=reason,
+        leak_is_cheap=leak_is_cheap(problem),
+        newton_up_to=newton_up_to(problem),
     )
 
 
@@ -132,6 +138,19 @@ def cheapest(steps: int, batch: int, warmup: int, overhead: float, within_chunk:
 def copies_inputs(problem: Recurrence) -> bool:
     """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
     return not (CPUSweeper.supports(problem) or GPUSweeper.supports(problem))
+
+
+def leak_is_cheap(problem: Recurrence) -> bool:
+    """Whether a step's leak costs no more than the step: not where it must be read off a user's dense Jacobian."""
+    cell = problem.cell
+    return not isinstance(cell, GenericCell) or cell.is_diagonal(problem.initial, problem.u[0])
+
+
+def newton_up_to(problem: Recurrence) -> int:
+    """Largest state for which dense transfers may pay; none beside compiled sweeps, which run all of time in less."""
+    if CPUSweeper.supports(problem):
+        return 0
+    return NEWTON_UP_TO if problem.u.device.type == "cpu" else NEWTON_UP_TO_ON_GPU
 
 
 def step_overhead(problem: Recurrence) -> float:

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 from timeloom.problem import Recurrence
 from timeloom.solve import MOST_SWEEPS, Plan
-from timeloom.solvers.auto import Auto, Experience, cheapest, copies_inputs, decide, step_overhead
+from timeloom.solvers.auto import (
+    Auto,
+    Experience,
+    cheapest,
+    copies_inputs,
+    decide,
+    leak_is_cheap,
+    newton_up_to,
+    step_overhead,
+)
 from timeloom.solvers.base import Solver
 from timeloom.solvers.sequential import Sequential
 from timeloom.solvers.shooting import Shooting
@@ -55,6 +64,8 @@ def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
         max_iters=solver.max_iters or MOST_SWEEPS,
         on_divergence=solver.on_divergence,
         reason="",
+        leak_is_cheap=leak_is_cheap(problem),
+        newton_up_to=newton_up_to(problem),
     )
 
 

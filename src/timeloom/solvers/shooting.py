@@ -15,8 +15,8 @@ class Shooting(Solver):
     chunk: steps in a chunk; None chooses. The last chunk may be shorter.
     correction: how a jump at one chunk's start changes the starts after it: `none` (Jacobi, F-relaxation: it moves
         one chunk a sweep), `diag` (through the product of the cell's leak: z of a GRU, f of an LSTM), `newton`
-        (through the dense product of Jacobians), or `auto` (none or diag by the size of the leak, newton for a small
-        state if diag is slow).
+        (through the dense product of Jacobians), or `auto` (diag where a leak is cheap to have and large, else none;
+        newton for a small state if that is slow, except beside compiled sweeps, which finish sequentially in less).
     warmup: steps at each chunk's end that are run first, from the initial state, to guess the next chunk's start; 0
         guesses the initial state itself; None chooses.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -601,14 +602,14 @@ def test_growing_states_are_measured_where_they_are(name: str) -> None:
 
 
 def mean_error(given: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """Squared error of each result, relative to its size.
+    """Root of the mean squared error of each result, relative to its size.
 
     The initial state's gradient may have vanished on the way: its error is relative to the loss's own gradient, 1.
     """
     smallest = {"initial": 1.0}
     return {
-        name: float((given[name].double() - value).square().mean())
-        / max(float(value.square().mean()), smallest.get(name, 1e-60))
+        name: float((given[name].double() - value).square().mean().sqrt())
+        / max(float(value.square().mean().sqrt()), smallest.get(name, 1e-30))
         for name, value in expected.items()
     }
 
@@ -638,9 +639,14 @@ def test_float32_is_at_most_twice_as_far_from_float64_as_torch(name: str, regime
     eps = torch.finfo(torch.float32).eps
     for key in errors[0]:
         noise = eps if key == "initial" else eps / 4
-        torchs, ours = (max(noise, (sum(kind[key]) / len(kind[key])) ** 0.5) for kind in errors)
-        allowed = 4 if regime in ("weights×4", "weights×8") else 2  # chaos makes one rounding or another count more
+        torchs, ours = (geometric_mean([max(noise, error) for error in kind[key]]) for kind in errors)
+        allowed = 3 if regime in ("weights×4", "weights×8") else 2  # chaos makes one rounding or another count more
         assert ours <= allowed * torchs, f"{key}: {ours:.1e} against torch's {torchs:.1e}"
+
+
+def geometric_mean(errors: list[float]) -> float:
+    """What is typical of errors of which now and then one is large, in ours as in torch's."""
+    return math.exp(sum(math.log(error) for error in errors) / len(errors))
 
 
 def test_kernels_and_reference_agree_on_a_whole_solve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ PERSISTENT = 128
 """Hidden size up to which cuDNN's float32 layers run in one persistent kernel, out of reach for a step at a time."""
 LSTM_BATCH = 8
 """Batch from which oneDNN's fused LSTM fills a CPU by itself."""
+LSTM_HIDDEN = 256
+"""Hidden size beyond which it does so with a single sequence."""
 
 
 def obstacle(data: Tensor) -> str | None:
@@ -72,8 +74,8 @@ def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
         needed = SHORTEST_FUSED_ON_GPU if fused else SHORTEST_ON_GPU
     elif solved_in(data) != torch.float32 or module.proj_size > 0 or unavailable() is not None:
         needed = SHORTEST_IN_TORCH
-    elif module.mode == "LSTM" and batch >= LSTM_BATCH:
-        return f"auto: a batch of {batch} fills the CPU in torch's fused LSTM"
+    elif module.mode == "LSTM" and (batch >= LSTM_BATCH or module.hidden_size > LSTM_HIDDEN):
+        return f"auto: {batch} × {module.hidden_size} units fill the CPU in torch's fused LSTM"
     else:
         needed = SHORTEST[module.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]
     return f"auto: {steps} steps are too few to gain" if steps < needed else None

@@ -429,7 +429,8 @@ print(y.detach().double().sum().item(), gru.weight_hh_l0.grad.abs().sum().item()
 def run_apart(cache: Path, **environment: str) -> tuple[str, list[float]]:
     """A process of its own, with a cache of its own: why it has no kernels, and what it computed."""
     root = Path(__file__).parents[1]
-    variables = {**os.environ, "PYTHONPATH": str(root / "src"), "TIMELOOM_CACHE": str(cache), **environment}
+    fixed = {"PYTHONPATH": str(root / "src"), "TIMELOOM_CACHE": str(cache), "TIMELOOM_NATIVE": "1"}
+    variables = {**os.environ, **fixed, **environment}
     command = [sys.executable, "-W", "error", "-c", RUN]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -68,7 +68,7 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
 def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
     """Why torch's own layer is the faster one for a problem of this size, or None."""
     if data.device.type == "cuda":
-        fused = module.hidden_size <= LARGEST and module.proj_size == 0 and has_triton()
+        fused = module.hidden_size <= LARGEST[module.mode.lower()] and module.proj_size == 0 and has_triton()
         if module.hidden_size <= PERSISTENT and data.dtype == torch.float32 and not fused:
             return f"auto: cuDNN runs {module.hidden_size} hidden units in one kernel"
         needed = SHORTEST_FUSED_ON_GPU if fused else SHORTEST_ON_GPU

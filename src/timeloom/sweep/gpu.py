@@ -14,8 +14,8 @@ from timeloom.memory import empty
 from timeloom.problem import Recurrence, Segments
 from timeloom.sweep.reference import ReferenceSweeper
 
-LARGEST = 128
-"""Hidden units up to which the recurrent weights fit on the chip."""
+LARGEST = {"gru": 128, "lstm": 64, "rnn_tanh": 128, "rnn_relu": 128}
+"""Hidden units up to which the recurrent weights fit on the chip, by kernel."""
 ROWS = 16
 """Stretches a program runs side by side: the fewest that the matrix units take, so that most programs are in flight."""
 SLOPES = {"gru": 5, "lstm": 6, "rnn_tanh": 1, "rnn_relu": 1}
@@ -34,7 +34,7 @@ class GPUSweeper(ReferenceSweeper):
     def supports(problem: Recurrence) -> bool:
         return (
             problem.cell.kernel is not None
-            and problem.cell.parts[0] <= LARGEST
+            and problem.cell.parts[0] <= LARGEST[problem.cell.kernel]
             and problem.u.device.type == "cuda"
             and problem.initial.dtype == torch.float32
             and has_triton()

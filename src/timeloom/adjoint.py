@@ -73,7 +73,8 @@ def solve_adjoint(
         chain_rows = (bad_links * batch + sequences).cpu()
         if reset_grads is not None:
             later = torch.arange(links, device=device)[:, None] >= bad_links
-            reset_grads.view(links, batch, -1)[:, sequences] *= ~later.unsqueeze(-1)
+            kept = reset_grads.view(links, batch, -1)
+            kept[:, sequences] = torch.where(later.unsqueeze(-1), 0, kept[:, sequences])  # what overflowed there too
         rows = segments[chain_rows]
         sweep(Segments(rows.sequence, torch.zeros_like(rows.begin), rows.end), ends, chain_rows, False)
 

@@ -162,8 +162,6 @@ class HandWritten(_Solved):
     def gradients(
         ctx: Any, problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        if incoming is not None and problem.lengths is not None:
-            incoming = incoming * problem.inside().unsqueeze(-1)
         gate_grads, initial_grad, report = solve_adjoint(problem, states, ctx.plan, incoming, final_grad)
         ctx.note(report)
         cell = problem.cell

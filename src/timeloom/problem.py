@@ -45,10 +45,6 @@ class Recurrence:
             return _full(self.batch, self.steps, self.u.device)
         return self.ends().to(self.u.device)
 
-    def inside(self) -> Tensor:
-        """Which steps lie inside their sequence, `(T, B)`."""
-        return (torch.arange(self.steps, device="cpu")[:, None] < self.ends()).to(self.u.device)
-
 
 @dataclass(frozen=True)
 class Segments:

@@ -36,6 +36,11 @@ class SolveReport:
     backward: SolveReport | None = None
     """The adjoint solve's report, once the backward pass has run."""
 
+    @classmethod
+    def sequential(cls, steps: int, reason: str, tolerance: float = 0.0, seconds: float = 0.0) -> SolveReport:
+        """Of a run of one step after the other: exact, nothing to fit together."""
+        return cls("sequential", steps, 1, (), tolerance, True, False, None, seconds, reason)
+
     def __str__(self) -> str:
         state = "fell back to sequential" if self.fell_back else "converged" if self.converged else "NOT converged"
         residual = f", residual {self.residuals[-1]:.1e} (tolerance {self.tolerance:.0e})" if self.residuals else ""

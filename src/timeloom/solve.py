@@ -85,7 +85,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     if chain.links == 1:
         rows = torch.arange(len(chain.segments), device="cpu")
         chain.sweep(chain.segments, chain.first, rows, False)
-        return _one_chunk_report(plan, time.perf_counter() - began)
+        return SolveReport.sequential(plan.chunk, plan.reason, plan.tolerance, time.perf_counter() - began)
     correction: Correction = plan.correction
     want_leak = correction == "diag" or (correction == "auto" and plan.leak_is_cheap)
     entered = None
@@ -156,22 +156,6 @@ def _quick_report(worst: Tensor, plan: Plan, began: float) -> SolveReport | None
         reason="; ".join(filter(None, (plan.reason, unread if captured else ""))),
         warmup=plan.warmup,
         certificate=worst if captured else None,
-    )
-
-
-def _one_chunk_report(plan: Plan, seconds: float) -> SolveReport:
-    """A single chunk is the sequential run: exact, nothing to fit together."""
-    return SolveReport(
-        solver="sequential",
-        chunk=plan.chunk,
-        iterations=1,
-        residuals=(),
-        tolerance=plan.tolerance,
-        converged=True,
-        fell_back=False,
-        contraction=None,
-        seconds=seconds,
-        reason=plan.reason,
     )
 
 

@@ -51,18 +51,7 @@ def _sequential(cell: GenericCell, h0: State, xs: Tensor) -> tuple[State, SolveR
     for x in xs.unbind(0):
         state = cell.step(state, x)
         states.append(state)
-    report = SolveReport(
-        solver="sequential",
-        chunk=len(xs),
-        iterations=1,
-        residuals=(),
-        tolerance=0.0,
-        converged=True,
-        fell_back=False,
-        contraction=None,
-        seconds=0.0,
-        reason="sequential, as asked for",
-    )
+    report = SolveReport.sequential(len(xs), "sequential, as asked for")
     return cell.unpack(torch.stack(states)), report
 
 

@@ -93,18 +93,7 @@ def layer(module: Recurrent) -> Any:
 
 def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> SolveReport:
     steps, _ = _size(module, input)
-    return SolveReport(
-        solver="sequential",
-        chunk=steps,
-        iterations=1,
-        residuals=(),
-        tolerance=0.0,
-        converged=True,
-        fell_back=False,
-        contraction=None,
-        seconds=0.0,
-        reason=f"{reason}; run by torch's own layer",
-    )
+    return SolveReport.sequential(steps, f"{reason}; run by torch's own layer")
 
 
 def _size(module: Recurrent, input: Tensor | PackedSequence) -> tuple[int, int]:

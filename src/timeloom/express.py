@@ -24,8 +24,9 @@ from timeloom.solve import SHARE_OF_BOX, Plan, certified
 from timeloom.solvers.auto import Experience, Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import plan_backward, plan_forward
-from timeloom.sweep import CPUSweeper
 from timeloom.sweep.cpu_layer import CPULayer
+from timeloom.sweep.gpu_layer import GPULayer
+from timeloom.sweep.layer import Layer
 from timeloom.trajectory import solve_states
 
 Project = Callable[..., tuple[Cell, Tensor]]
@@ -41,16 +42,17 @@ def run(
     taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
     with torch.no_grad():
         cell, _ = project(x[:0], *weights)
-        if cell.kernel is None or not CPULayer.supports(x, cell.parts[0]):
+        kind = _kind(cell, x)
+        if kind is None:
             return None
         sizes = Recurrence(cell, x, initial)  # all that a plan looks at
         plan = plan_forward(solver, sizes, memory.forward)
-        layer = CPULayer(cell.kernel, *live)
+        layer = kind(str(cell.kernel), *live)
         solved = None if memory.forward.corrected else _forward(layer, plan, taped)
         if solved is None:
             problem = Recurrence(*project(x, *weights), initial)
-            tape = layer.empty_tape(taped)
-            states, report = solve_states(problem, plan, CPUSweeper(problem, *tape))
+            sweeper, tape = layer.sweeper(problem, taped)
+            states, report = solve_states(problem, plan, sweeper)
             solved = states + tape, report
         kept, report = solved
         final = torch.cat([part[-1] for part in kept[: len(cell.parts)]], -1)
@@ -60,12 +62,19 @@ def run(
     if not taped:
         return kept[0][1:], final
     note = noting(report, solver, memory, record)
-    lane = _Lane(project, cell, plan_backward(solver, sizes, memory.backward), note, memory.backward)
+    lane = _Lane(kind, project, cell, plan_backward(solver, sizes, memory.backward), note, memory.backward)
     outputs, final = _Express.apply(lane, kept, final, *live)
     return outputs, final
 
 
-def _forward(layer: CPULayer, plan: Plan, taped: bool) -> tuple[list[Tensor], SolveReport] | None:
+def _kind(cell: Cell, x: Tensor) -> type[Layer] | None:
+    """Whose kernels can run such a layer, if any."""
+    if cell.kernel is None:
+        return None
+    return next((kind for kind in (CPULayer, GPULayer) if kind.supports(cell.kernel, x, cell.parts[0])), None)
+
+
+def _forward(layer: Layer, plan: Plan, taped: bool) -> tuple[list[Tensor], SolveReport] | None:
     """Kept tensors and report of one sweep; None where it is not certified, or has no warm-up to be so."""
     steps, began = len(layer.x), time.perf_counter()
     if not _goes_at_once(plan, steps):
@@ -79,6 +88,7 @@ def _forward(layer: CPULayer, plan: Plan, taped: bool) -> tuple[list[Tensor], So
 class _Lane:
     """What the backward pass is told beside its tensors."""
 
+    kind: type[Layer]
     project: Project
     cell: Cell
     plan: Plan
@@ -116,7 +126,7 @@ def _backward(
     if lane.experience.corrected or not _goes_at_once(plan, steps):
         return None
     began = time.perf_counter()
-    layer = CPULayer(str(lane.cell.kernel), *live)
+    layer = lane.kind(str(lane.cell.kernel), *live)
     incoming, final = grads
     found, jump = layer.backward(plan.chunk, plan.warmup, kept, incoming, final, want_x)
     report = _report(jump, plan, steps, began)
@@ -148,7 +158,7 @@ def _goes_at_once(plan: Plan, steps: int) -> bool:
     return plan.chunk >= steps or plan.warmup > 0
 
 
-def _report(jump: float, plan: Plan, steps: int, began: float) -> SolveReport | None:
+def _report(jump: Tensor | float, plan: Plan, steps: int, began: float) -> SolveReport | None:
     if plan.chunk >= steps:
         return SolveReport.sequential(plan.chunk, plan.reason, plan.tolerance, time.perf_counter() - began)
     return certified(jump, plan, began)

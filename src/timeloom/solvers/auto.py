@@ -62,7 +62,9 @@ class Experience:
         return max(4, math.ceil(math.log(tolerance / 4) / math.log(forgetting)))
 
     def learn(self, report: SolveReport) -> None:
-        """Take in what a shooting solve showed."""
+        """Take in what a shooting solve showed, if it can be seen yet."""
+        if report.certificate is not None:
+            return
         self.corrected = report.iterations > 1 or report.fell_back
         if report.warmup and report.residuals:
             first = report.residuals[0]

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from timeloom.memory import empty
-from timeloom.problem import cut_evenly
+from timeloom.problem import Recurrence, cut_evenly
 from timeloom.sweep import native
-from timeloom.sweep.cpu import call, largest_jump, origin, pack, pack_transposed, through_h
+from timeloom.sweep.cpu import CPUSweeper, call, largest_jump, origin, pack, pack_transposed, through_h
+from timeloom.sweep.layer import Layer
 
 MOST_UNITS = 128
 """Hidden units up to which a step's products are better done here than by one large product over all of time."""
@@ -25,52 +26,37 @@ Tensors = dict[str, Tensor | None]
 
 
 @dataclass(frozen=True)
-class CPULayer:
-    """One layer in one direction: torch's parameters, x `(T, B, D)` and the initial state `(B, S)`.
-
-    `chunk` and `warmup` say how to cut time; a chunk of T is the plain recurrence.
-    """
-
-    kernel: str
-    x: Tensor
-    initial: Tensor
-    w_ih: Tensor
-    w_hh: Tensor
-    b_ih: Tensor | None
-    b_hh: Tensor | None
+class CPULayer(Layer):
+    """GRU, LSTM and RNN in float32. Keeps the gates' values `(T, B, 4n)`."""
 
     @staticmethod
-    def supports(x: Tensor, n: int) -> bool:
-        return (
-            x.device.type == "cpu"
-            and x.dtype == torch.float32
-            and n <= MOST_UNITS
-            and 0 < x.shape[-1] <= MOST_INPUTS
-            and x.shape[1] > 0
-            and native.unavailable() is None
-        )
+    def supports(kernel: str, x: Tensor, n: int) -> bool:
+        fits = n <= MOST_UNITS and 0 < x.shape[-1] <= MOST_INPUTS and x.shape[1] > 0
+        return fits and x.device.type == "cpu" and x.dtype == torch.float32 and native.unavailable() is None
+
+    def sweeper(self, problem: Recurrence, keep: bool) -> tuple[CPUSweeper, list[Tensor]]:
+        tape = self._empty_tape(keep)
+        return CPUSweeper(problem, *tape), tape
+
+    def _empty_tape(self, keep: bool) -> list[Tensor]:
+        """Room for the gates' values, where they are to be kept and there are gates."""
+        steps, batch = self.x.shape[:2]
+        has_gates = len(self.w_hh) > self.n
+        return [empty(steps, batch, 4 * self.n, like=self.initial)] if keep and has_gates else []
 
     def forward(self, chunk: int, warmup: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], float]:
-        """States of h and c `(T + 1, B, n)`, the gates' values `(T, B, 4n)` behind them if told to keep what
-        `backward` asks for, and the largest relative jump between chunks.
-        """
-        steps, batch, n = *self.x.shape[:2], self._n
-        states = [empty(steps + 1, batch, n, like=self.initial) for _ in self._parts]
+        steps, batch, n = *self.x.shape[:2], self.n
+        states = [empty(steps + 1, batch, n, like=self.initial) for _ in self.parts]
         for state, first in zip(states, self.initial.split(n, -1), strict=True):
             state[0] = first
-        tape = self.empty_tape(keep)
-        bias, units = self._biases()
-        tensors: Tensors = {"x": self.x.contiguous(), "bias": bias, "units": units}
+        tape = self._empty_tape(keep)
+        bias, units = self.biases()
+        tensors: Tensors = {"x": self.x.contiguous(), "units": units.contiguous()}
+        tensors["bias"] = self.w_ih.new_zeros(len(self.w_ih)) if bias is None else bias
         tensors |= {"weights": pack(self.w_hh, n), "x_weights": pack(self.w_ih, n)}
         floor = 0.0 if self.kernel == "rnn_relu" else share_of_box
         _, jump = self._run("forward", chunk, warmup, self.initial, states + tape, floor, tensors)
         return states + tape, jump
-
-    def empty_tape(self, keep: bool) -> list[Tensor]:
-        """Room for the gates' values, where they are to be kept and there are gates."""
-        steps, batch = self.x.shape[:2]
-        has_gates = len(self.w_hh) > self._n
-        return [empty(steps, batch, 4 * self._n, like=self.initial)] if keep and has_gates else []
 
     def backward(
         self,
@@ -81,19 +67,20 @@ class CPULayer:
         final: Tensor | None,
         want_x: bool,
     ) -> tuple[tuple[Tensor | None, ...], float]:
-        """Gradients of x (when wanted), the initial state, w_ih, w_hh, b_ih and b_hh, and the largest relative jump.
-
-        `kept` is what `forward` returned; `incoming` `(T, B, n)` and `final` `(B, S)` are the loss's gradients.
-        """
         steps, batch, _ = self.x.shape
         final = torch.zeros_like(self.initial) if final is None else final.contiguous()
         x_grads = empty(*self.x.shape, like=self.x) if want_x else None
         sums = self.x.new_zeros(torch.get_num_threads(), sum(self._sums()))
-        tensors: Tensors = {"x": self.x.contiguous(), "units": self._biases()[1], "x_grads": x_grads, "sums": sums}
+        tensors: Tensors = {
+            "x": self.x.contiguous(),
+            "units": self.biases()[1].contiguous(),
+            "x_grads": x_grads,
+            "sums": sums,
+        }
         tensors |= {"lengths": torch.full((batch,), steps, dtype=torch.int64), "final": final}
         tensors |= {"incoming": None if incoming is None else incoming.contiguous()}
-        tensors |= {"transposed": pack_transposed(through_h(self.w_hh, self.kernel), self._n)}
-        tensors |= {"x_transposed": pack_transposed(self.w_ih, self._n) if want_x else None}
+        tensors |= {"transposed": pack_transposed(through_h(self.w_hh, self.kernel), self.n)}
+        tensors |= {"x_transposed": pack_transposed(self.w_ih, self.n) if want_x else None}
         begins, jump = self._run("adjoint", chunk, warmup, final, kept, 0.0, tensors)
         return (x_grads, begins[-batch:], *self._weight_grads(sums.sum(0))), jump
 
@@ -105,51 +92,31 @@ class CPULayer:
         segments = cut_evenly(steps, batch, chunk, direction == "adjoint")
         ends = first.clone() if warmup == 0 else first.new_empty(len(segments), first.shape[1])
         starts = torch.empty_like(ends)
-        names = ("h", "c", "tape") if len(self._parts) == 2 else ("h", "tape")
+        names = ("h", "c", "tape") if len(self.parts) == 2 else ("h", "tape")
         held = tensors | dict(zip(names, kept, strict=False)) | {"starts": starts, "ends": ends}
-        held["origin"] = origin(self.initial, self._parts)
+        held["origin"] = origin(self.initial, self.parts)
         call(
-            f"{self.kernel}_{direction}", segments, {"batch": batch, "n": self._n, "depth": depth, "lead": warmup}, held
+            f"{self.kernel}_{direction}", segments, {"batch": batch, "n": self.n, "depth": depth, "lead": warmup}, held
         )
-        return ends, largest_jump(starts, ends, batch, len(self._parts), floor) if warmup else 0.0
-
-    @property
-    def _n(self) -> int:
-        return self.w_hh.shape[1]
-
-    @property
-    def _parts(self) -> tuple[int, ...]:
-        return (self._n,) * (self.initial.shape[1] // self._n)
-
-    def _biases(self) -> tuple[Tensor, Tensor]:
-        """What is added to the gates' arguments, and the kernels' `units`."""
-        n, bias = self._n, self.w_ih.new_zeros(len(self.w_ih))
-        units = self.w_hh.diagonal().contiguous()
-        if self.kernel == "gru":
-            units = torch.zeros_like(bias[:n]) if self.b_hh is None else self.b_hh[2 * n :].contiguous()
-        if self.b_ih is not None and self.b_hh is not None:
-            bias = self.b_ih + self.b_hh
-            if self.kernel == "gru":
-                bias[2 * n :] = self.b_ih[2 * n :]
-        return bias, units
+        return ends, largest_jump(starts, ends, batch, len(self.parts), floor) if warmup else 0.0
 
     @property
     def _padded(self) -> int:
         lanes: int = native.library().timeloom_lanes()
-        return -(-self._n // lanes) * lanes
+        return -(-self.n // lanes) * lanes
 
     def _sums(self) -> tuple[int, int, int]:
         """Sizes of the kernel's sums: of W_hh and W_ih transposed, of the biases."""
-        gates = len(self.w_hh) // self._n
+        gates = len(self.w_hh) // self.n
         blocks = 4 if self.kernel == "gru" else gates
         columns = gates * self._padded
-        return self._n * columns, self.x.shape[2] * columns, blocks * self._padded
+        return self.n * columns, self.x.shape[2] * columns, blocks * self._padded
 
     def _weight_grads(self, sums: Tensor) -> tuple[Tensor | None, ...]:
         """Of w_ih, w_hh, b_ih and b_hh. The GRU's gradients through h stand in the order candidate, r, z; its biases'
         in the order candidate through h, r, z, candidate.
         """
-        n, gates = self._n, len(self.w_hh) // self._n
+        n, gates = self.n, len(self.w_hh) // self.n
         by_h, by_x, by_bias = sums.split(self._sums())
         by_h, by_x = (by.view(-1, gates, self._padded)[..., :n].permute(1, 2, 0) for by in (by_h, by_x))
         by_bias = by_bias.view(-1, self._padded)[:, :n]

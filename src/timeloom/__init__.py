@@ -3,6 +3,7 @@
 from timeloom import solvers
 from timeloom.check import CellReport, check_cell
 from timeloom.nn import GRU, LSTM, RNN, parallelize, sequentialize
+from timeloom.ode import odeint
 from timeloom.report import ConvergenceError, SolveReport
 from timeloom.scan import linear_scan
 from timeloom.unroll import unroll
@@ -18,6 +19,7 @@ __all__ = [
     "SolveReport",
     "check_cell",
     "linear_scan",
+    "odeint",
     "parallelize",
     "sequentialize",
     "solvers",

@@ -1,0 +1,97 @@
+"""The forward solve: a trajectory by Newton's method over windows of time, as long as it converges on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from timeloom.ode.advance import first_guess, march
+from timeloom.ode.field import Field
+from timeloom.ode.newton import Fit, contraction, default_tolerance, fit
+from timeloom.ode.steps import Step
+from timeloom.report import SolveReport
+
+MOST_ELEMENTS = 2**26
+"""Numbers in the Jacobians of a window, at most: longer trajectories are solved window by window."""
+MOST_ITERS = 30
+SHORTEST = 8
+"""Steps in a window on which Newton's method is given up for the plain run."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`y' = f(t, y)` by a step: t `(T + 1, 1, 1)` increasing, y0 `(B, n)`, both detached."""
+
+    step: Step
+    field: Field
+    t: Tensor
+    y0: Tensor
+
+    @property
+    def steps(self) -> int:
+        return len(self.t) - 1
+
+    @property
+    def window(self) -> int:
+        """Steps whose Jacobians fit into memory together."""
+        return max(1, min(self.steps, MOST_ELEMENTS // max(1, self.y0.numel() * self.y0.shape[-1])))
+
+    def between(self, begin: int, end: int) -> Tensor:
+        """Times of the steps from begin to end."""
+        return self.t[begin : end + 1]
+
+
+def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, SolveReport]:
+    """All points, `(T + 1, B, n)`, and what it took.
+
+    A window on which Newton's method fails keeps its leading steps that are right and is tried again at a quarter of
+    its length; the shortest ones are run one step after the other.
+    """
+    began = time.perf_counter()
+    step, field, steps = problem.step, problem.field, problem.steps
+    tolerance = default_tolerance(problem.y0.dtype)
+    y = problem.y0.new_empty(steps + 1, *problem.y0.shape)
+    y[0] = problem.y0
+    residuals: list[float] = []
+    begin, length, windows, plain = 0, problem.window, 0, 0
+    while begin < steps and bool(y[begin].isfinite().all()):
+        end = min(begin + length, steps)
+        times = problem.between(begin, end)
+        if length < SHORTEST <= steps:
+            found = Fit(march(step, field, times, y[begin]), [], end - begin)
+            plain += end - begin
+        else:
+            start = first_guess(field, times, y[begin]) if guess is None else guess[begin : end + 1]
+            found = fit(step, field, times, torch.cat([y[begin : begin + 1], start[1:]]), tolerance, MOST_ITERS)
+            windows += 1
+        residuals += found.residuals
+        y[begin + 1 : begin + found.good + 1] = found.y[1 : found.good + 1]
+        begin += found.good
+        if not found.converged:
+            guess, length = None, length // 4
+        elif begin < steps:
+            length = min(4 * length, problem.window)
+    y[begin + 1 :] = torch.nan
+    report = SolveReport(
+        solver=f"deer[{step.name}]",
+        chunk=1,
+        iterations=len(residuals),
+        residuals=tuple(residuals),
+        tolerance=tolerance,
+        converged=begin == steps,
+        fell_back=plain > 0,
+        contraction=contraction(residuals),
+        seconds=time.perf_counter() - began,
+        reason=_reason(windows, plain, begin, steps),
+    )
+    return y, report
+
+
+def _reason(windows: int, plain: int, reached: int, steps: int) -> str:
+    parts = [f"Newton on {windows} windows of time" if windows > 1 else ""]
+    parts.append(f"{plain} of {steps} steps run one after the other" if plain else "")
+    parts.append(f"the values are not finite after step {reached}" if reached < steps else "")
+    return "; ".join(filter(None, parts))

@@ -51,8 +51,8 @@ def fit(step: Step, field: Field, t: Tensor, y: Tensor, tolerance: float, max_it
     """
     residuals: list[float] = []
     transfers: Transfers | None = None
-    linearise, exact = True, False
-    while True:
+    linearise, exact, good = True, False, 0
+    while bool(y.isfinite().all()):
         now = step.evaluate(field, t, y)
         if transfers is None or (linearise and not exact):
             transfers = now.transfers()
@@ -61,11 +61,15 @@ def fit(step: Step, field: Field, t: Tensor, y: Tensor, tolerance: float, max_it
         miss = transfers.solve(now.residual)
         relative = relative_to_largest(miss, y)
         residuals.append(largest(relative))
+        good = _leading(relative <= tolerance)
         if settled(residuals, tolerance, y.dtype) or hopeless(residuals, max_iters):
-            return Fit(y, residuals, _leading(relative <= tolerance))
+            break
         factor = contraction(residuals) or 0.0
         linearise, exact = factor > REUSE, exact or factor > SLOW
-        y = torch.cat([y[:1], y[1:] + transfers.carry(miss)])
+        before, y = y, torch.cat([y[:1], y[1:] + transfers.carry(miss)])
+    else:
+        y = before if residuals else y
+    return Fit(y, residuals, good)
 
 
 def relative_to_largest(miss: Tensor, y: Tensor) -> Tensor:

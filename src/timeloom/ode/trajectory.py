@@ -57,12 +57,15 @@ def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, So
     y[0] = problem.y0
     residuals: list[float] = []
     begin, length, windows, plain = 0, problem.window, 0, 0
+    failed, met = False, True
     while begin < steps and bool(y[begin].isfinite().all()):
         end = min(begin + length, steps)
         times = problem.between(begin, end)
-        if length < SHORTEST <= steps:
-            found = Fit(march(step, field, times, y[begin]), [], end - begin)
-            plain += end - begin
+        if failed and length < SHORTEST:
+            rest = march(step, field, times, y[begin])
+            met &= fit(step, field, times, rest, tolerance, max_iters=1).converged
+            found = Fit(rest, [], end - begin)
+            plain += found.good
         else:
             start = first_guess(field, times, y[begin]) if guess is None else guess[begin : end + 1]
             found = fit(step, field, times, torch.cat([y[begin : begin + 1], start[1:]]), tolerance, MOST_ITERS)
@@ -70,9 +73,10 @@ def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, So
         residuals += found.residuals
         y[begin + 1 : begin + found.good + 1] = found.y[1 : found.good + 1]
         begin += found.good
-        if not found.converged:
-            guess, length = None, length // 4
-        elif begin < steps:
+        failed = not found.converged
+        if failed:
+            guess, length = None, max(1, length // 4)
+        else:
             length = min(4 * length, problem.window)
     y[begin + 1 :] = torch.nan
     report = SolveReport(
@@ -81,7 +85,7 @@ def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, So
         iterations=len(residuals),
         residuals=tuple(residuals),
         tolerance=tolerance,
-        converged=begin == steps,
+        converged=met and begin == steps,
         fell_back=plain > 0,
         contraction=contraction(residuals),
         seconds=time.perf_counter() - began,

@@ -28,12 +28,12 @@ class Transfers:
         """`M⁻¹ residual`: by how much each step's end misses, were its begin right."""
         if self.weight is None:
             return residual
-        return torch.linalg.solve(self.weight, residual.unsqueeze(-1)).squeeze(-1)
+        return solve(self.weight, residual.unsqueeze(-1)).squeeze(-1)
 
     def solve_transposed(self, residual: Tensor) -> Tensor:
         if self.weight is None:
             return residual
-        return torch.linalg.solve(self.weight.mT, residual.unsqueeze(-1)).squeeze(-1)
+        return solve(self.weight.mT, residual.unsqueeze(-1)).squeeze(-1)
 
     def carry(self, miss: Tensor) -> Tensor:
         """Changes of all points `(T, B, n)` that undo these misses: `δ[i+1] = A[i] δ[i] − miss[i]`, `δ[0] = 0`."""
@@ -76,6 +76,12 @@ def midpoint_jacobian(field: Field, t: Tensor, y: Tensor) -> Tensor:
         return h.unsqueeze(-1) * field.jacobian(middle, (y[1:] + y[:-1]) / 2)[1]
 
 
+def solve(matrix: Tensor, right: Tensor) -> Tensor:
+    """`matrix⁻¹ right`; not finite where there is none, which the residual then shows."""
+    solution: Tensor = torch.linalg.solve_ex(matrix, right)[0]
+    return solution
+
+
 def identity_like(matrix: Tensor) -> Tensor:
     return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
 
@@ -92,4 +98,4 @@ def exact_transfers(step: Step, field: Field, t: Tensor, y: Tensor) -> Transfers
     begin, end = torch.stack(rows, -2).detach().unflatten(1, (steps, batch))
     if step.explicit:
         return Transfers(-begin)
-    return Transfers(-torch.linalg.solve(end, begin), end)
+    return Transfers(-solve(end, begin), end)

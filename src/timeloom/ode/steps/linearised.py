@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from timeloom.ode.exponential import matrix_exp
 from timeloom.ode.field import Field
 from timeloom.ode.steps.base import Evaluation, Step, Transfers
 
@@ -29,6 +30,6 @@ class Linearised(Step):
         slope = (f[1:] + f[:-1]) / 2 - (jacobian[1:] @ step).squeeze(-1) / 2
         augmented = torch.cat([mean, slope.unsqueeze(-1)], -1) * h.unsqueeze(-1)
         augmented = torch.cat([augmented, torch.zeros_like(augmented[..., :1, :])], -2)
-        exponential = torch.linalg.matrix_exp(augmented)
+        exponential = matrix_exp(augmented)
         residual = y[1:] - (y[:-1] + exponential[..., :-1, -1])
         return Evaluation(residual, lambda: Transfers(exponential[..., :-1, :-1].detach()))

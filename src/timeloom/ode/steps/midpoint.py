@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from timeloom.ode.field import Field
-from timeloom.ode.steps.base import Evaluation, Step, Transfers, identity_like, midpoint_jacobian
+from timeloom.ode.steps.base import Evaluation, Step, Transfers, identity_like, midpoint_jacobian, solve
 
 
 class ImplicitMidpoint(Step):
@@ -27,4 +26,4 @@ class ImplicitMidpoint(Step):
         z = midpoint_jacobian(field, t, y)
         one = identity_like(z)
         weight = one - z / 2
-        return Transfers(torch.linalg.solve(weight, one + z / 2), weight)
+        return Transfers(solve(weight, one + z / 2), weight)

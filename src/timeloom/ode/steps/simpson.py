@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from timeloom.ode.field import Field
-from timeloom.ode.steps.base import Evaluation, Step, Transfers, identity_like, midpoint_jacobian
+from timeloom.ode.steps.base import Evaluation, Step, Transfers, identity_like, midpoint_jacobian, solve
 
 
 class HermiteSimpson(Step):
@@ -30,4 +29,4 @@ class HermiteSimpson(Step):
         z = midpoint_jacobian(field, t, y)
         even = identity_like(z) + z @ z / 12
         weight = even - z / 2
-        return Transfers(torch.linalg.solve(weight, even + z / 2), weight)
+        return Transfers(solve(weight, even + z / 2), weight)

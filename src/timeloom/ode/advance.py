@@ -46,14 +46,15 @@ def march(step: Step, field: Field, t: Tensor, y: Tensor) -> Tensor:
 def first_guess(field: Field, t: Tensor, y: Tensor) -> Tensor:
     """A trajectory to start Newton's method from: about √T Runge–Kutta steps, and cubics between them.
 
-    Where steps so large run away, the first point everywhere.
+    The first point everywhere where steps so large run away: where they move further than twice their slopes.
     """
     steps = len(t) - 1
     at = torch.linspace(0, steps, math.isqrt(steps - 1) + 2 if steps > 1 else 2, device=t.device).round().long()
     coarse_t = t[at]
     coarse = march(RK4(), field, coarse_t, y)
     slopes = field(coarse_t, coarse)
-    if not bool(slopes.isfinite().all()):
+    moved, pushed = coarse[1:] - coarse[:-1], (coarse_t[1:] - coarse_t[:-1]) * slopes[:-1]
+    if not bool((moved.abs().amax(-1).sum(0) <= 2 * pushed.abs().amax(-1).sum(0)).all()):
         return y.expand(len(t), *y.shape).clone()
     left = torch.searchsorted(at, torch.arange(len(t), device=t.device), right=True).sub(1).clamp(max=len(at) - 2)
     h = coarse_t[left + 1] - coarse_t[left]

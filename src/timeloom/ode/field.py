@@ -28,7 +28,7 @@ class Field:
                 f"f(t, y) returned shape {tuple(out.shape)} for y of shape {tuple(rows.shape)} and t of shape "
                 f"{(len(rows), 1)}: dy/dt must have the shape of y. f is given many times as rows; write it batched."
             )
-        return out.unflatten(0, y.shape[:2])
+        return out.reshape(y.shape)
 
     def jacobian(self, t: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """`f` and `∂f/∂y`, `(K, B, n)` and `(K, B, n, n)`, by n pull-backs over all rows.

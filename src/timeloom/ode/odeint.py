@@ -74,7 +74,7 @@ def _newton(
     with torch.no_grad():
         y, report = solve_trajectory(problem, guess)
     note(report)
-    if not torch.is_grad_enabled():
+    if not _needs_grad(field, y0, times):
         return y
 
     def add_backward(backward: SolveReport) -> None:
@@ -83,6 +83,13 @@ def _newton(
 
     result: Tensor = OnTape.apply(problem, y, add_backward, step.evaluate(field, times, y).residual, y0)
     return result
+
+
+def _needs_grad(field: Field, y0: Tensor, times: Tensor) -> bool:
+    """Whether there is anything to differentiate by; what f holds shows in its value."""
+    if not torch.is_grad_enabled():
+        return False
+    return y0.requires_grad or times.requires_grad or field(times[:1], y0.unsqueeze(0)).requires_grad
 
 
 def _check(f: Any, y0: Any, t: Any) -> None:

@@ -1,6 +1,7 @@
 """timeloom: train nonlinear recurrent networks parallel in time."""
 
 from timeloom import solvers
+from timeloom.chain import chain_backward
 from timeloom.check import CellReport, check_cell
 from timeloom.nn import GRU, LSTM, RNN, parallelize, sequentialize
 from timeloom.ode import odeint
@@ -17,6 +18,7 @@ __all__ = [
     "CellReport",
     "ConvergenceError",
     "SolveReport",
+    "chain_backward",
     "check_cell",
     "linear_scan",
     "odeint",

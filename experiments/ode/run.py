@@ -3,8 +3,8 @@
     python experiments/ode/run.py      # about five minutes; writes results.json and results.md beside this file
 
 The loop is what users write: one step after the other in torch, differentiated by autograd. Both sides run in turn in
-one process on one thread. Errors are the largest of all points and gradients against a float64 loop with twice as
-many steps, relative to the largest value.
+one process; times are those of its one thread, so that other work on the machine does not count. Errors are the
+largest of all points and gradients against a float64 loop with twice as many steps, relative to the largest value.
 """
 
 from __future__ import annotations
@@ -127,13 +127,13 @@ def measure(
     for _, (way, run) in itertools.product(range(ROUNDS), ways.items()):
         with torch.no_grad():
             run(f, y0)  # pays for what the side before has left in the allocator
-            began = time.perf_counter()
+            began = time.process_time()
             run(f, y0)
-        middle = time.perf_counter()
+        middle = time.process_time()
         y = run(f, y0)
         results[way] = [y.detach(), *gradients(y, y0, f)]
         times[way][0].append(middle - began)
-        times[way][1].append(time.perf_counter() - middle)
+        times[way][1].append(time.process_time() - middle)
         del y
         gc.collect()
     rows: list[dict[str, object]] = []
@@ -161,8 +161,8 @@ def table(rows: list[dict[str, object]]) -> str:
     lines = [
         f"# {STEPS:,} steps on one CPU thread",
         "",
-        "Fastest of three; training is forward + backward; ratios are against the loop. Errors: see the top of run.py,",
-        "which makes this table.",
+        "Thread time, fastest of three; training is forward + backward; ratios are against the loop. Errors: see",
+        "the top of run.py, which makes this table.",
         "",
         "| problem | dtype | | forward | training | faster: forward | training | error | of gradients |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|",

@@ -89,9 +89,12 @@ def _leading(good: Tensor) -> int:
 
 
 def settled(residuals: list[float], tolerance: float, dtype: torch.dtype) -> bool:
-    """Whether the tolerance is met and all that is left is rounding."""
-    within = residuals[-1] <= tolerance
-    return within and (residuals[-1] <= torch.finfo(dtype).eps or (contraction(residuals) or 0.0) > 0.5)
+    """Whether the tolerance is met and all that is left is rounding. The first residual cannot tell: many small
+    misses of one sign look like rounding, and a correction undoes them.
+    """
+    if len(residuals) < 2 or not residuals[-1] <= tolerance:
+        return False
+    return residuals[-1] <= torch.finfo(dtype).eps or (contraction(residuals) or 0.0) > 0.5
 
 
 def hopeless(residuals: list[float], max_iters: int) -> bool:

@@ -220,20 +220,26 @@ def test_solvers_of_unroll(solver: object, step: str) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_float32(step: str) -> None:
-    """As close to float64 as rounding allows, from a guess whose misses are all of one sign: each is smaller than
-    rounding, all of them together are not.
-    """
+    """As close to float64 as rounding allows, over many steps."""
     t = torch.linspace(0, 5, 2001)
     exact = tl.odeint(network(), draw(2, 3).float().double(), t.double(), step=step)
-    drift = 1 + 4e-8 * torch.arange(2001, dtype=EXACT).view(-1, 1, 1)
     f = network(dtype=torch.float32)
     y0 = draw(2, 3).float().requires_grad_()
-    y, report = solve(f, y0, t, step=step, guess=(drift * exact).float())
+    y, report = solve(f, y0, t, step=step)
     y.sum().backward()
     assert y.dtype == torch.float32
     assert report.converged
     assert report.backward.converged
     assert difference(y.double(), exact) < 2e-6
+
+
+def test_misses_too_small_to_see_do_not_add_up() -> None:
+    """A guess that drifts off a solution at rest: each step misses by less than rounding, all together by 1e-4."""
+    y0, t = torch.tensor([1.0, 1e-3]), torch.arange(2001.0)
+    guess = y0 + torch.stack([torch.zeros_like(t), 5e-8 * t], -1)
+    for step in STEPS:
+        y = tl.odeint(lambda time, y: torch.zeros_like(y), y0, t, step=step, guess=guess)
+        assert float((y - y0).abs().max()) < 1e-9
 
 
 def test_a_guess_saves_newton_steps_and_changes_nothing() -> None:

@@ -36,10 +36,14 @@ class Network(nn.Module):
         return self.net(torch.cat([y, torch.sin(2 * t).expand(*y.shape[:-1], 1)], -1))
 
 
-def network(n: int = 3, dtype: torch.dtype = EXACT) -> Network:
-    with torch.random.fork_rng():
+def network(n: int = 3, dtype: torch.dtype = EXACT, scale: float = 1.0) -> Network:
+    """With weights from a seed, times `scale`."""
+    with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
-        return Network(n, dtype=dtype)
+        made = Network(n, dtype=dtype)
+        for parameter in made.parameters():
+            parameter *= scale
+        return made
 
 
 def draw(*shape: int) -> Tensor:
@@ -83,6 +87,8 @@ PROBLEMS = {
     "network, one step": (network(), draw(2, 3), times(1, 0.3)),
     "network, two steps": (network(), draw(1, 3), times(2, 0.3)),
     "network, coarse": (network(), draw(2, 3), times(7, 6.0)),
+    "network ×4": (network(scale=4.0), draw(2, 3), times(33, 0.7)),
+    "network ×8": (network(scale=8.0), draw(3, 3), times(33, 0.2)),
     "orbit": (kepler, torch.tensor([[1.0, 0, 0, 1.2]], dtype=EXACT), times(43, 7.0)),
     "stiff": (van_der_pol, torch.tensor([[2.0, 0.0], [-1.0, 1.0]], dtype=EXACT), times(47, 1.0)),
     "chaos": (lorenz, torch.tensor([[1.0, 1.0, 1.0]], dtype=EXACT), times(41, 0.7)),
@@ -336,6 +342,16 @@ def test_what_f_holds_gets_gradients_and_nothing_else_does() -> None:
         assert not tl.odeint(f, y0, t).requires_grad
 
 
+def test_inference_mode() -> None:
+    f, y0, t = PROBLEMS["network"]
+    expected = tl.odeint(f, y0, t)
+    with torch.inference_mode():
+        for given in (y0, y0.clone()):
+            for solver in ("deer", "sequential"):
+                assert difference(tl.odeint(f, given, t + 0, solver), expected) < 1e-13
+            assert difference(tl.odeint(f, given, t, guess=expected + 0), expected) < 1e-13
+
+
 def test_a_field_without_parameters_or_states() -> None:
     """A constant field: no derivative by y anywhere."""
     t = times(10, 2.0).requires_grad_()
@@ -380,6 +396,8 @@ def test_bad_fields_states_and_options() -> None:
         tl.odeint(3, y0, t)
     with pytest.raises(ValueError, match=r"returned shape \(.*, 1\) for y of shape"):
         tl.odeint(lambda time, y: y[:, :1], y0, t)
+    with pytest.raises(TypeError, match=r"returned torch.float32 for y of torch.float64"):
+        tl.odeint(lambda time, y: y.float(), y0, t)
     with pytest.raises(TypeError, match="returned tuple, expected a tensor"):
         tl.odeint(lambda time, y: (y,), y0, t)
     with pytest.raises(TypeError, match=r"y0 must be float32 or float64, got torch.float16"):

@@ -87,7 +87,9 @@ def compose(left: Matrix, right: Matrix) -> Matrix:
     if isinstance(left, Sparse) and isinstance(right, Sparse):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # see _csr
-            product = Sparse(left.matrix @ right.matrix, left.batch)
+            # by way of COO: torch's product of two CSR matrices on a CPU never gives its memory back
+            coo = torch.sparse.mm(left.matrix.to_sparse_coo(), right.matrix.to_sparse_coo())
+            product = Sparse(coo.coalesce().to_sparse_csr(), left.batch)
         rows, columns = product.shape
         return product if product.stored <= WORTH_SPARSE * product.batch * rows * columns else product.to_dense()
     if isinstance(left, Sparse):

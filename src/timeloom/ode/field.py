@@ -28,6 +28,10 @@ class Field:
                 f"f(t, y) returned shape {tuple(out.shape)} for y of shape {tuple(rows.shape)} and t of shape "
                 f"{(len(rows), 1)}: dy/dt must have the shape of y. f is given many times as rows; write it batched."
             )
+        if out.dtype != y.dtype:
+            raise TypeError(
+                f"f(t, y) returned {out.dtype} for y of {y.dtype}: cast what f holds, or y0, so that they agree"
+            )
         return out.reshape(y.shape)
 
     def jacobian(self, t: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,9 @@ def odeint(
     record: called with the report of the solve, and again once it holds the backward pass.
     Returns y at all times, `(T + 1, ..., n)`, with gradients for y0, t and whatever f holds.
     """
+    if torch.is_inference_mode_enabled():  # Jacobians need a tape
+        with torch.inference_mode(False), torch.no_grad():
+            return odeint(f, _normal(y0), _normal(t), solver, step, guess=_normal(guess), record=record)
     check_choice("step", step, tuple(STEPS))
     _check(f, y0, t)
     _check_guess(guess, y0, t, solver)
@@ -83,6 +86,11 @@ def _newton(
 
     result: Tensor = OnTape.apply(problem, y, add_backward, step.evaluate(field, times, y).residual, y0)
     return result
+
+
+def _normal(value: Any) -> Any:
+    """A tensor that a tape may hold, from one that was made in inference mode."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _needs_grad(field: Field, y0: Tensor, times: Tensor) -> bool:

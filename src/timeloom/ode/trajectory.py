@@ -14,7 +14,7 @@ from timeloom.ode.newton import Fit, contraction, default_tolerance, fit
 from timeloom.ode.steps import Step
 from timeloom.report import SolveReport
 
-MOST_ELEMENTS = 2**26
+MOST_ELEMENTS = 2**24
 """Numbers in the Jacobians of a window, at most: longer trajectories are solved window by window."""
 MOST_ITERS = 30
 SHORTEST = 8

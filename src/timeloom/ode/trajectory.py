@@ -17,8 +17,8 @@ from timeloom.report import SolveReport
 MOST_ELEMENTS = 2**24
 """Numbers in the Jacobians of a window, at most: longer trajectories are solved window by window."""
 MOST_ITERS = 30
-SHORTEST = 8
-"""Steps in a window on which Newton's method is given up for the plain run."""
+SHORTEST = {True: 64, False: 8}
+"""Steps in a window below which Newton's method is given up for the plain run, of explicit and of implicit steps."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, So
     while begin < steps and bool(y[begin].isfinite().all()):
         end = min(begin + length, steps)
         times = problem.between(begin, end)
-        if failed and length < SHORTEST:
+        if failed and length < SHORTEST[step.explicit]:
             rest = march(step, field, times, y[begin])
             met &= fit(step, field, times, rest, tolerance, max_iters=1).converged
             found = Fit(rest, [], end - begin)

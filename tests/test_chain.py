@@ -8,6 +8,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
@@ -120,8 +122,8 @@ def test_gradients_are_autograds(chain: str, levels: int | None) -> None:
     expected.backward()
     assert difference(value, expected) < 1e-13
     assert not value.requires_grad
-    for (name, given), wanted in zip(gradients(model, x).items(), gradients(twin, y).values(), strict=True):
-        assert difference(given, wanted) < 1e-12, name
+    for (name, result), wanted in zip(gradients(model, x).items(), gradients(twin, y).values(), strict=True):
+        assert difference(result, wanted) < 1e-12, name
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -144,6 +146,42 @@ def test_jacobians_are_autograds(chain: str) -> None:
         if isinstance(jacobian, Sparse):
             assert bool((jacobian.matrix.values() != 0).all())
         point = out
+
+
+windows = st.fixed_dictionaries(
+    {"kernel_size": st.tuples(st.integers(1, 3), st.integers(1, 3)), "stride": st.tuples(*[st.integers(1, 3)] * 2)}
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    conv=windows,
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    groups=st.sampled_from([1, 2]),
+    pool=windows,
+    kind=st.sampled_from([nn.MaxPool2d, nn.AvgPool2d]),
+    ceil=st.booleans(),
+    size=st.tuples(st.integers(8, 11), st.integers(8, 11)),
+)
+def test_windows_of_any_kind(
+    conv: dict[str, tuple[int, int]],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+    pool: dict[str, tuple[int, int]],
+    kind: type[nn.Module],
+    ceil: bool,
+    size: tuple[int, int],
+) -> None:
+    convolution = nn.Conv2d(2, 4, **conv, padding=padding, dilation=dilation, groups=groups)
+    pad = tuple(k // 2 for k in pool["kernel_size"])
+    model = build(nn.Tanh(), convolution, kind(**pool, padding=pad, ceil_mode=ceil), nn.Tanh())
+    x = draw(2, 2, *size).requires_grad_()
+    expected = torch.autograd.grad(squares(model(x)), [x, *model.parameters()])
+    tl.chain_backward(model, x, squares)
+    for found, wanted in zip([x.grad, *(p.grad for p in model.parameters())], expected, strict=True):
+        assert difference(found, wanted) < 1e-12
 
 
 def test_pruned_layers_are_sparse_and_dense_ones_are_not() -> None:
@@ -185,8 +223,8 @@ def test_the_scan_is_the_chain(count: int, levels: int | None) -> None:
         dense = jacobian.to_dense().values if isinstance(jacobian, Sparse) else jacobian.values
         expected.append(torch.einsum("brc,bc->br", dense.expand(2, -1, -1), expected[-1]))
     assert len(found) == count + 1
-    for given, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(given, wanted, rtol=1e-12, atol=1e-14)
+    for result, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-12, atol=1e-14)
     assert all(operation.kind == "matvec" for operation in trace.operations if operation.phase != "up")
     if levels == 0 or count < 2:
         assert [operation.kind for operation in trace.operations] == ["matvec"] * count
@@ -260,9 +298,9 @@ def test_float32_and_gradients_that_add_up() -> None:
     for _ in range(2):
         tl.chain_backward(model, x, lambda y: F.cross_entropy(y, target))
         F.cross_entropy(twin(x), target).backward()
-    for given, wanted in zip(model.parameters(), twin.parameters(), strict=True):
-        assert given.grad.dtype == torch.float32
-        assert difference(given.grad, wanted.grad) < 1e-5
+    for result, wanted in zip(model.parameters(), twin.parameters(), strict=True):
+        assert result.grad.dtype == torch.float32
+        assert difference(result.grad, wanted.grad) < 1e-5
 
 
 def test_gradients_flow_on_into_what_made_x_and_into_the_loss() -> None:

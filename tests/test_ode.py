@@ -286,8 +286,10 @@ def test_a_solution_that_blows_up_says_so() -> None:
     """y' = y² from 1 is infinite at time 1."""
     y, report = solve(lambda t, y: y.square(), torch.ones(1, dtype=EXACT), torch.linspace(0, 3, 101, dtype=EXACT))
     assert not report.converged
-    assert "not finite after step" in report.reason
-    assert not bool(y[-1].isfinite().any())
+    last = int(report.reason.split("not finite after step ")[1])
+    assert bool(y[last].isfinite().all())
+    assert not bool(y[last + 1 :].isfinite().any())
+    assert 33 <= last < 50  # a Runge–Kutta run gets past the pole by a few steps
     assert abs(float(y[20, 0]) - 1 / (1 - 0.6)) < 1e-3
 
 

@@ -49,7 +49,7 @@ def first_guess(field: Field, t: Tensor, y: Tensor) -> Tensor:
     The first point everywhere where steps so large run away: where they move further than twice their slopes.
     """
     steps = len(t) - 1
-    at = torch.linspace(0, steps, math.isqrt(steps - 1) + 2 if steps > 1 else 2, device=t.device).round().long()
+    at = torch.linspace(0, steps, math.isqrt(steps - 1) + 2, dtype=torch.float64, device=t.device).round().long()
     coarse_t = t[at]
     coarse = march(RK4(), field, coarse_t, y)
     slopes = field(coarse_t, coarse)

@@ -61,7 +61,7 @@ def fit(step: Step, field: Field, t: Tensor, y: Tensor, tolerance: float, max_it
         miss = transfers.solve(now.residual)
         relative = relative_to_largest(miss, y)
         residuals.append(largest(relative))
-        good = _leading(relative <= tolerance)
+        good = leading(relative <= tolerance)
         if settled(residuals, tolerance, y.dtype) or hopeless(residuals, max_iters):
             break
         factor = contraction(residuals) or 0.0
@@ -83,7 +83,7 @@ def largest(relative: Tensor) -> float:
     return math.inf if math.isnan(worst) else worst
 
 
-def _leading(good: Tensor) -> int:
+def leading(good: Tensor) -> int:
     """How many leading entries of `(T, B)` are good in all columns."""
     return int(good.all(1).to(torch.int64).cumprod(0).sum())
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from timeloom.ode.advance import first_guess, march
 from timeloom.ode.field import Field
-from timeloom.ode.newton import Fit, contraction, default_tolerance, fit
+from timeloom.ode.newton import Fit, contraction, default_tolerance, fit, leading
 from timeloom.ode.steps import Step
 from timeloom.report import SolveReport
 
@@ -39,16 +39,12 @@ class Problem:
         """Steps whose Jacobians fit into memory together."""
         return max(1, min(self.steps, MOST_ELEMENTS // max(1, self.y0.numel() * self.y0.shape[-1])))
 
-    def between(self, begin: int, end: int) -> Tensor:
-        """Times of the steps from begin to end."""
-        return self.t[begin : end + 1]
-
 
 def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, SolveReport]:
     """All points, `(T + 1, B, n)`, and what it took.
 
-    A window on which Newton's method fails keeps its leading steps that are right and is tried again at a quarter of
-    its length; the shortest ones are run one step after the other.
+    A window on which Newton's method fails keeps its leading steps that are right; the rest is tried again at a quarter
+    of its length, and the shortest ones are run one step after the other.
     """
     began = time.perf_counter()
     step, field, steps = problem.step, problem.field, problem.steps
@@ -60,7 +56,7 @@ def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, So
     failed, met = False, True
     while begin < steps and bool(y[begin].isfinite().all()):
         end = min(begin + length, steps)
-        times = problem.between(begin, end)
+        times = problem.t[begin : end + 1]
         if failed and length < SHORTEST[step.explicit]:
             rest = march(step, field, times, y[begin])
             met &= fit(step, field, times, rest, tolerance, max_iters=1).converged
@@ -74,22 +70,25 @@ def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, So
         y[begin + 1 : begin + found.good + 1] = found.y[1 : found.good + 1]
         begin += found.good
         failed = not found.converged
-        if failed:
-            guess, length = None, max(1, length // 4)
-        else:
+        if not failed:
             length = min(4 * length, problem.window)
+        elif guess is None:
+            length = max(1, length // 4)
+        else:
+            guess = None  # the same window once more, from a guess of our own
     y[begin + 1 :] = torch.nan
+    reached = leading(y.isfinite().all(-1)) - 1
     report = SolveReport(
         solver=f"deer[{step.name}]",
         chunk=1,
         iterations=len(residuals),
         residuals=tuple(residuals),
         tolerance=tolerance,
-        converged=met and begin == steps,
+        converged=met and reached == steps,
         fell_back=plain > 0,
         contraction=contraction(residuals),
         seconds=time.perf_counter() - began,
-        reason=_reason(windows, plain, begin, steps),
+        reason=_reason(windows, plain, reached, steps),
     )
     return y, report
 

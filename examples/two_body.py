@@ -56,7 +56,7 @@ def orbits(count: int) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=120)
+    parser.add_argument("--epochs", type=int, default=80)
     parser.add_argument("--steps", type=int, default=2000, help="time steps of an orbit")
     parser.add_argument("--orbits", type=int, default=4)
     parser.add_argument("--width", type=int, default=32)

@@ -1,8 +1,10 @@
 """timeloom: train nonlinear recurrent networks parallel in time."""
 
 from timeloom import solvers
+from timeloom.chain import chain_backward
 from timeloom.check import CellReport, check_cell
 from timeloom.nn import GRU, LSTM, RNN, parallelize, sequentialize
+from timeloom.ode import odeint
 from timeloom.report import ConvergenceError, SolveReport
 from timeloom.scan import linear_scan
 from timeloom.unroll import unroll
@@ -16,8 +18,10 @@ __all__ = [
     "CellReport",
     "ConvergenceError",
     "SolveReport",
+    "chain_backward",
     "check_cell",
     "linear_scan",
+    "odeint",
     "parallelize",
     "sequentialize",
     "solvers",

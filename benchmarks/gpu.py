@@ -134,7 +134,7 @@ TABLE_HEAD = """\
 step from a CUDA graph. Errors: largest relative ones of outputs and all gradients against float64. Memory: peak of a
 step over cuDNN's. In bold: slower than cuDNN.
 
-| case | cuDNN ms | timeloom ms | ratio | in a graph ms | ratio | cuDNN error | timeloom error | memory | chunk | warm-up | sweeps |
+| case | cuDNN ms | timeloom ms | ratio | graph ms | ratio | cuDNN error | error | memory | chunk | warm-up | sweeps |
 |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|
 """
 

@@ -18,8 +18,9 @@ ADJOINT_TOLERANCE = TOLERANCE | {torch.float32: 2.5e-7}
 """The same for the backward pass, where jumps of one sign add up in the gradients of the weights."""
 
 TF32_TOLERANCE = 2e-4
-"""The same on a GPU where torch lets cuDNN round products to tf32, as by default: two runs of its own products differ by some 4e-5, and cuDNN's error is
-near 6e-4."""
+"""The same on a GPU where torch lets cuDNN round products to tf32, as by default: two runs that begin apart then stay
+some 4e-5 apart, and cuDNN's error is near 6e-4.
+"""
 
 
 @dataclass(frozen=True)

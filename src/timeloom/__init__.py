@@ -2,8 +2,8 @@
 
 from timeloom import solvers
 from timeloom.check import CellReport, check_cell
-from timeloom.nn import GRU, LSTM, RNN, parallelize, sequentialize
-from timeloom.report import ConvergenceError, SolveReport
+from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU, parallelize, sequentialize
+from timeloom.report import ConvergenceError, GradientCheck, SolveReport
 from timeloom.scan import linear_scan
 from timeloom.unroll import unroll
 
@@ -15,6 +15,8 @@ __all__ = [
     "RNN",
     "CellReport",
     "ConvergenceError",
+    "GradientCheck",
+    "ImplicitGRU",
     "SolveReport",
     "check_cell",
     "linear_scan",

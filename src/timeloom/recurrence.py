@@ -14,6 +14,7 @@ from timeloom.report import ConvergenceError, SolveReport
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import plan_backward, plan_forward
+from timeloom.solvers.sequential import Sequential
 from timeloom.sweep import sweeper as choose_sweeper
 from timeloom.trajectory import final_state, solve_states
 
@@ -25,6 +26,8 @@ def run(problem: Recurrence, solver: Solver, memory: Memory, record: Record) -> 
 
     `record` receives the report, and again with the backward report in it once the backward pass has run.
     """
+    if isinstance(solver, Sequential) and problem.lengths is None and problem.resets is None:
+        return _on_tape(problem, record)
     detached = replace(
         problem,
         cell=problem.cell.with_weights(tuple(w.detach() for w in problem.cell.weights)),
@@ -42,13 +45,24 @@ def run(problem: Recurrence, solver: Solver, memory: Memory, record: Record) -> 
         return outputs, final_state(detached, states)
 
     def note(backward: SolveReport) -> None:
-        memory.backward.learn(backward)
+        memory.learn_backward(backward)
         object.__setattr__(report, "backward", backward)  # filled in later: the user may hold this report already
         record(report)
         _raise_if_asked(backward, solver)
 
     adjoint_plan = plan_backward(solver, detached, memory.backward)
     return attach(detached, states, adjoint_plan, note, problem.u, problem.initial, problem.cell)
+
+
+def _on_tape(problem: Recurrence, record: Record) -> tuple[Tensor, Tensor]:
+    """The plain loop, on autograd's tape: differentiable any number of times."""
+    state, states = problem.initial, []
+    for u in problem.u.unbind(0):
+        state = problem.cell.step(state, u)
+        states.append(state)
+    record(SolveReport.sequential(problem.steps, "sequential, as asked for"))
+    outputs = torch.stack(states)
+    return outputs if problem.cell.whole_state_out else outputs[..., : problem.cell.parts[0]], state
 
 
 def _raise_if_asked(report: SolveReport, solver: Solver) -> None:

@@ -50,6 +50,15 @@ class Experience:
     """Calls for which shooting is not tried."""
     setbacks: int = 0
     """Times in a row that shooting turned out not to pay."""
+    solves: int = 0
+    """Solves that asked whether their gradient is due for a comparison."""
+    extra_cycles: int = 0
+    """Cycles that multigrid was given beyond the number asked for, since its gradients were too far off."""
+
+    def due(self, every: int | None) -> bool:
+        """Whether this solve's gradient is one of those to compare with the exact one."""
+        self.solves += 1
+        return every is not None and self.solves % every == 0
 
     def warmup(self, tolerance: float) -> int:
         """Steps after which this network has forgotten where it started, to within the tolerance."""
@@ -81,6 +90,13 @@ class Memory:
 
     forward: Experience = field(default_factory=Experience)
     backward: Experience = field(default_factory=Experience)
+
+    def learn_backward(self, report: SolveReport) -> None:
+        """Take in what a backward solve showed; a gradient that was too far off costs both passes a cycle more."""
+        self.backward.learn(report)
+        if report.gradient is not None and report.gradient.too_far:
+            self.forward.extra_cycles += 1
+            self.backward.extra_cycles += 1
 
 
 def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:

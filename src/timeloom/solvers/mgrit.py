@@ -13,7 +13,7 @@ CoarseKind = Literal["frozen", "implicit"]
 CoarseInputs = Literal["mean", "inject"]
 CycleKind = Literal["V", "F"]
 
-MOST_CYCLES = 20
+MOST_CYCLES = 40
 """Cycles at most, unless told otherwise."""
 
 

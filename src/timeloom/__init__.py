@@ -2,6 +2,7 @@
 
 from timeloom import solvers
 from timeloom.check import CellReport, check_cell
+from timeloom.inspection import Inspection, inspect
 from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU, parallelize, sequentialize
 from timeloom.report import ConvergenceError, GradientCheck, SolveReport
 from timeloom.scan import linear_scan
@@ -17,8 +18,10 @@ __all__ = [
     "ConvergenceError",
     "GradientCheck",
     "ImplicitGRU",
+    "Inspection",
     "SolveReport",
     "check_cell",
+    "inspect",
     "linear_scan",
     "parallelize",
     "sequentialize",

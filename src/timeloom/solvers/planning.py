@@ -36,6 +36,11 @@ def resolve(solver: str | Solver) -> Solver:
     raise ValueError(f"solver must be one of {names} or an object from timeloom.solvers; got {solver!r}")
 
 
+def names() -> tuple[str, ...]:
+    """Names that `resolve` knows."""
+    return tuple(_NAMED)
+
+
 def plan_forward(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
     """How to solve for the states."""
     if isinstance(solver, Shooting):

@@ -112,7 +112,7 @@ def draw(results: dict[str, Any]) -> None:
     figure = Figure(figsize=(5.5 * len(results), 3.6), layout="constrained")
     axes = figure.subplots(1, len(results), squeeze=False)[0]
     for axis, (name, result) in zip(axes, results.items(), strict=True):
-        for place, (way, runs) in enumerate(result["ways"].items()):
+        for place, runs in enumerate(result["ways"].values()):
             for offset, color, key in ((-0.12, "#c8553d", "as trained"), (0.12, "#0b6e99", "serial inference")):
                 values = [run[key] for run in runs]
                 axis.plot([place + offset] * len(values), values, "o", color=color, alpha=0.4, markersize=4)

@@ -99,7 +99,7 @@ def _plan_mgrit(solver: MGRIT, problem: Recurrence, cycles: int | None, experien
         on_divergence=solver.on_divergence,
         reason=f"coarsened by {', '.join(map(str, factors))}; {kind} coarse steps of {solver.coarse_inputs} inputs"
         if factors
-        else "mgrit: one level is cheapest",
+        else "mgrit: one chunk is cheapest, or all that fits",
         coarsening=Coarsening(factors, solver.coarse, solver.coarse_inputs),
         relaxations=tuple(relaxation.count("C") for relaxation in relaxations),
         weight=solver.weight,

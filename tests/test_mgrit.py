@@ -225,6 +225,22 @@ def test_exact_after_half_as_many_cycles_as_chunks() -> None:
     assert not report.fell_back
 
 
+def test_a_correction_that_makes_things_worse_is_taken_back() -> None:
+    """Strong recurrent weights: a fixed number of cycles diverges, cycles to tolerance go on by relaxation."""
+    results = {}
+    for cycles in (None, 15):
+        torch.manual_seed(0)
+        solver = MGRIT(levels=3, coarsening=4, coarse="implicit", cycles=cycles, tol=1e-8, on_divergence="ignore")
+        gru = tl.GRU(32, 32, dtype=torch.float64, solver=solver)
+        with torch.no_grad():
+            gru.weight_hh_l0 *= 3
+        gru(torch.randn(128, 4, 32, dtype=torch.float64))[1].sum().backward()
+        results[cycles] = gru.reports[0]
+    assert results[None].converged
+    assert results[None].backward.converged
+    assert results[15].residuals[-1] > 0.01
+
+
 def test_an_easy_network_needs_no_coarse_level() -> None:
     """One that forgets within a chunk: FCF is enough, and the report says so."""
     net = zoo.network("rnn tanh", n=2)

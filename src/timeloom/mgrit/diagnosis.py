@@ -41,8 +41,6 @@ def _blame_first(before: float, after: float, coarsening: Coarsening, relaxation
     options = [f"relaxation='F{'CF' * (relaxations[0] + 1)}'"]
     if coarsening.coarse == "implicit":
         options.append("coarse='frozen'")
-    elif coarsening.coarse == "frozen":
-        options.append("coarse='implicit' (for a GRU with strong recurrent weights)")
     if coarsening.inputs == "inject":
         options.append("coarse_inputs='mean'")
     options.append(f"another first coarsening factor than {coarsening.factors[0]} (longer chunks forget more)")

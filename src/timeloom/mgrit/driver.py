@@ -112,13 +112,20 @@ class _Solve:
         return starts if bound is None else torch.clamp(starts, -bound, bound)
 
     def _cycle(self) -> None:
-        """Relax, then correct from the coarse levels; ends with F-relaxation, so that all states fit their starts."""
+        """Relax, then correct from the coarse levels; ends with F-relaxation, so that all states fit their starts.
+
+        A correction that makes things worse is taken back, and C-relaxation takes its place: where coarse steps do not
+        resemble the network, relaxation goes on alone. Not so in a fixed number of cycles, whose work is fixed too.
+        """
         state = self.state
         for _ in range(self.plan.relaxations[0]):
             if not self._move(self.plan.weight * state.jump):
                 return
+        before, relaxed = self.residual, torch.cat([state.starts[:1], state.ends[:-1]])
         correction = self.hierarchy.correction(state.starts, state.jump)
         self._move(torch.where(correction.isfinite().all(-1, keepdim=True), correction, state.jump))
+        if not self.residual <= before and not self.plan.limited:
+            self._move(relaxed - state.starts)
 
     def _move(self, delta: Tensor) -> bool:
         """Move the chunk starts and relax the chunks that moved; returns whether there is something left to do."""

@@ -8,12 +8,13 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are firs
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.sweep import ReferenceSweeper
 from timeloom.sweep.gpu import GPUSweeper
+from timeloom.sweep.gpu_layer import GPULayer
 
 pytest.importorskip("triton")
 
@@ -165,3 +166,34 @@ def test_only_what_fits_the_kernels_is_theirs() -> None:
     rows = Segments(*(torch.zeros(0, dtype=torch.int64) for _ in "sbe"))
     ends, _ = GPUSweeper(problem).forward(rows, torch.zeros(0, 5))
     assert ends.shape == (0, 5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("warmup", [0, 25])
+@pytest.mark.parametrize("kernel", CELLS)
+def test_whole_layers(kernel: str, warmup: int, bias: bool) -> None:
+    """States and the gradients of everything, against torch in float64."""
+    torch.manual_seed(7)
+    kind = {"gru": nn.GRU, "lstm": nn.LSTM}.get(kernel, nn.RNN)
+    options = {"nonlinearity": kernel.removeprefix("rnn_")} if kind is nn.RNN else {}
+    exact = kind(6, 11, bias=bias, **options).float().double()
+    x = torch.randn(25, 3, 6, dtype=torch.float64, requires_grad=True)
+    parts = [torch.zeros(1, 3, 11, dtype=torch.float64, requires_grad=True) for _ in range(1 + (kind is nn.LSTM))]
+    output, final = exact(x, tuple(parts) if len(parts) == 2 else parts[0])
+    finals = torch.cat(final if isinstance(final, tuple) else [final], -1)
+    incoming, at_end = torch.randn_like(output), torch.randn_like(finals[0])
+    loss = (output * incoming).sum() + (finals[0] * at_end).sum()
+    truth = torch.autograd.grad(loss, [x, *parts, *exact.parameters()])
+
+    weights = [weight.detach().float() for weight in exact.parameters()] + [None] * (0 if bias else 2)
+    layer = GPULayer(kernel, x.detach().float(), torch.zeros(3, finals.shape[-1]), *weights)
+    chunk = 8 if warmup else 25
+    kept, jump = layer.forward(chunk, warmup, 0.1, True)
+    assert float(jump) < 1e-6
+    torch.testing.assert_close(kept[0][1:].double(), output.detach(), **CLOSE)
+    grads, jump = layer.backward(chunk, warmup, kept, incoming.float(), at_end.float(), True)
+    assert float(jump) < 1e-6
+    initial = torch.cat([part[0] for part in truth[1 : 1 + len(parts)]], -1)
+    for ours, expected in zip(grads, [truth[0], initial, *truth[1 + len(parts) :]], strict=False):
+        assert ours is not None
+        torch.testing.assert_close(ours.double(), expected, rtol=0.0, atol=2e-6 * float(expected.abs().max()))

@@ -129,7 +129,7 @@ def test_checkpoint_survives_what_auto_learns_meanwhile() -> None:
     torch.manual_seed(0)
     theirs, ours = nn.GRU(D, H), tl.GRU(D, H)
     ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(300, 1, D)
+    x = torch.randn(4000, 1, D)
     for _ in range(3):
         grads = []
         for layer in (theirs, ours):

@@ -125,13 +125,13 @@ def test_copies_are_whole_and_their_own(name: str, solver: Any, copied: Callable
 def test_copies_know_what_was_learned(copied: Callable[[Any], Any]) -> None:
     ours = tl.GRU(D, H)
     untaught = learned(ours)
-    call(ours, torch.randn(300, 1, D))
+    call(ours, torch.randn(4000, 1, D))
     assert learned(ours) != untaught
     twin = copied(ours)
     assert learned(twin) == learned(ours)
     before = learned(ours)
     for _ in range(3):
-        call(twin, 3 * torch.randn(400, 1, D))
+        call(twin, 3 * torch.randn(5000, 1, D))
     assert learned(twin) != before
     assert learned(ours) == before
 

@@ -3,7 +3,7 @@
     python -m experiments.mgrit.scaling [--device cuda]
 
 One sequence (B=1), n=32, default initialisation and long memory (update-gate bias +6), float32, tolerance 1e-5. Each
-point is the fastest of the turns that the solvers took one after the other. Writes results/scaling_<device>.json and .png.
+point is the fastest of the turns that the solvers took one after the other. Writes results/scaling_<device>.json, .png.
 """
 
 from __future__ import annotations

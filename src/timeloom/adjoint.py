@@ -157,12 +157,7 @@ class _Solved(torch.autograd.Function):
 
     @staticmethod
     def recall(ctx: Any) -> tuple[Recurrence, list[Tensor]]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "timeloom's parallel-in-time gradients cannot be differentiated again (create_graph=True): the adjoint "
-                "solve is not on the tape. For second-order gradients use solver='sequential', without lengths= or "
-                "resets=."
-            )
+        refuse_second_order()
         u, initial, _, *rest = ctx.saved_tensors
         weights, states = rest[: ctx.counts[0]], rest[ctx.counts[0] :]
         return Recurrence(ctx.cell.with_weights(tuple(weights)), u, initial, ctx.lengths, ctx.resets), list(states)
@@ -178,7 +173,7 @@ class HandWritten(_Solved):
     def forward(
         ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, *_: Tensor
     ) -> tuple[Tensor, Tensor]:
-        outputs = _alias(states[0][1:])
+        outputs = alias(states[0][1:])
         _Solved.keep(ctx, problem, states, plan, note, outputs)
         return outputs, final_state(problem, states)
 
@@ -243,7 +238,16 @@ def attach(
     return outputs, final
 
 
-def _alias(tensor: Tensor) -> Tensor:
+def refuse_second_order() -> None:
+    """For a backward pass that is itself being recorded."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "timeloom's parallel-in-time gradients cannot be differentiated again (create_graph=True): the adjoint "
+            "solve is not on the tape. For second-order gradients use solver='sequential', without lengths= or resets=."
+        )
+
+
+def alias(tensor: Tensor) -> Tensor:
     """The same memory as a tensor of its own, which autograd does not take for a view."""
     alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

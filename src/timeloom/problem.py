@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -32,6 +32,11 @@ class Recurrence:
     @property
     def batch(self) -> int:
         return self.u.shape[1]
+
+    def detach(self) -> Recurrence:
+        """The same off autograd's tape."""
+        cell = self.cell.with_weights(tuple(weight.detach() for weight in self.cell.weights))
+        return replace(self, cell=cell, u=self.u.detach(), initial=self.initial.detach())
 
     def ends(self) -> Tensor:
         """Length of each sequence, `(B,)` on the CPU."""
@@ -85,12 +90,12 @@ def cut(problem: Recurrence, chunk: int, backwards: bool = False) -> Segments:
     A chunk past the end of its sequence is an empty stretch. `backwards` puts the last chunk first.
     """
     if problem.lengths is None:
-        return _cut_evenly(problem.steps, problem.batch, chunk, backwards)
+        return cut_evenly(problem.steps, problem.batch, chunk, backwards)
     return _cut(problem.steps, problem.ends(), chunk, backwards)
 
 
 @lru_cache(maxsize=64)
-def _cut_evenly(steps: int, batch: int, chunk: int, backwards: bool) -> Segments:
+def cut_evenly(steps: int, batch: int, chunk: int, backwards: bool) -> Segments:
     """Chunks of sequences of one length; training asks for the same ones on every step."""
     with torch.inference_mode(False):  # what is kept must serve calls in any mode
         lengths = torch.full((batch,), steps, dtype=torch.int64, device="cpu")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import attach
+from timeloom.adjoint import Note, attach
 from timeloom.problem import Recurrence
 from timeloom.report import ConvergenceError, SolveReport
 from timeloom.solvers.auto import Memory
@@ -28,30 +27,32 @@ def run(problem: Recurrence, solver: Solver, memory: Memory, record: Record) -> 
     """
     if isinstance(solver, Sequential) and problem.lengths is None and problem.resets is None:
         return _on_tape(problem, record)
-    detached = replace(
-        problem,
-        cell=problem.cell.with_weights(tuple(w.detach() for w in problem.cell.weights)),
-        u=problem.u.detach(),
-        initial=problem.initial.detach(),
-    )
+    detached = problem.detach()
     with torch.no_grad():
         plan = plan_forward(solver, detached, memory.forward)
         states, report = solve_states(detached, plan, choose_sweeper(detached))
     memory.forward.learn(report)
-    _raise_if_asked(report, solver)
+    raise_if_asked(report, solver)
     record(report)
     if not _needs_grad(problem):
         outputs = torch.cat([part[1:] for part in states], -1) if problem.cell.whole_state_out else states[0][1:]
         return outputs, final_state(detached, states)
 
+    adjoint_plan = plan_backward(solver, detached, memory.backward)
+    note = noting(report, solver, memory, record)
+    return attach(detached, states, adjoint_plan, note, problem.u, problem.initial, problem.cell)
+
+
+def noting(report: SolveReport, solver: Solver, memory: Memory, record: Record) -> Note:
+    """Takes the backward pass's report when it comes: into what is learned, and into the forward pass's report."""
+
     def note(backward: SolveReport) -> None:
         memory.learn_backward(backward)
         object.__setattr__(report, "backward", backward)  # filled in later: the user may hold this report already
         record(report)
-        _raise_if_asked(backward, solver)
+        raise_if_asked(backward, solver)
 
-    adjoint_plan = plan_backward(solver, detached, memory.backward)
-    return attach(detached, states, adjoint_plan, note, problem.u, problem.initial, problem.cell)
+    return note
 
 
 def _on_tape(problem: Recurrence, record: Record) -> tuple[Tensor, Tensor]:
@@ -65,7 +66,7 @@ def _on_tape(problem: Recurrence, record: Record) -> tuple[Tensor, Tensor]:
     return outputs if problem.cell.whole_state_out else outputs[..., : problem.cell.parts[0]], state
 
 
-def _raise_if_asked(report: SolveReport, solver: Solver) -> None:
+def raise_if_asked(report: SolveReport, solver: Solver) -> None:
     if solver.on_divergence == "raise" and not report.converged:
         raise ConvergenceError(report)
 

@@ -56,8 +56,8 @@ class Chain:
     finish: Callable[[Tensor, Tensor, Tensor], None]
     """`finish(links, sequences, starts)`: run these sequences sequentially from these links on."""
     bound: Tensor | None = None
-    certify: Callable[[Tensor, Tensor], Tensor] | None = None
-    """`certify(starts, ends)`: a bound of the largest relative jump as a number on the device, where that is quick."""
+    certify: Callable[[Tensor, Tensor], Tensor | float] | None = None
+    """`certify(starts, ends)`: a bound of the largest relative jump, a number (on the device), where that is quick."""
     coarsen: Callable[[Coarsening], list[Propagator]] | None = None
     """`coarsen(coarsening)`: coarse steps from link to link, for every coarse level of multigrid."""
 
@@ -104,7 +104,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     if plan.warmup:
         entered = chain.enter(chain.segments, plan.warmup, torch.arange(len(chain.segments), device="cpu"), want_leak)
         if chain.certify is not None:
-            report = _quick_report(chain.certify(*entered[:2]), plan, began)
+            report = certified(chain.certify(*entered[:2]), plan, began)
             if report is not None:
                 return report
     state = Boundaries(chain, entered)
@@ -145,12 +145,13 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     )
 
 
-def _quick_report(worst: Tensor, plan: Plan, began: float) -> SolveReport | None:
-    """The report of a warm-up and one sweep that a quick bound certifies; None where it does not.
+def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | None:
+    """The report of a warm-up and one sweep that a quick bound of all jumps certifies; None where it does not.
 
     While a CUDA graph is captured nothing can be read: the graph holds the sweep, and the report the number to look at.
     """
-    captured = worst.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    on_gpu = isinstance(worst, Tensor) and worst.device.type == "cuda"
+    captured = on_gpu and torch.cuda.is_current_stream_capturing()
     residual = math.nan if captured else float(worst)
     if not captured and not residual <= plan.tolerance:
         return None
@@ -167,7 +168,7 @@ def _quick_report(worst: Tensor, plan: Plan, began: float) -> SolveReport | None
         seconds=time.perf_counter() - began,
         reason="; ".join(filter(None, (plan.reason, unread if captured else ""))),
         warmup=plan.warmup,
-        certificate=worst if captured else None,
+        certificate=worst if captured and isinstance(worst, Tensor) else None,
     )
 
 

@@ -42,10 +42,11 @@ class RNNCell(Cell):
 
     def _slope(self, state: Tensor, u: Tensor) -> Tensor:
         h = self.step(state, u)
-        return 1 - h * h if self.nonlinearity == "tanh" else (h > 0).to(h.dtype)
+        return 1 - h * h if self.nonlinearity == "tanh" else torch.where(h <= 0, torch.zeros_like(h), 1)
 
     def vjp(self, state: Tensor, u: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        d_argument = grad * self._slope(state, u)
+        slope = self._slope(state, u)
+        d_argument = grad * slope if self.nonlinearity == "tanh" else torch.where(slope == 0, 0, grad)
         return d_argument @ self.weights[0], d_argument
 
     def leak(self, state: Tensor, u: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from timeloom import express
 from timeloom.cells.base import Cell
 from timeloom.eager import eager
 from timeloom.nn import native
@@ -67,8 +68,8 @@ class Recurrent(nn.RNNBase):
         return text if self._solver_given == "auto" else f"{text}, solver={self._solver_given!r}"
 
     @abstractmethod
-    def _cell(self, x: Tensor, w_ih: Tensor, w_hh: Tensor, *more: Tensor | None) -> tuple[Cell, Tensor]:
-        """A layer's cell and its projected inputs; `more` is b_ih, b_hh and the LSTM's w_hr, None where missing."""
+    def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
+        """A layer's cell and its projected inputs; `weights` as in `Weights`."""
 
     @abstractmethod
     def _hidden_in(self, hx: Any, batched: bool, batch: int, like: Tensor, permutation: Tensor | None) -> Hidden:
@@ -198,10 +199,14 @@ class Recurrent(nn.RNNBase):
         if direction:
             x = reverse(x, lengths)
             resets = None if resets is None else reverse_resets(resets, lengths)
-        w_ih, w_hh, *more = weights
-        more = [None if weight is None else weight.to(x.dtype) for weight in more]
-        cell, u = self._cell(x, w_ih.to(x.dtype), w_hh.to(x.dtype), *more)
-        y, final = run(Recurrence(cell, u, initial, lengths, resets), self._solver, memory, record)
+        cast = [None if weight is None else weight.to(x.dtype) for weight in weights]
+        solved = None
+        if lengths is None and resets is None:
+            solved = express.run(self._cell, x, initial, cast, self._solver, memory, record)
+        if solved is None:
+            cell, u = self._cell(x, *cast)
+            solved = run(Recurrence(cell, u, initial, lengths, resets), self._solver, memory, record)
+        y, final = solved
         return reverse(y, lengths) if direction else y, final
 
     @property

@@ -52,8 +52,8 @@ class GRU(_OnePart, nn.GRU):
         )
         self._start(solver)
 
-    def _cell(self, x: Tensor, w_ih: Tensor, w_hh: Tensor, *more: Tensor | None) -> tuple[Cell, Tensor]:
-        return GRUCell.project(x, w_ih, w_hh, *more[:2])
+    def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
+        return GRUCell.project(x, *weights[:4])
 
 
 class ImplicitGRU(_OnePart):
@@ -80,8 +80,8 @@ class ImplicitGRU(_OnePart):
         )  # fmt: skip
         self._start(solver)
 
-    def _cell(self, x: Tensor, w_ih: Tensor, w_hh: Tensor, *more: Tensor | None) -> tuple[Cell, Tensor]:
-        return ImplicitGRUCell.project(x, w_ih, w_hh, *more[:2])
+    def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
+        return ImplicitGRUCell.project(x, *weights[:4])
 
 
 class RNN(_OnePart, nn.RNN):
@@ -101,8 +101,8 @@ class RNN(_OnePart, nn.RNN):
         )  # fmt: skip
         self._start(solver)
 
-    def _cell(self, x: Tensor, w_ih: Tensor, w_hh: Tensor, *more: Tensor | None) -> tuple[Cell, Tensor]:
-        return RNNCell.project(x, w_ih, w_hh, *more[:2], nonlinearity=self.nonlinearity)
+    def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
+        return RNNCell.project(x, *weights[:4], nonlinearity=self.nonlinearity)
 
 
 class LSTM(Recurrent, nn.LSTM):
@@ -122,8 +122,8 @@ class LSTM(Recurrent, nn.LSTM):
         )  # fmt: skip
         self._start(solver)
 
-    def _cell(self, x: Tensor, w_ih: Tensor, w_hh: Tensor, *more: Tensor | None) -> tuple[Cell, Tensor]:
-        return LSTMCell.project(x, w_ih, w_hh, *more)
+    def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
+        return LSTMCell.project(x, *weights)
 
     def _hidden_in(self, hx: Any, batched: bool, batch: int, like: Tensor, permutation: Tensor | None) -> Hidden:
         widths = (self.proj_size or self.hidden_size, self.hidden_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 
@@ -48,6 +49,8 @@ class Experience:
     """Factor by which one step shrinks a difference between two states, as an upper bound."""
     pause: int = 0
     """Calls for which shooting is not tried."""
+    corrected: bool = False
+    """Whether the last solve needed more than its warm-up and one sweep."""
     setbacks: int = 0
     """Times in a row that shooting turned out not to pay."""
     solves: int = 0
@@ -68,7 +71,10 @@ class Experience:
         return max(4, math.ceil(math.log(tolerance / 4) / math.log(forgetting)))
 
     def learn(self, report: SolveReport) -> None:
-        """Take in what a shooting solve showed."""
+        """Take in what a shooting solve showed, if it can be seen yet."""
+        if report.certificate is not None:
+            return
+        self.corrected = report.iterations > 1 or report.fell_back
         if report.warmup and report.residuals:
             first = report.residuals[0]
             seen = min(max(first, NOISE), 1.0) ** (1 / report.warmup)
@@ -139,7 +145,13 @@ def cheapest(steps: int, batch: int, warmup: int, overhead: float, within_chunk:
     A sweep costs (chunk + warm-up) × (overhead + rows): each step has a cost of its own, measured in rows, and rows
     share the threads.
     """
-    threads = torch.get_num_threads()
+    return _cheapest(steps, batch, warmup, overhead, within_chunk, torch.get_num_threads())
+
+
+@lru_cache(maxsize=256)
+def _cheapest(
+    steps: int, batch: int, warmup: int, overhead: float, within_chunk: bool, threads: int
+) -> tuple[int, int]:
     best, best_cost = (steps, 0), steps * (overhead + math.ceil(batch / threads))
     chunks = 2
     while chunks <= steps // 4:
@@ -172,7 +184,7 @@ def newton_up_to(problem: Recurrence) -> int:
 def step_overhead(problem: Recurrence) -> float:
     """What one step costs by itself, in units of what it costs for a row more on one thread."""
     if CPUSweeper.supports(problem):
-        return 2.0
+        return 0.5
     if GPUSweeper.supports(problem):
         return ROWS_THAT_FILL_A_GPU / torch.get_num_threads()
     size = problem.cell.size

@@ -73,7 +73,7 @@ def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
     return Plan(
         chunk=chunk,
         correction=solver.correction,
-        warmup=min(warmup, chunk),
+        warmup=min(warmup, chunk) if copies_inputs(problem) else warmup,
         tolerance=tolerance,
         max_iters=solver.max_iters or MOST_SWEEPS,
         on_divergence=solver.on_divergence,

@@ -17,8 +17,8 @@ class Shooting(Solver):
         one chunk a sweep), `diag` (through the product of the cell's leak: z of a GRU, f of an LSTM), `newton`
         (through the dense product of Jacobians), or `auto` (diag where a leak is cheap to have and large, else none;
         newton for a small state if that is slow, except beside compiled sweeps, which finish sequentially in less).
-    warmup: steps at each chunk's end that are run first, from the initial state, to guess the next chunk's start; 0
-        guesses the initial state itself; None chooses.
+    warmup: steps before each chunk that are run first, from the initial state, to guess the chunk's start (at most a
+        chunk's, where sweeps run in torch operations); 0 guesses the initial state itself; None chooses.
     """
 
     chunk: int | None = None

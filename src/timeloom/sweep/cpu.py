@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,13 +14,17 @@ from timeloom.problem import Recurrence, Segments
 from timeloom.sweep import native
 from timeloom.sweep.reference import ReferenceSweeper
 
-_POINTERS = "seq begin end resets origin inputs units weights transposed h c ends leak incoming gate_grads reset_grads"
+_SIZES = "batch n rows depth lead"
+_POINTERS = (
+    "seq begin end lengths resets origin final inputs x bias units weights x_weights transposed x_transposed h c tape"
+    " starts ends leak incoming gate_grads reset_grads x_grads sums"
+)
 
 
 class _SweepArgs(ctypes.Structure):
-    """`sweep_args` of cpu_kernels.c, field by field."""
+    """`sweep_args` of cpu_sweep.h, field by field."""
 
-    _fields_ = [(name, ctypes.c_long) for name in ("batch", "n", "rows")] + [
+    _fields_ = [(name, ctypes.c_long) for name in _SIZES.split()] + [
         (name, ctypes.c_void_p) for name in _POINTERS.split()
     ]
 
@@ -36,15 +42,16 @@ class CPUSweeper(ReferenceSweeper):
             and native.unavailable() is None
         )
 
-    def __init__(self, problem: Recurrence) -> None:
+    def __init__(self, problem: Recurrence, tape: Tensor | None = None) -> None:
+        """`tape` `(T, B, 4n)` receives the gates' values wherever forward sweeps write states."""
         super().__init__(problem)
-        self._library = native.library()
+        self._tape = tape
         n, w_hh = problem.cell.parts[0], problem.cell.weights[0]
-        self._fixed = {
+        self._fixed: dict[str, Tensor | None] = {
             "inputs": problem.u.contiguous(),
-            "origin": torch.stack(problem.initial.split(problem.cell.parts, -1)).contiguous(),
+            "origin": origin(problem.initial, problem.cell.parts),
             "units": (problem.cell.weights[1] if problem.cell.kernel == "gru" else w_hh.diagonal()).contiguous(),
-            "weights": _pack(w_hh.view(-1, n, n).permute(2, 0, 1), self._library.timeloom_lanes()),
+            "weights": pack(w_hh, n),
         }
         if problem.resets is not None:
             self._fixed["resets"] = problem.resets.contiguous().view(torch.uint8)
@@ -55,8 +62,15 @@ class CPUSweeper(ReferenceSweeper):
     ) -> tuple[Tensor, Tensor | None]:
         ends = starts.clone(memory_format=torch.contiguous_format)
         leak = torch.empty_like(ends) if want_leak else None
-        self._run("forward", segments, states, ends=ends, leak=leak)
+        self._run("forward", segments, states, 0, ends=ends, leak=leak)
         return ends, leak
+
+    def forward_entering(
+        self, segments: Segments, lead: int, states: list[Tensor], want_leak: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        starts, ends, leak = self._boundaries(segments, want_leak)
+        self._run("forward", segments, states, lead, starts=starts, ends=ends, leak=leak)
+        return starts, ends, leak
 
     def adjoint(
         self,
@@ -68,46 +82,102 @@ class CPUSweeper(ReferenceSweeper):
         reset_grads: Tensor | None = None,
         want_leak: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        if self._transposed is None:
-            self._transposed = _pack_transposed(self.cell.weights[0], self._library.timeloom_lanes())
         begins = ends.clone(memory_format=torch.contiguous_format)
         leak = torch.empty_like(begins) if want_leak else None
-        if reset_grads is not None:
-            reset_grads.zero_()
-        self._run(
-            "adjoint", segments, states, ends=begins, leak=leak, transposed=self._transposed,
-            incoming=None if incoming is None else incoming.contiguous(),
-            gate_grads=gate_grads, reset_grads=reset_grads,
-        )  # fmt: skip
+        self._run_adjoint(segments, states, 0, incoming, gate_grads, reset_grads, ends=begins, leak=leak)
         return begins, leak
 
-    def _run(self, direction: str, segments: Segments, states: list[Tensor] | None, **tensors: Tensor | None) -> None:
+    def adjoint_entering(
+        self,
+        segments: Segments,
+        lead: int,
+        final: Tensor,
+        states: list[Tensor],
+        incoming: Tensor | None,
+        gate_grads: Tensor,
+        reset_grads: Tensor | None,
+        want_leak: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        ends, begins, leak = self._boundaries(segments, want_leak)
+        found = {"starts": ends, "ends": begins, "leak": leak, "final": final.contiguous()}
+        found["lengths"] = self.problem.ends()
+        self._run_adjoint(segments, states, lead, incoming, gate_grads, reset_grads, **found)
+        return ends, begins, leak
+
+    def certifier(self, share_of_box: float) -> Callable[[Tensor, Tensor], float] | None:
+        if self.problem.lengths is not None:
+            return None
+        floor = 0.0 if self.cell.kernel == "rnn_relu" else share_of_box
+        return partial(largest_jump, batch=self.problem.batch, parts=len(self.cell.parts), floor=floor)
+
+    def _boundaries(self, segments: Segments, want_leak: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        starts = self.problem.initial.new_empty(len(segments), self.cell.size)
+        return starts, torch.empty_like(starts), torch.empty_like(starts) if want_leak else None
+
+    def _run_adjoint(
+        self, segments: Segments, states: list[Tensor], lead: int, incoming: Tensor | None, gate_grads: Tensor | None,
+        reset_grads: Tensor | None, **tensors: Tensor | None,
+    ) -> None:  # fmt: skip
+        if self._transposed is None:
+            self._transposed = pack_transposed(through_h(self.cell.weights[0], self.cell.kernel), self.cell.parts[0])
+        if reset_grads is not None:
+            reset_grads.zero_()
+        tensors |= {"incoming": None if incoming is None else incoming.contiguous(), "transposed": self._transposed}
+        tensors |= {"gate_grads": gate_grads, "reset_grads": reset_grads}
+        self._run("adjoint", segments, states, lead, **tensors)
+
+    def _run(
+        self, direction: str, segments: Segments, states: list[Tensor] | None, lead: int, **tensors: Tensor | None
+    ) -> None:
         if len(segments) == 0:
             return
-        held = {**self._fixed, **{name: tensor for name, tensor in tensors.items() if tensor is not None}}
-        held |= {
-            "seq": segments.sequence.contiguous(),
-            "begin": segments.begin.contiguous(),
-            "end": segments.end.contiguous(),
-        }
-        held |= dict(zip(("h", "c"), states or (), strict=False))
-        pointers = {name: tensor.data_ptr() for name, tensor in held.items()}
-        args = _SweepArgs(
-            self.problem.batch, self.cell.parts[0], len(segments), *(pointers.get(name) for name in _POINTERS.split())
-        )
-        run = getattr(self._library, f"timeloom_{self.cell.kernel}_{direction}")
-        if run(ctypes.byref(args), torch.get_num_threads()) != 0:
-            raise MemoryError(f"no memory for the sweep's scratch space ({len(segments)} rows of {self.cell.size})")
+        tensors |= dict(zip(("h", "c"), states or (), strict=False))
+        if states is not None and direction == "forward":
+            tensors["tape"] = self._tape
+        sizes = {"batch": self.problem.batch, "n": self.cell.parts[0], "lead": lead}
+        call(f"{self.cell.kernel}_{direction}", segments, sizes, self._fixed | tensors)
 
 
-def _pack(weight: Tensor, lanes: int) -> Tensor:
-    """`(K, G, n)` as the kernels read it: `[block][k][gate][lanes]`, the units padded with zeros to whole blocks."""
-    depth, gates, n = weight.shape
-    return pad(weight, (0, -n % lanes)).view(depth, gates, -1, lanes).permute(2, 0, 1, 3).contiguous()
+def call(kernel: str, segments: Segments, sizes: dict[str, int], tensors: dict[str, Tensor | None]) -> None:
+    """Run a kernel over stretches; what is not among `tensors`, or None, is NULL to it."""
+    held = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    held |= zip(("seq", "begin", "end"), (column.contiguous() for column in segments.columns), strict=True)
+    args = _SweepArgs(rows=len(segments), **sizes, **{name: tensor.data_ptr() for name, tensor in held.items()})
+    if getattr(native.library(), f"timeloom_{kernel}")(ctypes.byref(args), torch.get_num_threads()) != 0:
+        raise MemoryError(f"no memory for the sweep's scratch space ({len(segments)} rows of {sizes['n']} units)")
 
 
-def _pack_transposed(w_hh: Tensor, lanes: int) -> Tensor:
-    """`(G n, n)` as the adjoint reads it: `[pair of blocks][k][2][lanes]`, each gate's rows padded like the units."""
-    n = w_hh.shape[1]
-    rows = pad(w_hh.view(-1, n, n), (0, -n % (2 * lanes), 0, -n % lanes)).flatten(0, 1)
+def largest_jump(starts: Tensor, ends: Tensor, batch: int, parts: int, floor: float) -> float:
+    """The largest relative jump between each stretch's end and the next one's start, stretches in marching order."""
+    rows, size = starts.shape
+    jump: float = native.library().timeloom_jump(
+        ctypes.c_void_p(starts.data_ptr()), ctypes.c_void_p(ends.data_ptr()), ctypes.c_long(rows // batch),
+        ctypes.c_long(batch), ctypes.c_long(size // parts), ctypes.c_long(parts), ctypes.c_float(floor),
+    )  # fmt: skip
+    return jump
+
+
+def origin(initial: Tensor, parts: tuple[int, ...]) -> Tensor:
+    """`(B, S)` as the kernels read it: `(parts, B, n)`."""
+    return torch.stack(initial.split(parts, -1)).contiguous()
+
+
+def through_h(w_hh: Tensor, kernel: str | None) -> Tensor:
+    """`W_hh`'s rows in the order in which the adjoint has their gradients: the GRU's candidate first."""
+    return torch.cat([w_hh[-(len(w_hh) // 3) :], w_hh[: -(len(w_hh) // 3)]]) if kernel == "gru" else w_hh
+
+
+def pack(weight: Tensor, n: int) -> Tensor:
+    """`(G n, K)` as the kernels read it: `[block][k][gate][lanes]`, the units padded with zeros to whole blocks."""
+    lanes = native.library().timeloom_lanes()
+    by_depth = weight.view(-1, n, weight.shape[1]).permute(2, 0, 1)
+    depth, gates, _ = by_depth.shape
+    return pad(by_depth, (0, -n % lanes)).view(depth, gates, -1, lanes).permute(2, 0, 1, 3).contiguous()
+
+
+def pack_transposed(weight: Tensor, n: int) -> Tensor:
+    """`(G n, K)` as the adjoint reads it: `[pair of blocks of K][G units][2][lanes]`, all padded with zeros."""
+    lanes = native.library().timeloom_lanes()
+    width = weight.shape[1]
+    rows = pad(weight.view(-1, n, width), (0, -width % (2 * lanes), 0, -n % lanes)).flatten(0, 1)
     return rows.view(len(rows), -1, 2, lanes).transpose(0, 1).contiguous()

@@ -145,10 +145,11 @@ class GPUSweeper(ReferenceSweeper):
     def certifier(self, share_of_box: float) -> Callable[[Tensor, Tensor], Tensor] | None:
         if self.problem.lengths is not None:
             return None
-        floor = 0.0 if self.cell.kernel == "rnn_relu" else share_of_box
-        return partial(self._certify, floor)
+        return partial(self.certify, share_of_box=share_of_box)
 
-    def _certify(self, floor: float, starts: Tensor, ends: Tensor) -> Tensor:
+    def certify(self, starts: Tensor, ends: Tensor, share_of_box: float) -> Tensor:
+        """A bound of the largest relative jump between each stretch's end and the next one's start."""
+        floor = 0.0 if self.cell.kernel == "rnn_relu" else share_of_box
         worst = starts.new_zeros(())
         rows, tile, options = len(starts), 32, self._options
         self._kernels.jumps_kernel[(-(-rows // tile),)](

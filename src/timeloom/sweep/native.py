@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("cpu_kernels.c")
+HEADERS = sorted(SOURCE.parent.glob("cpu_*.h"))
 FLAGS = ["-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 
@@ -51,7 +52,9 @@ def _load() -> ctypes.CDLL | str:
         path = _cache_directory() / f"cpu-{_digest(compiler)}.so"
         if not path.exists():
             _build(compiler, path)
-        return ctypes.CDLL(str(path))
+        loaded = ctypes.CDLL(str(path))
+        loaded.timeloom_jump.restype = ctypes.c_float
+        return loaded
     except (KernelBuildError, OSError) as error:
         return str(error)
 
@@ -71,7 +74,10 @@ def _digest(compiler: list[str]) -> str:
     flags = Path("/proc/cpuinfo")
     if flags.exists():
         processor += next((line for line in flags.read_text().splitlines() if line.startswith("flags")), "")
-    key = SOURCE.read_bytes() + repr((FLAGS, compiler, version, processor)).encode()
+    key = (
+        b"".join(file.read_bytes() for file in (SOURCE, *HEADERS))
+        + repr((FLAGS, compiler, version, processor)).encode()
+    )
     return hashlib.sha256(key).hexdigest()[:20]
 
 

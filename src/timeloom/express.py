@@ -1,0 +1,164 @@
+"""The express lane: a whole layer in one call each way, for sequences of one length on kernels that can do that.
+
+Most calls need no correction: the warm-up is long enough, as was learned, and one certificate shows it. Where it fails,
+the general solvers (`trajectory`, `adjoint`) solve again. Whichever did, autograd is given the same tensors to save.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.adjoint import Note, alias, attach, refuse_second_order
+from timeloom.cells.base import Cell
+from timeloom.eager import eager
+from timeloom.problem import Recurrence
+from timeloom.recurrence import Record, noting, raise_if_asked
+from timeloom.report import SolveReport
+from timeloom.solve import SHARE_OF_BOX, Plan, certified
+from timeloom.solvers.auto import Experience, Memory
+from timeloom.solvers.base import Solver
+from timeloom.solvers.planning import plan_backward, plan_forward
+from timeloom.sweep.cpu_layer import CPULayer
+from timeloom.sweep.gpu_layer import GPULayer
+from timeloom.sweep.layer import Layer
+from timeloom.trajectory import solve_states
+
+Project = Callable[..., tuple[Cell, Tensor]]
+"""`project(x, w_ih, w_hh, b_ih, b_hh, w_hr)`: a layer's cell and its projected inputs."""
+
+
+def run(
+    project: Project, x: Tensor, initial: Tensor, weights: Sequence[Tensor | None], solver: Solver, memory: Memory,
+    record: Record,
+) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    """Outputs `(T, B, n)` and final state `(B, S)`, differentiable; None for a layer that has no such kernels."""
+    live: tuple[Any, ...] = (x, initial, *weights[:4])
+    taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
+    with torch.no_grad():
+        cell, _ = project(x[:0], *weights)
+        kind = _kind(cell, x)
+        if kind is None:
+            return None
+        sizes = Recurrence(cell, x, initial)  # all that a plan looks at
+        plan = plan_forward(solver, sizes, memory.forward)
+        layer = kind(str(cell.kernel), *live)
+        solved = None if memory.forward.corrected else _forward(layer, plan, taped)
+        if solved is None:
+            problem = Recurrence(*project(x, *weights), initial)
+            sweeper, tape = layer.sweeper(problem, taped)
+            states, report = solve_states(problem, plan, sweeper)
+            solved = states + tape, report
+        kept, report = solved
+        final = torch.cat([part[-1] for part in kept[: len(cell.parts)]], -1)
+    memory.forward.learn(report)
+    raise_if_asked(report, solver)
+    record(report)
+    if not taped:
+        return kept[0][1:], final
+    note = noting(report, solver, memory, record)
+    lane = _Lane(kind, project, cell, plan_backward(solver, sizes, memory.backward), note, memory.backward)
+    outputs, final = _Express.apply(lane, kept, final, *live)
+    return outputs, final
+
+
+def _kind(cell: Cell, x: Tensor) -> type[Layer] | None:
+    """Whose kernels can run such a layer, if any."""
+    if cell.kernel is None:
+        return None
+    return next((kind for kind in (CPULayer, GPULayer) if kind.supports(cell.kernel, x, cell.parts[0])), None)
+
+
+def _forward(layer: Layer, plan: Plan, taped: bool) -> tuple[list[Tensor], SolveReport] | None:
+    """Kept tensors and report of one sweep; None where it is not certified, or has no warm-up to be so."""
+    steps, began = len(layer.x), time.perf_counter()
+    if not _goes_at_once(plan, steps):
+        return None
+    kept, jump = layer.forward(plan.chunk, plan.warmup, SHARE_OF_BOX, taped)
+    report = _report(jump, plan, steps, began)
+    return None if report is None else (kept, report)
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """What the backward pass is told beside its tensors."""
+
+    kind: type[Layer]
+    project: Project
+    cell: Cell
+    plan: Plan
+    note: Note
+    experience: Experience
+
+
+class _Express(torch.autograd.Function):
+    """Outputs `(T, B, n)` and final state `(B, S)` as a function of x, the initial state, w_ih, w_hh, b_ih and b_hh."""
+
+    @staticmethod
+    def forward(ctx: Any, lane: _Lane, kept: list[Tensor], final: Tensor, *live: Any) -> tuple[Tensor, Tensor]:
+        outputs = alias(kept[0][1:])
+        ctx.set_materialize_grads(False)
+        ctx.lane = replace(lane, cell=lane.cell.with_weights(()))  # what is saved below is not to be held twice
+        ctx.save_for_backward(*live, outputs, *kept)
+        return outputs, final
+
+    @staticmethod
+    @eager
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
+        saved = ctx.saved_tensors  # once: torch.utils.checkpoint computes it anew each time
+        live, kept = saved[:6], list(saved[7:])
+        with torch.autocast(live[0].device.type, enabled=False):  # it may be on around the backward pass
+            found = _backward(ctx.lane, live, kept, grads, ctx.needs_input_grad[3])
+            return None, None, None, *(found or _solve_again(ctx.lane, live, kept, grads))
+
+
+def _backward(
+    lane: _Lane, live: Sequence[Any], kept: list[Tensor], grads: tuple[Any, ...], want_x: bool
+) -> tuple[Tensor | None, ...] | None:
+    """Gradients of all inputs in one call; None where they are not certified or were not the last time."""
+    plan, steps = lane.plan, len(live[0])
+    if lane.experience.corrected or not _goes_at_once(plan, steps):
+        return None
+    began = time.perf_counter()
+    layer = lane.kind(str(lane.cell.kernel), *live)
+    incoming, final = grads
+    found, jump = layer.backward(plan.chunk, plan.warmup, kept, incoming, final, want_x)
+    report = _report(jump, plan, steps, began)
+    if report is None:
+        return None
+    lane.note(report)
+    return found
+
+
+def _solve_again(
+    lane: _Lane, live: Sequence[Tensor | None], kept: list[Tensor], grads: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of all inputs by the general path."""
+    with torch.enable_grad():
+        leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in live]
+        x, initial, *weights = leaves
+        cell, u = lane.project(x, *weights)
+        assert initial is not None
+        problem = Recurrence(cell, u, initial)
+        states = kept[: len(lane.cell.parts)]
+        results = attach(problem.detach(), states, lane.plan, lane.note, u, initial, cell)
+    asked = [result for result, grad in zip(results, grads, strict=True) if grad is not None]
+    given = [leaf for leaf in leaves if leaf is not None]
+    found = iter(torch.autograd.grad(asked, given, [grad for grad in grads if grad is not None]))
+    return tuple(None if leaf is None else next(found) for leaf in leaves)
+
+
+def _goes_at_once(plan: Plan, steps: int) -> bool:
+    return plan.chunk >= steps or plan.warmup > 0
+
+
+def _report(jump: Tensor | float, plan: Plan, steps: int, began: float) -> SolveReport | None:
+    if plan.chunk >= steps:
+        return SolveReport.sequential(plan.chunk, plan.reason, plan.tolerance, time.perf_counter() - began)
+    return certified(jump, plan, began)

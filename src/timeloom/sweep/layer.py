@@ -1,0 +1,78 @@
+"""A whole layer, from x and torch's parameters to states and back to the gradients of both: what kernels offer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from timeloom.problem import Recurrence
+from timeloom.sweep.reference import ReferenceSweeper
+
+
+@dataclass(frozen=True)
+class Layer(ABC):
+    """One layer in one direction: torch's parameters, x `(T, B, D)` and the initial state `(B, S)`.
+
+    `chunk` and `warmup` say how to cut time; a chunk of T is the plain recurrence.
+    """
+
+    kernel: str
+    x: Tensor
+    initial: Tensor
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor | None
+    b_hh: Tensor | None
+
+    @staticmethod
+    @abstractmethod
+    def supports(kernel: str, x: Tensor, n: int) -> bool:
+        """Whether there are kernels for such a layer."""
+
+    @abstractmethod
+    def sweeper(self, problem: Recurrence, keep: bool) -> tuple[ReferenceSweeper, list[Tensor]]:
+        """For a general solver of this layer's recurrence: sweeps that keep what `backward` needs beside the states,
+        and that.
+        """
+
+    @abstractmethod
+    def forward(self, chunk: int, warmup: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
+        """States of h and c `(T + 1, B, n)`, what is kept for `backward` behind them, and the largest relative jump
+        between chunks.
+        """
+
+    @abstractmethod
+    def backward(
+        self,
+        chunk: int,
+        warmup: int,
+        kept: list[Tensor],
+        incoming: Tensor | None,
+        final: Tensor | None,
+        want_x: bool,
+    ) -> tuple[tuple[Tensor | None, ...], Tensor | float]:
+        """Gradients of x (when wanted), the initial state, w_ih, w_hh, b_ih and b_hh, and the largest relative jump.
+
+        `kept` is what `forward` returned; `incoming` `(T, B, n)` and `final` `(B, S)` are the loss's gradients.
+        """
+
+    @property
+    def n(self) -> int:
+        return self.w_hh.shape[1]
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Widths of the state's parts: h, or h and c."""
+        return (self.n,) * (self.initial.shape[1] // self.n)
+
+    def biases(self) -> tuple[Tensor | None, Tensor]:
+        """What is added to the gates' arguments, and the kernels' `units`: the GRU's b_hn, else W_hh's diagonal."""
+        n, gru = self.n, self.kernel == "gru"
+        if self.b_ih is None or self.b_hh is None:
+            return None, self.w_hh.new_zeros(n) if gru else self.w_hh.diagonal().contiguous()
+        if gru:
+            return torch.cat([self.b_ih[: 2 * n] + self.b_hh[: 2 * n], self.b_ih[2 * n :]]), self.b_hh[2 * n :]
+        return self.b_ih + self.b_hh, self.w_hh.diagonal().contiguous()

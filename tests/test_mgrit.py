@@ -28,7 +28,8 @@ SETTINGS: dict[str, MGRIT] = {
     "weighted": MGRIT(levels=3, coarsening=3, weight=0.8),
     "F-cycles": MGRIT(levels=4, coarsening=2, cycle="F"),
     "skip down": MGRIT(levels=3, coarsening=3, skip_down=True),
-    "no guess": MGRIT(levels=3, coarsening=3, nested=False),
+    "no guess": MGRIT(levels=3, coarsening=3, guess="initial"),
+    "nested guess": MGRIT(levels=4, coarsening=2, guess="nested"),
     "injected inputs": MGRIT(levels=3, coarsening=3, coarse_inputs="inject"),
 }
 GATED = ("gru", "implicit gru")
@@ -198,7 +199,7 @@ def test_coarse_levels_carry_what_relaxation_cannot() -> None:
     net = zoo.network("gru", "gate+6", n=8)
     x, initial = zoo.data(net, 512, 1)
     alone = zoo.solve(net, x, initial, Shooting(chunk=8, correction="none", warmup=0, tol=1e-6)).report
-    cycles = zoo.solve(net, x, initial, MGRIT(coarsening=(8, 4), tol=1e-6, nested=False)).report
+    cycles = zoo.solve(net, x, initial, MGRIT(coarsening=(8, 4), tol=1e-6, guess="initial")).report
     assert alone.fell_back
     assert not cycles.fell_back
     assert cycles.iterations <= 5
@@ -207,7 +208,9 @@ def test_coarse_levels_carry_what_relaxation_cannot() -> None:
 def test_the_integrators_coarse_steps_are_exact() -> None:
     """`h⁺ = h + x` keeps everything, and a coarse step of mean inputs sums them: the first guess is the answer."""
     x = torch.randint(1, 4, (64, 2, 3), generator=torch.Generator().manual_seed(0)).double()
-    states, report = tl.unroll(lambda h, x: h + x, torch.ones(2, 3, dtype=torch.float64), x, MGRIT(coarsening=4))
+    states, report = tl.unroll(
+        lambda h, x: h + x, torch.ones(2, 3, dtype=torch.float64), x, MGRIT(coarsening=4, guess="nested")
+    )
     torch.testing.assert_close(states, 1 + x.cumsum(0), rtol=1e-14, atol=0)
     assert report.iterations == 1
     assert report.residuals[0] <= 1e-14
@@ -217,7 +220,7 @@ def test_exact_after_half_as_many_cycles_as_chunks() -> None:
     """FCF makes two more chunks exact in each cycle, whatever the coarse step: here one that is nonsense."""
     net = zoo.network("gru")
     x, initial = zoo.data(net, 40, 2)
-    noise = MGRIT(levels=2, coarsening=4, nested=False, coarse=lambda h, x, span: 0.9 * h.flip(-1), max_iters=10)
+    noise = MGRIT(levels=2, coarsening=4, guess="initial", coarse=lambda h, x, span: 0.9 * h.flip(-1), max_iters=10)
     problem = net.recurrence(x, initial)
     report = zoo.solve(net, x, initial, noise).report
     assert problem.steps // 4 == 10
@@ -241,11 +244,23 @@ def test_a_correction_that_makes_things_worse_is_taken_back() -> None:
     assert results[15].residuals[-1] > 0.01
 
 
+def test_a_warmup_may_be_enough() -> None:
+    """A GRU that forgets within it is solved by one sweep, and the report says whose."""
+    torch.manual_seed(0)
+    gru = tl.GRU(8, 8, solver=MGRIT(tol=1e-5, coarsening=64))
+    gru(torch.randn(640, 2, 8))[0].sum().backward()
+    for report in (gru.reports[0], gru.reports[0].backward):
+        assert report.solver == "mgrit[V, 2 levels]"
+        assert report.warmup >= 40
+        assert report.converged
+        assert report.residuals[-1] <= 1e-5
+
+
 def test_an_easy_network_needs_no_coarse_level() -> None:
     """One that forgets within a chunk: FCF is enough, and the report says so."""
     net = zoo.network("rnn tanh", n=2)
     x, initial = zoo.data(net, 512, 1)
-    report = zoo.solve(net, x, initial, MGRIT(coarsening=128, tol=1e-9, nested=False)).report
+    report = zoo.solve(net, x, initial, MGRIT(coarsening=128, tol=1e-9, guess="initial")).report
     assert report.iterations == 1
     assert report.levels == ((report.residuals[0],),)
 
@@ -324,7 +339,7 @@ def test_a_lower_level_is_blamed_where_it_is_to_blame() -> None:
 
     x = torch.randn(256, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     h0 = torch.zeros(1, 2, dtype=torch.float64)
-    solver = MGRIT(levels=3, coarsening=4, relaxation="F", coarse=coarse, nested=False, on_divergence="ignore")
+    solver = MGRIT(levels=3, coarsening=4, relaxation="F", coarse=coarse, guess="initial", on_divergence="ignore")
     _, report = tl.unroll(cell, h0, x, solver)
     assert not report.converged
     assert report.advice.startswith("Level 1 is to blame")

@@ -81,6 +81,7 @@ def test_automatic_levels_fit_any_length_without_a_word() -> None:
         ({"relaxation": ()}, "empty tuple"),
         ({"weight": 0.0}, "weight must lie between 0 and 2"),
         ({"cycle": "W"}, "cycle must be one of 'V', 'F'; got 'W'"),
+        ({"guess": "zero"}, "guess must be one of 'warmup', 'nested', 'initial'; got 'zero'"),
         ({"cycles": 0}, "cycles must be a whole number"),
         ({"backward_cycles": -1}, "backward_cycles must be a whole number"),
         ({"coarse": "smooth"}, "coarse must be one of 'frozen', 'implicit'; got 'smooth'"),
@@ -100,6 +101,8 @@ def test_implicit_steps_are_refused_where_there_are_none() -> None:
     x, initial = zoo.data(net, 20, 2)
     with pytest.raises(ValueError, match=r"coarse='implicit' is for cells with an update gate .* this is a LSTMCell"):
         zoo.solve(net, x, initial, MGRIT(coarsening=4, coarse="implicit"))
+    with pytest.raises(ValueError, match="coarse='implicit'"):
+        tl.LSTM(2, 3, solver=MGRIT.paper())(torch.randn(500, 1, 2))
 
 
 # ---- coarse steps ---------------------------------------------------------------------------------------------------
@@ -323,7 +326,7 @@ def test_two_levels_with_f_relaxation_are_parareal() -> None:
     ends = torch.stack([fine(c, starts[c]) for c in range(3)])
     largest = torch.maximum(ends.abs(), torch.stack(starts[1:]).abs()).amax(-1, keepdim=True)
     scale = torch.maximum(torch.maximum(largest, initial.abs().amax(-1, keepdim=True)).cummax(0).values, 0.1 * bound)
-    solver = MGRIT(coarsening=6, relaxation="F", max_iters=2, on_divergence="ignore")
+    solver = MGRIT(coarsening=6, relaxation="F", guess="nested", max_iters=2, on_divergence="ignore")
     report = zoo.solve(net, x, initial, solver).report
     assert report.iterations == 2
     expected = float(((ends - torch.stack(starts[1:])).abs() / scale).max())
@@ -343,7 +346,9 @@ def test_a_cycle_is_two_sweeps_whatever_the_number_of_chunks(monkeypatch: pytest
     for chunks in (4, 40):
         x, initial = zoo.data(net, 4 * chunks, 2)
         sweeps.clear()
-        report = zoo.solve(net, x, initial, MGRIT(coarsening=4, cycles=1, nested=False, on_divergence="ignore")).report
+        report = zoo.solve(
+            net, x, initial, MGRIT(coarsening=4, cycles=1, guess="initial", on_divergence="ignore")
+        ).report
         assert report.iterations == 1
         assert sweeps[0] == 2 * chunks
         assert len(sweeps) == 4, "F, then C F, then the correction and F, then C F to end with"
@@ -408,7 +413,7 @@ def test_a_coarse_step_of_the_wrong_shape_is_named(own: Any, error: type[Excepti
 
 
 def test_a_wrong_coarse_step_for_a_module_is_named() -> None:
-    gru = tl.GRU(2, 3, solver=MGRIT(coarsening=4, coarse=lambda h, x, span: h.sum()))
+    gru = tl.GRU(2, 3, solver=MGRIT(coarsening=4, guess="initial", coarse=lambda h, x, span: h.sum()))
     with pytest.raises(ValueError, match=r"the coarse step returned \(\), expected a state of shape"):
         gru(torch.randn(40, 2, 2))
 

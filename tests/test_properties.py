@@ -34,7 +34,7 @@ multigrids = st.builds(
     cycle=st.sampled_from(["V", "F"]),
     cycles=st.sampled_from([None, 1, 3]),
     skip_down=st.booleans(),
-    nested=st.booleans(),
+    guess=st.sampled_from(["warmup", "nested", "initial"]),
     coarse_inputs=st.sampled_from(["mean", "inject"]),
     adjoint=st.sampled_from(["same", "sequential"]),
 )

@@ -33,7 +33,7 @@ METHODS: dict[str, Callable[[int], MGRIT]] = {
         levels=3, coarsening=4, max_iters=k, on_divergence="ignore", check_gradient_every=1
     ),
 }
-"""Coarse steps, their inputs, relaxation on the fine level. The last: frozen, mean, FCF, nested, guarded."""
+"""Coarse steps, their inputs, relaxation on the fine level. The last: frozen, mean, FCF, a warm-up, guarded."""
 STYLES = ("#c8553d:", "#c8553d-", "#0b6e99:", "#0b6e99-", "#111111-")
 SEEDS = (0, 1, 2)
 

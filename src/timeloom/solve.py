@@ -86,6 +86,11 @@ class Plan:
     gradient_tolerance: float | None = None
     """Largest relative error of the gradient to accept in such a comparison."""
 
+    @property
+    def method(self) -> str:
+        """What ran where one sweep was enough, for the report."""
+        return "shooting[none]"
+
     def march(self, chain: Chain) -> SolveReport:
         """Make the chain's links fit together, in this plan's way."""
         return march(chain, self)
@@ -157,7 +162,7 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
         return None
     unread = "captured in a CUDA graph: read `certificate` after a replay"
     return SolveReport(
-        solver="shooting[none]",
+        solver=plan.method,
         chunk=plan.chunk,
         iterations=1,
         residuals=(residual,),

@@ -18,7 +18,10 @@ from timeloom.mgrit.cycle import Hierarchy
 from timeloom.mgrit.diagnosis import diagnose, stalled
 from timeloom.mgrit.grid import Coarsening
 from timeloom.report import SolveReport
-from timeloom.solve import Boundaries, Chain, Plan, contraction, march
+from timeloom.solve import Boundaries, Chain, Plan, certified, contraction, march
+
+Entered = tuple[Tensor, Tensor, Tensor | None]
+"""Starts, ends and leak of chunks that were entered early."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +34,36 @@ class MGRITPlan(Plan):
     weight: float = 1.0
     kind: str = "V"
     skip_down: bool = False
-    nested: bool = True
+    nested: bool = False
     limited: bool = False
     """Whether the user fixed the number of cycles: what they leave was asked for."""
 
+    @property
+    def method(self) -> str:
+        return f"mgrit[{self.kind}, {len(self.coarsening.factors) + 1} levels]"
+
     def march(self, chain: Chain) -> SolveReport:
-        return march(chain, self) if chain.links == 1 else _Solve(chain, self).run()
+        if chain.links == 1:
+            return march(chain, self)
+        began, entered = time.perf_counter(), None
+        if self.warmup:
+            rows = torch.arange(len(chain.segments), device="cpu")
+            entered = chain.enter(chain.segments, self.warmup, rows, False)
+            report = None if chain.certify is None else certified(chain.certify(*entered[:2]), self, began)
+            if report is not None:
+                return report
+        return _Solve(chain, self, entered, began).run()
 
 
 class _Solve:
     """One solve: the chunk starts and ends, the coarse levels, and what every cycle left."""
 
-    def __init__(self, chain: Chain, plan: MGRITPlan) -> None:
+    def __init__(self, chain: Chain, plan: MGRITPlan, entered: Entered | None, began: float) -> None:
         self.chain = chain
         self.plan = plan
-        self.state = Boundaries(chain, None)
+        self.began = began
+        self.state = Boundaries(chain, entered)
+        self.entered = entered is not None
         self.residual = math.inf
         self.residuals: list[float] = []
         self.levels: list[tuple[float, ...]] = []
@@ -66,10 +84,13 @@ class _Solve:
         )
 
     def run(self) -> SolveReport:
-        began, plan, state = time.perf_counter(), self.plan, self.state
+        plan, state = self.plan, self.state
         if plan.nested or plan.skip_down:
             self._guess()
-        self._sweep(state.solvable)
+        if self.entered:
+            self.residual = state.measure(plan.tolerance)
+        else:
+            self._sweep(state.solvable)
         if plan.skip_down:
             self._end_cycle()  # the way up was the first
         given_up = ""
@@ -86,7 +107,7 @@ class _Solve:
         if fell_back:
             state.finish()
         return SolveReport(
-            solver=f"mgrit[{plan.kind}, {len(plan.coarsening.factors) + 1} levels]",
+            solver=plan.method,
             chunk=plan.chunk,
             iterations=len(self.residuals),
             residuals=tuple(self.residuals),
@@ -94,16 +115,17 @@ class _Solve:
             converged=state.converged or fell_back,
             fell_back=fell_back,
             contraction=contraction(self.residuals),
-            seconds=time.perf_counter() - began,
+            seconds=time.perf_counter() - self.began,
             reason="; ".join(filter(None, (plan.reason, given_up))),
+            warmup=plan.warmup,
             levels=tuple(self.levels),
             advice=advice,
         )
 
     def _guess(self) -> None:
         """First starts from the coarse levels, where they are finite."""
-        state, nested = self.state, self.plan.nested and not self.plan.skip_down
-        guess = self._inside(self.hierarchy.guess(state.starts, nested))
+        state = self.state
+        guess = self._inside(self.hierarchy.guess(state.starts, self.plan.nested))
         usable = state.unknown.unsqueeze(-1) & guess.isfinite().all(-1, keepdim=True)
         state.starts = torch.where(usable, guess, state.starts)
 

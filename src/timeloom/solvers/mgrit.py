@@ -12,6 +12,7 @@ from timeloom.solvers.base import Solver, check_choice, check_count
 CoarseKind = Literal["frozen", "implicit"]
 CoarseInputs = Literal["mean", "inject"]
 CycleKind = Literal["V", "F"]
+Guess = Literal["warmup", "nested", "initial"]
 
 MOST_CYCLES = 40
 """Cycles at most, unless told otherwise."""
@@ -32,8 +33,10 @@ class MGRIT(Solver):
     weight: how far a C-relaxation goes; 1 goes all the way.
     cycle: `V`, or `F`, which visits coarse levels more often.
     cycles, backward_cycles: most cycles of the two passes; None goes on until the tolerance is met (or `max_iters`).
-    skip_down: the first cycle starts at the coarsest level and only comes up.
-    nested: the first guess comes up from the coarsest level, with a cycle on every level on the way.
+    skip_down: the first cycle starts at the coarsest level and only comes up; then there is no other first guess.
+    guess: first guess of the chunk starts: `warmup` (run some steps before each chunk; enough by itself for a network
+        that forgets quickly), `nested` (up from the coarsest level, with a cycle on every level on the way), or
+        `initial` (the initial state everywhere; zero for gradients).
     coarse: `frozen` (gates stand still for the interval; any cell), `implicit` (the paper's implicit step; GRU and
         ImplicitGRU), or a step of your own, `step(h, x, span) -> h`, with span `(N, 1)` the steps it stands for.
     coarse_inputs: what a coarse step reads of its interval's inputs: their `mean`, or the first one (`inject`, as the
@@ -52,7 +55,7 @@ class MGRIT(Solver):
     cycles: int | None = None
     backward_cycles: int | None = None
     skip_down: bool = False
-    nested: bool = True
+    guess: Guess = "warmup"
     coarse: CoarseKind | UserStep = "frozen"
     coarse_inputs: CoarseInputs = "mean"
     check_gradient_every: int | None = None
@@ -70,7 +73,7 @@ class MGRIT(Solver):
             "cycles": 2,
             "backward_cycles": 1,
             "skip_down": True,
-            "nested": False,
+            "guess": "initial",
             "coarse": "implicit",
             "coarse_inputs": "inject",
             "on_divergence": "ignore",
@@ -90,6 +93,7 @@ class MGRIT(Solver):
         if not 0 < self.weight < 2:
             raise ValueError(f"weight must lie between 0 and 2, got {self.weight}")
         check_choice("cycle", self.cycle, get_args(CycleKind))
+        check_choice("guess", self.guess, get_args(Guess))
         if not callable(self.coarse):
             check_choice("coarse", self.coarse, get_args(CoarseKind))
         check_choice("coarse_inputs", self.coarse_inputs, get_args(CoarseInputs))

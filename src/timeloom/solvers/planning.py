@@ -88,12 +88,16 @@ def _plan_mgrit(solver: MGRIT, problem: Recurrence, cycles: int | None, experien
     factors = fit(
         steps, solver.levels, solver.coarsening, lambda: _cheapest_chunk(problem, Experience().warmup(tolerance))
     )
+    if not callable(solver.coarse):
+        problem.cell.coarse(solver.coarse)  # refused here, whether it will be needed or not
+    chunk = factors[0] if factors else steps
+    warmup = Experience().warmup(tolerance) if solver.guess == "warmup" and factors and not solver.skip_down else 0
     relaxations = solver.relaxations(len(factors) + 1)[: len(factors) + 1]
     kind = "your own" if callable(solver.coarse) else solver.coarse
     return MGRITPlan(
-        chunk=factors[0] if factors else steps,
+        chunk=chunk,
         correction="none",
-        warmup=0,
+        warmup=min(warmup, chunk) if copies_inputs(problem) else warmup,
         tolerance=tolerance,
         max_iters=(cycles + experience.extra_cycles if cycles else solver.max_iters) or MOST_CYCLES,
         on_divergence=solver.on_divergence,
@@ -105,7 +109,7 @@ def _plan_mgrit(solver: MGRIT, problem: Recurrence, cycles: int | None, experien
         weight=solver.weight,
         kind=solver.cycle,
         skip_down=solver.skip_down,
-        nested=solver.nested,
+        nested=solver.guess == "nested" and not solver.skip_down,
         limited=cycles is not None,
     )
 

@@ -74,7 +74,7 @@ class Experience:
         """Take in what a shooting solve showed, if it can be seen yet."""
         if report.certificate is not None:
             return
-        self.corrected = report.iterations > 1 or report.fell_back
+        self.corrected = report.iterations > 1 or report.fell_back or bool(report.levels)
         if report.warmup and report.residuals:
             first = report.residuals[0]
             seen = min(max(first, NOISE), 1.0) ** (1 / report.warmup)

@@ -186,7 +186,9 @@ def test_whole_layers(kernel: str, warmup: int, bias: bool) -> None:
     truth = torch.autograd.grad(loss, [x, *parts, *exact.parameters()])
 
     weights = [weight.detach().float() for weight in exact.parameters()] + [None] * (0 if bias else 2)
-    layer = GPULayer(kernel, x.detach().float(), torch.zeros(3, finals.shape[-1]), *weights)
+    cell = {"gru": GRUCell.of, "lstm": lambda *given: LSTMCell(given[1])}.get(kernel)
+    made = RNNCell(weights[1], kernel.removeprefix("rnn_")) if cell is None else cell(*weights)
+    layer = GPULayer(made, x.detach().float(), torch.zeros(3, finals.shape[-1]), *weights)
     chunk = 8 if warmup else 25
     kept, jump = layer.forward(chunk, warmup, 0.1, True)
     assert float(jump) < 1e-6

@@ -1,9 +1,11 @@
 """timeloom: train nonlinear recurrent networks parallel in time."""
 
 from timeloom import solvers
+from timeloom.chain import chain_backward
 from timeloom.check import CellReport, check_cell
 from timeloom.inspection import Inspection, inspect
 from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU, parallelize, sequentialize
+from timeloom.ode import odeint
 from timeloom.report import ConvergenceError, GradientCheck, SolveReport
 from timeloom.scan import linear_scan
 from timeloom.unroll import unroll
@@ -20,9 +22,11 @@ __all__ = [
     "ImplicitGRU",
     "Inspection",
     "SolveReport",
+    "chain_backward",
     "check_cell",
     "inspect",
     "linear_scan",
+    "odeint",
     "parallelize",
     "sequentialize",
     "solvers",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,27 +29,32 @@ from timeloom.sweep.gpu_layer import GPULayer
 from timeloom.sweep.layer import Layer
 from timeloom.trajectory import solve_states
 
+Weights = Sequence[Tensor | None]
+"""w_ih, w_hh, b_ih, b_hh and w_hr; None where there is none."""
+Bare = Callable[..., Cell]
+"""`bare(*weights)`: a layer's cell."""
 Project = Callable[..., tuple[Cell, Tensor]]
-"""`project(x, w_ih, w_hh, b_ih, b_hh, w_hr)`: a layer's cell and its projected inputs."""
+"""`project(x, *weights)`: a layer's cell and its projected inputs."""
 
 
 def run(
-    project: Project, x: Tensor, initial: Tensor, weights: Sequence[Tensor | None], solver: Solver, memory: Memory,
+    bare: Bare, project: Project, x: Tensor, initial: Tensor, weights: Weights, solver: Solver, memory: Memory,
     record: Record,
 ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
     """Outputs `(T, B, n)` and final state `(B, S)`, differentiable; None for a layer that has no such kernels."""
     live: tuple[Any, ...] = (x, initial, *weights[:4])
     taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
     with torch.no_grad():
-        cell, _ = project(x[:0], *weights)
+        cell = bare(*weights)
         kind = _kind(cell, x)
         if kind is None:
             return None
         sizes = Recurrence(cell, x, initial)  # all that a plan looks at
         plan = plan_forward(solver, sizes, memory.forward)
-        layer = kind(str(cell.kernel), *live)
-        solved = None if memory.forward.corrected else _forward(layer, plan, taped)
+        layer = kind(cell, *live)
+        solved = _forward(layer, plan, taped) if memory.forward.trusted else None
         if solved is None:
+            memory.forward.uncertified = memory.forward.trusted
             problem = Recurrence(*project(x, *weights), initial)
             sweeper, tape = layer.sweeper(problem, taped)
             states, report = solve_states(problem, plan, sweeper)
@@ -62,7 +67,7 @@ def run(
     if not taped:
         return kept[0][1:], final
     note = noting(report, solver, memory, record)
-    lane = _Lane(kind, project, cell, plan_backward(solver, sizes, memory.backward), note, memory.backward)
+    lane = _Lane(kind, bare, project, plan_backward(solver, sizes, memory.backward), note, memory.backward)
     outputs, final = _Express.apply(lane, kept, final, *live)
     return outputs, final
 
@@ -89,8 +94,8 @@ class _Lane:
     """What the backward pass is told beside its tensors."""
 
     kind: type[Layer]
+    bare: Bare
     project: Project
-    cell: Cell
     plan: Plan
     note: Note
     experience: Experience
@@ -103,7 +108,7 @@ class _Express(torch.autograd.Function):
     def forward(ctx: Any, lane: _Lane, kept: list[Tensor], final: Tensor, *live: Any) -> tuple[Tensor, Tensor]:
         outputs = alias(kept[0][1:])
         ctx.set_materialize_grads(False)
-        ctx.lane = replace(lane, cell=lane.cell.with_weights(()))  # what is saved below is not to be held twice
+        ctx.lane = lane
         ctx.save_for_backward(*live, outputs, *kept)
         return outputs, final
 
@@ -123,14 +128,15 @@ def _backward(
 ) -> tuple[Tensor | None, ...] | None:
     """Gradients of all inputs in one call; None where they are not certified or were not the last time."""
     plan, steps = lane.plan, len(live[0])
-    if lane.experience.corrected or not _goes_at_once(plan, steps):
+    if not lane.experience.trusted or not _goes_at_once(plan, steps):
         return None
     began = time.perf_counter()
-    layer = lane.kind(str(lane.cell.kernel), *live)
+    layer = lane.kind(lane.bare(*live[2:], None), *live)
     incoming, final = grads
     found, jump = layer.backward(plan.chunk, plan.warmup, kept, incoming, final, want_x)
     report = _report(jump, plan, steps, began)
     if report is None:
+        lane.experience.uncertified = True
         return None
     lane.note(report)
     return found
@@ -146,7 +152,7 @@ def _solve_again(
         cell, u = lane.project(x, *weights)
         assert initial is not None
         problem = Recurrence(cell, u, initial)
-        states = kept[: len(lane.cell.parts)]
+        states = kept[: len(cell.parts)]
         results = attach(problem.detach(), states, lane.plan, lane.note, u, initial, cell)
     asked = [result for result, grad in zip(results, grads, strict=True) if grad is not None]
     given = [leaf for leaf in leaves if leaf is not None]

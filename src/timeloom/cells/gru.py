@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -33,14 +34,19 @@ class GRUCell(Cell):
         self.gate_width = 4 * w_hh.shape[1]
 
     @classmethod
+    def of(cls, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Self:
+        """The cell of torch's parameters."""
+        n = w_hh.shape[1]
+        return cls(w_hh, w_hh.new_zeros(n) if b_hh is None else b_hh[2 * n :])
+
+    @classmethod
     def project(
         cls, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-    ) -> tuple[GRUCell, Tensor]:
+    ) -> tuple[Self, Tensor]:
         """The cell and its inputs from torch's parameters: x `(T, B, D)` to u `(T, B, 3n)` by one product."""
         n = w_hh.shape[1]
-        if b_ih is None or b_hh is None:
-            return cls(w_hh, w_hh.new_zeros(n)), project(x, w_ih, None)
-        return cls(w_hh, b_hh[2 * n :]), project(x, w_ih, b_ih + F.pad(b_hh[: 2 * n], (0, n)))
+        bias = None if b_ih is None or b_hh is None else b_ih + F.pad(b_hh[: 2 * n], (0, n))
+        return cls.of(w_ih, w_hh, b_ih, b_hh), project(x, w_ih, bias)
 
     def _gates(self, h: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         w_hh, b_hn = self.weights

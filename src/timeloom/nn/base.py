@@ -68,6 +68,10 @@ class Recurrent(nn.RNNBase):
         return text if self._solver_given == "auto" else f"{text}, solver={self._solver_given!r}"
 
     @abstractmethod
+    def _bare(self, *weights: Any) -> Cell:
+        """A layer's cell; `weights` as in `Weights`."""
+
+    @abstractmethod
     def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
         """A layer's cell and its projected inputs; `weights` as in `Weights`."""
 
@@ -202,7 +206,7 @@ class Recurrent(nn.RNNBase):
         cast = [None if weight is None else weight.to(x.dtype) for weight in weights]
         solved = None
         if lengths is None and resets is None:
-            solved = express.run(self._cell, x, initial, cast, self._solver, memory, record)
+            solved = express.run(self._bare, self._cell, x, initial, cast, self._solver, memory, record)
         if solved is None:
             cell, u = self._cell(x, *cast)
             solved = run(Recurrence(cell, u, initial, lengths, resets), self._solver, memory, record)

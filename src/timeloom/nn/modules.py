@@ -52,6 +52,9 @@ class GRU(_OnePart, nn.GRU):
         )
         self._start(solver)
 
+    def _bare(self, *weights: Any) -> Cell:
+        return GRUCell.of(*weights[:4])
+
     def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
         return GRUCell.project(x, *weights[:4])
 
@@ -80,6 +83,9 @@ class ImplicitGRU(_OnePart):
         )  # fmt: skip
         self._start(solver)
 
+    def _bare(self, *weights: Any) -> Cell:
+        return ImplicitGRUCell.of(*weights[:4])
+
     def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
         return ImplicitGRUCell.project(x, *weights[:4])
 
@@ -101,6 +107,9 @@ class RNN(_OnePart, nn.RNN):
         )  # fmt: skip
         self._start(solver)
 
+    def _bare(self, *weights: Any) -> Cell:
+        return RNNCell(weights[1], self.nonlinearity)
+
     def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
         return RNNCell.project(x, *weights[:4], nonlinearity=self.nonlinearity)
 
@@ -121,6 +130,9 @@ class LSTM(Recurrent, nn.LSTM):
             device=device, dtype=dtype,
         )  # fmt: skip
         self._start(solver)
+
+    def _bare(self, *weights: Any) -> Cell:
+        return LSTMCell(weights[1], weights[4])
 
     def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
         return LSTMCell.project(x, *weights)

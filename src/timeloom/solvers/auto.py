@@ -21,6 +21,8 @@ NOISE = 1e-7
 """Jumps this small are rounding: they bound how fast a network forgets, but do not tell it."""
 NEARLY = 4
 """A first jump within this factor of the tolerance needs no longer warm-up: the few rows over it are run again."""
+MOST_MISSES = 4
+"""Quick certificates that may fail by little, each making the warm-up longer, before they are not tried any more."""
 PATIENCE = 4
 """Sweeps that `auto` grants before it finishes sequentially: with more, the plain run would have been as fast."""
 ROWS_THAT_FILL_A_GPU = 8000
@@ -51,6 +53,10 @@ class Experience:
     """Calls for which shooting is not tried."""
     corrected: bool = False
     """Whether the last solve needed more than its warm-up and one sweep."""
+    uncertified: bool = False
+    """Whether the quick certificate of one sweep has just failed, and a general solve is under way."""
+    misses: int = 0
+    """Times that it failed by so little that the general solve found nothing to correct."""
     setbacks: int = 0
     """Times in a row that shooting turned out not to pay."""
     solves: int = 0
@@ -68,13 +74,21 @@ class Experience:
         forgetting = ASSUMED_FORGETTING if self.forgetting is None else self.forgetting
         if forgetting >= 1 - 1e-6:
             return 10**9
-        return max(4, math.ceil(math.log(tolerance / 4) / math.log(forgetting)))
+        steps = max(4, math.ceil(math.log(tolerance / 4) / math.log(forgetting)))
+        return steps + self.misses * math.ceil(steps / 16)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether one sweep is likely to be certified at once."""
+        return not self.corrected and self.misses <= MOST_MISSES
 
     def learn(self, report: SolveReport) -> None:
         """Take in what a shooting solve showed, if it can be seen yet."""
         if report.certificate is not None:
             return
         self.corrected = report.iterations > 1 or report.fell_back or bool(report.levels)
+        self.misses += self.uncertified and not self.corrected
+        self.uncertified = False
         if report.warmup and report.residuals:
             first = report.residuals[0]
             seen = min(max(first, NOISE), 1.0) ** (1 / report.warmup)
@@ -82,6 +96,8 @@ class Experience:
             self.forgetting = min(seen, self.forgetting or 1.0) if near else seen
             if report.converged and not report.fell_back:
                 self.setbacks = 0
+            if self.misses > MOST_MISSES and first <= report.tolerance / 4:
+                self.misses = 0
 
     def rest(self) -> None:
         """Shooting does not pay on this network as it is: leave it alone for a while, then look at it afresh."""

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from timeloom.problem import Recurrence, Segments
 from timeloom.sweep import native
-from timeloom.sweep.reference import ReferenceSweeper
+from timeloom.sweep.reference import ReferenceSweeper, units_of
 
 _SIZES = "batch n rows depth lead"
 _POINTERS = (
@@ -50,7 +50,7 @@ class CPUSweeper(ReferenceSweeper):
         self._fixed: dict[str, Tensor | None] = {
             "inputs": problem.u.contiguous(),
             "origin": origin(problem.initial, problem.cell.parts),
-            "units": (problem.cell.weights[1] if problem.cell.kernel == "gru" else w_hh.diagonal()).contiguous(),
+            "units": units_of(problem.cell),
             "weights": pack(w_hh, n),
         }
         if problem.resets is not None:

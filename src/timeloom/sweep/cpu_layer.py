@@ -16,6 +16,7 @@ from timeloom.problem import Recurrence, cut_evenly
 from timeloom.sweep import native
 from timeloom.sweep.cpu import CPUSweeper, call, largest_jump, origin, pack, pack_transposed, through_h
 from timeloom.sweep.layer import Layer
+from timeloom.sweep.reference import units_of
 
 MOST_UNITS = 128
 """Hidden units up to which a step's products are better done here than by one large product over all of time."""
@@ -50,8 +51,8 @@ class CPULayer(Layer):
         for state, first in zip(states, self.initial.split(n, -1), strict=True):
             state[0] = first
         tape = self._empty_tape(keep)
-        bias, units = self.biases()
-        tensors: Tensors = {"x": self.x.contiguous(), "units": units.contiguous()}
+        bias = self.bias()
+        tensors: Tensors = {"x": self.x.contiguous(), "units": units_of(self.cell)}
         tensors["bias"] = self.w_ih.new_zeros(len(self.w_ih)) if bias is None else bias
         tensors |= {"weights": pack(self.w_hh, n), "x_weights": pack(self.w_ih, n)}
         floor = 0.0 if self.kernel == "rnn_relu" else share_of_box
@@ -73,7 +74,7 @@ class CPULayer(Layer):
         sums = self.x.new_zeros(torch.get_num_threads(), sum(self._sums()))
         tensors: Tensors = {
             "x": self.x.contiguous(),
-            "units": self.biases()[1].contiguous(),
+            "units": units_of(self.cell),
             "x_grads": x_grads,
             "sums": sums,
         }

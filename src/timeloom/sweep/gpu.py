@@ -12,7 +12,7 @@ from torch import Tensor
 
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, Segments
-from timeloom.sweep.reference import ReferenceSweeper
+from timeloom.sweep.reference import ReferenceSweeper, units_of
 
 LARGEST = {"gru": 128, "lstm": 64, "rnn_tanh": 128, "rnn_relu": 128}
 """Hidden units up to which the recurrent weights fit on the chip, by kernel."""
@@ -49,7 +49,7 @@ class GPUSweeper(ReferenceSweeper):
         assert kernel is not None
         self._n = problem.cell.parts[0]
         self._weights = w_hh.contiguous()
-        self._units = problem.cell.weights[1] if kernel == "gru" else w_hh.diagonal().contiguous()
+        self._units = units_of(problem.cell)
         self._inputs, self._initial = problem.u.contiguous(), problem.initial.contiguous()
         self._marks = None if problem.resets is None else problem.resets.contiguous().view(torch.uint8)
         units = max(16, 1 << (self._n - 1).bit_length())

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, cut_evenly
 from timeloom.sweep.gpu import LARGEST, GPUSweeper, has_triton
@@ -28,10 +27,9 @@ class GPULayer(Layer):
 
     def forward(self, chunk: int, warmup: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
         steps, batch, _ = self.x.shape
-        bias, units = self.biases()
-        flat = self.x.flatten(0, 1)
+        bias, flat = self.bias(), self.x.flatten(0, 1)
         u = torch.mm(flat, self.w_ih.t()) if bias is None else torch.addmm(bias, flat, self.w_ih.t())
-        sweeper = GPUSweeper(Recurrence(self._cell(units), u.view(steps, batch, -1), self.initial))
+        sweeper = GPUSweeper(Recurrence(self.cell, u.view(steps, batch, -1), self.initial))
         states = [empty(steps + 1, batch, self.n, like=self.initial) for _ in self.parts]
         for state, first in zip(states, self.initial.split(self.parts, -1), strict=True):
             state[0] = first
@@ -55,7 +53,7 @@ class GPULayer(Layer):
     ) -> tuple[tuple[Tensor | None, ...], Tensor | float]:
         *states, u = kept
         steps, batch, n = *self.x.shape[:2], self.n
-        cell = self._cell(self.biases()[1])
+        cell = self.cell
         sweeper = GPUSweeper(Recurrence(cell, u, self.initial))
         final = torch.zeros_like(self.initial) if final is None else final
         incoming = None if incoming is None else incoming.contiguous()
@@ -78,8 +76,3 @@ class GPULayer(Layer):
             b_ih = b_hh = d_u.sum(0)
             b_hh = torch.cat([b_ih[: 2 * n], *b_hn]) if b_hn else b_ih.clone()
         return (d_x, begins[-batch:], torch.mm(d_u.t(), x), w_hh, b_ih, b_hh), jump
-
-    def _cell(self, units: Tensor) -> Cell:
-        if self.kernel == "gru":
-            return GRUCell(self.w_hh, units)
-        return LSTMCell(self.w_hh) if self.kernel == "lstm" else RNNCell(self.w_hh, self.kernel.removeprefix("rnn_"))

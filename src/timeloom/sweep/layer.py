@@ -8,18 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from timeloom.cells.base import Cell
 from timeloom.problem import Recurrence
 from timeloom.sweep.reference import ReferenceSweeper
 
 
 @dataclass(frozen=True)
 class Layer(ABC):
-    """One layer in one direction: torch's parameters, x `(T, B, D)` and the initial state `(B, S)`.
+    """One layer in one direction: its cell, x `(T, B, D)`, the initial state `(B, S)` and torch's parameters.
 
     `chunk` and `warmup` say how to cut time; a chunk of T is the plain recurrence.
     """
 
-    kernel: str
+    cell: Cell
     x: Tensor
     initial: Tensor
     w_ih: Tensor
@@ -68,11 +69,14 @@ class Layer(ABC):
         """Widths of the state's parts: h, or h and c."""
         return (self.n,) * (self.initial.shape[1] // self.n)
 
-    def biases(self) -> tuple[Tensor | None, Tensor]:
-        """What is added to the gates' arguments, and the kernels' `units`: the GRU's b_hn, else W_hh's diagonal."""
-        n, gru = self.n, self.kernel == "gru"
+    @property
+    def kernel(self) -> str:
+        return str(self.cell.kernel)
+
+    def bias(self) -> Tensor | None:
+        """What is added to the gates' arguments: all biases but the GRU's b_hn, inside its reset's product."""
         if self.b_ih is None or self.b_hh is None:
-            return None, self.w_hh.new_zeros(n) if gru else self.w_hh.diagonal().contiguous()
-        if gru:
-            return torch.cat([self.b_ih[: 2 * n] + self.b_hh[: 2 * n], self.b_ih[2 * n :]]), self.b_hh[2 * n :]
-        return self.b_ih + self.b_hh, self.w_hh.diagonal().contiguous()
+            return None
+        if self.kernel == "gru":
+            return torch.cat([self.b_ih[: 2 * self.n] + self.b_hh[: 2 * self.n], self.b_ih[2 * self.n :]])
+        return self.b_ih + self.b_hh

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from timeloom.cells.base import Cell
 from timeloom.problem import Recurrence, Segments
 
 
@@ -169,6 +170,13 @@ class ReferenceSweeper:
             return None, origin
         at_reset = self.problem.resets[time, sequence].unsqueeze(-1)
         return at_reset if alive is None else at_reset & alive, origin
+
+
+def units_of(cell: Cell) -> Tensor:
+    """The `(n,)` that the kernels want beside W_hh: b_hn of a GRU, an Elman network's diagonal; an LSTM has none."""
+    if cell.kernel == "gru":
+        return cell.weights[1].contiguous()
+    return cell.weights[0][0] if cell.kernel == "lstm" else cell.weights[0].diagonal().contiguous()
 
 
 def _advance(alive: Tensor | None, step: int, following: Tensor, current: Tensor) -> Tensor:

@@ -1,0 +1,125 @@
+"""Transposed Jacobians of a batch, sparse or dense, and their products with vectors and with each other."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WORTH_SPARSE = 0.25
+"""Share of entries up to which a matrix is stored sparse."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """`(B, rows, columns)`, or `(1, rows, columns)` where all sequences of the batch share one."""
+
+    values: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape[1], self.values.shape[2]
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """One CSR matrix `(B·rows, B·columns)` with the batch's B matrices along its diagonal."""
+
+    matrix: Tensor
+    batch: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape[0] // self.batch, self.matrix.shape[1] // self.batch
+
+    @property
+    def stored(self) -> int:
+        """Stored entries in all."""
+        return self.matrix.values().numel()
+
+    @staticmethod
+    def of(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int], batch: int) -> Sparse:
+        """From entries of the whole block-diagonal matrix, in any order."""
+        height, width = shape[0] * batch, shape[1] * batch
+        order = (rows * width + columns).argsort()
+        begins = torch.zeros(height + 1, dtype=torch.int64, device=rows.device)
+        begins[1:] = torch.bincount(rows, minlength=height).cumsum(0)
+        return Sparse(_csr(begins, columns[order], values[order], (height, width)), batch)
+
+    @staticmethod
+    def shared(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int], batch: int) -> Sparse:
+        """From the entries of one matrix that is the same for the whole batch."""
+        which = torch.arange(batch, device=rows.device).unsqueeze(1)
+        everywhere = (rows + which * shape[0]).flatten(), (columns + which * shape[1]).flatten()
+        return Sparse.of(*everywhere, values.repeat(batch), shape, batch)
+
+    @staticmethod
+    def diagonal(values: Tensor) -> Sparse:
+        """From the diagonals `(B, n)`; zeros are left out."""
+        at = values.flatten().nonzero().squeeze(-1)
+        return Sparse.of(at, at, values.flatten()[at], (values.shape[1], values.shape[1]), len(values))
+
+    def to_dense(self) -> Dense:
+        height, width = self.shape
+        begins, columns = self.matrix.crow_indices(), self.matrix.col_indices()
+        rows = torch.repeat_interleave(begins[1:] - begins[:-1])
+        values = self.matrix.values().new_zeros(self.batch, height, width)
+        values[rows // height, rows % height, columns % width] = self.matrix.values()
+        return Dense(values)
+
+
+Matrix = Dense | Sparse
+
+
+def apply(matrix: Matrix, vector: Tensor) -> Tensor:
+    """`matrix · vector` for each of the batch: `(B, columns)` to `(B, rows)`."""
+    if isinstance(matrix, Sparse):
+        return (matrix.matrix @ vector.flatten()).view(matrix.batch, -1)
+    return (matrix.values @ vector.unsqueeze(-1)).squeeze(-1)
+
+
+def compose(left: Matrix, right: Matrix) -> Matrix:
+    """`left · right` for each of the batch."""
+    if isinstance(left, Dense) and isinstance(right, Dense):
+        return Dense(left.values @ right.values)
+    if isinstance(left, Sparse) and isinstance(right, Sparse):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # see _csr
+            # by way of COO: torch's product of two CSR matrices on a CPU never gives its memory back
+            coo = torch.sparse.mm(left.matrix.to_sparse_coo(), right.matrix.to_sparse_coo())
+            product = Sparse(coo.coalesce().to_sparse_csr(), left.batch)
+        rows, columns = product.shape
+        return product if product.stored <= WORTH_SPARSE * product.batch * rows * columns else product.to_dense()
+    if isinstance(left, Sparse):
+        assert isinstance(right, Dense)
+        stacked = right.values.expand(left.batch, -1, -1).flatten(0, 1)
+        return Dense((left.matrix @ stacked).unflatten(0, (left.batch, -1)))
+    assert isinstance(right, Sparse)
+    # (rightᵀ leftᵀ)ᵀ: a sparse matrix multiplies from the left
+    stacked = left.values.mT.expand(right.batch, -1, -1).flatten(0, 1)
+    return Dense((right.matrix.t().to_sparse_csr() @ stacked).unflatten(0, (right.batch, -1)).mT)
+
+
+def apply_flops(matrix: Matrix) -> float:
+    """Floating-point operations of `apply`, for one of the batch on average: two for each stored entry."""
+    if isinstance(matrix, Sparse):
+        return 2 * matrix.stored / matrix.batch
+    return 2.0 * matrix.shape[0] * matrix.shape[1]
+
+
+def compose_flops(left: Matrix, right: Matrix) -> float:
+    """Floating-point operations of `compose`, for one of the batch on average."""
+    if isinstance(left, Sparse) and isinstance(right, Sparse):
+        begins = right.matrix.crow_indices()
+        return 2 * float((begins[1:] - begins[:-1])[left.matrix.col_indices()].sum()) / left.batch
+    if isinstance(left, Sparse):
+        return apply_flops(left) * right.shape[1]
+    return apply_flops(right) * left.shape[0]
+
+
+def _csr(begins: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its CSR tensors a beta, once a process
+        return torch.sparse_csr_tensor(begins, columns, values, shape, check_invariants=False)

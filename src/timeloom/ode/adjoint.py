@@ -1,0 +1,114 @@
+"""Gradients of a solved trajectory: one linear solve backward in time, and what plugs it into autograd."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.eager import eager
+from timeloom.ode.field import pull_back
+from timeloom.ode.newton import (
+    SLOW,
+    contraction,
+    default_tolerance,
+    hopeless,
+    largest,
+    relative_to_largest,
+    settled,
+)
+from timeloom.ode.steps.base import exact_transfers
+from timeloom.ode.trajectory import MOST_ITERS, Problem
+from timeloom.report import SolveReport
+
+Note = Callable[[SolveReport], None]
+
+
+class OnTape(torch.autograd.Function):
+    """A solved trajectory as a function of its residuals, `(T, B, n)`, and its first point.
+
+    All steps' equations were evaluated once, at the detached solution, with everything else on the tape. The solution
+    keeps them at zero; what a change of a residual does to it follows from that. Autograd of the one
+    evaluation then delivers the gradient of the times and of all that f holds.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, problem: Problem, y: Tensor, note: Note, residual: Tensor, y0: Tensor) -> Tensor:
+        ctx.problem, ctx.note = problem, note
+        ctx.save_for_backward(y)
+        return y.clone()
+
+    @staticmethod
+    @eager
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "timeloom's parallel-in-time gradients cannot be differentiated again (create_graph=True): the adjoint "
+                "solve is not on the tape. For second-order gradients use solver='sequential' with step='rk4'."
+            )
+        (y,) = ctx.saved_tensors
+        weights, first, report = solve_adjoint(ctx.problem, y, grads[0])
+        ctx.note(report)
+        return None, None, None, -weights, first
+
+
+def solve_adjoint(problem: Problem, y: Tensor, grads: Tensor) -> tuple[Tensor, Tensor, SolveReport]:
+    """Weights λ `(T, B, n)` of the steps' equations and the gradient of y0, from `grads` on all points `(T + 1, B, n)`.
+
+    With K the derivative of all residuals by all points, `Kᵀλ = grads`. The linearised steps, scanned backward,
+    solve nearly that; what they leave is found by a pull-back through the true steps, and solved for again.
+    """
+    began = time.perf_counter()
+    tolerance = default_tolerance(y.dtype)
+    carried = grads.clone()
+    weights = torch.zeros_like(y[1:])
+    residuals: list[float] = []
+    converged = True
+    for end in range(problem.steps, 0, -problem.window):
+        begin = max(0, end - problem.window)
+        window = slice(begin, end + 1)
+        weights[begin:end], pulled, left = _solve_window(problem, problem.t[window], y[window], carried[window][1:])
+        carried[begin] -= pulled
+        residuals += left
+        converged &= left[-1] <= tolerance
+    report = SolveReport(
+        solver=f"deer[{problem.step.name}]",
+        chunk=1,
+        iterations=len(residuals),
+        residuals=tuple(residuals),
+        tolerance=tolerance,
+        converged=converged,
+        fell_back=False,
+        contraction=contraction(residuals),
+        seconds=time.perf_counter() - began,
+    )
+    return weights, carried[0], report
+
+
+def _solve_window(problem: Problem, t: Tensor, y: Tensor, grads: Tensor) -> tuple[Tensor, Tensor, list[float]]:
+    """Weights of a window's equations, what they pull on its first point, and the relative residual after each solve.
+
+    `grads` `(T, B, n)` are those on the window's points after the first.
+    """
+    step, field, tolerance = problem.step, problem.field, default_tolerance(y.dtype)
+    with torch.enable_grad():
+        points = y.detach().requires_grad_()
+        now = step.evaluate(field, t, points)
+    transfers = now.transfers()
+    exact = False
+    weights, adjoint, left = torch.zeros_like(grads), torch.zeros_like(grads), grads
+    residuals: list[float] = []
+    while True:
+        change = transfers.carry_back(left)
+        adjoint, weights = adjoint + change, weights + transfers.solve_transposed(change)
+        pulled = pull_back(now.residual, points, weights)
+        left = grads - pulled[1:]
+        behind = adjoint.flip(0)
+        residuals.append(largest(relative_to_largest(left.flip(0), torch.cat([behind[:1], behind]))))
+        if settled(residuals, tolerance, y.dtype) or hopeless(residuals, MOST_ITERS):
+            return weights, pulled[0], residuals
+        if not exact and (contraction(residuals) or 0.0) > SLOW:
+            transfers, exact = exact_transfers(step, field, t, y), True

@@ -1,0 +1,100 @@
+"""The forward solve: a trajectory by Newton's method over windows of time, as long as it converges on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from timeloom.ode.advance import first_guess, march
+from timeloom.ode.field import Field
+from timeloom.ode.newton import Fit, contraction, default_tolerance, fit, leading
+from timeloom.ode.steps import Step
+from timeloom.report import SolveReport
+
+MOST_ELEMENTS = 2**24
+"""Numbers in the Jacobians of a window, at most: longer trajectories are solved window by window."""
+MOST_ITERS = 30
+SHORTEST = {True: 64, False: 8}
+"""Steps in a window below which Newton's method is given up for the plain run, of explicit and of implicit steps."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`y' = f(t, y)` by a step: t `(T + 1, 1, 1)` increasing, y0 `(B, n)`, both detached."""
+
+    step: Step
+    field: Field
+    t: Tensor
+    y0: Tensor
+
+    @property
+    def steps(self) -> int:
+        return len(self.t) - 1
+
+    @property
+    def window(self) -> int:
+        """Steps whose Jacobians fit into memory together."""
+        return max(1, min(self.steps, MOST_ELEMENTS // max(1, self.y0.numel() * self.y0.shape[-1])))
+
+
+def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, SolveReport]:
+    """All points, `(T + 1, B, n)`, and what it took.
+
+    A window on which Newton's method fails keeps its leading steps that are right; the rest is tried again at a quarter
+    of its length, and the shortest ones are run one step after the other.
+    """
+    began = time.perf_counter()
+    step, field, steps = problem.step, problem.field, problem.steps
+    tolerance = default_tolerance(problem.y0.dtype)
+    y = problem.y0.new_empty(steps + 1, *problem.y0.shape)
+    y[0] = problem.y0
+    residuals: list[float] = []
+    begin, length, windows, plain = 0, problem.window, 0, 0
+    failed, met = False, True
+    while begin < steps and bool(y[begin].isfinite().all()):
+        end = min(begin + length, steps)
+        times = problem.t[begin : end + 1]
+        if failed and length < SHORTEST[step.explicit]:
+            rest = march(step, field, times, y[begin])
+            met &= fit(step, field, times, rest, tolerance, max_iters=1).converged
+            found = Fit(rest, [], end - begin)
+            plain += found.good
+        else:
+            start = first_guess(field, times, y[begin]) if guess is None else guess[begin : end + 1]
+            found = fit(step, field, times, torch.cat([y[begin : begin + 1], start[1:]]), tolerance, MOST_ITERS)
+            windows += 1
+        residuals += found.residuals
+        y[begin + 1 : begin + found.good + 1] = found.y[1 : found.good + 1]
+        begin += found.good
+        failed = not found.converged
+        if not failed:
+            length = min(4 * length, problem.window)
+        elif guess is None:
+            length = max(1, length // 4)
+        else:
+            guess = None  # the same window once more, from a guess of our own
+    y[begin + 1 :] = torch.nan
+    reached = leading(y.isfinite().all(-1)) - 1
+    report = SolveReport(
+        solver=f"deer[{step.name}]",
+        chunk=1,
+        iterations=len(residuals),
+        residuals=tuple(residuals),
+        tolerance=tolerance,
+        converged=met and reached == steps,
+        fell_back=plain > 0,
+        contraction=contraction(residuals),
+        seconds=time.perf_counter() - began,
+        reason=_reason(windows, plain, reached, steps),
+    )
+    return y, report
+
+
+def _reason(windows: int, plain: int, reached: int, steps: int) -> str:
+    parts = [f"Newton on {windows} windows of time" if windows > 1 else ""]
+    parts.append(f"{plain} of {steps} steps run one after the other" if plain else "")
+    parts.append(f"the values are not finite after step {reached}" if reached < steps else "")
+    return "; ".join(filter(None, parts))

@@ -1,0 +1,372 @@
+"""`chain_backward` against autograd, the Jacobians against autograd's, and the scan against the plain chain."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import prune
+from zoo import difference
+
+import timeloom as tl
+from timeloom.chain import matrices, scan
+from timeloom.chain.jacobians import LAYERS
+from timeloom.chain.matrices import Dense, Sparse
+from timeloom.chain.scan import ScanTrace, scan_backward
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def pruned(layer: nn.Module, amount: float = 0.9) -> nn.Module:
+    prune.l1_unstructured(layer, "weight", amount)
+    return layer
+
+
+def build(*layers: nn.Module) -> nn.Sequential:
+    """Layers in float64 with weights from a seed."""
+    model = nn.Sequential(*layers).double()
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            parameter.copy_(draw(*parameter.shape, seed=i + 1) / max(1, parameter[0].numel()) ** 0.5)
+    return model
+
+
+def convolutional(cut: bool) -> nn.Sequential:
+    layers = [
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3, stride=2, bias=False),
+        nn.Tanh(),
+        nn.AvgPool2d(2, stride=1),
+        nn.Flatten(),
+        nn.Linear(24, 7),
+        nn.ReLU(),
+        nn.Linear(7, 5),
+    ]
+    model = build(*layers)
+    for layer in layers if cut else []:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            pruned(layer)
+    return model
+
+
+CHAINS = {
+    "convolutional": (lambda: convolutional(False), (2, 3, 17, 16)),
+    "pruned": (lambda: convolutional(True), (2, 3, 17, 16)),
+    "one of a batch": (lambda: convolutional(True), (1, 3, 17, 16)),
+    "one layer": (lambda: build(nn.Linear(4, 3)), (5, 4)),
+    "deep": (lambda: build(*[layer for _ in range(9) for layer in (nn.Linear(5, 5), nn.Tanh())]), (3, 5)),
+    "nested": (
+        lambda: build(nn.Sequential(nn.Linear(4, 6), nn.ReLU()), nn.Sequential(nn.Sequential(nn.Linear(6, 2)))),
+        (3, 4),
+    ),
+    "features behind positions": (lambda: build(nn.Linear(4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(15, 2)), (2, 5, 4)),
+    "flat from the start": (lambda: build(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(inplace=True)), (2, 3, 4)),
+    "in place": (lambda: build(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)), (3, 4)),
+    "no parameters": (lambda: build(nn.Tanh(), nn.AvgPool2d(2)), (2, 3, 6, 6)),
+    "grouped": (
+        lambda: build(nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2), nn.Tanh()),
+        (2, 4, 7, 8),
+    ),
+    "depthwise, same": (
+        lambda: build(nn.Conv2d(3, 6, 4, padding="same", dilation=2, groups=3), nn.ReLU()),
+        (2, 3, 9, 8),
+    ),
+    "valid": (lambda: build(nn.Conv2d(2, 3, 3, padding="valid"), nn.Flatten(), nn.Linear(48, 2)), (2, 2, 6, 6)),
+    "max windows": (lambda: build(nn.MaxPool2d(3, stride=2, padding=1, dilation=1, ceil_mode=True)), (2, 3, 8, 7)),
+    "dilated windows": (lambda: build(nn.MaxPool2d((2, 3), stride=(1, 2), dilation=(2, 1))), (2, 3, 8, 7)),
+    "mean windows": (lambda: build(nn.AvgPool2d(3, stride=2, padding=1, ceil_mode=True)), (2, 3, 8, 7)),
+    "means without padding": (
+        lambda: build(nn.AvgPool2d((3, 2), stride=2, padding=1, ceil_mode=True, count_include_pad=False)),
+        (2, 3, 8, 7),
+    ),
+    "sums": (lambda: build(nn.AvgPool2d(2, divisor_override=1)), (2, 3, 8, 8)),
+    "all weights zero": (lambda: _zeros(), (2, 4)),
+}
+
+
+def _zeros() -> nn.Sequential:
+    model = build(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    nn.init.zeros_(model[2].weight)
+    return model
+
+
+def squares(y: Tensor) -> Tensor:
+    return ((y - 0.3) ** 2 * torch.linspace(0.5, 2, y.numel(), dtype=y.dtype).view_as(y)).sum()
+
+
+def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    return {"x": x.grad, **{name: parameter.grad for name, parameter in model.named_parameters()}}
+
+
+@pytest.mark.parametrize("levels", [None, 0, 1, 2])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_gradients_are_autograds(chain: str, levels: int | None) -> None:
+    make, shape = CHAINS[chain]
+    model, x = make(), draw(*shape).requires_grad_()
+    twin, y = make(), draw(*shape).requires_grad_()
+    value = tl.chain_backward(model, x, squares, levels)
+    expected = squares(twin(y))
+    expected.backward()
+    assert difference(value, expected) < 1e-13
+    assert not value.requires_grad
+    for (name, result), wanted in zip(gradients(model, x).items(), gradients(twin, y).values(), strict=True):
+        assert difference(result, wanted) < 1e-12, name
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_jacobians_are_autograds(chain: str) -> None:
+    """Each layer's, entry by entry; and nothing that is zero is stored."""
+    make, shape = CHAINS[chain]
+    point = draw(*shape)
+    for layer in make().modules():
+        if isinstance(layer, nn.Sequential):
+            continue
+        with torch.no_grad():
+            out = layer(point.clone())
+            jacobian = LAYERS[type(layer)](layer, point, out)
+        if jacobian is not None:
+            dense = jacobian.to_dense() if isinstance(jacobian, Sparse) else jacobian
+            for i in range(len(point)):
+                exact = torch.autograd.functional.jacobian(lambda p, f=layer: f(p.clone()), point[i : i + 1])
+                exact = exact.reshape(out[0].numel(), point[0].numel()).t()
+                assert difference(dense.values[min(i, len(dense.values) - 1)], exact) < 1e-14
+        if isinstance(jacobian, Sparse):
+            assert bool((jacobian.matrix.values() != 0).all())
+        point = out
+
+
+windows = st.fixed_dictionaries(
+    {"kernel_size": st.tuples(st.integers(1, 3), st.integers(1, 3)), "stride": st.tuples(*[st.integers(1, 3)] * 2)}
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    conv=windows,
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    groups=st.sampled_from([1, 2]),
+    pool=windows,
+    kind=st.sampled_from([nn.MaxPool2d, nn.AvgPool2d]),
+    ceil=st.booleans(),
+    size=st.tuples(st.integers(8, 11), st.integers(8, 11)),
+)
+def test_windows_of_any_kind(
+    conv: dict[str, tuple[int, int]],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+    pool: dict[str, tuple[int, int]],
+    kind: type[nn.Module],
+    ceil: bool,
+    size: tuple[int, int],
+) -> None:
+    convolution = nn.Conv2d(2, 4, **conv, padding=padding, dilation=dilation, groups=groups)
+    pad = tuple(k // 2 for k in pool["kernel_size"])
+    model = build(nn.Tanh(), convolution, kind(**pool, padding=pad, ceil_mode=ceil), nn.Tanh())
+    x = draw(2, 2, *size).requires_grad_()
+    expected = torch.autograd.grad(squares(model(x)), [x, *model.parameters()])
+    tl.chain_backward(model, x, squares)
+    for found, wanted in zip([x.grad, *(p.grad for p in model.parameters())], expected, strict=True):
+        assert difference(found, wanted) < 1e-12
+
+
+def test_pruned_layers_are_sparse_and_dense_ones_are_not() -> None:
+    x = draw(2, 40)
+    for layer, kind in ((nn.Linear(40, 30), Dense), (pruned(nn.Linear(40, 30)), Sparse)):
+        jacobian = LAYERS[nn.Linear](layer, x, x[:, :30])
+        assert isinstance(jacobian, kind)
+        assert jacobian.shape == (40, 30)
+    assert jacobian.stored == 2 * 120
+    image = draw(1, 4, 8, 8)
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    full = LAYERS[nn.Conv2d](conv, image, image)
+    assert full.stored == 4 * 4 * (3 * 8 - 2) ** 2
+    assert LAYERS[nn.Conv2d](pruned(conv), image, image).stored < 0.13 * full.stored
+
+
+def random_matrices(sizes: list[int], batch: int) -> list[Dense | Sparse]:
+    """A chain of matrices of all kinds: shared and not, dense and sparse."""
+    made: list[Dense | Sparse] = []
+    for i, (columns, rows) in enumerate(itertools.pairwise(sizes)):
+        values = draw(1 if i % 4 == 1 else batch, rows, columns, seed=i) / columns**0.5
+        if i % 3 != 2:
+            made.append(Dense(values))
+            continue
+        values = values.expand(batch, -1, -1) * (draw(batch, rows, columns, seed=100 + i) > 1)
+        b, r, c = values.nonzero(as_tuple=True)
+        made.append(Sparse.of(b * rows + r, b * columns + c, values[b, r, c], (rows, columns), batch))
+    return made
+
+
+@pytest.mark.parametrize("levels", [None, 0, 1, 2, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 23])
+def test_the_scan_is_the_chain(count: int, levels: int | None) -> None:
+    sizes = [3 + (5 * i) % 7 for i in range(count + 1)]
+    jacobians, gradient = random_matrices(sizes, 2), draw(2, sizes[0], seed=50)
+    found, trace = scan_backward(gradient, jacobians, levels)
+    expected = [gradient]
+    for jacobian in jacobians:
+        dense = jacobian.to_dense().values if isinstance(jacobian, Sparse) else jacobian.values
+        expected.append(torch.einsum("brc,bc->br", dense.expand(2, -1, -1), expected[-1]))
+    assert len(found) == count + 1
+    for result, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-12, atol=1e-14)
+    assert all(operation.kind == "matvec" for operation in trace.operations if operation.phase != "up")
+    if levels == 0 or count < 2:
+        assert [operation.kind for operation in trace.operations] == ["matvec"] * count
+        assert trace.critical_flops == trace.serial_flops
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 7, 8, 15, 30])
+def test_the_scan_is_as_short_as_a_tree(count: int) -> None:
+    """Two products a level at most, nothing in the middle, and no product that nobody asked for."""
+    jacobians = random_matrices([4] * (count + 1), 1)
+    _, trace = scan_backward(draw(1, 4), jacobians)
+    assert len(trace.steps()) <= 2 * math.ceil(math.log2(count + 2)) - 1
+    assert not any(operation.phase == "middle" for operation in trace.operations)
+    assert len(trace.operations) <= 2 * count
+    _, hybrid = scan_backward(draw(1, 4), jacobians, levels=1)
+    assert {operation.phase for operation in hybrid.operations} <= {"up", "middle", "down"}
+    assert all(operation.level == 1 for operation in hybrid.operations)
+
+
+def test_no_identity_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product is one of the given matrices or of products of them: with eight matrices of eight different
+    sizes, each operand's sizes tell where in the chain it stands.
+    """
+    sizes = list(range(2, 11))
+    seen: list[tuple[int, int]] = []
+
+    def watch(left: Dense, right: Dense | Tensor) -> Dense | Tensor:
+        begin = right.shape[0] if isinstance(right, Dense) else right.shape[1]
+        assert left.shape[1] == begin
+        assert left.shape[0] > left.shape[1]
+        seen.append(left.shape)
+        return original[isinstance(right, Dense)](left, right)
+
+    original = {True: matrices.compose, False: matrices.apply}
+    monkeypatch.setattr(scan, "compose", watch)
+    monkeypatch.setattr(scan, "apply", watch)
+    scan_backward(draw(1, 2), [Dense(draw(1, r, c)) for c, r in itertools.pairwise(sizes)])
+    assert len(seen) > 8
+
+
+def test_flops_are_counted_as_they_are_made() -> None:
+    """Against a count over the dense matrices' entries that are not zero."""
+    for left, right in zip(random_matrices([6] * 6, 2), random_matrices([6] * 7, 2)[1:], strict=False):
+        dense = [m.to_dense().values if isinstance(m, Sparse) else m.values.expand(2, -1, -1) for m in (left, right)]
+        stored = [
+            (d != 0).double() if isinstance(m, Sparse) else torch.ones_like(d)
+            for d, m in zip(dense, (left, right), strict=True)
+        ]
+        assert matrices.compose_flops(left, right) == float(2 * (stored[0] @ stored[1]).sum() / 2)
+        assert matrices.apply_flops(left) == float(2 * stored[0].sum() / 2)
+        product = matrices.compose(left, right)
+        product = product.to_dense() if isinstance(product, Sparse) else product
+        torch.testing.assert_close(product.values.expand(2, -1, -1), dense[0] @ dense[1])
+
+
+def test_the_trace_tells_the_critical_path() -> None:
+    traces: list[ScanTrace] = []
+    model, x = convolutional(True), draw(2, 3, 17, 16)
+    tl.chain_backward(model, x, squares, record=traces.append)
+    tl.chain_backward(model, x, squares, levels=0, record=traces.append)
+    full, plain = traces
+    assert plain.critical_flops == plain.total_flops == plain.serial_flops == full.serial_flops
+    assert full.critical_flops < full.total_flops
+    assert len(full.steps()) < len(plain.steps())
+
+
+def test_float32_and_gradients_that_add_up() -> None:
+    model = convolutional(False).float()
+    twin = copy.deepcopy(model)
+    x, target = draw(4, 3, 17, 16).float(), torch.tensor([0, 4, 2, 1])
+    for _ in range(2):
+        tl.chain_backward(model, x, lambda y: F.cross_entropy(y, target))
+        F.cross_entropy(twin(x), target).backward()
+    for result, wanted in zip(model.parameters(), twin.parameters(), strict=True):
+        assert result.grad.dtype == torch.float32
+        assert difference(result.grad, wanted.grad) < 1e-5
+
+
+def test_gradients_flow_on_into_what_made_x_and_into_the_loss() -> None:
+    scale, shift = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (0.7, 0.2))
+    model, x = build(nn.Linear(4, 3), nn.Tanh()), draw(2, 4)
+    tl.chain_backward(model, x * scale, lambda y: squares(y + shift))
+    expected = torch.autograd.grad(squares(model(x * scale) + shift), (scale, shift))
+    assert difference(scale.grad, expected[0]) < 1e-13
+    assert difference(shift.grad, expected[1]) < 1e-13
+
+
+def test_frozen_layers_get_nothing_and_cost_nothing() -> None:
+    model, x = convolutional(False), draw(2, 3, 17, 16)
+    traces: list[ScanTrace] = []
+    tl.chain_backward(model, x, squares, record=traces.append)
+    model.zero_grad()
+    for layer in model[:4]:
+        layer.requires_grad_(False)
+    tl.chain_backward(model, x, squares, record=traces.append)
+    assert model[0].weight.grad is None
+    assert model[3].weight.grad is None
+    assert model[7].weight.grad is not None
+    assert len(traces[1].serial) == 2
+    assert len(traces[0].serial) == 8
+
+
+def test_a_layer_that_is_not_supported_is_named() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)))
+    with pytest.raises(
+        TypeError, match=r"layer 1\.1, BatchNorm1d.*Linear, Conv2d, ReLU, Tanh, MaxPool2d, AvgPool2d, Flatten"
+    ):
+        tl.chain_backward(model, torch.ones(2, 3), torch.sum)
+
+    class Doubled(nn.ReLU):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    with pytest.raises(TypeError, match="layer 0, Doubled"):
+        tl.chain_backward(nn.Sequential(Doubled()), torch.ones(2, 3), torch.sum)
+    with pytest.raises(ValueError, match="padding_mode='zeros' only, got Conv2d"):
+        tl.chain_backward(
+            nn.Sequential(nn.Conv2d(1, 1, 3, padding_mode="reflect", padding=1)), torch.ones(2, 1, 4, 4), torch.sum
+        )
+    with pytest.raises(ValueError, match=r"batch of images \(B, C, H, W\) at Conv2d.*got shape \(1, 4, 4\)"):
+        tl.chain_backward(nn.Sequential(nn.Conv2d(1, 1, 3)), torch.ones(1, 4, 4), torch.sum)
+    with pytest.raises(ValueError, match="flattens it"):
+        tl.chain_backward(nn.Sequential(nn.Flatten(0)), torch.ones(2, 3), torch.sum)
+
+
+def test_bad_input() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 2)), torch.ones(2, 3)
+    with pytest.raises(TypeError, match=r"nn\.Sequential, a chain of layers, got Linear"):
+        tl.chain_backward(nn.Linear(3, 2), x, torch.sum)
+    with pytest.raises(ValueError, match="model has no layers"):
+        tl.chain_backward(nn.Sequential(), x, torch.sum)
+    with pytest.raises(TypeError, match="x must be a Tensor"):
+        tl.chain_backward(model, [1.0], torch.sum)
+    with pytest.raises(TypeError, match=r"float32 or float64, got torch\.int64"):
+        tl.chain_backward(model, x.long(), torch.sum)
+    with pytest.raises(ValueError, match=r"shape \(B, \.\.\.\) with B ≥ 1, got \(3,\)"):
+        tl.chain_backward(model, x[0], torch.sum)
+    with pytest.raises(TypeError, match="loss must be a function"):
+        tl.chain_backward(model, x, torch.zeros(()))
+    with pytest.raises(ValueError, match=r"scalar tensor, got shape \(2, 2\)"):
+        tl.chain_backward(model, x, torch.square)
+    with pytest.raises(ValueError, match="does not depend on y"):
+        tl.chain_backward(model, x, lambda y: torch.zeros(()))
+    with pytest.raises(ValueError, match="levels must be a whole number"):
+        tl.chain_backward(model, x, torch.sum, levels=-1)

@@ -288,6 +288,7 @@ def test_a_report_tells_what_happened() -> None:
         assert "coarsened by 2, 2, 2; frozen coarse steps of mean inputs" in one.reason
     assert "mgrit[F, 4 levels], chunk 2" in str(report)
     assert f"{report.iterations} cycles: converged" in str(report)
+    assert f"last factor {report.contraction:.2g}" in str(report)
 
 
 def test_a_looser_tolerance_is_met_and_saves_cycles() -> None:

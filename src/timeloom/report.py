@@ -73,7 +73,8 @@ class SolveReport:
     def __str__(self) -> str:
         state = "fell back to sequential" if self.fell_back else "converged" if self.converged else "NOT converged"
         residual = f", residual {self.residuals[-1]:.1e} (tolerance {self.tolerance:.0e})" if self.residuals else ""
-        text = f"{self.solver}, chunk {self.chunk}, {self.iterations} {self.unit}: {state}{residual}"
+        factor = f", last factor {self.contraction:.2g}" if self.levels and self.contraction is not None else ""
+        text = f"{self.solver}, chunk {self.chunk}, {self.iterations} {self.unit}: {state}{residual}{factor}"
         if self.reason:
             text += f"; {self.reason}"
         if self.gradient is not None:

@@ -3,9 +3,10 @@
 from timeloom import solvers
 from timeloom.chain import chain_backward
 from timeloom.check import CellReport, check_cell
-from timeloom.nn import GRU, LSTM, RNN, parallelize, sequentialize
+from timeloom.inspection import Inspection, inspect
+from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU, parallelize, sequentialize
 from timeloom.ode import odeint
-from timeloom.report import ConvergenceError, SolveReport
+from timeloom.report import ConvergenceError, GradientCheck, SolveReport
 from timeloom.scan import linear_scan
 from timeloom.unroll import unroll
 
@@ -17,9 +18,13 @@ __all__ = [
     "RNN",
     "CellReport",
     "ConvergenceError",
+    "GradientCheck",
+    "ImplicitGRU",
+    "Inspection",
     "SolveReport",
     "chain_backward",
     "check_cell",
+    "inspect",
     "linear_scan",
     "odeint",
     "parallelize",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
 from timeloom.eager import eager
 from timeloom.memory import empty
+from timeloom.mgrit.monitor import compare
+from timeloom.mgrit.propagators import Adjoint
 from timeloom.problem import Recurrence, Segments, cut
-from timeloom.report import SolveReport
-from timeloom.solve import Chain, Plan, march
+from timeloom.report import GradientCheck, SolveReport
+from timeloom.solve import Chain, Plan
 from timeloom.sweep import sweeper as choose_sweeper
-from timeloom.trajectory import final_state
+from timeloom.trajectory import final_state, solve_states
 
 Note = Callable[[SolveReport], None]
 
@@ -79,22 +82,50 @@ def solve_adjoint(
         sweep(Segments(rows.sequence, torch.zeros_like(rows.begin), rows.end), ends, chain_rows, False)
 
     anchors = (segments.end == lengths[segments.sequence]) & (segments.end > segments.begin)
+    anchors = anchors.view(links, batch)
     chain = Chain(
         segments=segments,
         first=final_grad,
         neutral=torch.zeros_like(final_grad),
-        anchors=anchors.view(links, batch),
+        anchors=anchors,
         parts=problem.cell.parts,
         sweep=sweep,
         enter=enter,
         transfer=lambda rows: sweeper.transfer(rows, states).transpose(-1, -2),
         finish=finish,
         certify=sweeper.certifier(0.0),
+        coarsen=lambda coarsening: Adjoint.of(problem, states, incoming, final_grad, anchors, coarsening),
     )
-    report = march(chain, plan)
+    report = plan.march(chain)
     if reset_grads is not None:
         initial_grad += reset_grads.view(links, batch, -1).sum(0)
+    if plan.check_gradient:
+        report = replace(report, gradient=_beside_exact(problem, states, gate_grads, plan, incoming, final_grad))
     return gate_grads, initial_grad, report
+
+
+def _beside_exact(
+    problem: Recurrence,
+    states: list[Tensor],
+    gate_grads: Tensor,
+    plan: Plan,
+    incoming: Tensor | None,
+    final_grad: Tensor,
+) -> GradientCheck:
+    """These gradients beside those of a sequential forward and backward pass, for the same gradient of the loss."""
+    serial = Plan(problem.steps, "none", 0, plan.tolerance, 1, plan.on_divergence, "the truth to compare with")
+    exact_states, _ = solve_states(problem, serial, choose_sweeper(problem))
+    exact_gates, _, _ = solve_adjoint(problem, exact_states, serial, incoming, final_grad)
+    given, exact = (
+        _weight_grads(problem, at, gates) or (gates,)
+        for at, gates in ((states, gate_grads), (exact_states, exact_gates))
+    )
+    return compare(given, exact, plan.gradient_tolerance)
+
+
+def _weight_grads(problem: Recurrence, states: list[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
+    previous = [part.flatten(0, 1) for part in _previous(problem, states)]
+    return problem.cell.weight_grads(previous, gate_grads.flatten(0, 1))
 
 
 def _previous(problem: Recurrence, states: list[Tensor]) -> list[Tensor]:
@@ -162,8 +193,7 @@ class HandWritten(_Solved):
         cell = problem.cell
         weight_grads: tuple[Tensor | None, ...] = (None,) * len(cell.weights)
         if any(ctx.needs_input_grad[6:]):
-            previous = [part.flatten(0, 1) for part in _previous(problem, states)]
-            weight_grads = cell.weight_grads(previous, gate_grads.flatten(0, 1))
+            weight_grads = _weight_grads(problem, states, gate_grads)
         return None, None, None, None, cell.input_grads(gate_grads), initial_grad, *weight_grads
 
 

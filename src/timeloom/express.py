@@ -161,7 +161,7 @@ def _solve_again(
 
 
 def _goes_at_once(plan: Plan, steps: int) -> bool:
-    return plan.chunk >= steps or plan.warmup > 0
+    return (plan.chunk >= steps or plan.warmup > 0) and not plan.check_gradient
 
 
 def _report(jump: Tensor | float, plan: Plan, steps: int, began: float) -> SolveReport | None:

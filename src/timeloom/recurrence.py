@@ -13,6 +13,7 @@ from timeloom.report import ConvergenceError, SolveReport
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import plan_backward, plan_forward
+from timeloom.solvers.sequential import Sequential
 from timeloom.sweep import sweeper as choose_sweeper
 from timeloom.trajectory import final_state, solve_states
 
@@ -24,6 +25,8 @@ def run(problem: Recurrence, solver: Solver, memory: Memory, record: Record) -> 
 
     `record` receives the report, and again with the backward report in it once the backward pass has run.
     """
+    if isinstance(solver, Sequential) and problem.lengths is None and problem.resets is None:
+        return _on_tape(problem, record)
     detached = problem.detach()
     with torch.no_grad():
         plan = plan_forward(solver, detached, memory.forward)
@@ -44,12 +47,23 @@ def noting(report: SolveReport, solver: Solver, memory: Memory, record: Record) 
     """Takes the backward pass's report when it comes: into what is learned, and into the forward pass's report."""
 
     def note(backward: SolveReport) -> None:
-        memory.backward.learn(backward)
+        memory.learn_backward(backward)
         object.__setattr__(report, "backward", backward)  # filled in later: the user may hold this report already
         record(report)
         raise_if_asked(backward, solver)
 
     return note
+
+
+def _on_tape(problem: Recurrence, record: Record) -> tuple[Tensor, Tensor]:
+    """The plain loop, on autograd's tape: differentiable any number of times."""
+    state, states = problem.initial, []
+    for u in problem.u.unbind(0):
+        state = problem.cell.step(state, u)
+        states.append(state)
+    record(SolveReport.sequential(problem.steps, "sequential, as asked for"))
+    outputs = torch.stack(states)
+    return outputs if problem.cell.whole_state_out else outputs[..., : problem.cell.parts[0]], state
 
 
 def raise_if_asked(report: SolveReport, solver: Solver) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from timeloom.mgrit.grid import Coarsening
+from timeloom.mgrit.propagators import Propagator
 from timeloom.problem import Segments
 from timeloom.report import SolveReport
 from timeloom.scan import linear_scan
@@ -56,6 +58,8 @@ class Chain:
     bound: Tensor | None = None
     certify: Callable[[Tensor, Tensor], Tensor | float] | None = None
     """`certify(starts, ends)`: a bound of the largest relative jump, a number (on the device), where that is quick."""
+    coarsen: Callable[[Coarsening], list[Propagator]] | None = None
+    """`coarsen(coarsening)`: coarse steps from link to link, for every coarse level of multigrid."""
 
     @property
     def links(self) -> int:
@@ -77,6 +81,19 @@ class Plan:
     """Whether `correction="auto"` may ask for the leak on every sweep."""
     newton_up_to: int = 0
     """Largest state for which `correction="auto"` may pay for dense transfers."""
+    check_gradient: bool = False
+    """Whether to compare the gradients of a backward solve with the exact ones."""
+    gradient_tolerance: float | None = None
+    """Largest relative error of the gradient to accept in such a comparison."""
+
+    @property
+    def method(self) -> str:
+        """What ran where one sweep was enough, for the report."""
+        return "shooting[none]"
+
+    def march(self, chain: Chain) -> SolveReport:
+        """Make the chain's links fit together, in this plan's way."""
+        return march(chain, self)
 
 
 def march(chain: Chain, plan: Plan) -> SolveReport:
@@ -95,7 +112,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             report = certified(chain.certify(*entered[:2]), plan, began)
             if report is not None:
                 return report
-    state = _Boundaries(chain, entered)
+    state = Boundaries(chain, entered)
     residuals: list[float] = []
     rows = state.solvable
     given_up = ""
@@ -126,7 +143,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         tolerance=plan.tolerance,
         converged=state.converged or fell_back,
         fell_back=fell_back,
-        contraction=_contraction(residuals),
+        contraction=contraction(residuals),
         seconds=time.perf_counter() - began,
         reason="; ".join(filter(None, (plan.reason, given_up))),
         warmup=plan.warmup,
@@ -145,7 +162,7 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
         return None
     unread = "captured in a CUDA graph: read `certificate` after a replay"
     return SolveReport(
-        solver="shooting[none]",
+        solver=plan.method,
         chunk=plan.chunk,
         iterations=1,
         residuals=(residual,),
@@ -160,7 +177,7 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
     )
 
 
-class _Boundaries:
+class Boundaries:
     """The unknowns: starts and ends of all links, `(C, B, S)`, and what is known about them so far."""
 
     def __init__(self, chain: Chain, entered: tuple[Tensor, Tensor, Tensor | None] | None) -> None:
@@ -227,7 +244,10 @@ class _Boundaries:
 
     def correct(self, correction: Correction, tolerance: float) -> Tensor:
         """Move the starts by what the jumps mean for them; returns the rows that moved and must be run again."""
-        delta = self._carry(correction)
+        return self.move(self._carry(correction), tolerance)
+
+    def move(self, delta: Tensor, tolerance: float) -> Tensor:
+        """Move the starts by `delta`, unfinished sequences alone; returns the rows that moved and must be run again."""
         hopeless = ~(self.jump.isfinite().all(-1).all(0))
         unfinished = self._bad.any(0) & ~hopeless
         moved = ((delta.abs() / self.scale).amax(-1) > WORTH_MOVING * tolerance) & self.unknown & unfinished
@@ -267,7 +287,7 @@ def _why_stop(residuals: list[float], plan: Plan) -> str:
     return ""
 
 
-def _choose(plan: Plan, current: Correction, residuals: list[float], state: _Boundaries) -> Correction:
+def _choose(plan: Plan, current: Correction, residuals: list[float], state: Boundaries) -> Correction:
     """What `auto` corrects with: the leak where there is one, dense transfers where that is slow and they are cheap."""
     if plan.correction != "auto":
         return plan.correction
@@ -277,7 +297,7 @@ def _choose(plan: Plan, current: Correction, residuals: list[float], state: _Bou
     return "diag" if plan.leak_is_cheap and float(state.leak.abs().amax()) > DIAGONAL_WORTH else "none"
 
 
-def _contraction(residuals: list[float]) -> float | None:
+def contraction(residuals: list[float]) -> float | None:
     if len(residuals) < 2 or not residuals[-2] > 0:
         return None
     return residuals[-1] / residuals[-2]

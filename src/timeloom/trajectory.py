@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from timeloom.memory import empty
+from timeloom.mgrit.propagators import Forward
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.report import SolveReport
-from timeloom.solve import SHARE_OF_BOX, Chain, Plan, march
+from timeloom.solve import SHARE_OF_BOX, Chain, Plan
 from timeloom.sweep import ReferenceSweeper
 
 
@@ -46,8 +47,9 @@ def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> 
         finish=finish,
         bound=problem.cell.bound(problem.initial),
         certify=sweeper.certifier(SHARE_OF_BOX),
+        coarsen=lambda coarsening: Forward.of(problem, coarsening),
     )
-    return states, march(chain, plan)
+    return states, plan.march(chain)
 
 
 def final_state(problem: Recurrence, states: list[Tensor]) -> Tensor:

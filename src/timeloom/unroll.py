@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 
 from timeloom.cells.generic import GenericCell, State
@@ -17,7 +16,6 @@ from timeloom.report import SolveReport
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import resolve
-from timeloom.solvers.sequential import Sequential
 
 _memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
 
@@ -37,22 +35,10 @@ def unroll(
     resolved = resolve(solver)
     _check(cell, h0, xs)
     generic = GenericCell(cell, h0, xs.shape[2:])
-    if isinstance(resolved, Sequential):
-        return _sequential(generic, h0, xs)
     reports: list[SolveReport] = []
     problem = Recurrence(generic, xs.flatten(2) if xs.dim() > 2 else xs.unsqueeze(-1), generic.pack(h0))
     states, _ = run(problem, resolved, _memory_of(cell), reports.append)
     return generic.unpack(states), reports[0]
-
-
-def _sequential(cell: GenericCell, h0: State, xs: Tensor) -> tuple[State, SolveReport]:
-    """The plain loop, on autograd's tape: differentiable any number of times."""
-    state, states = cell.pack(h0), []
-    for x in xs.unbind(0):
-        state = cell.step(state, x)
-        states.append(state)
-    report = SolveReport.sequential(len(xs), "sequential, as asked for")
-    return cell.unpack(torch.stack(states)), report
 
 
 def _memory_of(cell: Any) -> Memory:

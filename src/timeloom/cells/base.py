@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from timeloom.cells.coarse import Coarse, Frozen, UserStep
+
 
 class Cell(ABC):
     """One step `s⁺ = f(s, u)` of a recurrence over projected inputs, and its derivatives.
@@ -60,6 +62,25 @@ class Cell(ABC):
         known.
         """
         return None
+
+    def coarse(self, kind: str) -> Coarse:
+        """A step over many steps, of this kind: `frozen`, or `implicit` where the cell has one."""
+        if kind == "implicit":
+            raise ValueError(
+                f"coarse='implicit' is for cells with an update gate (GRU, ImplicitGRU), and this is a "
+                f"{type(self).__name__}: use coarse='frozen', or give a coarse step of your own"
+            )
+        return Frozen(self)
+
+    def call_own(self, function: UserStep, state: Tensor, u: Tensor, span: Tensor) -> Tensor:
+        """A user's own coarse step on flat states and projected inputs."""
+        out = function(state, u, span)
+        if not isinstance(out, Tensor) or out.shape != state.shape:
+            given = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(
+                f"the coarse step returned {given}, expected a state of shape {tuple(state.shape)} as it was given"
+            )
+        return out
 
     def with_weights(self, weights: tuple[Tensor, ...]) -> Cell:
         """The same cell over other weights (detached, cast): the parts and options stay."""

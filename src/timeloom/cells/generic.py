@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.base import Cell
+from timeloom.cells.coarse import UserStep
 
 State = Tensor | tuple[Tensor, ...]
 
@@ -52,18 +53,21 @@ class GenericCell(Cell):
         self._check(out, state.shape[0])
         return self.pack(out)
 
-    def _check(self, out: Any, rows: int) -> None:
+    def call_own(self, function: UserStep, state: Tensor, u: Tensor, span: Tensor) -> Tensor:
+        out = function(self.unpack(state), u.reshape(u.shape[0], *self.input_shape), span)
+        self._check(out, state.shape[0], "the coarse step")
+        return self.pack(out)
+
+    def _check(self, out: Any, rows: int, who: str = "the cell") -> None:
         parts = out if isinstance(out, tuple) else (out,)
         expected = [(rows, *shape) for shape in self.shapes]
         if isinstance(out, tuple) == self.is_tuple and all(isinstance(part, Tensor) for part in parts):
             given = [tuple(part.shape) for part in parts]
             if given == expected:
                 return
-            raise ValueError(
-                f"the cell returned a state of shape {given}, expected {expected} (the shape it was given)"
-            )
+            raise ValueError(f"{who} returned a state of shape {given}, expected {expected} (the shape it was given)")
         kind = f"a tuple of {len(self.shapes)} tensors" if self.is_tuple else "a tensor"
-        raise TypeError(f"the cell returned {type(out).__name__}, expected {kind} like the state it was given")
+        raise TypeError(f"{who} returned {type(out).__name__}, expected {kind} like the state it was given")
 
     def vjp(self, state: Tensor, u: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():

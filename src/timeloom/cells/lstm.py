@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from timeloom.cells.base import Cell, chain_weights, sum_outer, unit_box
+from timeloom.cells.coarse import Coarse, Frozen, Pull, geometric
 from timeloom.cells.projection import project
 
 
@@ -115,3 +116,45 @@ class LSTMCell(Cell):
         h, c = self._split(initial)
         free = torch.full_like(c, torch.inf)
         return torch.cat([unit_box(h) if len(self.weights) == 1 else torch.full_like(h, torch.inf), free], -1)
+
+    def coarse(self, kind: str) -> Coarse:
+        return super().coarse(kind) if kind == "implicit" else FrozenLSTM(self)
+
+
+class FrozenLSTM(Frozen):
+    """An LSTM over a span of m steps with its gates standing still: `c⁺ = f^m c + (1 + f + … + f^(m−1)) i ⊙ g`, and h⁺
+    from c⁺ as in a step.
+    """
+
+    cell: LSTMCell
+
+    def __init__(self, cell: LSTMCell) -> None:
+        super().__init__(cell)
+
+    def step(self, state: Tensor, u: Tensor, span: Tensor) -> Tensor:
+        h, c = self.cell._split(state)
+        i, f, g, o = self.cell._gates(h, u)
+        kept = f.pow(span)
+        c = kept * c + geometric(f, kept, span) * i * g
+        return torch.cat([self.cell._emit(o * torch.tanh(c)), c], -1)
+
+    def linearise(self, state: Tensor, u: Tensor, span: Tensor) -> Pull:
+        h, c = self.cell._split(state)
+        i, f, g, o = self.cell._gates(h, u)
+        kept = f.pow(span)
+        total = geometric(f, kept, span)
+        squashed = torch.tanh(kept * c + total * i * g)
+        by_c = o * (1 - squashed * squashed)
+        by_forget = span * kept * (1 - f) * c + i * g * (f * total - span * kept)
+        slopes = torch.stack([total * g * i * (1 - i), by_forget, total * i * (1 - g * g)], -2)
+        by_output = squashed * o * (1 - o)
+        w_hh, *w_hr = self.cell.weights
+
+        def pull(at: slice, grad: Tensor) -> Tensor:
+            d_h, d_c = self.cell._split(grad)
+            d_value = d_h @ w_hr[0] if w_hr else d_h
+            d_c = d_c + d_value * by_c[at]
+            d_gates = torch.cat([(d_c.unsqueeze(-2) * slopes[at]).flatten(-2), d_value * by_output[at]], -1)
+            return torch.cat([d_gates @ w_hh, d_c * kept[at]], -1)
+
+        return pull

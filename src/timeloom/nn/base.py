@@ -42,6 +42,8 @@ Weights = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]
 class Recurrent(nn.RNNBase):
     """Everything that GRU, LSTM and RNN share: parameters and checks are torch's, the forward pass is timeloom's."""
 
+    has_torch_twin = True
+    """Whether torch has this very layer, to be run where it is the better answer."""
     reports: list[SolveReport]
     """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …"""
 
@@ -116,6 +118,8 @@ class Recurrent(nn.RNNBase):
 
     def _run_native(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
         """Torch's own layer: what is fastest, or what was asked for."""
+        if not self.has_torch_twin:
+            raise NotImplementedError(f"{self._get_name()} runs by timeloom's sweeps alone, and there are {reason}")
         result: tuple[Any, Any] = native.call(self, input, hx)
         self.reports = [native.report(self, input, reason)] * self._stacked
         return result

@@ -56,6 +56,8 @@ def obstacle(data: Tensor) -> str | None:
 def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> str | None:
     """Why torch's own layer is to run, or None where timeloom's sweeps are."""
     data = input.data if isinstance(input, PackedSequence) else input
+    if not module.has_torch_twin:
+        return None
     if isinstance(solver, Sequential):
         return "sequential, as asked for"
     if data.numel() == 0 or data.dim() not in (2, 3):
@@ -95,8 +97,8 @@ def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:
 
 
 def layer(module: Recurrent) -> Any:
-    """The torch class that a module stands in for."""
-    return next(cls for cls in (nn.GRU, nn.LSTM, nn.RNN) if isinstance(module, cls))
+    """The torch class that a module stands in for, or has the parameters of."""
+    return {"GRU": nn.GRU, "LSTM": nn.LSTM}.get(module.mode, nn.RNN)
 
 
 def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> SolveReport:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 OnDivergence = Literal["sequential", "raise", "ignore"]
-Adjoint = Literal["same", "sequential"]
+Adjoint = Literal["same", "mgrit", "sequential"]
 Correction = Literal["auto", "none", "diag", "newton"]
 
 TOLERANCE = {torch.float64: 2e-15, torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
@@ -27,7 +27,8 @@ some 4e-5 apart, and cuDNN's error is near 6e-4.
 class Solver:
     """Options of every solver.
 
-    adjoint: how the backward pass solves for the gradients: the same way as the forward pass, or sequentially.
+    adjoint: how the backward pass solves for the gradients: the same way as the forward pass, by multigrid, or
+        sequentially.
     tol: largest relative jump between chunks to accept; None takes the dtype's default.
     max_iters: sweeps after which to give up; None leaves it to the solver.
     on_divergence: what to do when the sweeps do not converge: finish sequentially after the exact prefix, raise

@@ -104,7 +104,9 @@ class ReferenceSweeper:
 
         Returns the starts so found, the ends and the leak.
         """
-        early = Segments(segments.sequence, (segments.begin - lead).clamp(min=0), segments.begin)
+        empty = segments.end <= segments.begin  # nobody asks where it starts
+        early_begin = torch.where(empty, segments.begin, (segments.begin - lead).clamp(min=0))
+        early = Segments(segments.sequence, early_begin, segments.begin)
         starts, _ = self.forward(early, self.problem.initial[segments.sequence.to(self.problem.initial.device)])
         return starts, *self.forward(segments, starts, states, want_leak)
 
@@ -125,7 +127,8 @@ class ReferenceSweeper:
         ends, those at the begins and the leak.
         """
         lengths = self.problem.ends()[segments.sequence]
-        enter = torch.minimum(segments.end + lead, lengths)
+        empty = segments.end <= segments.begin
+        enter = torch.where(empty, segments.end, torch.minimum(segments.end + lead, lengths))
         behind = Segments(segments.sequence, segments.end, enter)
         at_end = (enter == lengths).to(final.device).unsqueeze(-1)
         entry = torch.where(at_end, final[segments.sequence.to(final.device)], 0)

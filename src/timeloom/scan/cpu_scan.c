@@ -1,0 +1,129 @@
+/* The linear recurrence h[t] = a[t] h[t-1] + b[t] on a CPU, one pass over memory. Compiled once for each REAL.
+ *
+ * A step costs no more than reading its element, so running the steps in order is as fast as memory allows, and the
+ * work is that of matrix-vector products: scans that multiply matrices with matrices do n times as much. Threads share
+ * what is independent: units of diagonal elements, sequences of the others.
+ *
+ * Layouts (row-major): b, h (T, B, n), h0 (B, n); a (T, B, n) diagonal, (T, B, n, n) dense; blocks have b, h (T, B, 2, n)
+ * and a (T, B, 2, 2, n). `reverse` runs from the last step to the first. The readable twin is scan/reference.py.
+ */
+#include <string.h>
+
+typedef REAL real;
+#define INLINE static inline __attribute__((always_inline))
+
+typedef struct {
+  long steps, batch, n, reverse, transpose;
+  const real *a, *b, *h0;
+  real *h;
+} scan_args;
+
+#define SHARE 4096 /* elements of one step below which threads cost more than they save */
+
+INLINE long at(const scan_args *s, long k) { return s->reverse ? s->steps - 1 - k : k; }
+
+static void diagonal_part(const scan_args *s, long low, long high) {
+  const long width = s->batch * s->n;
+  const real *before = s->h0;
+  if (high - low == 1) { /* one unit: its state stays in a register */
+    real state = before[low];
+    for (long k = 0; k < s->steps; k++) {
+      const long t = at(s, k) * width + low;
+      s->h[t] = state = s->a[t] * state + s->b[t];
+    }
+    return;
+  }
+  for (long k = 0; k < s->steps; k++) {
+    const long t = at(s, k) * width;
+    const real *restrict a = s->a + t, *restrict b = s->b + t;
+    real *restrict h = s->h + t;
+    for (long i = low; i < high; i++) h[i] = a[i] * before[i] + b[i];
+    before = h;
+  }
+}
+
+void timeloom_scan_diagonal(const scan_args *s, int threads) {
+  const long width = s->batch * s->n;
+  if (threads <= 1 || width < 64 || width * s->steps < 64 * SHARE) {
+    diagonal_part(s, 0, width);
+    return;
+  }
+#pragma omp parallel for num_threads(threads)
+  for (int i = 0; i < threads; i++) diagonal_part(s, width * i / threads, width * (i + 1) / threads);
+}
+
+INLINE void dense_step(const long n, const real *restrict a, const real *restrict b, const real *restrict before,
+                       real *restrict h) {
+  for (long i = 0; i < n; i++) {
+    real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (long j = 0; j < n; j++) sum += a[i * n + j] * before[j];
+    h[i] = sum + b[i];
+  }
+}
+
+INLINE void dense_step_transposed(const long n, const real *restrict a, const real *restrict b,
+                                  const real *restrict before, real *restrict h) {
+  memcpy(h, b, sizeof(real) * n);
+  long i = 0;
+  for (; i + 4 <= n; i += 4) {
+    const real *r = a + i * n;
+    const real x0 = before[i], x1 = before[i + 1], x2 = before[i + 2], x3 = before[i + 3];
+#pragma omp simd
+    for (long j = 0; j < n; j++)
+      h[j] += (x0 * r[j] + x1 * r[n + j]) + (x2 * r[2 * n + j] + x3 * r[3 * n + j]);
+  }
+  for (; i < n; i++) {
+    const real x = before[i];
+#pragma omp simd
+    for (long j = 0; j < n; j++) h[j] += x * a[i * n + j];
+  }
+}
+
+INLINE void dense_row(const scan_args *s, long row, const long n) {
+  const real *before = s->h0 + row * n;
+  for (long k = 0; k < s->steps; k++) {
+    const long t = at(s, k) * s->batch + row;
+    const real *a = s->a + t * n * n, *b = s->b + t * n;
+    real *h = s->h + t * n;
+    if (s->transpose)
+      dense_step_transposed(n, a, b, before, h);
+    else
+      dense_step(n, a, b, before, h);
+    before = h;
+  }
+}
+
+void timeloom_scan_dense(const scan_args *s, int threads) {
+  const long n = s->n, batch = s->batch;
+#pragma omp parallel for num_threads(threads) if (threads > 1 && batch > 1 && batch * n * n * s->steps > 64 * SHARE)
+  for (long row = 0; row < batch; row++) {
+    switch (n) { /* sizes that the compiler unrolls */
+      case 2: dense_row(s, row, 2); break;
+      case 4: dense_row(s, row, 4); break;
+      case 8: dense_row(s, row, 8); break;
+      case 16: dense_row(s, row, 16); break;
+      case 32: dense_row(s, row, 32); break;
+      default: dense_row(s, row, n);
+    }
+  }
+}
+
+void timeloom_scan_block(const scan_args *s, int threads) {
+  const long n = s->n, batch = s->batch;
+  const long up = s->transpose ? 2 : 1, down = s->transpose ? 1 : 2; /* where a[0][1] and a[1][0] stand */
+#pragma omp parallel for num_threads(threads) if (threads > 1 && batch > 1 && batch * n * s->steps > 64 * SHARE)
+  for (long row = 0; row < batch; row++) {
+    const real *before = s->h0 + row * 2 * n;
+    for (long k = 0; k < s->steps; k++) {
+      const long t = at(s, k) * batch + row;
+      const real *restrict a = s->a + t * 4 * n, *restrict b = s->b + t * 2 * n;
+      real *restrict h = s->h + t * 2 * n;
+      for (long i = 0; i < n; i++) {
+        h[i] = a[i] * before[i] + a[up * n + i] * before[n + i] + b[i];
+        h[n + i] = a[down * n + i] * before[i] + a[3 * n + i] * before[n + i] + b[n + i];
+      }
+      before = h;
+    }
+  }
+}

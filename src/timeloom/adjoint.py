@@ -11,6 +11,7 @@ from torch import Tensor
 from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
 from timeloom.eager import eager
+from timeloom.linearize import carry, window_of
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.report import SolveReport
@@ -79,6 +80,7 @@ def solve_adjoint(
         sweep(Segments(rows.sequence, torch.zeros_like(rows.begin), rows.end), ends, chain_rows, False)
 
     anchors = (segments.end == lengths[segments.sequence]) & (segments.end > segments.begin)
+    carrying = _carrying(problem, states, plan)
     chain = Chain(
         segments=segments,
         first=final_grad,
@@ -87,14 +89,42 @@ def solve_adjoint(
         parts=problem.cell.parts,
         sweep=sweep,
         enter=enter,
-        transfer=lambda rows: sweeper.transfer(rows, states).transpose(-1, -2),
+        transfer=lambda rows, _: sweeper.transfer(rows, states).transpose(-1, -2),
         finish=finish,
+        guess=_guess(problem, plan, carrying, incoming, final_grad),
+        carry=None if carrying is None else lambda jump, *_: carrying(jump.flip(0), None).flip(0),
         certify=sweeper.certifier(0.0),
     )
     report = march(chain, plan)
     if reset_grads is not None:
         initial_grad += reset_grads.view(links, batch, -1).sum(0)
     return gate_grads, initial_grad, report
+
+
+Carrying = Callable[[Tensor, Tensor | None], Tensor]
+"""`carrying(jumps, incoming)`: gradients `(T, B, S)` on all states from what is added to them, in the order of time."""
+
+
+def _carrying(problem: Recurrence, states: list[Tensor], plan: Plan) -> Carrying | None:
+    """The linear recurrence of the gradients over single steps, where the plan asks for one."""
+    how = plan.linearization
+    if how is None:
+        return None
+    window, at = window_of(problem, how), torch.cat(states, -1)
+    return lambda jump, incoming: carry(how, window, jump, at, backwards=True, incoming=incoming)
+
+
+def _guess(
+    problem: Recurrence, plan: Plan, carrying: Carrying | None, incoming: Tensor | None, final_grad: Tensor
+) -> Tensor | None:
+    """Gradients behind every step from later steps, `(T, B, S)`, last step first: solved for, up to rounding."""
+    if carrying is None:
+        return None
+    added = final_grad.new_zeros(problem.steps, *final_grad.shape)
+    lengths = problem.ends_on_device()
+    alive = (lengths > 0).nonzero().squeeze(-1)
+    added[lengths[alive] - 1, alive] = final_grad[alive]
+    return carrying(added, incoming).flip(0)
 
 
 def _previous(problem: Recurrence, states: list[Tensor]) -> list[Tensor]:

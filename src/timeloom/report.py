@@ -12,7 +12,7 @@ class SolveReport:
     """What was decided, what it took, and what was reached: the certificate of one solve."""
 
     solver: str
-    """The method that ran: `sequential`, or `shooting[none|diag|newton]`."""
+    """The method that ran: `sequential`, `shooting[none|diag|newton]`, or the solver's own name."""
     chunk: int
     """Steps in a chunk; T for a sequential run."""
     iterations: int
@@ -54,11 +54,13 @@ class ConvergenceError(RuntimeError):
     """The sweeps did not meet the tolerance and `on_divergence="raise"` was asked for; `report` says what happened."""
 
     def __init__(self, report: SolveReport) -> None:
+        shooting = report.solver.startswith("shooting")
+        other = "longer chunks, correction='newton'" if shooting else "solver='shooting' or 'elk'"
         super().__init__(
             f"the {report.solver} solver did not converge: after {report.iterations} sweeps of {report.chunk}-step "
             f"chunks the relative residual is {report.residuals[-1] if report.residuals else float('nan'):.2e}, the "
-            f"tolerance {report.tolerance:.0e}. Use longer chunks, correction='newton', a larger max_iters, or "
-            f"on_divergence='sequential' to finish exactly without it."
+            f"tolerance {report.tolerance:.0e}. Use {other}, a larger max_iters, or on_divergence='sequential' to finish "
+            f"exactly without it."
         )
         self.report = report
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from timeloom.damping import Damping
+from timeloom.linearize import Linearization
+from timeloom.memory import all_finite
 from timeloom.problem import Segments
 from timeloom.report import SolveReport
 from timeloom.scan import linear_scan
@@ -50,10 +53,15 @@ class Chain:
     parts: tuple[int, ...]
     sweep: Sweep
     enter: Enter
-    transfer: Callable[[Segments], Tensor]
+    transfer: Callable[[Segments, Tensor], Tensor]
+    """`transfer(segments, starts)`: the dense transfers of all links."""
     finish: Callable[[Tensor, Tensor, Tensor], None]
     """`finish(links, sequences, starts)`: run these sequences sequentially from these links on."""
     bound: Tensor | None = None
+    guess: Tensor | None = None
+    """`(C, B, S)`, starts to begin with instead of `neutral`."""
+    carry: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
+    """`carry(jumps, starts, damping)`: what linearised single steps make of the jumps, `(C, B, S)`; see `linearize.py`."""
     certify: Callable[[Tensor, Tensor], Tensor] | None = None
     """`certify(starts, ends)`: a bound of the largest relative jump as a number on the device, where that is quick."""
 
@@ -77,6 +85,12 @@ class Plan:
     """Whether `correction="auto"` may ask for the leak on every sweep."""
     newton_up_to: int = 0
     """Largest state for which `correction="auto"` may pay for dense transfers."""
+    linearization: Linearization | None = None
+    """How to correct chunks of one step, in place of `correction`."""
+    name: str = ""
+    """What the report calls the method, in place of `shooting[correction]`."""
+    patience: int = GIVE_UP_AFTER
+    """Sweeps without halving the residual before it counts as not contracting."""
 
 
 def march(chain: Chain, plan: Plan) -> SolveReport:
@@ -89,13 +103,13 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     correction: Correction = plan.correction
     want_leak = correction == "diag" or (correction == "auto" and plan.leak_is_cheap)
     entered = None
-    if plan.warmup:
+    if plan.warmup and chain.guess is None:
         entered = chain.enter(chain.segments, plan.warmup, torch.arange(len(chain.segments), device="cpu"), want_leak)
         if chain.certify is not None:
             report = _quick_report(chain.certify(*entered[:2]), plan, began)
             if report is not None:
                 return report
-    state = _Boundaries(chain, entered)
+    state = _Boundaries(chain, entered, plan.linearization is not None and plan.linearization.damped)
     residuals: list[float] = []
     rows = state.solvable
     given_up = ""
@@ -109,7 +123,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         if given_up:
             break
         correction = _choose(plan, correction, residuals, state)
-        rows = state.correct(correction, plan.tolerance)
+        rows = state.correct(correction, plan)
         if rows.numel() == 0:
             given_up = "the values are not finite" if not math.isfinite(residuals[-1]) else "the corrections vanished"
             break
@@ -119,7 +133,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         fell_back = True
     used = "none" if correction == "auto" else correction
     return SolveReport(
-        solver=f"shooting[{used}]",
+        solver=plan.name or f"shooting[{used}]",
         chunk=plan.chunk,
         iterations=len(residuals),
         residuals=tuple(residuals),
@@ -129,7 +143,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         contraction=_contraction(residuals),
         seconds=time.perf_counter() - began,
         reason="; ".join(filter(None, (plan.reason, given_up))),
-        warmup=plan.warmup,
+        warmup=plan.warmup if entered is not None else 0,
     )
 
 
@@ -162,7 +176,7 @@ def _quick_report(worst: Tensor, plan: Plan, began: float) -> SolveReport | None
 class _Boundaries:
     """The unknowns: starts and ends of all links, `(C, B, S)`, and what is known about them so far."""
 
-    def __init__(self, chain: Chain, entered: tuple[Tensor, Tensor, Tensor | None] | None) -> None:
+    def __init__(self, chain: Chain, entered: tuple[Tensor, Tensor, Tensor | None] | None, damped: bool) -> None:
         self.chain = chain
         (batch, size), links = chain.first.shape, chain.links
         self.shape = (links, batch, size)
@@ -171,7 +185,8 @@ class _Boundaries:
         alive = (chain.segments.end > chain.segments.begin).view(links, batch)
         self.solvable = alive.reshape(-1).nonzero().squeeze(-1)
         self.unknown = (alive & ~chain.anchors).to(device)
-        self.starts = torch.where(anchors.unsqueeze(-1), chain.first, chain.neutral)
+        guess = chain.neutral if chain.guess is None else chain.guess
+        self.starts = torch.where(anchors.unsqueeze(-1), chain.first, guess)
         self.ends = self.starts.clone()
         self.leak = torch.ones_like(self.starts)
         self.jump = torch.zeros_like(self.starts)
@@ -179,6 +194,8 @@ class _Boundaries:
         self.scale = torch.ones_like(self.starts)
         self.converged = False
         self._bad = torch.zeros_like(self.unknown)
+        self._damping = Damping(self.error) if damped else None
+        self._accepted = (self.starts, self.ends, self.jump)
         if entered is not None:
             starts, ends, leak = (None if value is None else value.view(self.shape) for value in entered)
             assert starts is not None
@@ -217,19 +234,24 @@ class _Boundaries:
         """
         largest = self.starts.abs()
         largest[1:] = torch.maximum(largest[1:], self.ends[:-1].abs())
-        largest = torch.where(largest.isfinite(), largest, 0)
+        largest = largest if all_finite(largest) else torch.where(largest.isfinite(), largest, 0)
         widest = [part.amax(-1, keepdim=True).expand_as(part) for part in largest.split(self.chain.parts, -1)]
         scale = torch.cat(widest, -1).cummax(0).values
         if self.chain.bound is not None:
             scale = torch.maximum(scale, SHARE_OF_BOX * torch.where(self.chain.bound.isfinite(), self.chain.bound, 0))
         return scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
-    def correct(self, correction: Correction, tolerance: float) -> Tensor:
+    def correct(self, correction: Correction, plan: Plan) -> Tensor:
         """Move the starts by what the jumps mean for them; returns the rows that moved and must be run again."""
+        unfinished = self._bad.any(0)
+        if self._damping is not None:
+            self._take_back(self._damping.judge(self.error) & unfinished)
         delta = self._carry(correction)
-        hopeless = ~(self.jump.isfinite().all(-1).all(0))
-        unfinished = self._bad.any(0) & ~hopeless
-        moved = ((delta.abs() / self.scale).amax(-1) > WORTH_MOVING * tolerance) & self.unknown & unfinished
+        if not all_finite(self.jump):
+            unfinished &= self.jump.isfinite().all(-1).all(0)
+        moved = ((delta.abs() / self.scale).amax(-1) > WORTH_MOVING * plan.tolerance) & self.unknown & unfinished
+        if self._damping is not None:  # what was taken back must be run again too
+            moved = self.unknown & unfinished & moved.any(0)
         # starts + δ, written so that a start whose predecessor does not move becomes its end to the last bit
         starts = torch.cat([self.starts[:1], self.ends[:-1]]) + (delta - self.jump)
         if self.chain.bound is not None:
@@ -239,16 +261,33 @@ class _Boundaries:
 
     def _carry(self, correction: Correction) -> Tensor:
         """`δ[p] = A[p−1] δ[p−1] + jump[p]`; plain jumps where A has overflowed."""
+        if self.chain.carry is not None:
+            strength = None if self._damping is None else self._damping.strength
+            return self._or_jump(self.chain.carry(self.jump, self.starts, strength))
         if correction in ("none", "auto"):
             return self.jump
         if correction == "diag":
             transfer = self.leak
         else:
-            transfer = self.chain.transfer(self.chain.segments).view(*self.shape, self.shape[2])
+            transfer = self.chain.transfer(self.chain.segments, self.starts.flatten(0, 1)).view(*self.shape, self.shape[2])
         before = torch.zeros_like(transfer)
         before[1:] = transfer[:-1]
         delta = linear_scan(before, self.jump)
+        return self._or_jump(delta)
+
+    def _or_jump(self, delta: Tensor) -> Tensor:
+        if all_finite(delta):
+            return delta
         return torch.where(delta.isfinite().all(-1, keepdim=True), delta, self.jump)
+
+    def _take_back(self, rejected: Tensor) -> None:
+        """Put the sequences `(B,)` whose last step did not help back to where they were before it."""
+        current = (self.starts, self.ends, self.jump)
+        where = rejected.unsqueeze(-1)
+        self.starts, self.ends, self.jump = (
+            torch.where(where, before, now) for before, now in zip(self._accepted, current, strict=True)
+        )
+        self._accepted = (self.starts, self.ends.clone(), self.jump.clone())
 
     def finish(self) -> None:
         """Keep each sequence's exact prefix and run the rest of it sequentially."""
@@ -261,8 +300,8 @@ def _why_stop(residuals: list[float], plan: Plan) -> str:
     """Why it makes no sense to go on, or nothing."""
     if len(residuals) >= plan.max_iters:
         return f"gave up after max_iters={plan.max_iters} sweeps"
-    if len(residuals) > GIVE_UP_AFTER and not residuals[-1] < 0.5 * residuals[-1 - GIVE_UP_AFTER]:
-        return f"gave up: {GIVE_UP_AFTER} sweeps did not halve the residual"
+    if len(residuals) > plan.patience and not residuals[-1] < 0.5 * residuals[-1 - plan.patience]:
+        return f"gave up: {plan.patience} sweeps did not halve the residual"
     return ""
 
 

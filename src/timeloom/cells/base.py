@@ -24,6 +24,8 @@ class Cell(ABC):
     """Width G of the gate gradients that `vjp` returns."""
     whole_state_out: bool = False
     """Whether a run returns whole states, and not their first part alone."""
+    has_blocks: bool = False
+    """Whether the state is two parts of one width of which every unit has one each, as h and c: see `blocks`."""
     kernel: str | None = None
     """Name of the fused kernel that computes this cell, where one exists (see `timeloom.sweep`)."""
 
@@ -46,6 +48,28 @@ class Cell(ABC):
     @abstractmethod
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
         """The step's Jacobian `∂s⁺/∂s`, `(N, S, S)`."""
+
+    def diagonal(self, state: Tensor, u: Tensor) -> Tensor:
+        """The diagonal of the step's Jacobian, `(N, S)`."""
+        return self.jacobian(state, u).diagonal(dim1=-2, dim2=-1)
+
+    def estimated_diagonal(self, state: Tensor, u: Tensor, probes: int) -> Tensor:
+        """The diagonal of the Jacobian as Hutchinson estimates it, `(N, S)`: the mean of `v ⊙ Jᵀv` over random signs v.
+
+        Costs `probes` products where the diagonal itself may cost S; exact where the Jacobian is diagonal.
+        """
+        generator = torch.Generator(device=state.device).manual_seed(0)
+        total = torch.zeros_like(state)
+        for _ in range(probes):
+            signs = torch.randint(0, 2, state.shape, generator=generator, device=state.device).to(state.dtype) * 2 - 1
+            total += signs * self.vjp(state, u, signs)[0]
+        return total / probes
+
+    def blocks(self, state: Tensor, u: Tensor) -> Tensor:
+        """The diagonals of the four parts of the Jacobian of a state of two parts, `(N, 2, 2, n)`: what each unit's own
+        h and c do to one another.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no blocks of 2 × 2")
 
     @abstractmethod
     def input_grads(self, gate_grads: Tensor) -> Tensor:
@@ -74,9 +98,26 @@ def unit_box(initial: Tensor) -> Tensor:
     return initial.abs().clamp(min=1.0)
 
 
-def chain_weights(scale: Tensor, weight: Tensor) -> Tensor:
-    """`diag(scale) W` for a batch of scales: `(N, n), (n, p) -> (N, n, p)`."""
-    return scale.unsqueeze(-1) * weight
+ONE_PRODUCT_UP_TO = 16
+"""Units up to which Jacobians are assembled by one product: n times the work, but none of it in loops of length n."""
+
+
+def chain_weights(scales: Sequence[Tensor], weights: Sequence[Tensor], diagonal: Tensor | None = None) -> Tensor:
+    """`Σ diag(scale) W`, plus `diag(diagonal)`, for batches of scales: `(N, n)` each, `(n, p)` each `-> (N, n, p)`."""
+    n = scales[0].shape[-1]
+    if n > ONE_PRODUCT_UP_TO:
+        total = scales[0].unsqueeze(-1) * weights[0]
+        for scale, weight in zip(scales[1:], weights[1:], strict=True):
+            total.addcmul_(scale.unsqueeze(-1), weight)
+        if diagonal is not None:
+            total.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        return total
+    if diagonal is not None:
+        eye = torch.eye(n, dtype=diagonal.dtype, device=diagonal.device)
+        scales, weights = (*scales, diagonal), (*weights, eye)
+    # row (gate, i) of the spread weights holds W[i] at row i of the Jacobian, and zeros elsewhere
+    spread = torch.diag_embed(torch.stack(tuple(weights)).transpose(1, 2)).permute(0, 2, 3, 1)
+    return torch.mm(torch.cat(tuple(scales), -1), spread.reshape(len(scales) * n, -1)).unflatten(-1, (n, -1))
 
 
 def sum_outer(grads: Tensor, values: Tensor) -> Tensor:

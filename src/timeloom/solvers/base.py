@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 OnDivergence = Literal["sequential", "raise", "ignore"]
-Adjoint = Literal["same", "sequential"]
+Adjoint = Literal["same", "scan", "sequential"]
 Correction = Literal["auto", "none", "diag", "newton"]
 
 TOLERANCE = {torch.float64: 2e-15, torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
@@ -25,9 +25,13 @@ TF32_TOLERANCE = 5e-5
 class Solver:
     """Options of every solver.
 
-    adjoint: how the backward pass solves for the gradients: the same way as the forward pass, or sequentially.
+    adjoint: how the backward pass solves for the gradients: the same way as the forward pass, by a scan over the
+        transposed Jacobians of all steps (BPPSA), or sequentially.
     tol: largest relative jump between chunks to accept; None takes the dtype's default.
     max_iters: sweeps after which to give up; None leaves it to the solver.
+    adjoint_levels: with `adjoint="scan"`, levels of the scan's tree that multiply matrices; the roots above them are run
+        one after the other. None chooses: none on a CPU, where running matrix-vector products in order is fastest, all on
+        a GPU.
     on_divergence: what to do when the sweeps do not converge: finish sequentially after the exact prefix, raise
         `ConvergenceError`, or return what there is (the report then says `converged=False`).
     """
@@ -36,6 +40,7 @@ class Solver:
     tol: float | None = None
     max_iters: int | None = None
     on_divergence: OnDivergence = "sequential"
+    adjoint_levels: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("adjoint", self.adjoint, get_args(Adjoint))
@@ -43,6 +48,10 @@ class Solver:
         if self.tol is not None and not self.tol > 0:
             raise ValueError(f"tol must be positive or None, got {self.tol}")
         check_count("max_iters", self.max_iters)
+        if self.adjoint_levels != 0:
+            check_count("adjoint_levels", self.adjoint_levels)
+        if self.adjoint_levels is not None and self.adjoint != "scan":
+            raise ValueError(f"adjoint_levels goes with adjoint='scan'; adjoint is {self.adjoint!r}")
 
     def tolerance(self, state: Tensor) -> float:
         """The tolerance for states like this one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from timeloom.linearize import Linearization
 from timeloom.problem import Recurrence
 from timeloom.solve import MOST_SWEEPS, Plan
 from timeloom.solvers.auto import (
@@ -17,10 +18,20 @@ from timeloom.solvers.auto import (
     step_overhead,
 )
 from timeloom.solvers.base import Solver
+from timeloom.solvers.elk import ELK, QuasiELK
+from timeloom.solvers.newton import DEER, QuasiDEER
+from timeloom.solvers.picard import Jacobi, Picard
 from timeloom.solvers.sequential import Sequential
 from timeloom.solvers.shooting import Shooting
+from timeloom.solvers.stepwise import Stepwise
 
 _NAMED: dict[str, type[Solver]] = {"auto": Auto, "sequential": Sequential, "shooting": Shooting}
+_NAMED |= {kind.name: kind for kind in (DEER, QuasiDEER, ELK, QuasiELK, Picard, Jacobi)}
+
+STEPWISE_PATIENCE = 20
+"""Sweeps without halving the residual that a method over single steps is granted: its largest residual may stand still
+while it moves on."""
+MOST_STEPWISE_SWEEPS = 100
 
 
 def resolve(solver: str | Solver) -> Solver:
@@ -39,6 +50,8 @@ def plan_forward(solver: Solver, problem: Recurrence, experience: Experience) ->
         return _plan_shooting(solver, problem)
     if isinstance(solver, Auto):
         return decide(solver, problem, experience)
+    if isinstance(solver, Stepwise):
+        return _plan_stepwise(solver, problem)
     return _one_chunk(solver, problem, "sequential, as asked for")
 
 
@@ -46,6 +59,15 @@ def plan_backward(solver: Solver, problem: Recurrence, experience: Experience) -
     """How to solve for the gradients."""
     if solver.adjoint == "sequential":
         return _one_chunk(solver, problem, "adjoint='sequential'")
+    if solver.adjoint == "scan":
+        levels = solver.adjoint_levels
+        if levels is None and problem.u.device.type == "cpu":
+            levels = 0
+        how = Linearization("dense", method="blelloch", levels=levels)
+        return _plan_linear_adjoint(solver, problem, how, "blelloch scan")
+    if isinstance(solver, Stepwise):
+        how = replace(solver.linearization(problem.cell), elements="dense", probes=None, damped=False)
+        return _plan_linear_adjoint(solver, problem, how, "linear scan")
     return plan_forward(replace(solver, tol=solver.adjoint_tolerance(problem.initial)), problem, experience)
 
 
@@ -67,6 +89,46 @@ def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
         leak_is_cheap=leak_is_cheap(problem),
         newton_up_to=newton_up_to(problem),
     )
+
+
+def _plan_stepwise(solver: Stepwise, problem: Recurrence) -> Plan:
+    how = solver.linearization(problem.cell)
+    _check_precision(how, problem)
+    max_iters = solver.max_iters or MOST_STEPWISE_SWEEPS
+    return Plan(
+        chunk=1,
+        correction="none",
+        warmup=0,
+        tolerance=solver.tolerance(problem.initial),
+        max_iters=max_iters,
+        on_divergence=solver.on_divergence,
+        reason="",
+        linearization=how,
+        name=solver.name,
+        patience=STEPWISE_PATIENCE if solver.max_iters is None else max_iters,
+    )
+
+
+def _plan_linear_adjoint(solver: Solver, problem: Recurrence, how: Linearization, name: str) -> Plan:
+    """All gradients by one linear recurrence; more sweeps than two only mend what rounding left."""
+    return Plan(
+        chunk=1,
+        correction="none",
+        warmup=0,
+        tolerance=solver.adjoint_tolerance(problem.initial),
+        max_iters=MOST_SWEEPS,
+        on_divergence=solver.on_divergence,
+        reason="",
+        linearization=how,
+        name=name,
+    )
+
+
+def _check_precision(how: Linearization, problem: Recurrence) -> None:
+    if how.precision == "tf32" and problem.u.device.type != "cuda":
+        raise ValueError(
+            f"precision='tf32' is for CUDA devices, the inputs are on {problem.u.device.type}: use 'bfloat16' or 'full'"
+        )
 
 
 def _one_chunk(solver: Solver, problem: Recurrence, reason: str) -> Plan:

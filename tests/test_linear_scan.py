@@ -66,7 +66,9 @@ def test_the_chunked_scan_is_its_twin(dense: bool, monkeypatch: pytest.MonkeyPat
     structure = "dense" if dense else "diagonal"
     for steps in range(1, 60):
         a, b, h0 = elements(steps, dense)
-        torch.testing.assert_close(chunked.scan(a, b, h0, structure), reference.scan(a, b, h0, structure), rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(
+            chunked.scan(a, b, h0, structure), reference.scan(a, b, h0, structure), rtol=1e-11, atol=1e-11
+        )
 
 
 def test_float32() -> None:

@@ -6,6 +6,7 @@ from timeloom.nn import GRU, LSTM, RNN, parallelize, sequentialize
 from timeloom.report import ConvergenceError, SolveReport
 from timeloom.scan import linear_scan
 from timeloom.unroll import unroll
+from timeloom.warm import WarmStarts
 
 __version__ = "0.1.0"
 
@@ -16,6 +17,7 @@ __all__ = [
     "CellReport",
     "ConvergenceError",
     "SolveReport",
+    "WarmStarts",
     "check_cell",
     "linear_scan",
     "parallelize",

@@ -28,8 +28,8 @@ COPIES = 6
 class Linearization:
     """How a jump at one state moves the states behind it, `δ[t] = A[t-1] δ[t-1] + jump[t]`, for chunks of one step.
 
-    elements: what stands for a step's Jacobian: nothing, the identity, its diagonal, the diagonals of its 2 × 2 parts, or
-        all of it.
+    elements: what stands for a step's Jacobian: nothing, the identity, its diagonal, the diagonals of its 2 × 2
+        parts, or all of it.
     probes: random vectors that estimate the diagonal; None computes it.
     damped: whether the recurrence is damped, more and more while the residual grows (Levenberg–Marquardt).
     precision: what elements and scan are rounded to. Residuals are never rounded, so neither is the result.
@@ -66,7 +66,7 @@ def window_of(problem: Recurrence, how: Linearization) -> Window:
             elements = cell.estimated_diagonal(rows, inputs, how.probes)
         else:
             elements = cell.diagonal(rows, inputs)
-        elements = elements.unflatten(0, u.shape[:2])
+        elements = elements.view(*u.shape[:2], *elements.shape[1:])
         if dead is None:
             return elements
         return elements.masked_fill(dead.view(*dead.shape, *[1] * (elements.dim() - 2)), 0)

@@ -42,7 +42,7 @@ def room(like: Tensor) -> int:
 
 def all_finite(tensor: Tensor) -> bool:
     """Whether no value is infinite or NaN; a sum that overflows answers False too."""
-    return math.isfinite(float(tensor.sum()))
+    return math.isfinite(float(tensor.detach().sum()))
 
 
 @cache

@@ -59,8 +59,8 @@ class ConvergenceError(RuntimeError):
         super().__init__(
             f"the {report.solver} solver did not converge: after {report.iterations} sweeps of {report.chunk}-step "
             f"chunks the relative residual is {report.residuals[-1] if report.residuals else float('nan'):.2e}, the "
-            f"tolerance {report.tolerance:.0e}. Use {other}, a larger max_iters, or on_divergence='sequential' to finish "
-            f"exactly without it."
+            f"tolerance {report.tolerance:.0e}. Use {other}, a larger max_iters, or on_divergence='sequential' to "
+            f"finish exactly without it."
         )
         self.report = report
 

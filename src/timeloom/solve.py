@@ -61,7 +61,7 @@ class Chain:
     guess: Tensor | None = None
     """`(C, B, S)`, starts to begin with instead of `neutral`."""
     carry: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
-    """`carry(jumps, starts, damping)`: what linearised single steps make of the jumps, `(C, B, S)`; see `linearize.py`."""
+    """`carry(jumps, starts, damping)`: what linearised single steps make of the jumps, `(C, B, S)`; see `linearize`."""
     certify: Callable[[Tensor, Tensor], Tensor] | None = None
     """`certify(starts, ends)`: a bound of the largest relative jump as a number on the device, where that is quick."""
 
@@ -194,8 +194,7 @@ class _Boundaries:
         self.scale = torch.ones_like(self.starts)
         self.converged = False
         self._bad = torch.zeros_like(self.unknown)
-        self._damping = Damping(self.error) if damped else None
-        self._accepted = (self.starts, self.ends, self.jump)
+        self._damping = Damping(batch, device) if damped else None
         if entered is not None:
             starts, ends, leak = (None if value is None else value.view(self.shape) for value in entered)
             assert starts is not None
@@ -245,13 +244,11 @@ class _Boundaries:
         """Move the starts by what the jumps mean for them; returns the rows that moved and must be run again."""
         unfinished = self._bad.any(0)
         if self._damping is not None:
-            self._take_back(self._damping.judge(self.error) & unfinished)
+            self._damping.adapt(self.error, plan.tolerance)
         delta = self._carry(correction)
         if not all_finite(self.jump):
             unfinished &= self.jump.isfinite().all(-1).all(0)
         moved = ((delta.abs() / self.scale).amax(-1) > WORTH_MOVING * plan.tolerance) & self.unknown & unfinished
-        if self._damping is not None:  # what was taken back must be run again too
-            moved = self.unknown & unfinished & moved.any(0)
         # starts + δ, written so that a start whose predecessor does not move becomes its end to the last bit
         starts = torch.cat([self.starts[:1], self.ends[:-1]]) + (delta - self.jump)
         if self.chain.bound is not None:
@@ -269,7 +266,9 @@ class _Boundaries:
         if correction == "diag":
             transfer = self.leak
         else:
-            transfer = self.chain.transfer(self.chain.segments, self.starts.flatten(0, 1)).view(*self.shape, self.shape[2])
+            transfer = self.chain.transfer(self.chain.segments, self.starts.flatten(0, 1)).view(
+                *self.shape, self.shape[2]
+            )
         before = torch.zeros_like(transfer)
         before[1:] = transfer[:-1]
         delta = linear_scan(before, self.jump)
@@ -279,15 +278,6 @@ class _Boundaries:
         if all_finite(delta):
             return delta
         return torch.where(delta.isfinite().all(-1, keepdim=True), delta, self.jump)
-
-    def _take_back(self, rejected: Tensor) -> None:
-        """Put the sequences `(B,)` whose last step did not help back to where they were before it."""
-        current = (self.starts, self.ends, self.jump)
-        where = rejected.unsqueeze(-1)
-        self.starts, self.ends, self.jump = (
-            torch.where(where, before, now) for before, now in zip(self._accepted, current, strict=True)
-        )
-        self._accepted = (self.starts, self.ends.clone(), self.jump.clone())
 
     def finish(self) -> None:
         """Keep each sequence's exact prefix and run the rest of it sequentially."""

@@ -117,7 +117,7 @@ def chain_weights(scales: Sequence[Tensor], weights: Sequence[Tensor], diagonal:
         scales, weights = (*scales, diagonal), (*weights, eye)
     # row (gate, i) of the spread weights holds W[i] at row i of the Jacobian, and zeros elsewhere
     spread = torch.diag_embed(torch.stack(tuple(weights)).transpose(1, 2)).permute(0, 2, 3, 1)
-    return torch.mm(torch.cat(tuple(scales), -1), spread.reshape(len(scales) * n, -1)).unflatten(-1, (n, -1))
+    return torch.mm(torch.cat(tuple(scales), -1), spread.reshape(len(scales) * n, -1)).view(-1, n, weights[0].shape[1])
 
 
 def sum_outer(grads: Tensor, values: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class LSTMCell(Cell):
         f, by_cell, by_i, by_f, by_g, by_o = self._slopes(state, u)
         w_i, w_f, w_g, w_o = (weight.diagonal() for weight in self.weights[0].chunk(4))
         c_by_h = by_i * w_i + by_f * w_f + by_g * w_g
-        return torch.stack([by_cell * c_by_h + by_o * w_o, by_cell * f, c_by_h, f], 1).unflatten(1, (2, 2))
+        return torch.stack([by_cell * c_by_h + by_o * w_o, by_cell * f, c_by_h, f], 1).view(-1, 2, 2, f.shape[-1])
 
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
         f, by_cell, by_i, by_f, by_g, by_o = self._slopes(state, u)

@@ -1,15 +1,15 @@
 """The linear recurrence by Blelloch's scan, in the form that back-propagation by scan (BPPSA) gave it.
 
-Elements are pairs `(a, b)` that stand for `h → a h + b`; composing two is not commutative. The scan is exclusive: what it
-finds is the state *before* each element, so the down-sweep carries states, never matrices:
+Elements are pairs `(a, b)` that stand for `h → a h + b`; composing two is not commutative. The scan is exclusive: what
+it finds is the state *before* each element, so the down-sweep carries states, never matrices:
 
     up:    (a, b) of a node = right ∘ left = (a_r a_l, a_r b_l + b_r)          a product of matrices for each pair
     roots: the states before all roots, one after the other                    one matrix-vector product for each root
     down:  the left child starts where its parent does, the right child        one matrix-vector product for each pair
            where the left one ends: `a_l h + b_l`
 
-With the full number of levels one root is left, and it is never multiplied; no identity is ever formed. With fewer levels
-(hybrid truncation) the products of matrices stop early, where they no longer pay, and the roots are run in order.
+With the full number of levels one root is left, and it is never multiplied; no identity is ever formed. With fewer
+levels (hybrid truncation) the products of matrices stop early, where they no longer pay, and the roots are run in order.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """A linear recurrence that trusts its elements only so far: the mean of a Kalman filter, as a parallel scan.
 
 The recurrence `h[t] = a[t] h[t-1] + b[t]` is read as a model with noise of unit variance, and every h[t] as having been
-seen to be zero, with variance 1/λ:
+seen at b[t], where the recurrence has it if nothing is carried over, with variance 1/λ:
 
-    h[t] = a[t] h[t-1] + b[t] + q,   q ~ N(0, I)          0 = h[t] + v,   v ~ N(0, I/λ)
+    h[t] = a[t] h[t-1] + b[t] + q,   q ~ N(0, I)          b[t] = h[t] + v,   v ~ N(0, I/λ)
 
-The filter's mean is the damped solution of Levenberg and Marquardt as far as it can be told from the past: λ = 0 gives the
-recurrence itself, λ → ∞ gives zero, and in between what is carried over many steps is shortened most. Step by step:
+λ is the damping of Levenberg and Marquardt. With λ = 0 the filter's mean is the recurrence itself, with λ → ∞ it is b,
+and in between what is carried over many steps is shortened most. Step by step:
 
-    p⁻ = a p aᵀ + 1,   k = p⁻ (p⁻ + 1/λ)⁻¹,   m = (1 − k)(a m + b),   p = (1 − k) p⁻
+    p⁻ = a p aᵀ + 1,   k = p⁻ (p⁻ + 1/λ)⁻¹,   h = (1 − k) a h + b,   p = (1 − k) p⁻
 
-Filters compose, so all steps are found by one associative scan over `(a, b, c, η, j)`: given the state before some steps,
-the mean `a h + b` and covariance `c` behind them; and what those steps' observations say about it, `η` and `j`.
+Filters compose, so all steps are found by one associative scan over `(a, b, c, η, j)`: given the state before some
+steps, the mean `a h + b` and covariance `c` behind them; and what those steps' observations say about it, `η` and `j`.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def _scan(
     wide = gain.unsqueeze(-1) if dense else gain
     through = a.transpose(-1, -2) if dense else a
     unit = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device) if dense else torch.ones_like(b[0])
-    elements = (
+    elements: Elements = (
         (1 - wide) * a,
-        (1 - gain) * b,
+        b,
         ((1 - wide) * unit).expand_as(a),
-        -gain * (_times(through, b) if dense else through * b),
+        torch.zeros_like(b),
         wide * (through @ a if dense else through * a),
     )
     mean, covariance = (torch.zeros_like(b[0]), torch.zeros_like(a[0])) if before is None else before

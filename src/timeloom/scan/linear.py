@@ -81,10 +81,8 @@ def _check(
         shapes["block"] = (*b.shape[:-2], 2, 2, b.shape[-1])
     if structure is not None and structure not in DIMS:
         raise ValueError(f"structure must be one of {', '.join(map(repr, DIMS))} or None; got {structure!r}")
-    if structure is None:
-        wanted = {name: shapes[name] for name in ("diagonal", "dense") if name in shapes}
-    else:
-        wanted = {structure: shapes[structure]} if structure in shapes else {}
+    asked = ("diagonal", "dense") if structure is None else (structure,)
+    wanted = {name: shape for name, shape in shapes.items() if name in asked}
     found = next((name for name, shape in wanted.items() if tuple(a.shape) == shape), None)
     if found is None:
         choices = " or ".join(f"{shape} ({name})" for name, shape in wanted.items())
@@ -128,7 +126,9 @@ class _LinearScan(torch.autograd.Function):
         if len(states) == 0:
             return torch.zeros_like(a), grad, torch.zeros_like(h0), None
         # in the order in which the steps are taken: first, all but the first, all but the last
-        first, later, earlier, last = (-1, slice(-1), slice(1, None), 0) if way.reverse else (0, slice(1, None), slice(-1), -1)
+        first, later, earlier, last = (
+            (-1, slice(-1), slice(1, None), 0) if way.reverse else (0, slice(1, None), slice(-1), -1)
+        )
         rest = linear_scan(
             a[later], grad[earlier], grad[last], not way.reverse,
             transpose=not way.transpose, structure=structure, method=way.method, levels=way.levels,

@@ -29,9 +29,9 @@ class Solver:
         transposed Jacobians of all steps (BPPSA), or sequentially.
     tol: largest relative jump between chunks to accept; None takes the dtype's default.
     max_iters: sweeps after which to give up; None leaves it to the solver.
-    adjoint_levels: with `adjoint="scan"`, levels of the scan's tree that multiply matrices; the roots above them are run
-        one after the other. None chooses: none on a CPU, where running matrix-vector products in order is fastest, all on
-        a GPU.
+    adjoint_levels: with `adjoint="scan"`, levels of the scan's tree that multiply matrices; the roots above them are
+        run one after the other. None chooses: no level on a CPU, where matrix-vector products in order are fastest, all
+        levels on a GPU.
     on_divergence: what to do when the sweeps do not converge: finish sequentially after the exact prefix, raise
         `ConvergenceError`, or return what there is (the report then says `converged=False`).
     """

@@ -15,9 +15,10 @@ from timeloom.solvers.stepwise import Stepwise
 class ELK(Stepwise):
     """DEER with the damping of Levenberg and Marquardt, as a parallel Kalman filter (Gonzalez et al. 2024).
 
-    The damping adapts itself, for every sequence of the batch: none at first; a step after which the sum of squared
-    residuals is no smaller is taken back and tried with more, a step that helped relaxes it. Where Newton's method
-    descends by itself this is DEER, sweep by sweep.
+    The filter takes the swept states for observations of what it estimates: with much damping this is Jacobi, without
+    it is DEER, and in either case every sweep makes at least one more state exact. The damping adapts itself, for every
+    sequence of the batch: none at first, ten times as much after a sweep that did not help, a tenth after one that did.
+    Where Newton's method goes straight to the solution this is DEER, sweep by sweep.
     """
 
     name: ClassVar[str] = "elk"

@@ -17,8 +17,8 @@ Structure = Literal["auto", "diagonal", "block"]
 class DEER(Stepwise):
     """Newton's method (Lim et al. 2024): jumps are carried by the Jacobian of every step, `(n, n)`.
 
-    Few sweeps, n² memory for each step of a window and n² (a CPU) to n³ (a GPU) work. Time is cut into windows where the
-    Jacobians of all steps would not fit into memory; the result is the same.
+    Few sweeps, n² memory for each step of a window and n² (a CPU) to n³ (a GPU) work. Time is cut into windows where
+    the Jacobians of all steps would not fit into memory; the result is the same.
 
     precision: `float32`, `bfloat16` or, on a GPU, `tf32` rounds Jacobians and scan; the residual stays exact, so the
         result does, at the cost of a few more sweeps. `full` rounds nothing.

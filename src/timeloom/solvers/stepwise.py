@@ -1,4 +1,4 @@
-"""What the solvers that look at every single step share: all states are unknowns, corrected by one linear recurrence."""
+"""What solvers over single steps share: all states are unknowns, corrected by one linear recurrence."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Stepwise(Solver):
 
     The residual is that of the plain recurrence whatever the method, so all of them end at the same states; they
     differ in what carries a jump on, and so in how many sweeps they take. If `max_iters` is given it is the only limit;
-    otherwise sweeps also end where 20 of them did not halve the residual. The adjoint is linear: `adjoint="same"` solves
-    it with the full Jacobian in one correction, so gradients are exact in every method.
+    otherwise sweeps also end where 20 of them did not halve the residual. The adjoint is linear: `adjoint="same"`
+    solves it with the full Jacobian in one correction, so gradients are exact in every method.
     """
 
     name: ClassVar[str] = ""

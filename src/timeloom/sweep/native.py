@@ -100,7 +100,9 @@ def _build(source: Path, command: list[str], path: Path) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
     os.close(handle)
     try:
-        done = subprocess.run([*command, str(source), "-o", temporary, "-lm"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, str(source), "-o", temporary, "-lm"], capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             raise KernelBuildError(f"{command[0]} failed: {done.stderr.strip()[:2000]}")
         Path(temporary).replace(path)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
@@ -102,7 +103,7 @@ def solve_adjoint(
 
 
 Carrying = Callable[[Tensor, Tensor | None], Tensor]
-"""`carrying(jumps, incoming)`: gradients `(T, B, S)` on all states from what is added to them, in the order of time."""
+"""`carrying(jumps, incoming)`: gradients `(T, B, S)` on all states from later steps, in the order of time."""
 
 
 def _carrying(problem: Recurrence, states: list[Tensor], plan: Plan) -> Carrying | None:
@@ -117,13 +118,15 @@ def _carrying(problem: Recurrence, states: list[Tensor], plan: Plan) -> Carrying
 def _guess(
     problem: Recurrence, plan: Plan, carrying: Carrying | None, incoming: Tensor | None, final_grad: Tensor
 ) -> Tensor | None:
-    """Gradients behind every step from later steps, `(T, B, S)`, last step first: solved for, up to rounding."""
+    """Gradients behind every step that come from later steps, `(T, B, S)`, last step first: exact up to rounding."""
     if carrying is None:
         return None
     added = final_grad.new_zeros(problem.steps, *final_grad.shape)
     lengths = problem.ends_on_device()
     alive = (lengths > 0).nonzero().squeeze(-1)
     added[lengths[alive] - 1, alive] = final_grad[alive]
+    if incoming is not None:
+        incoming = pad(incoming, (0, final_grad.shape[1] - incoming.shape[-1]))
     return carrying(added, incoming).flip(0)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from timeloom.memory import all_finite, room
 from timeloom.problem import Recurrence
-from timeloom.scan import linear_scan
+from timeloom.scan import linear_scan, native
 from timeloom.scan.elements import Structure
 from timeloom.scan.kalman import damped_scan
 from timeloom.scan.linear import Method
@@ -66,7 +66,7 @@ def window_of(problem: Recurrence, how: Linearization) -> Window:
             elements = cell.estimated_diagonal(rows, inputs, how.probes)
         else:
             elements = cell.diagonal(rows, inputs)
-        elements = elements.view(*u.shape[:2], *elements.shape[1:])
+        elements = elements.view(*u.shape[:2], *elements.shape[1:])  # splits the rows, whatever their order in memory
         if dead is None:
             return elements
         return elements.masked_fill(dead.view(*dead.shape, *[1] * (elements.dim() - 2)), 0)
@@ -114,21 +114,15 @@ def carry(
             elements = window(first + shift, last + shift, sequences, previous)
             start = delta[last if backwards else first - 1, sequences]
             sources = jump[first:last, sequences]
-            if incoming is not None:
-                sources = sources + _pull_back(elements, incoming[first + shift : last + shift, sequences])
             if damping is None:
-                found = _scan(how, elements, sources, start, backwards)
+                entering = None if incoming is None else incoming[first + shift : last + shift, sequences]
+                found = _scan(how, elements, sources, start, backwards, entering)
             else:
                 found, belief = _damped(how, elements, sources, damping[sequences], belief)
             if not all_finite(found):
                 _refuse_bad_elements(elements, previous, sources, first + shift, sequences)
             delta[first:last, sequences] = found
     return delta
-
-
-def _pull_back(elements: Tensor, grad: Tensor) -> Tensor:
-    """`Aᵀ grad` for gradients on the leading part of the state."""
-    return (grad.unsqueeze(-2) @ elements[..., : grad.shape[-1], :]).squeeze(-2)
 
 
 def _windows(how: Linearization, jump: Tensor, backwards: bool) -> Iterator[tuple[slice, list[tuple[int, int]]]]:
@@ -147,8 +141,15 @@ def _windows(how: Linearization, jump: Tensor, backwards: bool) -> Iterator[tupl
         yield slice(first, min(batch, first + sequences)), windows
 
 
-def _scan(how: Linearization, elements: Tensor, sources: Tensor, start: Tensor, backwards: bool) -> Tensor:
+def _scan(
+    how: Linearization, elements: Tensor, sources: Tensor, start: Tensor, backwards: bool, incoming: Tensor | None
+) -> Tensor:
     structure = _structure(how)
+    if incoming is not None:
+        serial = how.precision == "full" and (how.method == "auto" or how.levels == 0)
+        if serial and native.supports(sources):
+            return native.scan(elements, sources, start, structure, backwards, backwards, incoming)
+        sources = sources + (incoming.unsqueeze(-2) @ elements).squeeze(-2)
     if structure == "block":
         sources, start = (t.unflatten(-1, (2, -1)) for t in (sources, start))
     given = sources.dtype

@@ -98,26 +98,16 @@ def unit_box(initial: Tensor) -> Tensor:
     return initial.abs().clamp(min=1.0)
 
 
-ONE_PRODUCT_UP_TO = 16
-"""Units up to which Jacobians are assembled by one product: n times the work, but none of it in loops of length n."""
-
-
 def chain_weights(scales: Sequence[Tensor], weights: Sequence[Tensor], diagonal: Tensor | None = None) -> Tensor:
-    """`Σ diag(scale) W`, plus `diag(diagonal)`, for batches of scales: `(N, n)` each, `(n, p)` each `-> (N, n, p)`."""
-    n = scales[0].shape[-1]
-    if n > ONE_PRODUCT_UP_TO:
-        total = scales[0].unsqueeze(-1) * weights[0]
-        for scale, weight in zip(scales[1:], weights[1:], strict=True):
-            total.addcmul_(scale.unsqueeze(-1), weight)
-        if diagonal is not None:
-            total.diagonal(dim1=-2, dim2=-1).add_(diagonal)
-        return total
+    """`Σ diag(scale) W`, plus `diag(diagonal)`, for batches of scales: `(N, n)` each, `(n, p)` each `-> (N, n, p)`.
+
+    One product for each unit, over the few terms; so in memory the rows of one unit lie side by side, for all items.
+    """
     if diagonal is not None:
-        eye = torch.eye(n, dtype=diagonal.dtype, device=diagonal.device)
+        eye = torch.eye(diagonal.shape[-1], dtype=diagonal.dtype, device=diagonal.device)
         scales, weights = (*scales, diagonal), (*weights, eye)
-    # row (gate, i) of the spread weights holds W[i] at row i of the Jacobian, and zeros elsewhere
-    spread = torch.diag_embed(torch.stack(tuple(weights)).transpose(1, 2)).permute(0, 2, 3, 1)
-    return torch.mm(torch.cat(tuple(scales), -1), spread.reshape(len(scales) * n, -1)).view(-1, n, weights[0].shape[1])
+    terms = torch.stack(tuple(scales), -1).transpose(0, 1)
+    return torch.bmm(terms, torch.stack(tuple(weights), 1)).transpose(0, 1)
 
 
 def sum_outer(grads: Tensor, values: Tensor) -> Tensor:

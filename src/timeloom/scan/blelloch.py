@@ -9,7 +9,7 @@ it finds is the state *before* each element, so the down-sweep carries states, n
            where the left one ends: `a_l h + b_l`
 
 With the full number of levels one root is left, and it is never multiplied; no identity is ever formed. With fewer
-levels (hybrid truncation) the products of matrices stop early, where they no longer pay, and the roots are run in order.
+levels (hybrid truncation) the products of matrices stop where they no longer pay, and the roots are run in order.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
  * what is independent: units of diagonal elements, sequences of the others.
  *
  * Layouts (row-major): b, h (T, B, n), h0 (B, n); a (T, B, n) diagonal, (T, B, n, n) dense; blocks have b, h (T, B, 2, n)
- * and a (T, B, 2, 2, n). `reverse` runs from the last step to the first. The readable twin is scan/reference.py.
+ * and a (T, B, 2, 2, n). Dense elements may lie in another order: `dense` holds their strides over time, sequences and
+ * rows. `reverse` runs from the last step to the first. The readable twin is scan/reference.py.
  */
 #include <string.h>
 
@@ -13,8 +14,9 @@ typedef REAL real;
 #define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
-  long steps, batch, n, reverse, transpose;
+  long steps, batch, n, reverse, transpose, dense[3];
   const real *a, *b, *h0;
+  const real *added; /* like b, or NULL: dense only, added to the state before it is multiplied */
   real *h;
 } scan_args;
 
@@ -52,44 +54,48 @@ void timeloom_scan_diagonal(const scan_args *s, int threads) {
   for (int i = 0; i < threads; i++) diagonal_part(s, width * i / threads, width * (i + 1) / threads);
 }
 
-INLINE void dense_step(const long n, const real *restrict a, const real *restrict b, const real *restrict before,
+INLINE void dense_step(const long n, const long row, const real *restrict a, const real *restrict b, const real *restrict before,
                        real *restrict h) {
   for (long i = 0; i < n; i++) {
     real sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (long j = 0; j < n; j++) sum += a[i * n + j] * before[j];
+    for (long j = 0; j < n; j++) sum += a[i * row + j] * before[j];
     h[i] = sum + b[i];
   }
 }
 
-INLINE void dense_step_transposed(const long n, const real *restrict a, const real *restrict b,
+INLINE void dense_step_transposed(const long n, const long row, const real *restrict a, const real *restrict b,
                                   const real *restrict before, real *restrict h) {
   memcpy(h, b, sizeof(real) * n);
   long i = 0;
   for (; i + 4 <= n; i += 4) {
-    const real *r = a + i * n;
+    const real *r0 = a + i * row, *r1 = r0 + row, *r2 = r1 + row, *r3 = r2 + row;
     const real x0 = before[i], x1 = before[i + 1], x2 = before[i + 2], x3 = before[i + 3];
 #pragma omp simd
-    for (long j = 0; j < n; j++)
-      h[j] += (x0 * r[j] + x1 * r[n + j]) + (x2 * r[2 * n + j] + x3 * r[3 * n + j]);
+    for (long j = 0; j < n; j++) h[j] += (x0 * r0[j] + x1 * r1[j]) + (x2 * r2[j] + x3 * r3[j]);
   }
   for (; i < n; i++) {
     const real x = before[i];
 #pragma omp simd
-    for (long j = 0; j < n; j++) h[j] += x * a[i * n + j];
+    for (long j = 0; j < n; j++) h[j] += x * a[i * row + j];
   }
 }
 
-INLINE void dense_row(const scan_args *s, long row, const long n) {
-  const real *before = s->h0 + row * n;
+INLINE void dense_sequence(const scan_args *s, long sequence, const long n) {
+  const real *before = s->h0 + sequence * n;
+  real sum[n];
   for (long k = 0; k < s->steps; k++) {
-    const long t = at(s, k) * s->batch + row;
-    const real *a = s->a + t * n * n, *b = s->b + t * n;
-    real *h = s->h + t * n;
+    const long t = at(s, k), token = t * s->batch + sequence;
+    const real *a = s->a + t * s->dense[0] + sequence * s->dense[1], *b = s->b + token * n;
+    real *h = s->h + token * n;
+    if (s->added) {
+      for (long i = 0; i < n; i++) sum[i] = before[i] + s->added[token * n + i];
+      before = sum;
+    }
     if (s->transpose)
-      dense_step_transposed(n, a, b, before, h);
+      dense_step_transposed(n, s->dense[2], a, b, before, h);
     else
-      dense_step(n, a, b, before, h);
+      dense_step(n, s->dense[2], a, b, before, h);
     before = h;
   }
 }
@@ -99,12 +105,12 @@ void timeloom_scan_dense(const scan_args *s, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && batch > 1 && batch * n * n * s->steps > 64 * SHARE)
   for (long row = 0; row < batch; row++) {
     switch (n) { /* sizes that the compiler unrolls */
-      case 2: dense_row(s, row, 2); break;
-      case 4: dense_row(s, row, 4); break;
-      case 8: dense_row(s, row, 8); break;
-      case 16: dense_row(s, row, 16); break;
-      case 32: dense_row(s, row, 32); break;
-      default: dense_row(s, row, n);
+      case 2: dense_sequence(s, row, 2); break;
+      case 4: dense_sequence(s, row, 4); break;
+      case 8: dense_sequence(s, row, 8); break;
+      case 16: dense_sequence(s, row, 16); break;
+      case 32: dense_sequence(s, row, 32); break;
+      default: dense_sequence(s, row, n);
     }
   }
 }

@@ -55,7 +55,7 @@ class _Way:
         self.levels, self.reverse, self.transpose = levels, reverse, transpose
 
     def run(self, a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
-        if self.method == "auto" and native.supports(b):
+        if (self.method == "auto" or self.levels == 0) and native.supports(b):
             return native.scan(a, b, h0, self.structure, self.reverse, self.transpose)
         if self.transpose:
             a = el.transpose(a, self.structure)

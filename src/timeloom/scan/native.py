@@ -10,7 +10,7 @@ from torch import Tensor
 
 from timeloom.memory import empty
 from timeloom.scan import reference
-from timeloom.scan.elements import Structure, transpose
+from timeloom.scan.elements import Structure
 from timeloom.sweep import native
 
 SOURCE = Path(__file__).with_name("cpu_scan.c")
@@ -20,8 +20,10 @@ _REAL = {torch.float32: ("REAL=float",), torch.float64: ("REAL=double",)}
 class _ScanArgs(ctypes.Structure):
     """`scan_args` of cpu_scan.c, field by field."""
 
-    _fields_ = [(name, ctypes.c_long) for name in ("steps", "batch", "n", "reverse", "transpose")] + [
-        (name, ctypes.c_void_p) for name in ("a", "b", "h0", "h")
+    _fields_ = [
+        *((name, ctypes.c_long) for name in ("steps", "batch", "n", "reverse", "transpose")),
+        ("dense", ctypes.c_long * 3),
+        *((name, ctypes.c_void_p) for name in ("a", "b", "h0", "added", "h")),
     ]
 
 
@@ -30,16 +32,34 @@ def supports(b: Tensor) -> bool:
 
 
 def scan(
-    a: Tensor, b: Tensor, h0: Tensor, structure: Structure, reverse: bool = False, transposed: bool = False
+    a: Tensor,
+    b: Tensor,
+    h0: Tensor,
+    structure: Structure,
+    reverse: bool = False,
+    transposed: bool = False,
+    added: Tensor | None = None,
 ) -> Tensor:
-    """Same as `timeloom.scan.reference.scan`, over reversed time and with transposed elements too, without copies."""
-    a, b, h0 = a.contiguous(), b.contiguous(), h0.contiguous()
+    """Same as `timeloom.scan.reference.scan`, over reversed time and with transposed elements too, without copies.
+
+    `added`, of the shape of b, is for dense elements: `h[t] = a[t] (h[t-1] + added[t]) + b[t]`.
+    """
+    b, h0, added = b.contiguous(), h0.contiguous(), None if added is None else added.contiguous()
+    if structure == "dense" and a.stride(-1) != 1 and a.stride(-2) == 1:
+        a, transposed = a.transpose(-1, -2), not transposed
+    if structure != "dense":
+        a = a.contiguous()
+    else:  # (T, B, n, n), a view where the batch is one dim or none
+        a = a.flatten(1, -3) if a.dim() > 3 else a.unsqueeze(1)
+        a = a if a.stride(-1) == 1 else a.contiguous()
     out = empty(*b.shape, like=b)
     if out.numel() == 0:
         return out
     n = b.shape[-1] if b.dim() > 1 else 1
     batch = h0.numel() // (2 * n if structure == "block" else n)
-    args = _ScanArgs(len(b), batch, n, reverse, transposed, *(t.data_ptr() for t in (a, b, h0, out)))
+    strides = (a.stride(0), a.stride(1), a.stride(-2)) if structure == "dense" else (0, 0, 0)
+    pointers = (None if tensor is None else tensor.data_ptr() for tensor in (a, b, h0, added, out))
+    args = _ScanArgs(len(b), batch, n, reverse, transposed, (ctypes.c_long * 3)(*strides), *pointers)
     run = getattr(native.library(SOURCE, _REAL[b.dtype]), f"timeloom_scan_{structure}")
     run(ctypes.byref(args), torch.get_num_threads())
     return out
@@ -47,9 +67,4 @@ def scan(
 
 def serial(a: Tensor, b: Tensor, h0: Tensor, structure: Structure) -> Tensor:
     """The recurrence step by step, in compiled code where there is some."""
-    if not supports(b):
-        return reference.scan(a, b, h0, structure)
-    flipped = transpose(a, structure)
-    if not a.is_contiguous() and flipped.is_contiguous():
-        return scan(flipped, b, h0, structure, transposed=True)
-    return scan(a, b, h0, structure)
+    return scan(a, b, h0, structure) if supports(b) else reference.scan(a, b, h0, structure)

@@ -30,8 +30,8 @@ class Solver:
     tol: largest relative jump between chunks to accept; None takes the dtype's default.
     max_iters: sweeps after which to give up; None leaves it to the solver.
     adjoint_levels: with `adjoint="scan"`, levels of the scan's tree that multiply matrices; the roots above them are
-        run one after the other. None chooses: no level on a CPU, where matrix-vector products in order are fastest, all
-        levels on a GPU.
+        run one after the other. None chooses: no level on a CPU, where matrix-vector products in order are fastest (a
+        compiled sweep does them without forming Jacobians), all levels on a GPU.
     on_divergence: what to do when the sweeps do not converge: finish sequentially after the exact prefix, raise
         `ConvergenceError`, or return what there is (the report then says `converged=False`).
     """

@@ -24,6 +24,7 @@ from timeloom.solvers.picard import Jacobi, Picard
 from timeloom.solvers.sequential import Sequential
 from timeloom.solvers.shooting import Shooting
 from timeloom.solvers.stepwise import Stepwise
+from timeloom.sweep import CPUSweeper
 
 _NAMED: dict[str, type[Solver]] = {"auto": Auto, "sequential": Sequential, "shooting": Shooting}
 _NAMED |= {kind.name: kind for kind in (DEER, QuasiDEER, ELK, QuasiELK, Picard, Jacobi)}
@@ -60,11 +61,7 @@ def plan_backward(solver: Solver, problem: Recurrence, experience: Experience) -
     if solver.adjoint == "sequential":
         return _one_chunk(solver, problem, "adjoint='sequential'")
     if solver.adjoint == "scan":
-        levels = solver.adjoint_levels
-        if levels is None and problem.u.device.type == "cpu":
-            levels = 0
-        how = Linearization("dense", method="blelloch", levels=levels)
-        return _plan_linear_adjoint(solver, problem, how, "blelloch scan")
+        return _plan_scan(solver, problem)
     if isinstance(solver, Stepwise):
         how = replace(solver.linearization(problem.cell), elements="dense", probes=None, damped=False)
         return _plan_linear_adjoint(solver, problem, how, "linear scan")
@@ -107,6 +104,16 @@ def _plan_stepwise(solver: Stepwise, problem: Recurrence) -> Plan:
         name=solver.name,
         patience=STEPWISE_PATIENCE if solver.max_iters is None else max_iters,
     )
+
+
+def _plan_scan(solver: Solver, problem: Recurrence) -> Plan:
+    levels = solver.adjoint_levels
+    if levels is None and problem.u.device.type == "cpu":
+        levels = 0
+    if levels == 0 and CPUSweeper.supports(problem):
+        return _one_chunk(solver, problem, "adjoint='scan' of 0 levels: the compiled sweep, in order")
+    how = Linearization("dense", method="blelloch", levels=levels)
+    return _plan_linear_adjoint(solver, problem, how, "blelloch scan")
 
 
 def _plan_linear_adjoint(solver: Solver, problem: Recurrence, how: Linearization, name: str) -> Plan:

@@ -205,7 +205,7 @@ def filtered(a: Tensor, b: Tensor, damping: float) -> Tensor:
     mean, covariance, means = torch.zeros(n).double(), torch.zeros(n, n).double(), []
     for transfer, source in zip(a, b, strict=True):
         mean, covariance = transfer @ mean + source, transfer @ covariance @ transfer.T + torch.eye(n).double()
-        gain = covariance @ torch.linalg.inv(covariance + torch.eye(n) / damping)
+        gain = covariance @ torch.linalg.inv(covariance + torch.eye(n).double() / damping)
         mean, covariance = mean + gain @ (source - mean), covariance - gain @ covariance
         means.append(mean)
     return torch.stack(means)

@@ -25,7 +25,7 @@ class Damping:
     def adapt(self, error: Tensor, tolerance: float) -> None:
         """Take in the residuals `(C, B)` after a sweep."""
         merit = error.double().clamp(min=0.1 * tolerance).log().mean(0)
-        helped = merit < self._merit
+        helped = merit <= self._merit
         less = self.strength * LESS
         self.strength = torch.where(
             helped,

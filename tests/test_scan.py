@@ -14,6 +14,7 @@ import timeloom as tl
 from timeloom.scan import blelloch, elements, native, reference
 from timeloom.scan.associative import associative_scan
 from timeloom.scan.kalman import damped_scan
+from timeloom.sweep import native as kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -118,7 +119,7 @@ def test_derivatives_of_both_orders(structure: str, method: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_compiled_sizes(dtype: torch.dtype, n: int) -> None:
     """Sizes that are unrolled and sizes that are not, of both types, in every direction."""
-    if native.native.unavailable() is not None:
+    if kernels.unavailable() is not None:
         pytest.skip("no compiler")
     close = 1e-4 if dtype == torch.float32 else 1e-12
     for structure in STRUCTURES:
@@ -130,7 +131,7 @@ def test_compiled_sizes(dtype: torch.dtype, n: int) -> None:
 
 
 def test_compiled_with_any_strides() -> None:
-    if native.native.unavailable() is not None:
+    if kernels.unavailable() is not None:
         pytest.skip("no compiler")
     a, b, h0 = problem("dense", 30, (4,), 5)
     expected = loop(a, b, h0, "dense")

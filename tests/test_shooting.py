@@ -660,7 +660,7 @@ def test_kernels_and_reference_agree_on_a_whole_solve(monkeypatch: pytest.Monkey
         results = []
         for off in (False, True):
             if off:
-                monkeypatch.setattr(native, "unavailable", lambda *_: "switched off by the test")
+                monkeypatch.setattr(native, "unavailable", lambda: "switched off by the test")
             solution = zoo.solve(net, x, initial, Shooting(chunk=13), lengths, resets)
             grads = zoo.gradients(net, x, initial, solution.outputs, solution.final)
             results.append({"outputs": solution.outputs, "final": solution.final, **grads})
@@ -682,7 +682,7 @@ def test_options_are_checked() -> None:
         ({"max_iters": 0}, "max_iters must be a whole number ≥ 1 or None, got 0"),
         ({"tol": 0.0}, "tol must be positive or None, got 0.0"),
         ({"tol": float("nan")}, "tol must be positive"),
-        ({"adjoint": "scan-ish"}, "adjoint must be one of 'same', 'sequential'; got 'scan-ish'"),
+        ({"adjoint": "scan-ish"}, "adjoint must be one of 'same', 'scan', 'sequential'; got 'scan-ish'"),
         ({"on_divergence": "pray"}, "on_divergence must be one of 'sequential', 'raise', 'ignore'; got 'pray'"),
     ):
         with pytest.raises(ValueError, match=message):

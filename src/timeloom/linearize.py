@@ -102,7 +102,7 @@ def carry(
     if how.elements == "zero" or len(jump) == 1:
         return jump
     if how.elements == "identity":
-        return jump.flip(0).cumsum(0).flip(0) if backwards else jump.cumsum(0)
+        return jump.cumsum(0)
     delta = torch.empty_like(jump)
     for sequences, windows in _windows(how, jump, backwards):
         edge = -1 if backwards else 0
@@ -119,7 +119,7 @@ def carry(
                 found = _scan(how, elements, sources, start, backwards, entering)
             else:
                 found, belief = _damped(how, elements, sources, damping[sequences], belief)
-            if not all_finite(found):
+            if not backwards and not all_finite(found):  # a gradient that is not finite is what autograd finds, too
                 _refuse_bad_elements(elements, previous, sources, first + shift, sequences)
             delta[first:last, sequences] = found
     return delta

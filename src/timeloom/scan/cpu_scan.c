@@ -1,4 +1,4 @@
-/* The linear recurrence h[t] = a[t] h[t-1] + b[t] on a CPU, one pass over memory. Compiled once for each REAL.
+/* The linear recurrence h[t] = a[t] h[t-1] + b[t] on a CPU, one pass over memory, in float32 and float64.
  *
  * A step costs no more than reading its element, so running the steps in order is as fast as memory allows, and the
  * work is that of matrix-vector products: scans that multiply matrices with matrices do n times as much. Threads share
@@ -8,35 +8,42 @@
  * and a (T, B, 2, 2, n). Dense elements may lie in another order: `dense` holds their strides over time, sequences and
  * rows. `reverse` runs from the last step to the first. The readable twin is scan/reference.py.
  */
+#ifndef real /* this file includes itself once for each type */
 #include <string.h>
-
-typedef REAL real;
 #define INLINE static inline __attribute__((always_inline))
+#define SHARE 4096 /* elements of one step below which threads cost more than they save */
+#define real float
+#define NAME(name) name##_f32
+#include "cpu_scan.c"
+#undef real
+#undef NAME
+#define real double
+#define NAME(name) name##_f64
+#include "cpu_scan.c"
+#else
 
 typedef struct {
   long steps, batch, n, reverse, transpose, dense[3];
   const real *a, *b, *h0;
   const real *added; /* like b, or NULL: dense only, added to the state before it is multiplied */
   real *h;
-} scan_args;
+} NAME(scan_args);
 
-#define SHARE 4096 /* elements of one step below which threads cost more than they save */
+INLINE long NAME(at)(const NAME(scan_args) *s, long k) { return s->reverse ? s->steps - 1 - k : k; }
 
-INLINE long at(const scan_args *s, long k) { return s->reverse ? s->steps - 1 - k : k; }
-
-static void diagonal_part(const scan_args *s, long low, long high) {
+static void NAME(diagonal_part)(const NAME(scan_args) *s, long low, long high) {
   const long width = s->batch * s->n;
   const real *before = s->h0;
   if (high - low == 1) { /* one unit: its state stays in a register */
     real state = before[low];
     for (long k = 0; k < s->steps; k++) {
-      const long t = at(s, k) * width + low;
+      const long t = NAME(at)(s, k) * width + low;
       s->h[t] = state = s->a[t] * state + s->b[t];
     }
     return;
   }
   for (long k = 0; k < s->steps; k++) {
-    const long t = at(s, k) * width;
+    const long t = NAME(at)(s, k) * width;
     const real *restrict a = s->a + t, *restrict b = s->b + t;
     real *restrict h = s->h + t;
     for (long i = low; i < high; i++) h[i] = a[i] * before[i] + b[i];
@@ -44,17 +51,17 @@ static void diagonal_part(const scan_args *s, long low, long high) {
   }
 }
 
-void timeloom_scan_diagonal(const scan_args *s, int threads) {
+void NAME(timeloom_scan_diagonal)(const NAME(scan_args) *s, int threads) {
   const long width = s->batch * s->n;
   if (threads <= 1 || width < 64 || width * s->steps < 64 * SHARE) {
-    diagonal_part(s, 0, width);
+    NAME(diagonal_part)(s, 0, width);
     return;
   }
 #pragma omp parallel for num_threads(threads)
-  for (int i = 0; i < threads; i++) diagonal_part(s, width * i / threads, width * (i + 1) / threads);
+  for (int i = 0; i < threads; i++) NAME(diagonal_part)(s, width * i / threads, width * (i + 1) / threads);
 }
 
-INLINE void dense_step(const long n, const long row, const real *restrict a, const real *restrict b, const real *restrict before,
+INLINE void NAME(dense_step)(const long n, const long row, const real *restrict a, const real *restrict b, const real *restrict before,
                        real *restrict h) {
   for (long i = 0; i < n; i++) {
     real sum = 0;
@@ -64,7 +71,7 @@ INLINE void dense_step(const long n, const long row, const real *restrict a, con
   }
 }
 
-INLINE void dense_step_transposed(const long n, const long row, const real *restrict a, const real *restrict b,
+INLINE void NAME(dense_step_transposed)(const long n, const long row, const real *restrict a, const real *restrict b,
                                   const real *restrict before, real *restrict h) {
   memcpy(h, b, sizeof(real) * n);
   long i = 0;
@@ -81,11 +88,11 @@ INLINE void dense_step_transposed(const long n, const long row, const real *rest
   }
 }
 
-INLINE void dense_sequence(const scan_args *s, long sequence, const long n) {
+INLINE void NAME(dense_sequence)(const NAME(scan_args) *s, long sequence, const long n) {
   const real *before = s->h0 + sequence * n;
   real sum[n];
   for (long k = 0; k < s->steps; k++) {
-    const long t = at(s, k), token = t * s->batch + sequence;
+    const long t = NAME(at)(s, k), token = t * s->batch + sequence;
     const real *a = s->a + t * s->dense[0] + sequence * s->dense[1], *b = s->b + token * n;
     real *h = s->h + token * n;
     if (s->added) {
@@ -93,36 +100,36 @@ INLINE void dense_sequence(const scan_args *s, long sequence, const long n) {
       before = sum;
     }
     if (s->transpose)
-      dense_step_transposed(n, s->dense[2], a, b, before, h);
+      NAME(dense_step_transposed)(n, s->dense[2], a, b, before, h);
     else
-      dense_step(n, s->dense[2], a, b, before, h);
+      NAME(dense_step)(n, s->dense[2], a, b, before, h);
     before = h;
   }
 }
 
-void timeloom_scan_dense(const scan_args *s, int threads) {
+void NAME(timeloom_scan_dense)(const NAME(scan_args) *s, int threads) {
   const long n = s->n, batch = s->batch;
 #pragma omp parallel for num_threads(threads) if (threads > 1 && batch > 1 && batch * n * n * s->steps > 64 * SHARE)
   for (long row = 0; row < batch; row++) {
     switch (n) { /* sizes that the compiler unrolls */
-      case 2: dense_sequence(s, row, 2); break;
-      case 4: dense_sequence(s, row, 4); break;
-      case 8: dense_sequence(s, row, 8); break;
-      case 16: dense_sequence(s, row, 16); break;
-      case 32: dense_sequence(s, row, 32); break;
-      default: dense_sequence(s, row, n);
+      case 2: NAME(dense_sequence)(s, row, 2); break;
+      case 4: NAME(dense_sequence)(s, row, 4); break;
+      case 8: NAME(dense_sequence)(s, row, 8); break;
+      case 16: NAME(dense_sequence)(s, row, 16); break;
+      case 32: NAME(dense_sequence)(s, row, 32); break;
+      default: NAME(dense_sequence)(s, row, n);
     }
   }
 }
 
-void timeloom_scan_block(const scan_args *s, int threads) {
+void NAME(timeloom_scan_block)(const NAME(scan_args) *s, int threads) {
   const long n = s->n, batch = s->batch;
   const long up = s->transpose ? 2 : 1, down = s->transpose ? 1 : 2; /* where a[0][1] and a[1][0] stand */
 #pragma omp parallel for num_threads(threads) if (threads > 1 && batch > 1 && batch * n * s->steps > 64 * SHARE)
   for (long row = 0; row < batch; row++) {
     const real *before = s->h0 + row * 2 * n;
     for (long k = 0; k < s->steps; k++) {
-      const long t = at(s, k) * batch + row;
+      const long t = NAME(at)(s, k) * batch + row;
       const real *restrict a = s->a + t * 4 * n, *restrict b = s->b + t * 2 * n;
       real *restrict h = s->h + t * 2 * n;
       for (long i = 0; i < n; i++) {
@@ -133,3 +140,4 @@ void timeloom_scan_block(const scan_args *s, int threads) {
     }
   }
 }
+#endif

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,8 +12,7 @@ from timeloom.scan import reference
 from timeloom.scan.elements import Structure
 from timeloom.sweep import native
 
-SOURCE = Path(__file__).with_name("cpu_scan.c")
-_REAL = {torch.float32: ("REAL=float",), torch.float64: ("REAL=double",)}
+_SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 
 
 class _ScanArgs(ctypes.Structure):
@@ -28,7 +26,7 @@ class _ScanArgs(ctypes.Structure):
 
 
 def supports(b: Tensor) -> bool:
-    return b.device.type == "cpu" and b.dtype in _REAL and native.unavailable(SOURCE, _REAL[b.dtype]) is None
+    return b.device.type == "cpu" and b.dtype in _SUFFIX and native.unavailable() is None
 
 
 def scan(
@@ -60,7 +58,7 @@ def scan(
     strides = (a.stride(0), a.stride(1), a.stride(-2)) if structure == "dense" else (0, 0, 0)
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in (a, b, h0, added, out))
     args = _ScanArgs(len(b), batch, n, reverse, transposed, (ctypes.c_long * 3)(*strides), *pointers)
-    run = getattr(native.library(SOURCE, _REAL[b.dtype]), f"timeloom_scan_{structure}")
+    run = getattr(native.library(), f"timeloom_scan_{structure}_{_SUFFIX[b.dtype]}")
     run(ctypes.byref(args), torch.get_num_threads())
     return out
 

@@ -18,7 +18,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("cpu_kernels.c")
+SOURCES = [Path(__file__).with_name("cpu_kernels.c"), Path(__file__).parents[1] / "scan" / "cpu_scan.c"]
 FLAGS = ["-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 
@@ -27,31 +27,30 @@ class KernelBuildError(RuntimeError):
     """The C kernels could not be built or loaded; the message says why."""
 
 
-def library(source: Path = SOURCE, defines: tuple[str, ...] = ()) -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     """The compiled kernels. Raises KernelBuildError where they cannot be had; either answer is remembered."""
-    answer = _load(source, defines)
+    answer = _load()
     if isinstance(answer, str):
         raise KernelBuildError(answer)
     return answer
 
 
-def unavailable(source: Path = SOURCE, defines: tuple[str, ...] = ()) -> str | None:
+def unavailable() -> str | None:
     """Why the C kernels cannot be used here, or None where they can."""
-    answer = _load(source, defines)
+    answer = _load()
     return answer if isinstance(answer, str) else None
 
 
 @cache
-def _load(source: Path, defines: tuple[str, ...]) -> ctypes.CDLL | str:
+def _load() -> ctypes.CDLL | str:
     """The library, or why there is none: a compiler that fails must not be called again on every sweep."""
     if os.environ.get("TIMELOOM_NATIVE", "1") == "0":
         return "switched off by TIMELOOM_NATIVE=0"
     try:
         compiler = _compiler()
-        command = [*compiler, *FLAGS, *(f"-D{define}" for define in defines)]
-        path = _cache_directory() / f"cpu-{_digest(source, command, compiler)}.so"
+        path = _cache_directory() / f"cpu-{_digest(compiler)}.so"
         if not path.exists():
-            _build(source, command, path)
+            _build(compiler, path)
         return ctypes.CDLL(str(path))
     except (KernelBuildError, OSError) as error:
         return str(error)
@@ -65,14 +64,15 @@ def _compiler() -> list[str]:
     raise KernelBuildError("no C compiler found (looked for $CC, cc, gcc, clang)")
 
 
-def _digest(source: Path, command: list[str], compiler: list[str]) -> str:
+def _digest(compiler: list[str]) -> str:
     """Names a build: another source, compiler or processor must not find this one's."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
     processor = platform.processor() or platform.machine()
     flags = Path("/proc/cpuinfo")
     if flags.exists():
         processor += next((line for line in flags.read_text().splitlines() if line.startswith("flags")), "")
-    key = source.read_bytes() + repr((command, version, processor)).encode()
+    key = b"".join(source.read_bytes() for source in SOURCES)
+    key += repr((FLAGS, compiler, version, processor)).encode()
     return hashlib.sha256(key).hexdigest()[:20]
 
 
@@ -95,16 +95,15 @@ def _cache_directory() -> Path:
     raise KernelBuildError("no writable cache directory (set TIMELOOM_CACHE)")
 
 
-def _build(source: Path, command: list[str], path: Path) -> None:
+def _build(compiler: list[str], path: Path) -> None:
     """Compile beside the target and move into place, so that processes that build at once do not meet."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
     os.close(handle)
     try:
-        done = subprocess.run(
-            [*command, str(source), "-o", temporary, "-lm"], capture_output=True, text=True, check=False
-        )
+        command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", temporary, "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise KernelBuildError(f"{command[0]} failed: {done.stderr.strip()[:2000]}")
+            raise KernelBuildError(f"{compiler[0]} failed: {done.stderr.strip()[:2000]}")
         Path(temporary).replace(path)
     finally:
         Path(temporary).unlink(missing_ok=True)

@@ -52,7 +52,7 @@ def main() -> None:
 def table(rows: list[dict]) -> str:
     lines = [f"| layer | network | {' | '.join(SOLVERS)} |", "| --- " * (len(SOLVERS) + 2) + "|"]
     for row in rows:
-        cells = [str(c["sweeps"]) if c["converged"] else f"> {c['sweeps'] - 1}" for c in row["solvers"].values()]
+        cells = [str(c["sweeps"]) if c["converged"] else f"> {c['sweeps']}" for c in row["solvers"].values()]
         lines.append(f"| {row['layer']} | {row['network']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -74,16 +74,16 @@ def plot(rows: list[dict]) -> None:
                 height = i + (j - len(SOLVERS) / 2 + 0.5) * 0.11
                 axis.plot([1, c["sweeps"]], [height, height], color=colors[name], linewidth=1, alpha=0.5)
                 face = colors[name] if c["converged"] else "white"
-                label = name if i == 0 else None
-                axis.plot(c["sweeps"], height, "o", color=colors[name], markerfacecolor=face, markersize=5, label=label)
+                axis.plot(c["sweeps"], height, "o", color=colors[name], markerfacecolor=face, markersize=5)
         axis.set(title=kind, xscale="log", xlabel="sweeps until every residual is below 1e-6", xlim=(0.9, 1.3 * LIMIT))
         axis.set_yticks(range(len(own)), [row["network"] for row in own])
         axis.invert_yaxis() if kind == next(iter(LAYERS)) else None
         axis.grid(axis="x", alpha=0.3)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(SOLVERS), frameon=False, fontsize=8)
+    handles = [axes[0].plot([], [], "o", color=color)[0] for color in colors.values()]
+    figure.legend(handles, list(colors), loc="lower center", ncols=len(SOLVERS), frameon=False, fontsize=8)
     figure.suptitle(
-        f"T = {STEPS}, {HIDDEN} hidden units; open circles: not converged after {LIMIT} sweeps", fontsize=10
+        f"T = {STEPS}, {HIDDEN} hidden units; open circles: given up there, at {LIMIT} sweeps at the latest",
+        fontsize=10,
     )
     figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(RESULTS / "iterations.png", dpi=110)

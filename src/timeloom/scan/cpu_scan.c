@@ -12,6 +12,7 @@
 #include <string.h>
 #define INLINE static inline __attribute__((always_inline))
 #define SHARE 4096 /* elements of one step below which threads cost more than they save */
+#define FEW 64     /* units up to which several passes over time are faster than waiting for states to come from memory */
 #define real float
 #define NAME(name) name##_f32
 #include "cpu_scan.c"
@@ -31,17 +32,27 @@ typedef struct {
 
 INLINE long NAME(at)(const NAME(scan_args) *s, long k) { return s->reverse ? s->steps - 1 - k : k; }
 
+/* A few units, whose states stay in a register. */
+INLINE void NAME(diagonal_few)(const NAME(scan_args) *s, long low, const long count) {
+  const long width = s->batch * s->n;
+  real state[count];
+  memcpy(state, s->h0 + low, sizeof(real) * count);
+  for (long k = 0; k < s->steps; k++) {
+    const long t = NAME(at)(s, k) * width + low;
+    for (long i = 0; i < count; i++) s->h[t + i] = state[i] = s->a[t + i] * state[i] + s->b[t + i];
+  }
+}
+
 static void NAME(diagonal_part)(const NAME(scan_args) *s, long low, long high) {
   const long width = s->batch * s->n;
-  const real *before = s->h0;
-  if (high - low == 1) { /* one unit: its state stays in a register */
-    real state = before[low];
-    for (long k = 0; k < s->steps; k++) {
-      const long t = NAME(at)(s, k) * width + low;
-      s->h[t] = state = s->a[t] * state + s->b[t];
-    }
+  if (high - low <= FEW) {
+    for (; low + 16 <= high; low += 16) NAME(diagonal_few)(s, low, 16);
+    for (; low + 8 <= high; low += 8) NAME(diagonal_few)(s, low, 8);
+    for (; low + 4 <= high; low += 4) NAME(diagonal_few)(s, low, 4);
+    for (; low < high; low++) NAME(diagonal_few)(s, low, 1);
     return;
   }
+  const real *before = s->h0;
   for (long k = 0; k < s->steps; k++) {
     const long t = NAME(at)(s, k) * width;
     const real *restrict a = s->a + t, *restrict b = s->b + t;

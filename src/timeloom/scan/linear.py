@@ -59,14 +59,12 @@ class _Way:
             return native.scan(a, b, h0, self.structure, self.reverse, self.transpose)
         if self.transpose:
             a = el.transpose(a, self.structure)
-        if self.reverse:
-            a, b = a.flip(0), b.flip(0)
         if self.method == "blelloch":
-            states = blelloch.scan(a, b, h0, self.structure, self.levels)
-        else:
-            scan = reference.scan if self.method == "reference" else chunked.scan
-            states = scan(a, b, h0, self.structure)
-        return states.flip(0) if self.reverse else states
+            return blelloch.scan(a, b, h0, self.structure, self.levels, self.reverse)
+        scan = reference.scan if self.method == "reference" else chunked.scan
+        if self.reverse:
+            return scan(a.flip(0), b.flip(0), h0, self.structure).flip(0)
+        return scan(a, b, h0, self.structure)
 
 
 def _check(

@@ -63,6 +63,10 @@ def scan(
     return out
 
 
-def serial(a: Tensor, b: Tensor, h0: Tensor, structure: Structure) -> Tensor:
+def serial(a: Tensor, b: Tensor, h0: Tensor, structure: Structure, reverse: bool = False) -> Tensor:
     """The recurrence step by step, in compiled code where there is some."""
-    return scan(a, b, h0, structure) if supports(b) else reference.scan(a, b, h0, structure)
+    if supports(b):
+        return scan(a, b, h0, structure, reverse)
+    return (
+        reference.scan(a.flip(0), b.flip(0), h0, structure).flip(0) if reverse else reference.scan(a, b, h0, structure)
+    )

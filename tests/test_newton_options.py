@@ -77,7 +77,7 @@ def test_states_of_several_parts() -> None:
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_guesses_of_modules_have_the_shape_of_outputs(batch_first: bool) -> None:
     torch.manual_seed(0)
-    gru = tl.GRU(3, 4, batch_first=batch_first, solver="deer")
+    gru = tl.GRU(3, 4, batch_first=batch_first, solver=DEER(tol=1e-6))
     x = torch.randn(30, 30, 3)  # steps and batch that could be mistaken for one another
     y, _ = gru(x)
     assert gru.reports[0].iterations > 2
@@ -92,7 +92,7 @@ def test_guesses_of_modules_have_the_shape_of_outputs(batch_first: bool) -> None
 
 def test_an_lstm_is_guessed_with_its_cells() -> None:
     torch.manual_seed(0)
-    lstm = tl.LSTM(3, 4, solver="deer")
+    lstm = tl.LSTM(3, 4, solver=DEER(tol=1e-6))
     x = torch.randn(50, 2, 3)
     cells, state = [], None
     for step in x:
@@ -124,7 +124,7 @@ def test_bad_guesses_are_named() -> None:
 
 def test_samples_begin_where_they_ended() -> None:
     torch.manual_seed(0)
-    lstm = tl.LSTM(3, 4, num_layers=2, bidirectional=True, solver="deer")
+    lstm = tl.LSTM(3, 4, num_layers=2, bidirectional=True, solver=DEER(tol=1e-6))
     store, x = tl.WarmStarts(), torch.randn(60, 5, 3)
     cold, _ = lstm(x, guess=store.of(torch.arange(5)))
     assert all(report.iterations > 2 for report in lstm.reports)
@@ -163,7 +163,7 @@ def test_kept_states_of_another_length_or_model_do_no_harm() -> None:
 
 def test_packed_and_ragged_sequences_find_their_own() -> None:
     torch.manual_seed(0)
-    gru = tl.GRU(3, 4, bidirectional=True, solver="deer")
+    gru = tl.GRU(3, 4, bidirectional=True, solver=DEER(tol=1e-6))
     store = tl.WarmStarts()
     sequences = [torch.randn(steps, 3) for steps in (20, 60, 40)]
     for _ in range(2):

@@ -91,6 +91,8 @@ class Plan:
     """What the report calls the method, in place of `shooting[correction]`."""
     patience: int = GIVE_UP_AFTER
     """Sweeps without halving the residual before it counts as not contracting."""
+    polish: float = math.inf
+    """Residual above which a solve that meets the tolerance is corrected and swept once more."""
 
 
 def march(chain: Chain, plan: Plan) -> SolveReport:
@@ -112,18 +114,23 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     state = _Boundaries(chain, entered, plan.linearization is not None and plan.linearization.damped)
     residuals: list[float] = []
     rows = state.solvable
-    given_up = ""
+    given_up, polished = "", False
     while True:
         if residuals or entered is None:
             state.run(rows, want_leak)
         residuals.append(state.measure(plan.tolerance))
         if state.converged:
-            break
-        given_up = _why_stop(residuals, plan)
+            if polished or residuals[-1] <= plan.polish or len(residuals) >= plan.max_iters:
+                break
+            polished = True
+            state.demand(plan.polish)
+        given_up = "" if state.converged else _why_stop(residuals, plan)
         if given_up:
             break
         correction = _choose(plan, correction, residuals, state)
         rows = state.correct(correction, plan)
+        if rows.numel() == 0 and state.converged:
+            break
         if rows.numel() == 0:
             given_up = "the values are not finite" if not math.isfinite(residuals[-1]) else "the corrections vanished"
             break
@@ -224,6 +231,10 @@ class _Boundaries:
         self.converged = not bool(self._bad.any())
         finite = self.error.nan_to_num(nan=torch.inf)
         return float(finite.max()) if finite.numel() else 0.0
+
+    def demand(self, tolerance: float) -> None:
+        """Count what is over another tolerance as unfinished."""
+        self._bad = ~(self.error <= tolerance)
 
     def _scales(self) -> Tensor:
         """Scale of the state at each link, part by part, `(C, B, S)`: the largest value that has come so far along

@@ -89,6 +89,7 @@ def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
 
 
 def _plan_stepwise(solver: Stepwise, problem: Recurrence) -> Plan:
+    """Every step may leave a jump of the tolerance, and they add up: jumps beyond that of gradients are mended once."""
     how = solver.linearization(problem.cell)
     _check_precision(how, problem)
     max_iters = solver.max_iters or MOST_STEPWISE_SWEEPS
@@ -103,6 +104,7 @@ def _plan_stepwise(solver: Stepwise, problem: Recurrence) -> Plan:
         linearization=how,
         name=solver.name,
         patience=STEPWISE_PATIENCE if solver.max_iters is None else max_iters,
+        polish=solver.adjoint_tolerance(problem.initial),
     )
 
 

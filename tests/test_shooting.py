@@ -681,7 +681,7 @@ def test_options_are_checked() -> None:
         ({"max_iters": 0}, "max_iters must be a whole number ≥ 1 or None, got 0"),
         ({"tol": 0.0}, "tol must be positive or None, got 0.0"),
         ({"tol": float("nan")}, "tol must be positive"),
-        ({"adjoint": "scan-ish"}, "adjoint must be one of 'same', .*'sequential'; got 'scan-ish'"),
+        ({"adjoint": "scan-ish"}, "adjoint must be one of 'same', 'scan', .*'sequential'; got 'scan-ish'"),
         ({"on_divergence": "pray"}, "on_divergence must be one of 'sequential', 'raise', 'ignore'; got 'pray'"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -9,6 +9,7 @@ from timeloom.ode import odeint
 from timeloom.report import ConvergenceError, GradientCheck, SolveReport
 from timeloom.scan import linear_scan
 from timeloom.unroll import unroll
+from timeloom.warm import WarmStarts
 
 __version__ = "0.1.0"
 
@@ -22,6 +23,7 @@ __all__ = [
     "ImplicitGRU",
     "Inspection",
     "SolveReport",
+    "WarmStarts",
     "chain_backward",
     "check_cell",
     "inspect",

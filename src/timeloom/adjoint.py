@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
 from timeloom.eager import eager
+from timeloom.linearize import carry, window_of
 from timeloom.memory import empty
 from timeloom.mgrit.monitor import compare
 from timeloom.mgrit.propagators import Adjoint
@@ -83,6 +85,7 @@ def solve_adjoint(
 
     anchors = (segments.end == lengths[segments.sequence]) & (segments.end > segments.begin)
     anchors = anchors.view(links, batch)
+    carrying = _carrying(problem, states, plan)
     chain = Chain(
         segments=segments,
         first=final_grad,
@@ -91,8 +94,10 @@ def solve_adjoint(
         parts=problem.cell.parts,
         sweep=sweep,
         enter=enter,
-        transfer=lambda rows: sweeper.transfer(rows, states).transpose(-1, -2),
+        transfer=lambda rows, _: sweeper.transfer(rows, states).transpose(-1, -2),
         finish=finish,
+        guess=_guess(problem, plan, carrying, incoming, final_grad),
+        carry=None if carrying is None else lambda jump, *_: carrying(jump.flip(0), None).flip(0),
         certify=sweeper.certifier(0.0),
         coarsen=lambda coarsening: Adjoint.of(problem, states, incoming, final_grad, anchors, coarsening),
     )
@@ -126,6 +131,34 @@ def _beside_exact(
 def _weight_grads(problem: Recurrence, states: list[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
     previous = [part.flatten(0, 1) for part in _previous(problem, states)]
     return problem.cell.weight_grads(previous, gate_grads.flatten(0, 1))
+
+
+Carrying = Callable[[Tensor, Tensor | None], Tensor]
+"""`carrying(jumps, incoming)`: gradients `(T, B, S)` on all states from later steps, in the order of time."""
+
+
+def _carrying(problem: Recurrence, states: list[Tensor], plan: Plan) -> Carrying | None:
+    """The linear recurrence of the gradients over single steps, where the plan asks for one."""
+    how = plan.linearization
+    if how is None:
+        return None
+    window, at = window_of(problem, how), torch.cat(states, -1)
+    return lambda jump, incoming: carry(how, window, jump, at, backwards=True, incoming=incoming)
+
+
+def _guess(
+    problem: Recurrence, plan: Plan, carrying: Carrying | None, incoming: Tensor | None, final_grad: Tensor
+) -> Tensor | None:
+    """Gradients behind every step that come from later steps, `(T, B, S)`, last step first: exact up to rounding."""
+    if carrying is None:
+        return None
+    added = final_grad.new_zeros(problem.steps, *final_grad.shape)
+    lengths = problem.ends_on_device()
+    alive = (lengths > 0).nonzero().squeeze(-1)
+    added[lengths[alive] - 1, alive] = final_grad[alive]
+    if incoming is not None:
+        incoming = pad(incoming, (0, final_grad.shape[1] - incoming.shape[-1]))
+    return carrying(added, incoming).flip(0)
 
 
 def _previous(problem: Recurrence, states: list[Tensor]) -> list[Tensor]:

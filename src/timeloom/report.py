@@ -28,7 +28,7 @@ class SolveReport:
     """What was decided, what it took, and what was reached: the certificate of one solve."""
 
     solver: str
-    """The method that ran: `sequential`, `shooting[none|diag|newton]`, or `mgrit[cycle, levels]`."""
+    """The method that ran: `sequential`, `shooting[none|diag|newton]`, `mgrit[cycle, levels]`, the solver's name."""
     chunk: int
     """Steps in a chunk; T for a sequential run."""
     iterations: int
@@ -88,7 +88,9 @@ class ConvergenceError(RuntimeError):
     """The sweeps did not meet the tolerance and `on_divergence="raise"` was asked for; `report` says what happened."""
 
     def __init__(self, report: SolveReport) -> None:
-        advice = report.advice or "Use longer chunks, correction='newton', or a larger max_iters."
+        shooting = report.solver.startswith("shooting")
+        other = "longer chunks, correction='newton'" if shooting else "solver='shooting' or 'elk'"
+        advice = report.advice or f"Use {other}, or a larger max_iters."
         super().__init__(
             f"the {report.solver} solver did not converge: after {report.iterations} {report.unit} of "
             f"{report.chunk}-step chunks the relative residual is "

@@ -92,6 +92,9 @@ class GenericCell(Cell):
             return self.vjp(state, u, torch.ones_like(state))[0]
         return self._dense(state, u).diagonal(dim1=-2, dim2=-1)
 
+    def diagonal(self, state: Tensor, u: Tensor) -> Tensor:
+        return self.leak(state, u)
+
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
         if self.is_diagonal(state, u):
             return torch.diag_embed(self.leak(state, u))

@@ -95,9 +95,12 @@ class GRUCell(Cell):
 
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
         keep, by_reset, by_update, _, by_inner = self._slopes(state, u)
-        w_hr, w_hz, w_hn = self.weights[0].chunk(3)
-        through = chain_weights(by_reset, w_hr) + chain_weights(by_update, w_hz) + chain_weights(by_inner, w_hn)
-        return through + torch.diag_embed(keep)
+        return chain_weights((by_reset, by_update, by_inner), self.weights[0].chunk(3), keep)
+
+    def diagonal(self, state: Tensor, u: Tensor) -> Tensor:
+        keep, by_reset, by_update, _, by_inner = self._slopes(state, u)
+        w_hr, w_hz, w_hn = (weight.diagonal() for weight in self.weights[0].chunk(3))
+        return keep + by_reset * w_hr + by_update * w_hz + by_inner * w_hn
 
     def input_grads(self, gate_grads: Tensor) -> Tensor:
         return gate_grads[..., : 3 * self.size]

@@ -28,6 +28,7 @@ class LSTMCell(Cell):
         self.parts = (w_hh.shape[1], w_hh.shape[0] // 4)
         self.gate_width = w_hh.shape[0] + (0 if w_hr is None else sum(self.parts))
         self.kernel = "lstm" if w_hr is None else None
+        self.has_blocks = w_hr is None
 
     @staticmethod
     def project(
@@ -84,19 +85,26 @@ class LSTMCell(Cell):
         forget = torch.sigmoid(u[..., n : 2 * n] + F.linear(h, self.weights[0][n : 2 * n]))
         return torch.cat([torch.zeros_like(h), forget], -1)
 
-    def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
+    def _slopes(self, state: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """f, ∂h⁺/∂c⁺, ∂c⁺ by the arguments of i, f and g, and ∂h⁺ by that of o, `(N, n)` each."""
         h, c = self._split(state)
         i, f, g, o = self._gates(h, u)
-        w_i, w_f, w_g, w_o = self.weights[0].chunk(4)
         squashed = torch.tanh(f * c + i * g)
-        slope = o * (1 - squashed * squashed)
-        c_by_h = (
-            chain_weights(g * i * (1 - i), w_i)
-            + chain_weights(c * f * (1 - f), w_f)
-            + chain_weights(i * (1 - g * g), w_g)
-        )
-        h_by_h = slope.unsqueeze(-1) * c_by_h + chain_weights(squashed * o * (1 - o), w_o)
-        h_by_c = torch.diag_embed(slope * f)
+        by_cell = o * (1 - squashed * squashed)
+        return f, by_cell, g * i * (1 - i), c * f * (1 - f), i * (1 - g * g), squashed * o * (1 - o)
+
+    def blocks(self, state: Tensor, u: Tensor) -> Tensor:
+        f, by_cell, by_i, by_f, by_g, by_o = self._slopes(state, u)
+        w_i, w_f, w_g, w_o = (weight.diagonal() for weight in self.weights[0].chunk(4))
+        c_by_h = by_i * w_i + by_f * w_f + by_g * w_g
+        return torch.stack([by_cell * c_by_h + by_o * w_o, by_cell * f, c_by_h, f], 1).view(-1, 2, 2, f.shape[-1])
+
+    def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
+        f, by_cell, by_i, by_f, by_g, by_o = self._slopes(state, u)
+        w_i, w_f, w_g, w_o = self.weights[0].chunk(4)
+        c_by_h = chain_weights((by_i, by_f, by_g), (w_i, w_f, w_g))
+        h_by_h = torch.addcmul(chain_weights((by_o,), (w_o,)), by_cell.unsqueeze(-1), c_by_h)
+        h_by_c = torch.diag_embed(by_cell * f)
         if len(self.weights) == 2:
             h_by_h, h_by_c = self.weights[1] @ h_by_h, self.weights[1] @ h_by_c
         return torch.cat([torch.cat([h_by_h, h_by_c], -1), torch.cat([c_by_h, torch.diag_embed(f)], -1)], -2)

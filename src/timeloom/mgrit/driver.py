@@ -46,7 +46,7 @@ class MGRITPlan(Plan):
         if chain.links == 1:
             return march(chain, self)
         began, entered = time.perf_counter(), None
-        if self.warmup:
+        if self.warmup and chain.guess is None:
             rows = torch.arange(len(chain.segments), device="cpu")
             entered = chain.enter(chain.segments, self.warmup, rows, False)
             report = None if chain.certify is None else certified(chain.certify(*entered[:2]), self, began)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 OnDivergence = Literal["sequential", "raise", "ignore"]
-Adjoint = Literal["same", "mgrit", "sequential"]
+Adjoint = Literal["same", "scan", "mgrit", "sequential"]
 Correction = Literal["auto", "none", "diag", "newton"]
 
 TOLERANCE = {torch.float64: 2e-15, torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
@@ -27,10 +27,13 @@ some 4e-5 apart, and cuDNN's error is near 6e-4.
 class Solver:
     """Options of every solver.
 
-    adjoint: how the backward pass solves for the gradients: the same way as the forward pass, by multigrid, or
-        sequentially.
+    adjoint: how the backward pass solves for the gradients: the same way as the forward pass, by a scan over the
+        transposed Jacobians of all steps (BPPSA), by multigrid, or sequentially.
     tol: largest relative jump between chunks to accept; None takes the dtype's default.
     max_iters: sweeps after which to give up; None leaves it to the solver.
+    adjoint_levels: with `adjoint="scan"`, levels of the scan's tree that multiply matrices; the roots above them are
+        run one after the other. None chooses: no level on a CPU, where matrix-vector products in order are fastest (a
+        compiled sweep does them without forming Jacobians), all levels on a GPU.
     on_divergence: what to do when the sweeps do not converge: finish sequentially after the exact prefix, raise
         `ConvergenceError`, or return what there is (the report then says `converged=False`).
     """
@@ -39,6 +42,7 @@ class Solver:
     tol: float | None = None
     max_iters: int | None = None
     on_divergence: OnDivergence = "sequential"
+    adjoint_levels: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("adjoint", self.adjoint, get_args(Adjoint))
@@ -46,6 +50,10 @@ class Solver:
         if self.tol is not None and not self.tol > 0:
             raise ValueError(f"tol must be positive or None, got {self.tol}")
         check_count("max_iters", self.max_iters)
+        if self.adjoint_levels != 0:
+            check_count("adjoint_levels", self.adjoint_levels)
+        if self.adjoint_levels is not None and self.adjoint != "scan":
+            raise ValueError(f"adjoint_levels goes with adjoint='scan'; adjoint is {self.adjoint!r}")
 
     def tolerance(self, state: Tensor) -> float:
         """The tolerance for states like this one."""

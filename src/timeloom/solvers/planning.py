@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from timeloom.linearize import Linearization
 from timeloom.mgrit.driver import MGRITPlan
 from timeloom.mgrit.grid import Coarsening, fit
 from timeloom.problem import Recurrence
@@ -19,11 +20,22 @@ from timeloom.solvers.auto import (
     step_overhead,
 )
 from timeloom.solvers.base import Solver
+from timeloom.solvers.elk import ELK, QuasiELK
 from timeloom.solvers.mgrit import MGRIT, MOST_CYCLES
+from timeloom.solvers.newton import DEER, QuasiDEER
+from timeloom.solvers.picard import Jacobi, Picard
 from timeloom.solvers.sequential import Sequential
 from timeloom.solvers.shooting import Shooting
+from timeloom.solvers.stepwise import Stepwise
+from timeloom.sweep import CPUSweeper
 
 _NAMED: dict[str, type[Solver]] = {"auto": Auto, "sequential": Sequential, "shooting": Shooting, "mgrit": MGRIT}
+_NAMED |= {kind.name: kind for kind in (DEER, QuasiDEER, ELK, QuasiELK, Picard, Jacobi)}
+
+STEPWISE_PATIENCE = 20
+"""Sweeps without halving the residual that a method over single steps is granted: its largest residual may stand still
+while it moves on."""
+MOST_STEPWISE_SWEEPS = 100
 
 
 def resolve(solver: str | Solver) -> Solver:
@@ -49,6 +61,8 @@ def plan_forward(solver: Solver, problem: Recurrence, experience: Experience) ->
         return decide(solver, problem, experience)
     if isinstance(solver, MGRIT):
         return _plan_mgrit(solver, problem, solver.cycles, experience)
+    if isinstance(solver, Stepwise):
+        return _plan_stepwise(solver, problem)
     return _one_chunk(solver, problem, "sequential, as asked for")
 
 
@@ -56,6 +70,11 @@ def plan_backward(solver: Solver, problem: Recurrence, experience: Experience) -
     """How to solve for the gradients."""
     if solver.adjoint == "sequential":
         return _one_chunk(solver, problem, "adjoint='sequential'")
+    if solver.adjoint == "scan":
+        return _plan_scan(solver, problem)
+    if isinstance(solver, Stepwise) and solver.adjoint == "same":
+        how = replace(solver.linearization(problem.cell), elements="dense", probes=None, damped=False)
+        return _plan_linear_adjoint(solver, problem, how, "linear scan")
     solver = replace(solver, tol=solver.adjoint_tolerance(problem.initial))
     if solver.adjoint == "mgrit" and not isinstance(solver, MGRIT):
         solver = MGRIT(tol=solver.tol, max_iters=solver.max_iters, on_divergence=solver.on_divergence)
@@ -117,6 +136,58 @@ def _plan_mgrit(solver: MGRIT, problem: Recurrence, cycles: int | None, experien
 def _cheapest_chunk(problem: Recurrence, warmup: int) -> int:
     steps, batch = max(problem.steps, 1), max(problem.batch, 1)
     return cheapest(steps, batch, warmup, step_overhead(problem), copies_inputs(problem))[0]
+
+
+def _plan_stepwise(solver: Stepwise, problem: Recurrence) -> Plan:
+    """Every step may leave a jump of the tolerance, and they add up: jumps beyond that of gradients are mended once."""
+    how = solver.linearization(problem.cell)
+    _check_precision(how, problem)
+    max_iters = solver.max_iters or MOST_STEPWISE_SWEEPS
+    return Plan(
+        chunk=1,
+        correction="none",
+        warmup=0,
+        tolerance=solver.tolerance(problem.initial),
+        max_iters=max_iters,
+        on_divergence=solver.on_divergence,
+        reason="",
+        linearization=how,
+        name=solver.name,
+        patience=STEPWISE_PATIENCE if solver.max_iters is None else max_iters,
+        polish=solver.adjoint_tolerance(problem.initial),
+    )
+
+
+def _plan_scan(solver: Solver, problem: Recurrence) -> Plan:
+    levels = solver.adjoint_levels
+    if levels is None and problem.u.device.type == "cpu":
+        levels = 0
+    if levels == 0 and CPUSweeper.supports(problem):
+        return _one_chunk(solver, problem, "adjoint='scan' of 0 levels: the compiled sweep, in order")
+    how = Linearization("dense", method="blelloch", levels=levels)
+    return _plan_linear_adjoint(solver, problem, how, "blelloch scan")
+
+
+def _plan_linear_adjoint(solver: Solver, problem: Recurrence, how: Linearization, name: str) -> Plan:
+    """All gradients by one linear recurrence; more sweeps than two only mend what rounding left."""
+    return Plan(
+        chunk=1,
+        correction="none",
+        warmup=0,
+        tolerance=solver.adjoint_tolerance(problem.initial),
+        max_iters=MOST_SWEEPS,
+        on_divergence=solver.on_divergence,
+        reason="",
+        linearization=how,
+        name=name,
+    )
+
+
+def _check_precision(how: Linearization, problem: Recurrence) -> None:
+    if how.precision == "tf32" and problem.u.device.type != "cuda":
+        raise ValueError(
+            f"precision='tf32' is for CUDA devices, the inputs are on {problem.u.device.type}: use 'bfloat16' or 'full'"
+        )
 
 
 def _one_chunk(solver: Solver, problem: Recurrence, reason: str) -> Plan:

@@ -139,14 +139,20 @@ class ReferenceSweeper:
         """A quick bound of the largest relative jump between stretches, where the device has one."""
         return None
 
-    def transfer(self, segments: Segments, states: list[Tensor]) -> Tensor:
-        """The dense transfer `∂end/∂start` of each stretch at the stored states, `(R, S, S)`."""
+    def transfer(self, segments: Segments, states: list[Tensor], starts: Tensor | None = None) -> Tensor:
+        """The dense transfer `∂end/∂start` of each stretch at the stored states, `(R, S, S)`.
+
+        `starts` `(R, S)` are the states before the first step of each stretch, where they are not the stored ones.
+        """
         time, alive, sequence = self._layout(segments)
         at_reset, origin = self._resets(time, sequence, alive)
         product = torch.eye(self.cell.size, dtype=self.problem.initial.dtype, device=self.problem.u.device)
         product = product.repeat(len(segments), 1, 1)
         for j in range(len(time)):
-            previous = torch.cat([part[time[j], sequence] for part in states], -1)
+            if j == 0 and starts is not None:
+                previous = starts
+            else:
+                previous = torch.cat([part[time[j], sequence] for part in states], -1)
             if at_reset is not None:
                 previous = torch.where(at_reset[j], origin, previous)
             following = self.cell.jacobian(previous, self.problem.u[time[j], sequence]) @ product

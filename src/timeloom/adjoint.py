@@ -96,9 +96,10 @@ def solve_adjoint(
         enter=enter,
         transfer=lambda rows, _: sweeper.transfer(rows, states).transpose(-1, -2),
         finish=finish,
+        fading=True,
         guess=_guess(problem, plan, carrying, incoming, final_grad),
         carry=None if carrying is None else lambda jump, *_: carrying(jump.flip(0), None).flip(0),
-        certify=sweeper.certifier(0.0),
+        certify=sweeper.certifier(0.0, fading=True),
         coarsen=lambda coarsening: Adjoint.of(problem, states, incoming, final_grad, anchors, coarsening),
     )
     report = plan.march(chain)
@@ -175,7 +176,9 @@ class _Solved(torch.autograd.Function):
     """
 
     @staticmethod
-    def keep(ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, outputs: Tensor) -> None:
+    def keep(
+        ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, shared: Tensor | None
+    ) -> None:
         ctx.set_materialize_grads(False)
         ctx.cell, ctx.lengths, ctx.resets, ctx.plan, ctx.note = (
             problem.cell,
@@ -186,7 +189,7 @@ class _Solved(torch.autograd.Function):
         )
         ctx.cell = problem.cell.with_weights(())
         ctx.counts = (len(problem.cell.weights), len(states))
-        ctx.save_for_backward(problem.u, problem.initial, outputs, *problem.cell.weights, *states)
+        ctx.save_for_backward(problem.u, problem.initial, shared, *problem.cell.weights, *states)
 
     @staticmethod
     def recall(ctx: Any) -> tuple[Recurrence, list[Tensor]]:
@@ -206,8 +209,8 @@ class HandWritten(_Solved):
     def forward(
         ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, *_: Tensor
     ) -> tuple[Tensor, Tensor]:
-        outputs = alias(states[0][1:])
-        _Solved.keep(ctx, problem, states, plan, note, outputs)
+        outputs, shared = output_of(states)
+        _Solved.keep(ctx, problem, states, plan, note, shared)
         return outputs, final_state(problem, states)
 
     @staticmethod
@@ -242,7 +245,7 @@ class AttachAdjoint(_Solved):
         ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, *_: Tensor
     ) -> tuple[Tensor, Tensor]:
         outputs = torch.cat([part[1:] for part in states], -1)
-        _Solved.keep(ctx, problem, states, plan, note, outputs)
+        _Solved.keep(ctx, problem, states, plan, note, None)
         return outputs, final_state(problem, states)
 
     @staticmethod
@@ -280,7 +283,20 @@ def refuse_second_order() -> None:
         )
 
 
-def alias(tensor: Tensor) -> Tensor:
+def output_of(states: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """The states after every step as an output, and that once more if it shares their memory, for autograd to guard.
+
+    Torch lets users write into what a GRU or RNN returns on a CPU, so there it is a copy. An LSTM's, and all on a GPU,
+    are not to be written into before the backward pass, in torch neither.
+    """
+    after = states[0][1:]
+    if after.device.type == "cpu" and len(states) == 1:
+        return after.clone(), None
+    outputs = _alias(after)
+    return outputs, outputs
+
+
+def _alias(tensor: Tensor) -> Tensor:
     """The same memory as a tensor of its own, which autograd does not take for a view."""
     alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -30,7 +30,7 @@ DIAGONAL_WORTH = 1e-3
 WORTH_MOVING = 0.1
 """Part of the tolerance up to which a start stays where it is: corrections left out must not add up to a jump."""
 SHARE_OF_BOX = 0.1
-"""A state that lives in a box is measured against this part of the box at least: its step rounds at the box's scale."""
+"""A state that lives in a box is measured against this much at least: its step rounds values of up to 1."""
 GIVE_UP_AFTER = 5
 """Sweeps without halving the residual before it counts as not contracting."""
 MOST_SWEEPS = 40
@@ -60,6 +60,9 @@ class Chain:
     finish: Callable[[Tensor, Tensor, Tensor], None]
     """`finish(links, sequences, starts)`: run these sequences sequentially from these links on."""
     bound: Tensor | None = None
+    fading: bool = False
+    """Whether values fade along the chain, as gradients do away from the loss: jumps are then measured by the largest
+    value so far, and otherwise against those beside them."""
     guess: Tensor | None = None
     """`(C, B, S)`, starts to begin with instead of `neutral`."""
     carry: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
@@ -257,18 +260,20 @@ class Boundaries:
         self._bad = ~(self.error <= tolerance)
 
     def _scales(self) -> Tensor:
-        """Scale of the state at each link, part by part, `(C, B, S)`: the largest value that has come so far along
-        the chain.
+        """Scale of the state at each link, part by part, `(C, B, S)`: the largest value beside it.
 
-        Not the largest of all: where states grow, what is nothing beside the last state may be all of an early one.
+        Where values fade, the largest that has come so far along the chain. Never the largest of all: what is nothing
+        beside the last state may be all of an early one, and the other way round.
         """
         largest = self.starts.abs()
         largest[1:] = torch.maximum(largest[1:], self.ends[:-1].abs())
-        largest = largest if all_finite(largest) else torch.where(largest.isfinite(), largest, 0)
+        largest = torch.where(largest.isfinite(), largest, 0)
         widest = [part.amax(-1, keepdim=True).expand_as(part) for part in largest.split(self.chain.parts, -1)]
-        scale = torch.cat(widest, -1).cummax(0).values
+        scale = torch.cat(widest, -1)
+        if self.chain.fading:
+            scale = scale.cummax(0).values
         if self.chain.bound is not None:
-            scale = torch.maximum(scale, SHARE_OF_BOX * torch.where(self.chain.bound.isfinite(), self.chain.bound, 0))
+            scale = torch.maximum(scale, SHARE_OF_BOX * self.chain.bound.isfinite().to(scale.dtype))
         return scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
     def correct(self, correction: Correction, plan: Plan) -> Tensor:

@@ -51,7 +51,7 @@ def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> 
         bound=problem.cell.bound(problem.initial),
         guess=_starts_from(problem.guess, plan.chunk, problem.initial),
         carry=_carry(problem, plan),
-        certify=sweeper.certifier(SHARE_OF_BOX),
+        certify=sweeper.certifier(SHARE_OF_BOX, fading=False),
         coarsen=lambda coarsening: Forward.of(problem, coarsening),
     )
     return states, plan.march(chain)

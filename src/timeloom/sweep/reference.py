@@ -135,7 +135,7 @@ class ReferenceSweeper:
         ends, _ = self.adjoint(behind, entry, states, incoming)
         return ends, *self.adjoint(segments, ends, states, incoming, gate_grads, reset_grads, want_leak)
 
-    def certifier(self, share_of_box: float) -> Callable[[Tensor, Tensor], Tensor | float] | None:
+    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor | float] | None:
         """A quick bound of the largest relative jump between stretches, where the device has one."""
         return None
 

@@ -322,3 +322,14 @@ def test_a_solve_that_must_not_fall_back_raises_with_its_report() -> None:
         ours(torch.randn(T, B, D))
     assert not caught.value.report.converged
     assert ours.reports == []
+
+
+def test_scripting_names_the_way_out() -> None:
+    with pytest.raises(RuntimeError, match="sequentialize"):
+        torch.jit.script(nn.Sequential(tl.GRU(3, 4)))
+
+
+@pytest.mark.parametrize("lengths", ["abc", [1.5, 2], 7])
+def test_lengths_of_the_wrong_kind_are_named(lengths: Any) -> None:
+    with pytest.raises(TypeError, match="lengths must be a tensor or a list of 2 whole numbers"):
+        tl.GRU(3, 4)(torch.randn(5, 2, 3), lengths=lengths)

@@ -704,3 +704,21 @@ def test_no_sequences_at_all() -> None:
     assert solution.outputs.shape == (10, 0, 4)
     assert solution.report.converged
     solution.outputs.sum().backward()
+
+
+@pytest.mark.parametrize("size", [1e2, 1e6])
+def test_a_large_beginning_hides_no_later_error(size: float) -> None:
+    """Jumps are measured against the states beside them, not against a start that has long been forgotten."""
+
+    def cell(h: Tensor, x: Tensor) -> Tensor:
+        return 0.5 * h + x
+
+    xs, h0 = torch.randn(600, 2, 3), torch.full((2, 3), size)
+    state, expected = h0.double(), []
+    for x in xs.double():
+        state = cell(state, x)
+        expected.append(state)
+    for _ in range(4):  # the warm-up is learned on the way
+        states, report = tl.unroll(cell, h0, xs, solver="auto")
+        assert report.converged
+        assert float((states.double() - torch.stack(expected))[100:].abs().max()) < 1e-5

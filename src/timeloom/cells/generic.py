@@ -51,7 +51,10 @@ class GenericCell(Cell):
     def step(self, state: Tensor, u: Tensor) -> Tensor:
         out = self.function(self.unpack(state), u.reshape(u.shape[0], *self.input_shape))
         self._check(out, state.shape[0])
-        return self.pack(out)
+        packed = self.pack(out)
+        if packed.dtype != state.dtype:
+            raise TypeError(f"the cell returned {packed.dtype} for a state of {state.dtype}: it must keep the dtype")
+        return packed
 
     def call_own(self, function: UserStep, state: Tensor, u: Tensor, span: Tensor) -> Tensor:
         out = function(self.unpack(state), u.reshape(u.shape[0], *self.input_shape), span)

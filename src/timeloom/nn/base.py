@@ -64,6 +64,12 @@ class Recurrent(nn.RNNBase):
     def solver(self, solver: str | Solver) -> None:
         self._start(solver)
 
+    def __prepare_scriptable__(self) -> Any:
+        raise RuntimeError(
+            "torch.jit.script does not know timeloom's layers: call timeloom.sequentialize(model) first: it makes them "
+            "torch's own again, weights and all"
+        )
+
     def extra_repr(self) -> str:
         text = super().extra_repr()
         return text if self._solver_given == "auto" else f"{text}, solver={self._solver_given!r}"

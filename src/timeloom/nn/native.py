@@ -75,7 +75,11 @@ def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
         if module.hidden_size <= PERSISTENT and data.dtype == torch.float32 and not fused:
             return f"auto: cuDNN runs {module.hidden_size} hidden units in one kernel"
         needed = SHORTEST_FUSED_ON_GPU if fused else SHORTEST_ON_GPU
-    elif solved_in(data) != torch.float32 or module.proj_size > 0 or unavailable() is not None:
+    elif solved_in(data) != torch.float32 or module.proj_size > 0:
+        needed = SHORTEST_IN_TORCH
+    elif unavailable() is not None:
+        if steps < SHORTEST_IN_TORCH:
+            return f"auto: {steps} steps are too few to gain without compiled kernels ({unavailable()})"
         needed = SHORTEST_IN_TORCH
     elif module.mode == "LSTM" and _fills_the_cpu(module.hidden_size, module.input_size, batch):
         return f"auto: {batch} × {module.hidden_size} units fill the CPU in torch's fused LSTM"

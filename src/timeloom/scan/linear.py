@@ -70,6 +70,9 @@ class _Way:
 def _check(
     a: Tensor, b: Tensor, h0: Tensor | None, structure: Structure | None, method: str, levels: int | None
 ) -> Structure:
+    for name, value in (("a", a), ("b", b)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a Tensor, got {type(value).__name__}")
     if b.dim() < 1:
         raise ValueError("b must have a time dimension, got a scalar")
     shapes: dict[Structure, tuple[int, ...]] = {"diagonal": tuple(b.shape)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal, get_args
 
 import torch
@@ -47,8 +48,8 @@ class Solver:
     def __post_init__(self) -> None:
         check_choice("adjoint", self.adjoint, get_args(Adjoint))
         check_choice("on_divergence", self.on_divergence, get_args(OnDivergence))
-        if self.tol is not None and not self.tol > 0:
-            raise ValueError(f"tol must be positive or None, got {self.tol}")
+        if self.tol is not None and not (isinstance(self.tol, Real) and self.tol > 0):
+            raise ValueError(f"tol must be positive or None, got {self.tol!r}")
         check_count("max_iters", self.max_iters)
         if self.adjoint_levels != 0:
             check_count("adjoint_levels", self.adjoint_levels)
@@ -76,7 +77,7 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
 
 
-def check_count(name: str, value: object) -> None:
-    """Refuse anything but a whole number from 1 up, or None."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ValueError(f"{name} must be a whole number ≥ 1 or None, got {value!r}")
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Refuse anything but a whole number from `least` up, or None."""
+    if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least):
+        raise ValueError(f"{name} must be a whole number ≥ {least} or None, got {value!r}")

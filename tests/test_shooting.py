@@ -311,7 +311,7 @@ def test_sweeps_that_do_not_contract_are_given_up_early() -> None:
 
 def test_never_more_than_the_most_sweeps() -> None:
     """A network that contracts too slowly to finish and too fast to be given up."""
-    net = zoo.network("function")
+    net = zoo.network("gru")
     x, initial = zoo.data(net, 120, 1)
     solver = Shooting(chunk=1, correction="none", warmup=0)
     report = check_against_truth(net, x, initial, solver, 1e-11).report

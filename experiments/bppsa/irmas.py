@@ -1,6 +1,6 @@
 """A GRU that hears instruments, trained with gradients by torch, by timeloom's default and by scans.
 
-    python -m experiments.bppsa.irmas                               # generated clips; about three minutes on one core
+    python -m experiments.bppsa.irmas                               # generated clips; about two minutes on one core
     python -m experiments.bppsa.irmas --data IRMAS-TrainingData     # the real ones
     python -m experiments.bppsa.irmas --quick                       # all parts in small, seconds
 
@@ -198,13 +198,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, help="a folder in IRMAS's layout; without it, clips are generated")
     parser.add_argument(
-        "--clips", type=_count, help="most clips of an instrument, to train and to test on (default 48)"
+        "--clips", type=_count, help="most clips of an instrument, to train and to test on (default 32)"
     )
-    parser.add_argument("--steps", type=_count, help="training steps (default 112)")
+    parser.add_argument("--steps", type=_count, help="training steps (default 80)")
     parser.add_argument("--quick", action="store_true", help="few clips and steps; writes only where --out says")
     parser.add_argument("--out", type=Path, help="where results go (default: results/ beside this file)")
     options = parser.parse_args(arguments)
-    most, steps = options.clips or (4 if options.quick else 48), options.steps or (3 if options.quick else 112)
+    most, steps = options.clips or (4 if options.quick else 32), options.steps or (3 if options.quick else 80)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.data or Path(temporary)
         if options.data is None:

@@ -20,10 +20,11 @@ from timeloom.train.checkpoint import LAST, Checkpoint
 from timeloom.train.config import TrainConfig, preset, read_config
 from timeloom.train.files import write_text
 from timeloom.train.model import solver_of
+from timeloom.train.run_report import write_report
 from timeloom.train.summary import summarize
 from timeloom.train.trainer import Trainer
 
-CONFIG, SUMMARY = "config.json", "summary.json"
+CONFIG, SUMMARY, REPORT = "config.json", "summary.json", "report.html"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,7 +69,8 @@ def train(trainer: Trainer) -> int:
     score = trainer.measure(splits.test)
     summary = summarize(splits, trainer.metrics, score, trainer.progress, trainer.device)
     write_text(folder / SUMMARY, json.dumps(summary.to_dict(), indent=2) + "\n")
-    CONSOLE.print("\n".join([*summary.lines(), f"Run: {folder}"]), markup=False)
+    write_report(folder / REPORT, trainer.config, splits, trainer.metrics, summary)
+    CONSOLE.print("\n".join([*summary.lines(), f"Report: {folder / REPORT}"]), markup=False)
     return 0
 
 

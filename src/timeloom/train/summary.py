@@ -55,10 +55,10 @@ class Summary:
         if self.speedup is None or self.torch_seconds_a_step is None:
             lines.append(f"A training step took {self.seconds_a_step:.3f} s; torch's own layers were not timed.")
         else:
+            agree = f"agree to {self.loss_difference:.0e}" if self.loss_difference else "are the same"
             lines.append(
                 f"A training step is {self.speedup:.1f}x faster than with torch's own layers: "
-                f"{self.torch_seconds_a_step:.3f} s to {self.seconds_a_step:.3f} s; the losses agree "
-                f"to {max(self.loss_difference or 0.0, 1e-16):.0e}."
+                f"{self.torch_seconds_a_step:.3f} s to {self.seconds_a_step:.3f} s; the losses {agree}."
             )
         return lines
 

@@ -28,6 +28,7 @@ from timeloom.train.config import OptimConfig, TrainConfig
 from timeloom.train.metrics import Metrics
 from timeloom.train.model import SequenceModel, solver_of
 from timeloom.train.objective import Score, loss_of
+from timeloom.words import describe
 
 Show = Callable[[dict[str, Any]], None]
 """Told every row of metrics as it is made."""
@@ -85,7 +86,7 @@ class Solved:
 
     @classmethod
     def of(cls, model: SequenceModel) -> Solved:
-        forward = [report for layer in model.recurrent_layers() for report in layer.reports]
+        forward = [report for _, report in reports_of(model)]
         backward = [report.backward for report in forward if report.backward is not None]
         both = forward + backward
         return cls(
@@ -101,6 +102,15 @@ def _in_chunks(report: SolveReport) -> bool:
     return report.solver != "sequential" and bool(report.residuals or report.warmup)
 
 
+def reports_of(model: SequenceModel) -> list[tuple[str, SolveReport]]:
+    """The reports of the last call, each with the layer and direction it is of."""
+    return [
+        (f"layer {number}" + (" reversed" if index % 2 else ""), report)
+        for number, layer in enumerate(model.recurrent_layers(), start=1)
+        for index, report in enumerate(layer.reports)
+    ]
+
+
 class Trainer:
     """Trains a model on its data, in a folder of its own."""
 
@@ -113,6 +123,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config.optim)
         self.progress = Progress()
         self.interrupted = False
+        self._steps_in_batch = 0
         if resume is None:
             if config.normalize:
                 self.model.fit_scale(splits.train)
@@ -159,6 +170,7 @@ class Trainer:
         size, seed = self.config.optim.batch, self.config.seed
         chosen = order(len(self.splits.train), seed, epoch)[position * size : (position + 1) * size]
         batch = self._moved(collate(self.splits.train, chosen))
+        self._steps_in_batch = len(batch.inputs)
         fetched = time.perf_counter()
         if step in self._compared:
             self._compare(step, batch)
@@ -208,6 +220,7 @@ class Trainer:
 
     def _validate(self) -> None:
         """Measure on the validation series, and keep the weights if they are the best so far."""
+        solved = self._solved_in_words()
         score = self.measure(self.splits.valid)
         epoch = self.progress.step // self.per_epoch - 1
         if score.loss < self.progress.best_loss:
@@ -217,8 +230,17 @@ class Trainer:
             self.progress.epochs_without += 1
         self._add(
             kind="validation", epoch=epoch, loss=score.loss, quality=score.quality, elapsed=self.progress.elapsed,
-            best=self.progress.epochs_without == 0,
+            best=self.progress.epochs_without == 0, solved=solved,
         )  # fmt: skip
+
+    def _solved_in_words(self) -> list[tuple[str, str]]:
+        """What the solver did in the last training step: where, and what."""
+        told = []
+        for where, report in reports_of(self.model):
+            told.append((f"{where} forward", describe(report, self._steps_in_batch)))
+            if report.backward is not None:
+                told.append((f"{where} backward", describe(report.backward, self._steps_in_batch)))
+        return told
 
     def measure(self, data: Examples) -> Score:
         """Loss and quality of the present weights."""

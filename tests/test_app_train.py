@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy
@@ -49,6 +51,17 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert without_clock(one) == without_clock(other)
 
 
+@contextmanager
+def killed_at_the_end(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that gets no chance to finish what it is at."""
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     """Killed twice, wherever it happens to be, even while a checkpoint is written."""
     options = ["--epochs", "15", "--layers", "2", "--dropout", "0.1", "--save-every", "3", "--schedule", "linear"]
@@ -58,13 +71,11 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     steps = []
     for least in (8, 24):
         command = [sys.executable, "-m", "timeloom", "train", *arguments]
-        environment = {**os.environ, "PYTHONPATH": SOURCE}
-        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+        with killed_at_the_end(command) as process:
             deadline = time.monotonic() + 60
             while len(read(killed / "metrics.jsonl")) < least and process.poll() is None:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
-            process.send_signal(signal.SIGKILL)
         steps.append(checkpoint.load(killed / LAST).progress.step)
         arguments = ["--resume", str(killed)]
     assert 0 < steps[0] < steps[1] < 60
@@ -110,14 +121,13 @@ def test_a_checkpoint_is_whole_at_every_moment(tmp_path: Path) -> None:
     path = tmp_path / LAST
     command = [sys.executable, "-c", WRITER, str(path)]
     seen = set()
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": SOURCE}) as process:
+    with killed_at_the_end(command):
         deadline = time.monotonic() + 60
         while len(seen) < 20 and time.monotonic() < deadline:
             if path.exists():
                 loaded = checkpoint.load(path)
                 assert all((tensor == loaded.progress.step).all() for tensor in loaded.weights.values())
                 seen.add(loaded.progress.step)
-        process.kill()
     assert len(seen) == 20
     assert checkpoint.load(path).progress.step >= max(seen)
 

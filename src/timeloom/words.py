@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from timeloom.report import SolveReport
 
 
@@ -24,3 +26,21 @@ def describe(report: SolveReport, length: int) -> str:
         if report.fell_back:
             text += "; the sweeps did not contract, so the rest was run one step after the other"
     return f"{text}. Why: {report.reason}." if report.reason else f"{text}."
+
+
+def of_reports(reports: Iterable[tuple[str, SolveReport]], length: int) -> list[tuple[str, str]]:
+    """Reports with the layers they are of in words, forward and backward."""
+    told = []
+    for where, report in reports:
+        told.append((f"{where} forward", describe(report, length)))
+        if report.backward is not None:
+            told.append((f"{where} backward", describe(report.backward, length)))
+    return _by_text(told)
+
+
+def _by_text(told: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The same words once, with all the places they are of."""
+    places: dict[str, list[str]] = {}
+    for where, text in told:
+        places.setdefault(text, []).append(where)
+    return [(", ".join(found), text) for text, found in places.items()]

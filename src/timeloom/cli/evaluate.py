@@ -15,6 +15,7 @@ from timeloom.cli.display import CONSOLE
 from timeloom.data import Record, Table, examples, load, split
 from timeloom.train import checkpoint
 from timeloom.train.checkpoint import Checkpoint
+from timeloom.train.config import at_least
 from timeloom.train.inference import check_channels, compare, restore, task_of
 from timeloom.train.objective import Score, quality_name, quality_text
 from timeloom.train.trainer import device_of
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="timeloom evaluate",
         description="Measures a trained model on labelled series.",
     )
+    at_least("batch", options.batch, 1)
     loaded = checkpoint.load(options.run)
     model = restore(loaded, device_of(options.device), options.solver)
     table = load(options.data or loaded.config.data)

@@ -17,6 +17,7 @@ from timeloom.data import load
 from timeloom.errors import InputError
 from timeloom.train import checkpoint
 from timeloom.train.checkpoint import Checkpoint
+from timeloom.train.config import at_least
 from timeloom.train.files import write_text
 from timeloom.train.inference import answer, check_channels, restore
 from timeloom.train.trainer import device_of
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     if not options.out.parent.is_dir():
         raise InputError(f"the folder {options.out.parent} does not exist; create it first")
+    at_least("batch", options.batch, 1)
     loaded = checkpoint.load(options.run)
     model = restore(loaded, device_of(options.device), options.solver)
     table = load(options.data)

@@ -9,7 +9,7 @@ from html import escape
 from statistics import fmean
 
 WIDTH, HEIGHT = 440, 290
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 44, 42
+LEFT, RIGHT, TOP, BOTTOM = 66, 14, 44, 42
 COLOURS = ("#0b66b0", "#d9730d", "#2e8b57", "#a4389a", "#c0392b", "#7a6a00")
 MOST_POINTS = 300
 """Longer lines are thinned: more could not be told apart."""
@@ -69,7 +69,7 @@ def line_chart(
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" xmlns="http://www.w3.org/2000/svg">',
-        f'<text class="title" x="{LEFT - 44}" y="15">{escape(title)}</text>',
+        f'<text class="title" x="{LEFT - 52}" y="15">{escape(title)}</text>',
         *_legend(shown),
         *_grid(x, y),
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>',

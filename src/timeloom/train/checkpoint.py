@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
@@ -76,9 +77,8 @@ def load(path: Path) -> Checkpoint:
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint; give the folder of a run or a .safetensors file in it")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        data = path.read_bytes()  # in one go: a training may put a newer file in its place at any moment
+        tensors, metadata = deserialize(data), _metadata(data)
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path}: not a whole safetensors file ({error})") from None
     if metadata.get("format") != FORMAT:
@@ -94,6 +94,13 @@ def load(path: Path) -> Checkpoint:
         optimizer=_part(tensors, "optimizer."),
         experience=about["experience"],
     )
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    """The texts in the header of a whole safetensors file: eight bytes with its length, then JSON."""
+    length = int.from_bytes(data[:8], "little")
+    found: dict[str, str] = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    return found
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -39,8 +39,8 @@ class ModelConfig:
     """How the answers of all steps become one: their mean, or the last one. A label for each step needs none."""
 
     def __post_init__(self) -> None:
-        _at_least("hidden", self.hidden, 1)
-        _at_least("layers", self.layers, 1)
+        at_least("hidden", self.hidden, 1)
+        at_least("layers", self.layers, 1)
         if not 0 <= self.dropout < 1:
             raise InputError(f"--dropout must be at least 0 and below 1, got {self.dropout}")
 
@@ -72,7 +72,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch", 1), ("warmup", 0), ("patience", 0)):
-            _at_least(name, getattr(self, name), least)
+            at_least(name, getattr(self, name), least)
         if not self.lr > 0:
             raise InputError(f"--lr must be positive, got {self.lr}")
         for name in ("clip", "weight_decay"):
@@ -115,7 +115,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("seed", 0), ("compare", 0), ("save_every", 1)):
-            _at_least(name, getattr(self, name), least)
+            at_least(name, getattr(self, name), least)
         for name in ("valid_fraction", "test_fraction"):
             if not 0 < getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')} must be between 0 and 1, got {getattr(self, name)}")
@@ -158,6 +158,7 @@ def read_config(path: Path) -> TrainConfig:
         raise InputError(f"{path}: not whole ({error}); the run cannot be continued from it") from None
 
 
-def _at_least(name: str, value: int, least: int) -> None:
+def at_least(name: str, value: int, least: int) -> None:
+    """Refuse an option below its least value."""
     if value < least:
         raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")

@@ -41,20 +41,12 @@ def write_report(path: Path, config: TrainConfig, splits: Splits, metrics: Metri
     if validations:
         parts += [
             page.paragraph("What the solver did in the last step:"),
-            page.told(_by_text(validations[-1]["solved"])),
+            page.told(validations[-1]["solved"]),
         ]
     if summary.confusion:
         parts += [page.heading("Answers on the test series"), page.counts(splits.classes, summary.confusion)]
     parts += [page.heading("Configuration"), page.table(_settings(config))]
     page.write_page(path, f"timeloom: {name}", *parts)
-
-
-def _by_text(solved: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The same words once, with all the places they are of."""
-    places: dict[str, list[str]] = {}
-    for where, text in solved:
-        places.setdefault(text, []).append(where)
-    return [(", ".join(found), text) for text, found in places.items()]
 
 
 def _numbers(summary: Summary) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ from timeloom.data import Batch, Examples, Splits, batches
 from timeloom.data.batches import collate, order
 from timeloom.errors import InputError
 from timeloom.report import SolveReport
+from timeloom.solvers import Sequential
 from timeloom.train import checkpoint
 from timeloom.train.checkpoint import BEST, LAST, Checkpoint, Progress
 from timeloom.train.comparison import MOST_SECONDS, chosen_steps, synchronize, torch_step
@@ -28,7 +29,7 @@ from timeloom.train.config import OptimConfig, TrainConfig
 from timeloom.train.metrics import Metrics
 from timeloom.train.model import SequenceModel, solver_of
 from timeloom.train.objective import Score, loss_of
-from timeloom.words import describe
+from timeloom.words import of_reports
 
 Show = Callable[[dict[str, Any]], None]
 """Told every row of metrics as it is made."""
@@ -132,7 +133,9 @@ class Trainer:
         self.per_epoch = math.ceil(len(splits.train) / config.optim.batch)
         self.total = self.per_epoch * config.optim.epochs
         self.metrics = Metrics(folder, self.progress.step)
-        self._compared = chosen_steps(0 if config.solver == "sequential" else config.compare, self.total)
+        self._compared = chosen_steps(
+            0 if isinstance(solver_of(config.solver), Sequential) else config.compare, self.total
+        )
 
     def _restore(self, resume: Checkpoint) -> None:
         if resume.classes != self.splits.classes or resume.channels != self.splits.channels:
@@ -220,7 +223,7 @@ class Trainer:
 
     def _validate(self) -> None:
         """Measure on the validation series, and keep the weights if they are the best so far."""
-        solved = self._solved_in_words()
+        solved = of_reports(reports_of(self.model), self._steps_in_batch)  # of the last training step
         score = self.measure(self.splits.valid)
         epoch = self.progress.step // self.per_epoch - 1
         if score.loss < self.progress.best_loss:
@@ -232,15 +235,6 @@ class Trainer:
             kind="validation", epoch=epoch, loss=score.loss, quality=score.quality, elapsed=self.progress.elapsed,
             best=self.progress.epochs_without == 0, solved=solved,
         )  # fmt: skip
-
-    def _solved_in_words(self) -> list[tuple[str, str]]:
-        """What the solver did in the last training step: where, and what."""
-        told = []
-        for where, report in reports_of(self.model):
-            told.append((f"{where} forward", describe(report, self._steps_in_batch)))
-            if report.backward is not None:
-                told.append((f"{where} backward", describe(report.backward, self._steps_in_batch)))
-        return told
 
     def measure(self, data: Examples) -> Score:
         """Loss and quality of the present weights."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
+import types
 from pathlib import Path
 
 import numpy
@@ -176,10 +177,42 @@ def test_a_source_that_is_not_there_is_told(source: str, told: str) -> None:
     assert told in str(caught.value)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("aeon") is not None, reason="aeon is installed")
-def test_a_set_of_the_archive_without_aeon_says_what_to_install() -> None:
+def stand_in_for_aeon(monkeypatch: pytest.MonkeyPatch, **contents: object) -> None:
+    """aeon itself is too large to install for two calls."""
+    package, datasets = types.ModuleType("aeon"), types.ModuleType("aeon.datasets")
+    vars(datasets).update(contents)
+    monkeypatch.setitem(sys.modules, "aeon", package)
+    monkeypatch.setitem(sys.modules, "aeon.datasets", datasets)
+
+
+def test_a_set_of_the_archive_without_aeon_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aeon", None)
     with pytest.raises(InputError, match=r"pip install 'timeloom\[archive\]'"):
         load("EigenWorms")
+
+
+def test_a_set_of_the_archive_comes_with_its_official_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_classification(name: str, split: str) -> tuple[object, object]:
+        assert name == "Tiny"
+        if split == "train":
+            return numpy.arange(12.0).reshape(2, 2, 3), numpy.array(["a", "b"])  # series, channels, steps
+        return [numpy.zeros((2, 5)), numpy.ones((2, 4))], numpy.array(["b", "a"])  # of unequal lengths: a list
+
+    stand_in_for_aeon(monkeypatch, load_classification=load_classification)
+    records = load("Tiny").records
+    assert [(r.split, r.label, tuple(r.values.shape)) for r in records] == [
+        ("train", "a", (3, 2)), ("train", "b", (3, 2)), ("test", "b", (5, 2)), ("test", "a", (4, 2)),
+    ]  # fmt: skip
+    assert records[0].values.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_an_archive_out_of_reach_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_classification(name: str, split: str) -> None:
+        raise OSError("no route to host")
+
+    stand_in_for_aeon(monkeypatch, load_classification=load_classification)
+    with pytest.raises(InputError, match=r"could not load 'Tiny' \(OSError: no route to host\)"):
+        load("Tiny")
 
 
 def many(tmp_path: Path, count: int = 20) -> Path:

@@ -14,10 +14,11 @@ def from_archive(name: str) -> Table:
     """The official train and test series of a classification set."""
     try:
         from aeon.datasets import load_classification
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        missing = "" if error.name == "aeon" else f" (aeon is there, {error.name} is not)"
         raise InputError(
             f"{name!r} is neither a file nor a folder nor a built-in task. To fetch it from the UEA/UCR archive: "
-            f"pip install 'timeloom[archive]'; or give the path of its .ts file"
+            f"pip install 'timeloom[archive]'{missing}; or give the path of its .ts file"
         ) from None
     records = []
     splits: tuple[Split, ...] = ("train", "test")

@@ -9,7 +9,7 @@ COMMANDS = {
     "train": "train a model on a built-in task, a folder of CSV/NPY files, a .ts file or a UEA/UCR set",
     "evaluate": "measure a trained model, with serial and parallel inference compared",
     "predict": "write a trained model's answers for new data to a CSV file",
-    "inspect": "show how every solver converges on a trained model, and what auto does and why",
+    "inspect": "show how solvers converge on a trained model, and what auto does and why",
     "doctor": "check this machine: versions, devices, kernels, and a short self-test with a speedup",
     "bench": "run the benchmarks of a source checkout",
 }

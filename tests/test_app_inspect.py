@@ -33,10 +33,11 @@ def model_of(bias: float, layers: int = 1, bidirectional: bool = False) -> Seque
 
 
 def test_the_stronger_correction_needs_fewer_sweeps_on_a_long_memory(one_thread: None) -> None:
-    found = inspect_model(model_of(bias=4.0), torch.randn(800, 1, 2), None)
+    found = inspect_model(model_of(bias=4.0), torch.randn(800, 1, 2), None, every=True)
     assert found.chunk == 50
     sweeps = {trial.name: trial.sweeps() for trial in found.trials}
-    assert list(sweeps) == ["torch", "auto", "shooting none", "shooting diag", "shooting newton"]
+    assert list(sweeps)[:5] == ["torch", "auto", "shooting none", "shooting diag", "shooting newton"]
+    assert {"DEER", "ELK", "MGRIT", "Picard"} < set(sweeps)
     for way in (FORWARD, BACKWARD):
         none, diag, newton = (sweeps[f"shooting {name}"][way] for name in ("none", "diag", "newton"))
         assert none > diag >= newton

@@ -87,6 +87,21 @@ def test_long_lines_are_thinned_to_means() -> None:
     assert len({y for _, y in points}) == 1
 
 
+def test_a_long_legend_takes_more_rows() -> None:
+    def heights(count: int) -> tuple[float, set[str | None]]:
+        svg = ElementTree.fromstring(
+            line_chart([Line(f"solver {i}", [1, 2], [1, 2]) for i in range(count)], "t", "x", "y")
+        )
+        labels = [e for e in svg.iter(f"{SVG}text") if (e.text or "").startswith("solver")]
+        assert all(float(e.get("x", "0")) + 6 * len(e.text or "") < WIDTH for e in labels)
+        return float(svg.get("viewBox", "").split()[3]), {e.get("y") for e in labels}
+
+    assert heights(2) == (HEIGHT, {"34"})
+    tall, rows = heights(11)
+    assert tall > HEIGHT
+    assert len(rows) > 1
+
+
 def test_numbers_are_short() -> None:
     assert [number(v) for v in (0, 0.5, 1e-6, 2e5, 1234)] == ["0", "0.5", "1e-6", "2e5", "1,234"]
 

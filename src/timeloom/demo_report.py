@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from timeloom.demo_task import CHANNELS
+from timeloom.demo_task import CHANNELS, TORCH_SECONDS
 from timeloom.report import SolveReport
 from timeloom.words import describe
 
@@ -28,7 +28,7 @@ def introduce(settings: Settings) -> None:
     CONSOLE.print(
         f"Task: did a noisy pointer turn more forwards or more backwards over {settings.length:,} steps?\n"
         f"{CHANNELS} channels, batch {settings.batch}, a GRU of {settings.hidden} units, {threads} CPU thread(s). "
-        f"torch stops after {settings.torch_steps} steps, timeloom goes on to {settings.steps}."
+        f"torch stops after {settings.torch_steps} steps or {TORCH_SECONDS:.0f} s, timeloom after {settings.steps}."
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import Note, alias, attach, refuse_second_order
+from timeloom.adjoint import Note, attach, output_of, refuse_second_order
 from timeloom.cells.base import Cell
 from timeloom.eager import eager
 from timeloom.problem import Recurrence
@@ -67,7 +67,9 @@ def run(
     if not taped:
         return kept[0][1:], final
     note = noting(report, solver, memory, record)
-    lane = _Lane(kind, bare, project, plan_backward(solver, sizes, memory.backward), note, memory.backward)
+    lane = _Lane(
+        kind, len(cell.parts), bare, project, plan_backward(solver, sizes, memory.backward), note, memory.backward
+    )
     outputs, final = _Express.apply(lane, kept, final, *live)
     return outputs, final
 
@@ -94,6 +96,8 @@ class _Lane:
     """What the backward pass is told beside its tensors."""
 
     kind: type[Layer]
+    parts: int
+    """Parts of the state: the first of the kept tensors."""
     bare: Bare
     project: Project
     plan: Plan
@@ -106,10 +110,10 @@ class _Express(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, lane: _Lane, kept: list[Tensor], final: Tensor, *live: Any) -> tuple[Tensor, Tensor]:
-        outputs = alias(kept[0][1:])
+        outputs, shared = output_of(kept[: lane.parts])
         ctx.set_materialize_grads(False)
         ctx.lane = lane
-        ctx.save_for_backward(*live, outputs, *kept)
+        ctx.save_for_backward(*live, shared, *kept)
         return outputs, final
 
     @staticmethod
@@ -161,7 +165,7 @@ def _solve_again(
 
 
 def _goes_at_once(plan: Plan, steps: int) -> bool:
-    return plan.chunk >= steps or plan.warmup > 0
+    return (plan.chunk >= steps or plan.warmup > 0) and not plan.check_gradient
 
 
 def _report(jump: Tensor | float, plan: Plan, steps: int, began: float) -> SolveReport | None:

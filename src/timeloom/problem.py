@@ -16,7 +16,8 @@ class Recurrence:
     """`s[t+1] = f(s[t], u[t])` for t = 0 … T−1, from `initial`.
 
     `u` is `(T, B, K)`, `initial` is `(B, S)`. `lengths` `(B,)` ends each sequence early (steps past it are not solved);
-    `resets` `(T, B)` puts the state back to `initial` before the marked steps.
+    `resets` `(T, B)` puts the state back to `initial` before the marked steps. `guess` `(T, B, S)`, the states after
+    all steps as well as they are known, is where iterations begin.
     """
 
     cell: Cell
@@ -24,6 +25,7 @@ class Recurrence:
     initial: Tensor
     lengths: Tensor | None = None
     resets: Tensor | None = None
+    guess: Tensor | None = None
 
     @property
     def steps(self) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from timeloom.linearize import carry, window_of
 from timeloom.memory import empty
+from timeloom.mgrit.propagators import Forward
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.report import SolveReport
-from timeloom.solve import SHARE_OF_BOX, Chain, Plan, march
+from timeloom.solve import SHARE_OF_BOX, Chain, Plan
 from timeloom.sweep import ReferenceSweeper
 
 
@@ -42,12 +46,28 @@ def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> 
         parts=problem.cell.parts,
         sweep=sweep,
         enter=enter,
-        transfer=lambda rows: sweeper.transfer(rows, states),
+        transfer=lambda rows, starts: sweeper.transfer(rows, states, starts),
         finish=finish,
         bound=problem.cell.bound(problem.initial),
-        certify=sweeper.certifier(SHARE_OF_BOX),
+        guess=_starts_from(problem.guess, plan.chunk, problem.initial),
+        carry=_carry(problem, plan),
+        certify=sweeper.certifier(SHARE_OF_BOX, fading=False),
+        coarsen=lambda coarsening: Forward.of(problem, coarsening),
     )
-    return states, march(chain, plan)
+    return states, plan.march(chain)
+
+
+def _starts_from(guess: Tensor | None, chunk: int, initial: Tensor) -> Tensor | None:
+    """Chunk starts `(C, B, S)` from guessed states after every step, `(T, B, S)`."""
+    return None if guess is None else torch.cat([initial.unsqueeze(0), guess[chunk - 1 : -1 : chunk]])
+
+
+def _carry(problem: Recurrence, plan: Plan) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    how = plan.linearization
+    if how is None:
+        return None
+    window = window_of(problem, how)
+    return lambda jump, starts, damping: carry(how, window, jump, starts, False, damping)
 
 
 def final_state(problem: Recurrence, states: list[Tensor]) -> Tensor:

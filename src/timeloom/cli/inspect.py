@@ -34,6 +34,8 @@ class Options:
     """Series to look at; by default the run's own."""
     batch: int = 4
     """Series in the batch: the first ones of the data."""
+    every: bool = False
+    """Try the published methods over single steps too (DEER, ELK, Picard …): minutes on long series."""
     out: str = ""
     """Page to write; by default inspect.html in the folder of the run."""
     device: str = "auto"
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     series = [record.values for record in table.records[: options.batch]]
     lengths = torch.tensor([len(values) for values in series])
     inputs = pad_sequence(series).to(device, model.offset.dtype)
-    found = inspect_model(model, inputs, None if (lengths == lengths[0]).all() else lengths)
+    found = inspect_model(model, inputs, None if (lengths == lengths[0]).all() else lengths, options.every)
     folder = options.run if options.run.is_dir() else options.run.parent
     out = Path(options.out) if options.out else folder / "inspect.html"
     write_inspection(out, found, str(options.run))

@@ -32,6 +32,7 @@ from timeloom.report import SolveReport
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import resolve
+from timeloom.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
 
 Hidden = tuple[Tensor, ...]
 """Initial or final states, one `(layers · directions, B, part)` for each part of the state: h, or h and c."""
@@ -42,6 +43,8 @@ Weights = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]
 class Recurrent(nn.RNNBase):
     """Everything that GRU, LSTM and RNN share: parameters and checks are torch's, the forward pass is timeloom's."""
 
+    has_torch_twin = True
+    """Whether torch has this very layer, to be run where it is the better answer."""
     reports: list[SolveReport]
     """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …"""
 
@@ -60,6 +63,12 @@ class Recurrent(nn.RNNBase):
     @solver.setter
     def solver(self, solver: str | Solver) -> None:
         self._start(solver)
+
+    def __prepare_scriptable__(self) -> Any:
+        raise RuntimeError(
+            "torch.jit.script does not know timeloom's layers: call timeloom.sequentialize(model) first: it makes them "
+            "torch's own again, weights and all"
+        )
 
     def extra_repr(self) -> str:
         text = super().extra_repr()
@@ -89,6 +98,7 @@ class Recurrent(nn.RNNBase):
         *,
         lengths: Tensor | None = None,
         resets: Tensor | None = None,
+        guess: Tensor | tuple[Tensor, ...] | WarmBatch | None = None,
     ) -> tuple[Any, Any]:
         """As torch's module, and beyond it:
 
@@ -96,6 +106,9 @@ class Recurrent(nn.RNNBase):
             are not looked at, and the final state is the one after the last real step.
         resets: bool, `(T, B)`, or `(B, T)` if batch_first, or `(T,)` if unbatched: the state is put back to hx before a
             marked step, as if a new sequence began there (in both directions of a bidirectional module).
+        guess: where iterations begin: a batch of `timeloom.WarmStarts`; or, for one layer and direction, the states
+            after every step, with the shape of the output (an LSTM: a pair h, c). It changes how many sweeps are
+            needed, not the result, and nothing where torch's own layer runs.
         """
         packed = input if isinstance(input, PackedSequence) else None
         ragged = lengths is not None or resets is not None
@@ -112,10 +125,12 @@ class Recurrent(nn.RNNBase):
         reason = obstacle or native.why(self, self._solver, input)
         if reason and not ragged:
             return self._run_native(input, hx, reason)
-        return self._run_own(data, packed, hx, lengths, resets)
+        return self._run_own(data, packed, hx, lengths, resets, guess)
 
     def _run_native(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
         """Torch's own layer: what is fastest, or what was asked for."""
+        if not self.has_torch_twin:
+            raise NotImplementedError(f"{self._get_name()} runs by timeloom's sweeps alone, and there are {reason}")
         result: tuple[Any, Any] = native.call(self, input, hx)
         self.reports = [native.report(self, input, reason)] * self._stacked
         return result
@@ -127,6 +142,7 @@ class Recurrent(nn.RNNBase):
         hx: Any,
         lengths: Tensor | None,
         resets: Tensor | None,
+        guess: Tensor | tuple[Tensor, ...] | WarmBatch | None,
     ) -> tuple[Any, Any]:
         if packed is None and data.dim() not in (2, 3):
             raise ValueError(f"{self._get_name()}: Expected input to be 2D or 3D, got {data.dim()}D instead")
@@ -149,7 +165,8 @@ class Recurrent(nn.RNNBase):
         if resets is not None:
             resets = resets if batched or not isinstance(resets, Tensor) else resets.unsqueeze(1)
             resets = check_resets(resets, steps, batch, self.batch_first and batched, x.device)
-        y, final = self._solve(x, hidden, weights, lengths, resets)
+        begin = None if guess is None else self._guess(guess, batched, hidden, x, permutation)
+        y, final = self._solve(x, hidden, weights, lengths, resets, begin)
         if packed is not None:
             final = tuple(self.permute_part(part, packed.unsorted_indices) for part in final)
             return pack_like(y, lengths, packed), self._hidden_out(final)  # type: ignore[arg-type]
@@ -164,9 +181,26 @@ class Recurrent(nn.RNNBase):
     def permute_part(part: Tensor, permutation: Tensor | None) -> Tensor:
         return part if permutation is None else part.index_select(1, permutation)
 
+    def _guess(self, guess: Any, batched: bool, hidden: Hidden, x: Tensor, permutation: Tensor | None) -> Guess:
+        """The user's guess, checked, in the order of the batch."""
+        if isinstance(guess, WarmBatch):
+            check_batch(guess, x.shape[1])
+            return guess if permutation is None else guess.permuted(permutation)
+        if self._stacked > 1 or permutation is not None:
+            raise ValueError(
+                f"guess as tensors is for one layer, one direction and a padded input; this call has {self._stacked} "
+                "layers and directions: use timeloom.WarmStarts"
+            )
+        lead = x.shape[:1] if not batched else x.shape[1::-1] if self.batch_first else x.shape[:2]
+        shapes = tuple((*lead, part.shape[-1]) for part in hidden)
+        states = torch.cat(check_states(guess, shapes, len(shapes) > 1), -1)
+        states = states if batched else states.unsqueeze(1)
+        return GivenStates(states.transpose(0, 1) if self.batch_first and batched else states)
+
     def _solve(
-        self, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Tensor | None, resets: Tensor | None
-    ) -> tuple[Tensor, Hidden]:
+        self, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Tensor | None, resets: Tensor | None,
+        guess: Guess | None,
+    ) -> tuple[Tensor, Hidden]:  # fmt: skip
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
         compute = solved_in(x)
         returned = returned_in(native.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
@@ -180,7 +214,8 @@ class Recurrent(nn.RNNBase):
                     index = len(finals)
                     initial = torch.cat([part[index] for part in hidden], -1).to(compute)
                     memory, record = self._memories.setdefault(index, Memory()), _recorder(reports, index)
-                    out, final = self._solve_one(y, initial, weights[index], lengths, resets, direction, memory, record)
+                    given = (weights[index], lengths, resets, direction)
+                    out, final = self._solve_one(y, initial, *given, memory, record, guess, index)
                     outputs.append(out)
                     finals.append(final)
                 y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
@@ -193,7 +228,7 @@ class Recurrent(nn.RNNBase):
 
     def _solve_one(
         self, x: Tensor, initial: Tensor, weights: Weights, lengths: Tensor | None, resets: Tensor | None,
-        direction: int, memory: Memory, record: Callable[[SolveReport], None],
+        direction: int, memory: Memory, record: Callable[[SolveReport], None], guess: Guess | None, slot: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """One layer in one direction."""
         if direction:
@@ -201,11 +236,11 @@ class Recurrent(nn.RNNBase):
             resets = None if resets is None else reverse_resets(resets, lengths)
         cast = [None if weight is None else weight.to(x.dtype) for weight in weights]
         solved = None
-        if lengths is None and resets is None:
+        if lengths is None and resets is None and guess is None:
             solved = express.run(self._bare, self._cell, x, initial, cast, self._solver, memory, record)
         if solved is None:
-            cell, u = self._cell(x, *cast)
-            solved = run(Recurrence(cell, u, initial, lengths, resets), self._solver, memory, record)
+            problem = Recurrence(*self._cell(x, *cast), initial, lengths, resets)
+            solved = run(problem, self._solver, memory, record, guess, slot)
         y, final = solved
         return reverse(y, lengths) if direction else y, final
 

@@ -99,7 +99,9 @@ class CPULayer(Layer):
         call(
             f"{self.kernel}_{direction}", segments, {"batch": batch, "n": self.n, "depth": depth, "lead": warmup}, held
         )
-        return ends, largest_jump(starts, ends, batch, len(self.parts), floor) if warmup else 0.0
+        return ends, largest_jump(
+            starts, ends, batch, len(self.parts), floor, direction == "adjoint"
+        ) if warmup else 0.0
 
     @property
     def _padded(self) -> int:

@@ -142,7 +142,7 @@ class GPUSweeper(ReferenceSweeper):
         sizes = (rows, self.problem.batch, self._n, segments.longest, lead)
         kernel[(-(-rows // ROWS),)](*tensors, self._marks, *sizes, ROWS=ROWS, **flags, **self._options)
 
-    def certifier(self, share_of_box: float) -> Callable[[Tensor, Tensor], Tensor] | None:
+    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor] | None:
         if self.problem.lengths is not None:
             return None
         return partial(self.certify, share_of_box=share_of_box)

@@ -10,7 +10,11 @@ from statistics import fmean
 
 WIDTH, HEIGHT = 440, 290
 LEFT, RIGHT, TOP, BOTTOM = 66, 14, 44, 42
-COLOURS = ("#0b66b0", "#d9730d", "#2e8b57", "#a4389a", "#c0392b", "#7a6a00")
+COLOURS = (
+    "#0b66b0", "#d9730d", "#2e8b57", "#a4389a", "#c0392b", "#7a6a00",
+    "#16a0a0", "#7d7d7d", "#e377c2", "#8c564b", "#5b5bd6", "#9acd32",
+)  # fmt: skip
+LEGEND_ROW = 16
 MOST_POINTS = 300
 """Longer lines are thinned: more could not be told apart."""
 
@@ -65,14 +69,16 @@ def line_chart(
     if not shown:
         return f"<p>{escape(title)}: nothing was measured.</p>"
     x = _axis([v for line in shown for v in line.xs], log_x, LEFT, WIDTH - RIGHT)
-    y = _axis([v for line in shown for v in line.ys], log_y, HEIGHT - BOTTOM, TOP)
-    middle = (TOP + HEIGHT - BOTTOM) / 2
+    legend, rows = _legend(shown)
+    top, height = TOP + LEGEND_ROW * (rows - 1), HEIGHT + LEGEND_ROW * (rows - 1)
+    y = _axis([v for line in shown for v in line.ys], log_y, height - BOTTOM, top)
+    middle = (top + height - BOTTOM) / 2
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" xmlns="http://www.w3.org/2000/svg">',
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}" xmlns="http://www.w3.org/2000/svg">',
         f'<text class="title" x="{LEFT - 52}" y="15">{escape(title)}</text>',
-        *_legend(shown),
+        *legend,
         *_grid(x, y),
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>',
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{height - 6}" text-anchor="middle">{escape(x_label)}</text>',
         f'<text transform="translate(12 {middle}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>',
     ]
     for index, line in enumerate(shown):
@@ -133,14 +139,18 @@ def _curve(line: Line, x: Axis, y: Axis, colour: str) -> list[str]:
     return parts
 
 
-def _legend(lines: Sequence[Line]) -> list[str]:
-    parts, at = [], float(LEFT)
+def _legend(lines: Sequence[Line]) -> tuple[list[str], int]:
+    """The names of the lines, in as many rows as they need."""
+    parts, at, row = list[str](), float(LEFT), 0
     for index, line in enumerate(lines):
-        colour = COLOURS[index % len(COLOURS)]
-        parts.append(f'<path d="M{at:.0f} 30h14" stroke="{colour}" stroke-width="4"/>')
-        parts.append(f'<text x="{at + 18:.0f}" y="34">{escape(line.label)}</text>')
-        at += 30 + 6.4 * len(line.label)
-    return parts
+        width = 30 + 6.4 * len(line.label)
+        if at + width > WIDTH and at > LEFT:
+            at, row = float(LEFT), row + 1
+        colour, down = COLOURS[index % len(COLOURS)], 30 + LEGEND_ROW * row
+        parts.append(f'<path d="M{at:.0f} {down}h14" stroke="{colour}" stroke-width="4"/>')
+        parts.append(f'<text x="{at + 18:.0f}" y="{down + 4}">{escape(line.label)}</text>')
+        at += width
+    return parts, row + 1
 
 
 def number(value: float) -> str:

@@ -93,7 +93,7 @@ class TrainConfig:
     preset: Preset = "default"
     """Settings to begin from; eigenworms is the model of the DEER paper."""
     solver: str = "auto"
-    """auto, sequential or shooting, with options: shooting:chunk=256,correction=newton."""
+    """auto, sequential, shooting, mgrit, deer …, with options: shooting:chunk=256,correction=newton."""
     device: str = "auto"
     """cpu, cuda, cuda:1 …; auto takes a GPU where there is one."""
     precision: Precision = "float32"

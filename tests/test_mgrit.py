@@ -429,3 +429,18 @@ def test_a_generic_cells_gradient_is_compared_by_its_adjoints() -> None:
     solution = zoo.solve(net, x, initial, solver)
     solution.outputs.sum().backward()
     assert 1e-6 < solution.report.backward.gradient.error < 0.5
+
+
+def test_a_fixed_number_of_cycles_keeps_sequences_apart() -> None:
+    """What is not finite in one sequence changes no other, and is carried on as in a plain run."""
+    torch.manual_seed(0)
+    layer = tl.GRU(3, 4, solver=MGRIT.paper())
+    x = torch.randn(400, 2, 3)
+    with torch.no_grad():
+        before, _ = layer(x)
+        x[150, 0] = torch.nan
+        after, _ = layer(x)
+    assert torch.equal(after[:, 1], before[:, 1])
+    assert bool(after[:150, 0].isfinite().all())
+    assert bool(after[150:, 0].isnan().all())
+    assert "converging" not in str(layer.reports[0])

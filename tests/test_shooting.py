@@ -443,7 +443,7 @@ def keeper(x: Tensor) -> zoo.Network:
 def test_only_the_hard_sequence_is_run_again(
     calls: dict[str, list[list[tuple[int, int, int]]]], correction: str
 ) -> None:
-    """Not the easy ones, whose jumps are just below the tolerance, and not the one that is spoiled anyway."""
+    """Not the easy ones, whose jumps are just below the tolerance; and the spoiled one only once, in the end."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 6, 4, generator=generator, dtype=torch.float64)
     x[..., 0] = 0.16
@@ -458,8 +458,10 @@ def test_only_the_hard_sequence_is_run_again(
         first, *again = calls[direction]
         assert len(first) == 6 * 8
         assert again, direction
-        for rows in again:
-            assert {sequence for sequence, _, _ in rows} == {2}, direction
+        run_again = [{sequence for sequence, _, _ in rows} for rows in again]
+        if direction == "forward":  # backward, no gradient reaches it
+            assert run_again.pop() == {4}
+        assert run_again == [{2}] * len(run_again) != [], direction
 
 
 def test_corrected_starts_stay_in_the_box(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ class SolveReport:
         return "cycles" if self.levels else "sweeps"
 
     def __str__(self) -> str:
-        state = "fell back to sequential" if self.fell_back else "converged" if self.converged else "NOT converged"
+        state = "NOT converged" if not self.converged else "fell back to sequential" if self.fell_back else "converged"
         residual = f", residual {self.residuals[-1]:.1e} (tolerance {self.tolerance:.0e})" if self.residuals else ""
         factor = f", last factor {self.contraction:.2g}" if self.levels and self.contraction is not None else ""
         text = f"{self.solver}, chunk {self.chunk}, {self.iterations} {self.unit}: {state}{residual}{factor}"

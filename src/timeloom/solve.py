@@ -155,9 +155,9 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             given_up = "the values are not finite" if not math.isfinite(residuals[-1]) else "the corrections vanished"
             break
     fell_back = False
-    if not state.converged and plan.on_divergence == "sequential":
-        state.finish()
-        fell_back = True
+    if not state.converged:
+        fell_back = plan.on_divergence == "sequential"
+        state.finish(hopeless_only=not fell_back)
     used = "none" if correction == "auto" else correction
     return SolveReport(
         solver=plan.name or f"shooting[{used}]",
@@ -318,10 +318,15 @@ class Boundaries:
             return delta
         return torch.where(delta.isfinite().all(-1, keepdim=True), delta, self.jump)
 
-    def finish(self) -> None:
-        """Keep each sequence's exact prefix and run the rest of it sequentially."""
-        sequences = self._bad.any(0).nonzero().squeeze(-1)
-        first_bad = self._bad.to(torch.uint8).argmax(0)[sequences]
+    def finish(self, hopeless_only: bool = False) -> None:
+        """Keep each sequence's exact prefix and run the rest of it sequentially; or those alone that hold values which
+        are not finite, and which no sweep carries on to where a plain run would.
+        """
+        bad = self._bad & ~self.jump.isfinite().all(-1).all(0) if hopeless_only else self._bad
+        sequences = bad.any(0).nonzero().squeeze(-1)
+        if sequences.numel() == 0:
+            return
+        first_bad = bad.to(torch.uint8).argmax(0)[sequences]
         self.chain.finish(first_bad, sequences, self.ends[first_bad - 1, sequences])
 
 

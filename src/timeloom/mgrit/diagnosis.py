@@ -20,7 +20,7 @@ def stalled(residuals: list[float]) -> str:
 def diagnose(levels: list[tuple[float, ...]], coarsening: Coarsening, relaxations: tuple[int, ...], kind: str) -> str:
     """Advice after cycles that left too much, from the residual that each level kept in each cycle."""
     if len(levels) < 2 or levels[-1][0] < LITTLE * levels[-2][0]:
-        return "It was still converging: give it more cycles; cycles=None goes on until the tolerance is met."
+        return "It was still converging: give it more cycles (cycles=None, a larger max_iters)."
     before, last = levels[-2][0], levels[-1]
     for level, left in enumerate(last[1:], start=1):
         handed = max(before, 1e-300) if level == 1 else max(last[level - 1], 1e-300)

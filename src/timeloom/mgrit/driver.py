@@ -103,9 +103,10 @@ class _Solve:
         if not self.residuals:
             self._end_cycle()
         fell_back = not state.converged and plan.on_divergence == "sequential"
-        advice = "" if state.converged else diagnose(self.levels, plan.coarsening, plan.relaxations, plan.kind)
-        if fell_back:
-            state.finish()
+        sensible = state.converged or not math.isfinite(self.residual)
+        advice = "" if sensible else diagnose(self.levels, plan.coarsening, plan.relaxations, plan.kind)
+        if not state.converged:
+            state.finish(hopeless_only=not fell_back)
         return SolveReport(
             solver=plan.method,
             chunk=plan.chunk,
@@ -185,6 +186,6 @@ class _Solve:
             if plan.limited:
                 return f"stopped after {cycles} cycles, as asked for: inexact, residual {self.residual:.1e}"
             return f"gave up after max_iters={plan.max_iters} cycles"
-        if not math.isfinite(self.residual):
+        if not math.isfinite(self.residual) and not plan.limited:
             return "gave up: the values are not finite"
         return stalled(self.residuals)

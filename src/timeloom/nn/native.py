@@ -21,9 +21,11 @@ from timeloom.sweep.native import unavailable
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
-SHORTEST = {"GRU": (12, 32), "RNN": (40, 64), "LSTM": (256, 1024)}
+SHORTEST = {"GRU": (12, 32), "RNN": (40, 64), "LSTM": (512, 1024)}
 """Steps from which compiled sweeps beat torch's layer on a CPU, with and without gradients: below, our fixed cost per
 call exceeds torch's whole run."""
+SHORTEST_LSTM = ((4096, 64), (256, 256), (0, 512))
+"""The same for an LSTM with gradients, by the units of all sequences together: oneDNN's has a small fixed cost."""
 SHORTEST_IN_TORCH = 2048
 """The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
 SHORTEST_FUSED_ON_GPU = 2048
@@ -83,6 +85,8 @@ def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
         needed = SHORTEST_IN_TORCH
     elif module.mode == "LSTM" and _fills_the_cpu(module.hidden_size, module.input_size, batch):
         return f"auto: {batch} × {module.hidden_size} units fill the CPU in torch's fused LSTM"
+    elif module.mode == "LSTM" and torch.is_grad_enabled():
+        needed = next(steps for units, steps in SHORTEST_LSTM if batch * module.hidden_size >= units)
     else:
         needed = SHORTEST[module.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]
     return f"auto: {steps} steps are too few to gain" if steps < needed else None

@@ -52,15 +52,7 @@ def check(
 ) -> zoo.Solution:
     """Outputs and all gradients against the plain loop."""
     x, initial = zoo.data(net, steps, batch)
-    solution = zoo.solve(net, x, initial, solver, lengths, resets)
-    states, final = zoo.truth(net, x, initial, lengths, resets)
-    outputs = states[..., : solution.outputs.shape[-1]]
-    assert zoo.difference(solution.outputs, outputs) < close
-    assert zoo.difference(solution.final, final) < close
-    given = zoo.gradients(net, x, initial, solution.outputs, solution.final, loss)
-    expected = zoo.gradients(net, x, initial, outputs, final, loss)
-    for name in expected:
-        assert zoo.difference(given[name], expected[name]) < 10 * close, name
+    solution = zoo.check_against_truth(net, x, initial, solver, close, loss, lengths, resets)
     assert solution.report.converged
     assert solution.report.backward is not None
     assert solution.report.backward.converged

@@ -322,3 +322,26 @@ def difference(given: Tensor, expected: Tensor) -> float:
         return 0.0
     given, expected = given.detach(), expected.detach()
     return float((given - expected).abs().max()) / max(float(expected.abs().max()), 1e-300)
+
+
+def check_against_truth(
+    net: Network,
+    x: Tensor,
+    initial: Tensor,
+    solver: Solver,
+    close: float,
+    loss: str = "both",
+    lengths: Tensor | None = None,
+    resets: Tensor | None = None,
+) -> Solution:
+    """Solve, and compare outputs and all gradients with the plain loop."""
+    solution = solve(net, x, initial, solver, lengths, resets)
+    states, final = truth(net, x, initial, lengths, resets)
+    outputs = states[..., : solution.outputs.shape[-1]]
+    assert difference(solution.outputs, outputs) < close
+    assert difference(solution.final, final) < close
+    given = gradients(net, x, initial, solution.outputs, solution.final, loss)
+    expected = gradients(net, x, initial, outputs, final, loss)
+    for name in expected:
+        assert difference(given[name], expected[name]) < 10 * close, name
+    return solution

@@ -274,12 +274,12 @@ def attach(
     return outputs, final
 
 
-def refuse_second_order() -> None:
-    """For a backward pass that is itself being recorded."""
+def refuse_second_order(instead: str = "solver='sequential', without lengths= or resets=") -> None:
+    """For a backward pass that is itself being recorded; `instead` is what has second-order gradients."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "timeloom's parallel-in-time gradients cannot be differentiated again (create_graph=True): the adjoint "
-            "solve is not on the tape. For second-order gradients use solver='sequential', without lengths= or resets=."
+            "timeloom's parallel-in-time gradients cannot be differentiated again (create_graph=True): the solves "
+            f"behind them are not on the tape. For second-order gradients use {instead}."
         )
 
 

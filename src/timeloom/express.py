@@ -52,9 +52,8 @@ def run(
         sizes = Recurrence(cell, x, initial)  # all that a plan looks at
         plan = plan_forward(solver, sizes, memory.forward)
         layer = kind(cell, *live)
-        solved = _forward(layer, plan, taped) if memory.forward.trusted else None
+        solved = _forward(layer, plan, taped, memory.forward)
         if solved is None:
-            memory.forward.uncertified = memory.forward.trusted
             problem = Recurrence(*project(x, *weights), initial)
             sweeper, tape = layer.sweeper(problem, taped)
             states, report = solve_states(problem, plan, sweeper)
@@ -81,13 +80,14 @@ def _kind(cell: Cell, x: Tensor) -> type[Layer] | None:
     return next((kind for kind in (CPULayer, GPULayer) if kind.supports(cell.kernel, x, cell.parts[0])), None)
 
 
-def _forward(layer: Layer, plan: Plan, taped: bool) -> tuple[list[Tensor], SolveReport] | None:
-    """Kept tensors and report of one sweep; None where it is not certified, or has no warm-up to be so."""
+def _forward(layer: Layer, plan: Plan, taped: bool, experience: Experience) -> tuple[list[Tensor], SolveReport] | None:
+    """Kept tensors and report of one sweep; None where it is not certified or is not likely to be."""
     steps, began = len(layer.x), time.perf_counter()
-    if not _goes_at_once(plan, steps):
+    if not _goes_at_once(plan, steps, experience):
         return None
     kept, jump = layer.forward(plan.chunk, plan.warmup, SHARE_OF_BOX, taped)
     report = _report(jump, plan, steps, began)
+    experience.uncertified = report is None
     return None if report is None else (kept, report)
 
 
@@ -130,17 +130,17 @@ class _Express(torch.autograd.Function):
 def _backward(
     lane: _Lane, live: Sequence[Any], kept: list[Tensor], grads: tuple[Any, ...], want_x: bool
 ) -> tuple[Tensor | None, ...] | None:
-    """Gradients of all inputs in one call; None where they are not certified or were not the last time."""
+    """Gradients of all inputs in one call; None where they are not certified or are not likely to be."""
     plan, steps = lane.plan, len(live[0])
-    if not lane.experience.trusted or not _goes_at_once(plan, steps):
+    if not _goes_at_once(plan, steps, lane.experience):
         return None
     began = time.perf_counter()
     layer = lane.kind(lane.bare(*live[2:], None), *live)
     incoming, final = grads
     found, jump = layer.backward(plan.chunk, plan.warmup, kept, incoming, final, want_x)
     report = _report(jump, plan, steps, began)
+    lane.experience.uncertified = report is None
     if report is None:
-        lane.experience.uncertified = True
         return None
     lane.note(report)
     return found
@@ -164,8 +164,8 @@ def _solve_again(
     return tuple(None if leaf is None else next(found) for leaf in leaves)
 
 
-def _goes_at_once(plan: Plan, steps: int) -> bool:
-    return (plan.chunk >= steps or plan.warmup > 0) and not plan.check_gradient
+def _goes_at_once(plan: Plan, steps: int, experience: Experience) -> bool:
+    return experience.trusted and (plan.chunk >= steps or plan.warmup > 0) and not plan.check_gradient
 
 
 def _report(jump: Tensor | float, plan: Plan, steps: int, began: float) -> SolveReport | None:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from timeloom.linearize import carry, window_of
-from timeloom.memory import empty
 from timeloom.mgrit.propagators import Forward
-from timeloom.problem import Recurrence, Segments, cut
+from timeloom.problem import Recurrence, Segments, cut, empty_states
 from timeloom.report import SolveReport
 from timeloom.solve import SHARE_OF_BOX, Chain, Plan
 from timeloom.sweep import ReferenceSweeper
@@ -21,7 +20,7 @@ def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> 
 
     Steps past the end of a sequence hold zeros.
     """
-    states = _empty_states(problem)
+    states = empty_states(problem.steps, problem.initial, problem.cell.parts, zeroed=problem.lengths is not None)
     segments = cut(problem, plan.chunk)
     lengths = problem.ends()
 
@@ -76,14 +75,3 @@ def final_state(problem: Recurrence, states: list[Tensor]) -> Tensor:
         return torch.cat([part[-1] for part in states], -1)
     at = problem.lengths.to(states[0].device), torch.arange(problem.batch, device=states[0].device)
     return torch.cat([part[at] for part in states], -1)
-
-
-def _empty_states(problem: Recurrence) -> list[Tensor]:
-    shape = (problem.steps + 1, problem.batch)
-    states = [empty(*shape, width, like=problem.initial) for width in problem.cell.parts]
-    if problem.lengths is not None:
-        for part in states:
-            part.zero_()
-    for part, initial in zip(states, problem.initial.split(problem.cell.parts, -1), strict=True):
-        part[0] = initial
-    return states

@@ -55,7 +55,7 @@ class Recurrent(nn.RNNBase):
         self._solver = resolve(solver)
         self._solver_given = solver
         self._memories: dict[int, Memory] = {}
-        self._known: dict[tuple[Any, ...], list[SolveReport]] = {}
+        self._known: dict[Any, list[SolveReport]] = {}
         """Inputs that torch's own layer is to run, by shape, dtype, device and gradients, and what to report."""
         self.reports = []
 
@@ -114,9 +114,10 @@ class Recurrent(nn.RNNBase):
             after every step, with the shape of the output (an LSTM: a pair h, c). It changes how many sweeps are
             needed, not the result, and nothing where torch's own layer runs.
         """
-        known = None
+        key = None
         if type(input) is Tensor and lengths is None and resets is None:
-            known = self._known.get((input.shape, input.dtype, input.device, torch.is_grad_enabled()))
+            key = (input.shape, input.dtype, input.device, torch.is_grad_enabled())
+        known = self._known.get(key)
         if known is not None:  # a short call: every look at it counts
             result: tuple[Any, Any] = native.call(self, input, hx)
             self.__dict__["reports"] = list(known)
@@ -135,7 +136,10 @@ class Recurrent(nn.RNNBase):
             raise NotImplementedError(f"lengths= and resets= are for timeloom's own sweeps, and there are {obstacle}")
         reason = obstacle or native.why(self, self._solver, input)
         if reason and not ragged:
-            return self._run_native(input, hx, reason)
+            result = self._run_native(input, hx, reason)
+            if key is not None and not obstacle and len(self._known) < MOST_KNOWN:  # an obstacle may be gone next time
+                self._known[key] = self.reports
+            return result
         return self._run_own(data, packed, hx, lengths, resets, guess)
 
     def _run_native(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
@@ -144,8 +148,6 @@ class Recurrent(nn.RNNBase):
             raise NotImplementedError(f"{self._get_name()} runs by timeloom's sweeps alone, and there are {reason}")
         result: tuple[Any, Any] = native.call(self, input, hx)
         self.reports = [native.report(self, input, reason)] * self._stacked
-        if type(input) is Tensor and len(self._known) < MOST_KNOWN:
-            self._known[input.shape, input.dtype, input.device, torch.is_grad_enabled()] = self.reports
         return result
 
     def _run_own(

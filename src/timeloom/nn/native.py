@@ -21,11 +21,13 @@ from timeloom.sweep.native import unavailable
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
-SHORTEST = {"GRU": (12, 32), "RNN": (40, 64), "LSTM": (512, 1024)}
+SHORTEST = {"GRU": (12, 32), "RNN": (40, 64)}
 """Steps from which compiled sweeps beat torch's layer on a CPU, with and without gradients: below, our fixed cost per
 call exceeds torch's whole run."""
 SHORTEST_LSTM = ((4096, 64), (256, 256), (0, 512))
 """The same for an LSTM with gradients, by the units of all sequences together: oneDNN's has a small fixed cost."""
+SHORTEST_LSTM_FORWARD = 1024
+"""The same without gradients."""
 SHORTEST_IN_TORCH = 2048
 """The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
 SHORTEST_FUSED_ON_GPU = 2048
@@ -72,6 +74,7 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
 
 def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
     """Why torch's own layer is the faster one for a problem of this size, or None."""
+    missing = ""
     if data.device.type == "cuda":
         fused = module.hidden_size <= LARGEST[module.mode.lower()] and module.proj_size == 0 and has_triton()
         if module.hidden_size <= PERSISTENT and data.dtype == torch.float32 and not fused:
@@ -80,16 +83,15 @@ def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
     elif solved_in(data) != torch.float32 or module.proj_size > 0:
         needed = SHORTEST_IN_TORCH
     elif unavailable() is not None:
-        if steps < SHORTEST_IN_TORCH:
-            return f"auto: {steps} steps are too few to gain without compiled kernels ({unavailable()})"
-        needed = SHORTEST_IN_TORCH
+        needed, missing = SHORTEST_IN_TORCH, f" without compiled kernels ({unavailable()})"
     elif module.mode == "LSTM" and _fills_the_cpu(module.hidden_size, module.input_size, batch):
         return f"auto: {batch} × {module.hidden_size} units fill the CPU in torch's fused LSTM"
-    elif module.mode == "LSTM" and torch.is_grad_enabled():
-        needed = next(steps for units, steps in SHORTEST_LSTM if batch * module.hidden_size >= units)
+    elif module.mode == "LSTM":
+        by_units = (steps for units, steps in SHORTEST_LSTM if batch * module.hidden_size >= units)
+        needed = next(by_units) if torch.is_grad_enabled() else SHORTEST_LSTM_FORWARD
     else:
         needed = SHORTEST[module.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]
-    return f"auto: {steps} steps are too few to gain" if steps < needed else None
+    return f"auto: {steps} steps are too few to gain{missing}" if steps < needed else None
 
 
 def _fills_the_cpu(hidden: int, inputs: int, batch: int) -> bool:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from timeloom.adjoint import refuse_second_order
 from timeloom.eager import eager
-from timeloom.ode.advance import refuse_second_order
+from timeloom.ode.advance import TWICE_DIFFERENTIABLE
 from timeloom.ode.field import pull_back
 from timeloom.ode.newton import (
     SLOW,
@@ -45,7 +46,7 @@ class OnTape(torch.autograd.Function):
     @staticmethod
     @eager
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_order()
+        refuse_second_order(TWICE_DIFFERENTIABLE)
         (y,) = ctx.saved_tensors
         weights, first, report = solve_adjoint(ctx.problem, y, grads[0])
         ctx.note(report)

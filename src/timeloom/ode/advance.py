@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from timeloom.adjoint import refuse_second_order
 from timeloom.ode.field import Field
 from timeloom.ode.newton import default_tolerance, fit, relative_to_largest
 from timeloom.ode.steps import RK4, Step
 from timeloom.ode.steps.base import exact_transfers
 
+TWICE_DIFFERENTIABLE = "solver='sequential' with step='rk4'"
+"""What has second-order gradients."""
 MOST_INNER = 50
 """Newton steps at most for the equation of one implicit step."""
 SHORTEST_STRIDE = 1e-4
@@ -76,17 +79,8 @@ class _OnceDifferentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        refuse_second_order()
+        refuse_second_order(TWICE_DIFFERENTIABLE)
         return grads[0]
-
-
-def refuse_second_order() -> None:
-    """For a backward pass that is itself being recorded."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "these gradients of odeint cannot be differentiated again (create_graph=True): the solves behind them are "
-            "not on the tape. For second-order gradients use solver='sequential' with step='rk4'."
-        )
 
 
 def march(step: Step, field: Field, t: Tensor, y: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from timeloom.problem import Recurrence, Segments
 from timeloom.sweep import native
-from timeloom.sweep.reference import ReferenceSweeper, units_of
+from timeloom.sweep.reference import ReferenceSweeper, floor_of, units_of
 
 _SIZES = "batch n rows depth lead"
 _POINTERS = (
@@ -107,7 +107,7 @@ class CPUSweeper(ReferenceSweeper):
     def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], float] | None:
         if self.problem.lengths is not None:
             return None
-        floor = 0.0 if self.cell.kernel == "rnn_relu" else share_of_box
+        floor = floor_of(self.cell, share_of_box)
         batch, parts = self.problem.batch, len(self.cell.parts)
         return partial(largest_jump, batch=batch, parts=parts, floor=floor, fading=fading)
 

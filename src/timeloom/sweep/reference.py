@@ -188,6 +188,11 @@ def units_of(cell: Cell) -> Tensor:
     return cell.weights[0][0] if cell.kernel == "lstm" else cell.weights[0].diagonal().contiguous()
 
 
+def floor_of(cell: Cell, share_of_box: float) -> float:
+    """What the first part of a kernel's state counts as at least when a jump is measured: relu's has no box."""
+    return 0.0 if cell.kernel == "rnn_relu" else share_of_box
+
+
 def _advance(alive: Tensor | None, step: int, following: Tensor, current: Tensor) -> Tensor:
     """The new value where a row is still inside its stretch, the old one where it has finished."""
     return following if alive is None else torch.where(alive[step], following, current)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 import zoo
-from test_shooting import accuracy, check_against_truth
+from test_shooting import accuracy
 from torch import Tensor, nn
 
 import timeloom as tl
@@ -43,7 +43,7 @@ def sweeps(net: zoo.Network, x: Tensor, initial: Tensor, solver: Solver) -> int:
 def test_states_and_gradients_are_the_plain_loops(name: str, regime: str, solver: str) -> None:
     net = zoo.network(name, regime)
     x, initial = zoo.data(net, STEPS, BATCH)
-    report = check_against_truth(net, x, initial, FAMILY[solver], accuracy(regime)).report
+    report = zoo.check_against_truth(net, x, initial, FAMILY[solver], accuracy(regime)).report
     assert report.solver == solver
     assert report.chunk == 1
     assert report.converged
@@ -59,9 +59,9 @@ def test_lengths_and_resets(name: str, solver: str) -> None:
     lengths = torch.tensor([0, 1, 9, STEPS, 12])
     resets = torch.zeros(STEPS, 5, dtype=torch.bool)
     resets[0, 3] = resets[6, 2] = resets[6, 3] = resets[7, 3] = resets[11, 4] = resets[14, 1] = True
-    check_against_truth(net, x, initial, FAMILY[solver], 1e-11, lengths=lengths, resets=resets)
-    check_against_truth(net, x, initial, FAMILY[solver], 1e-11, lengths=lengths)
-    check_against_truth(net, x, initial, FAMILY[solver], 1e-11, resets=resets)
+    zoo.check_against_truth(net, x, initial, FAMILY[solver], 1e-11, lengths=lengths, resets=resets)
+    zoo.check_against_truth(net, x, initial, FAMILY[solver], 1e-11, lengths=lengths)
+    zoo.check_against_truth(net, x, initial, FAMILY[solver], 1e-11, resets=resets)
 
 
 @pytest.mark.parametrize("solver", FAMILY)
@@ -71,7 +71,7 @@ def test_small_and_odd_sizes(steps: int, batch: int, solver: str) -> None:
         net = zoo.network(name, n=3)
         x, initial = zoo.data(net, steps, batch)
         for loss in ("outputs", "last"):
-            check_against_truth(net, x, initial, FAMILY[solver], 1e-12, loss)
+            zoo.check_against_truth(net, x, initial, FAMILY[solver], 1e-12, loss)
 
 
 @pytest.mark.parametrize("solver", FAMILY)
@@ -263,7 +263,7 @@ def test_adjoint_by_scan(name: str, levels: int | None) -> None:
     for steps, batch, loss in ((1, 2, "both"), (STEPS, BATCH, "both"), (37, 1, "last")):
         x, initial = zoo.data(net, steps, batch)
         solver = Shooting(chunk=5, adjoint="scan", adjoint_levels=levels)
-        report = check_against_truth(net, x, initial, solver, 1e-12, loss).report
+        report = zoo.check_against_truth(net, x, initial, solver, 1e-12, loss).report
         assert report.backward is not None
         assert report.backward.solver == ("blelloch scan" if steps > 1 else "sequential")
         assert report.backward.iterations <= 3
@@ -276,7 +276,7 @@ def test_adjoint_by_scan_in_hard_regimes(regime: str, levels: int | None) -> Non
         net = zoo.network(name, regime)
         x, initial = zoo.data(net, 40, 2)
         solver = DEER(adjoint="scan", adjoint_levels=levels)
-        check_against_truth(net, x, initial, solver, accuracy(regime))
+        zoo.check_against_truth(net, x, initial, solver, accuracy(regime))
 
 
 def test_adjoint_by_scan_with_lengths_and_resets() -> None:
@@ -288,7 +288,7 @@ def test_adjoint_by_scan_with_lengths_and_resets() -> None:
         resets[0, 3] = resets[6, 2] = resets[6, 3] = resets[7, 3] = resets[11, 4] = resets[14, 1] = True
         for levels in (None, 2):
             solver = Shooting(adjoint="scan", adjoint_levels=levels)
-            check_against_truth(net, x, initial, solver, 1e-11, lengths=lengths, resets=resets)
+            zoo.check_against_truth(net, x, initial, solver, 1e-11, lengths=lengths, resets=resets)
 
 
 def test_a_scan_of_no_levels_is_left_to_compiled_sweeps() -> None:

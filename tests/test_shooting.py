@@ -661,8 +661,8 @@ def test_options_are_checked() -> None:
         ({"chunk": True}, "chunk must be a whole number"),
         ({"warmup": -1}, "warmup must be a whole number"),
         ({"max_iters": 0}, "max_iters must be a whole number ≥ 1 or None, got 0"),
-        ({"tol": 0.0}, "tol must be positive or None, got 0.0"),
-        ({"tol": float("nan")}, "tol must be positive"),
+        ({"tol": 0.0}, "tol must be a positive number or None, got 0.0"),
+        ({"tol": float("nan")}, "tol must be a positive number"),
         ({"adjoint": "scan-ish"}, "adjoint must be one of 'same', 'scan', .*'sequential'; got 'scan-ish'"),
         ({"on_divergence": "pray"}, "on_divergence must be one of 'sequential', 'raise', 'ignore'; got 'pray'"),
     ):

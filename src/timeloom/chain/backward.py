@@ -12,7 +12,7 @@ from timeloom.chain.jacobians import LAYERS
 from timeloom.chain.matrices import Matrix
 from timeloom.chain.scan import ScanTrace, scan_backward
 from timeloom.eager import eager
-from timeloom.solvers.base import check_count
+from timeloom.options import check_count
 
 
 @eager

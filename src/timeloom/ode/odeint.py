@@ -14,8 +14,9 @@ from timeloom.ode.advance import as_cell
 from timeloom.ode.field import Field, Function
 from timeloom.ode.steps import STEPS, Step
 from timeloom.ode.trajectory import Problem, solve_trajectory
+from timeloom.options import check_choice
 from timeloom.report import SolveReport
-from timeloom.solvers.base import Solver, check_choice
+from timeloom.solvers.base import Solver
 from timeloom.unroll import unroll
 
 

@@ -403,3 +403,17 @@ def test_hooks_may_watch() -> None:
     model[1].register_forward_hook(lambda module, given, out: seen.append(out.shape))
     tl.chain_backward(model, torch.randn(2, 4), torch.sum)
     assert seen
+
+
+def test_windows_wholly_in_the_padding_are_constants() -> None:
+    """They are -inf. (Torch's own backward pass writes through an index that is none, so it is not asked.)"""
+    model = build(nn.MaxPool2d(2, stride=2, padding=1, dilation=(2, 1)), nn.Tanh(), nn.Flatten(), nn.Linear(6, 2))
+    x = draw(3, 2, 1, 4).requires_grad_()
+    value = tl.chain_backward(model, x, lambda y: y.square().sum())
+    constant = -torch.ones(3, 6, dtype=torch.float64)
+    expected = model[3](constant).square().sum()
+    assert difference(value, expected.detach()) < 1e-12
+    parameters = (model[3].weight, model[3].bias)
+    for parameter, grad in zip(parameters, torch.autograd.grad(expected, parameters), strict=True):
+        assert difference(parameter.grad, grad) < 1e-12
+    assert torch.equal(x.grad, torch.zeros_like(x))

@@ -108,7 +108,7 @@ class Plan:
     @property
     def method(self) -> str:
         """What ran where one sweep was enough, for the report."""
-        return "shooting[none]"
+        return f"shooting[{'none' if self.correction == 'auto' else self.correction}]"
 
     def march(self, chain: Chain) -> SolveReport:
         """Make the chain's links fit together, in this plan's way."""
@@ -252,8 +252,8 @@ class Boundaries:
         self.error = (self.jump.abs() / self.scale).amax(-1)
         self._bad = ~(self.error <= tolerance)
         self.converged = not bool(self._bad.any())
-        finite = self.error.nan_to_num(nan=torch.inf)
-        return float(finite.max()) if finite.numel() else 0.0
+        known = torch.where(self.error.isnan(), torch.inf, self.error)
+        return float(known.max()) if known.numel() else 0.0
 
     def demand(self, tolerance: float) -> None:
         """Count what is over another tolerance as unfinished."""

@@ -13,6 +13,7 @@ from timeloom.chain.matrices import Matrix
 from timeloom.chain.scan import ScanTrace, scan_backward
 from timeloom.eager import eager
 from timeloom.options import check_count
+from timeloom.transforms import refuse_transforms
 
 
 @eager
@@ -37,6 +38,7 @@ def chain_backward(
     record: called with the trace of the scan: its products and what they cost.
     Returns the loss, detached. Gradients are added to `.grad` of parameters, and flow on into x if it wants one.
     """
+    refuse_transforms("chain_backward", "loss(model(x))")
     layers = list(_layers(model))
     _check(layers, x, loss, levels)
     with torch.no_grad():

@@ -273,6 +273,23 @@ def test_rounded_corrections_reach_the_same_states(dtype: torch.dtype, precision
         assert rounded.report.iterations <= full.report.iterations + 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("solver", FAMILY)
+def test_states_in_half_precision(solver: str, dtype: torch.dtype) -> None:
+    w = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).to(dtype) / 3
+    xs, h0 = torch.randn(30, 2, 3, generator=torch.Generator().manual_seed(1)).to(dtype), torch.zeros(2, 3, dtype=dtype)
+    h0.requires_grad_()
+    results = []
+    for name in (solver, "sequential"):
+        states, report = tl.unroll(lambda h, x: torch.tanh(h @ w + x), h0, xs, solver=name)
+        assert report.converged
+        results.append((states.detach(), torch.autograd.grad(states[0].sum(), h0)[0]))
+    close = 16 * torch.finfo(dtype).eps
+    for given, expected in zip(*results, strict=True):
+        assert given.dtype == dtype
+        assert zoo.difference(given, expected) < close
+
+
 def test_tf32_needs_a_gpu() -> None:
     with pytest.raises(ValueError, match="precision='tf32' is for CUDA devices, the inputs are on cpu"):
         tl.GRU(3, 4, solver=DEER(precision="tf32"))(torch.randn(10, 2, 3))

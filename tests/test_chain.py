@@ -417,3 +417,26 @@ def test_windows_wholly_in_the_padding_are_constants() -> None:
     for parameter, grad in zip(parameters, torch.autograd.grad(expected, parameters), strict=True):
         assert difference(parameter.grad, grad) < 1e-12
     assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+def test_autocast_is_for_the_loss_alone() -> None:
+    model, (x, target) = (
+        build(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).float(),
+        (torch.randn(5, 4), torch.arange(5) % 3),
+    )
+    F.cross_entropy(model(x), target).backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        tl.chain_backward(model, x, lambda y: F.cross_entropy(y, target))
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        assert difference(parameter.grad, grad) < 1e-6
+
+
+def test_gradients_that_are_off_and_layers_of_two_results_are_named() -> None:
+    x = torch.randn(1, 1, 4, 4, requires_grad=True)
+    for off in (torch.no_grad, torch.inference_mode):
+        with off(), pytest.raises(RuntimeError, match=r"needs gradients, and torch.no_grad\(\) or inference_mode"):
+            tl.chain_backward(nn.Sequential(nn.Tanh()), x, Tensor.sum)
+    with pytest.raises(ValueError, match=r"layer 0, MaxPool2d.*returns indices"):
+        tl.chain_backward(nn.Sequential(nn.MaxPool2d(2, return_indices=True)), x, Tensor.sum)

@@ -37,8 +37,8 @@ def chain_backward(
     levels: levels of the scan in which matrices are multiplied; between them the chain is run through as usual.
         0 is back-propagation; None takes as many as there are.
     record: called with the trace of the scan: its products and what they cost.
-    Returns the loss, detached. Gradients are added to `.grad` of parameters, and flow on into x if it wants one. Autocast
-    is for the loss alone: the layers run in their own precision.
+    Returns the loss, detached. Gradients are added to `.grad` of parameters, and flow on into x if it wants one.
+    Autocast is for the loss alone: the layers run in their own precision.
     """
     refuse_transforms("chain_backward", "loss(model(x))")
     layers = list(_layers(model))

@@ -420,10 +420,8 @@ def test_windows_wholly_in_the_padding_are_constants() -> None:
 
 
 def test_autocast_is_for_the_loss_alone() -> None:
-    model, (x, target) = (
-        build(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).float(),
-        (torch.randn(5, 4), torch.arange(5) % 3),
-    )
+    model = build(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).float()
+    x, target = draw(5, 4).float(), torch.arange(5) % 3
     F.cross_entropy(model(x), target).backward()
     expected = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()

@@ -12,11 +12,13 @@ from torch import Tensor
 from timeloom.cells.generic import GenericCell, State
 from timeloom.eager import eager
 from timeloom.problem import Recurrence
-from timeloom.recurrence import run
+from timeloom.recurrence import on_tape, run
 from timeloom.report import SolveReport
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import resolve
+from timeloom.solvers.sequential import Sequential
+from timeloom.transforms import WHERE, transformed
 from timeloom.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
 
 _memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
@@ -46,7 +48,10 @@ def unroll(
     begin = None if guess is None else _guess(generic, guess, xs)
     reports: list[SolveReport] = []
     problem = Recurrence(generic, xs.flatten(2) if xs.dim() > 2 else xs.unsqueeze(-1), generic.pack(h0))
-    states, _ = run(problem, resolved, _memory_of(cell), reports.append, begin)
+    if transformed() and not isinstance(resolved, Sequential):
+        states, _ = on_tape(problem, reports.append, f"no sweeps {WHERE}")
+    else:
+        states, _ = run(problem, resolved, _memory_of(cell), reports.append, begin)
     return generic.unpack(states), reports[0]
 
 

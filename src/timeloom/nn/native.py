@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.nn.precision import SOLVED, products_in, solved_in
@@ -17,6 +16,7 @@ from timeloom.solvers.sequential import Sequential
 from timeloom.sweep.cpu_layer import MOST_INPUTS, MOST_UNITS
 from timeloom.sweep.gpu import has_triton
 from timeloom.sweep.native import unavailable
+from timeloom.transforms import WHERE, transformed
 
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
@@ -54,8 +54,8 @@ def obstacle(data: Tensor) -> str | None:
         return f"no sweeps for a {type(data).__name__} of layout {data.layout}"
     if torch._C._get_tracing_state() is not None:
         return "no sweeps inside torch.jit.trace"
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return "no sweeps inside torch.func transforms and forward-mode differentiation"
+    if transformed():
+        return f"no sweeps {WHERE}"
     return None
 
 
@@ -70,7 +70,7 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
         return "nothing to solve"
     if not isinstance(solver, Auto):
         return None
-    steps, batch = _size(module, input)
+    steps, batch = size(module, input)
     return _why_faster(module, data, steps, batch)
 
 
@@ -131,11 +131,11 @@ def layer(module: Recurrent) -> Any:
 
 
 def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> SolveReport:
-    steps, _ = _size(module, input)
+    steps, _ = size(module, input)
     return SolveReport.sequential(steps, f"{reason}; run by torch's own layer")
 
 
-def _size(module: Recurrent, input: Tensor | PackedSequence) -> tuple[int, int]:
+def size(module: Recurrent, input: Tensor | PackedSequence) -> tuple[int, int]:
     """Steps and batch of an input."""
     if isinstance(input, PackedSequence):
         return len(input.batch_sizes), int(input.batch_sizes[0])

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from timeloom import cli
 from timeloom.errors import InputError
-from timeloom.train import checkpoint, files
+from timeloom.train import checkpoint, comparison, files
 from timeloom.train.checkpoint import BEST, LAST, Checkpoint, Progress
 from timeloom.train.config import TrainConfig
 from timeloom.train.metrics import Metrics, read
@@ -177,6 +178,25 @@ def test_the_parallel_run_learns_what_the_sequential_one_does(tmp_path: Path) ->
         assert results[solver]["loss_difference"] < 1e-5
         assert results[solver]["compared_steps"] == 2
         assert results[solver]["torch_seconds_a_step"] > 0
+
+
+def test_torch_repeats_steps_until_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "MOST_SECONDS", 0.0)
+    assert train(tmp_path / "run", "--epochs", "2", "--compare", "5") == 0
+    rows = [row for row in read(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "torch"]
+    assert len(rows) == 1  # the first tells how long one takes
+
+
+def test_the_speedup_takes_torch_at_its_fastest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path / "run", "--epochs", "2", "--compare", "5") == 0
+    rows = read(tmp_path / "run" / "metrics.jsonl")
+    theirs = [row["seconds"] for row in rows if row["kind"] == "torch"]
+    ours = [row["seconds"] for row in rows if row["kind"] == "step"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert len(theirs) == 5
+    assert summary["speedup"] == min(theirs) / statistics.median(ours)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"Report: {tmp_path / 'run' / 'report.html'} ({summary['speedup']:.1f}x faster a step than torch)"
 
 
 def test_early_stopping_keeps_the_best_weights(tmp_path: Path) -> None:

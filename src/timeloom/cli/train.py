@@ -70,7 +70,7 @@ def train(trainer: Trainer) -> int:
     summary = summarize(splits, trainer.metrics, score, trainer.progress, trainer.device)
     write_text(folder / SUMMARY, json.dumps(summary.to_dict(), indent=2) + "\n")
     write_report(folder / REPORT, trainer.config, splits, trainer.metrics, summary)
-    CONSOLE.print("\n".join([*summary.lines(), f"Report: {folder / REPORT}"]), markup=False)
+    CONSOLE.print("\n".join([*summary.lines(), f"Report: {folder / REPORT} ({summary.pace()})"]), markup=False)
     return 0
 
 

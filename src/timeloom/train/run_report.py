@@ -34,7 +34,7 @@ def write_report(path: Path, config: TrainConfig, splits: Splits, metrics: Metri
         page.tiles(_numbers(summary)),
         *[page.paragraph(line) for line in summary.lines()],
         page.heading("Learning"),
-        page.charts(_learning(steps, validations, splits)),
+        page.charts(_learning(steps, validations, splits, summary)),
         page.heading("Solver and time"),
         page.charts(_solving(steps, by_torch)),
     ]
@@ -53,7 +53,7 @@ def _numbers(summary: Summary) -> list[tuple[str, str]]:
     task = summary.task
     numbers = [(quality_text(task, summary.test_quality), f"test {quality_name(task)}")]
     if summary.speedup is not None:
-        numbers.append((f"{summary.speedup:.1f}x", f"faster a step than torch ({summary.compared_steps} compared)"))
+        numbers.append((f"{summary.speedup:.1f}x", f"faster a step than torch (best of {summary.compared_steps})"))
     return [
         *numbers,
         (f"{summary.seconds_a_step:.3f} s", "a training step, median"),
@@ -64,16 +64,22 @@ def _numbers(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def _learning(steps: Rows, validations: Rows, splits: Splits) -> list[str]:
+def _learning(steps: Rows, validations: Rows, splits: Splits, summary: Summary) -> list[str]:
+    """Loss and quality over steps and over time; over time also the same losses at the pace that torch showed."""
     name = quality_name(splits.task)
+    at_torchs = []
+    if summary.torch_seconds_a_step is not None:
+        times = [row["step"] * summary.torch_seconds_a_step for row in steps]
+        at_torchs.append(Line("training at torch's pace", times, [row["loss"] for row in steps], dashed=True))
     made = []
-    for key, label in (("step", "training step"), ("elapsed", "training time in seconds")):
+    for key, label, title, more in (
+        ("step", "training step", "over steps", []),
+        ("elapsed", "training time in seconds", "over time", at_torchs),
+    ):
         losses = [_line("training", steps, key, "loss"), _line("validation", validations, key, "loss", dots=True)]
-        made.append(line_chart(losses, f"Loss over {label}s".replace("secondss", "seconds"), label, "loss"))
+        made.append(line_chart([*losses, *more], f"Loss {title}", label, "loss", log_x=bool(more)))
         quality = [_line("validation", validations, key, "quality", dots=True)]
-        made.append(
-            line_chart(quality, f"{name.capitalize()} over {label}s".replace("secondss", "seconds"), label, name)
-        )
+        made.append(line_chart(quality, f"{name.capitalize()} {title}", label, name))
     return made
 
 

@@ -24,7 +24,7 @@ from timeloom.report import SolveReport
 from timeloom.solvers import Sequential
 from timeloom.train import checkpoint
 from timeloom.train.checkpoint import BEST, LAST, Checkpoint, Progress
-from timeloom.train.comparison import MOST_SECONDS, chosen_steps, synchronize, torch_step
+from timeloom.train.comparison import chosen_steps, synchronize, time_is_left, torch_step
 from timeloom.train.config import OptimConfig, TrainConfig
 from timeloom.train.metrics import Metrics
 from timeloom.train.model import SequenceModel, solver_of
@@ -133,7 +133,7 @@ class Trainer:
         self.per_epoch = math.ceil(len(splits.train) / config.optim.batch)
         self.total = self.per_epoch * config.optim.epochs
         self.metrics = Metrics(folder, self.progress.step)
-        self._compared = chosen_steps(
+        self.compared = chosen_steps(
             0 if isinstance(solver_of(config.solver), Sequential) else config.compare, self.total
         )
 
@@ -175,7 +175,7 @@ class Trainer:
         batch = self._moved(collate(self.splits.train, chosen))
         self._steps_in_batch = len(batch.inputs)
         fetched = time.perf_counter()
-        if step in self._compared:
+        if step in self.compared:
             self._compare(step, batch)
         self._seed(step)
         started = time.perf_counter()
@@ -209,7 +209,7 @@ class Trainer:
 
     def _compare(self, step: int, batch: Batch) -> None:
         """The same step by torch's layers, on a copy."""
-        if sum(row["seconds"] for row in self.metrics.of("torch")) > MOST_SECONDS:
+        if not time_is_left([row["seconds"] for row in self.metrics.of("torch")]):
             return
         self._seed(step)
 

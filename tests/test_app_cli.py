@@ -46,6 +46,8 @@ def test_every_command_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert timeloom_command.main(["fly"]) == 2
     assert "no command 'fly'; choose one of train" in capsys.readouterr().err
+    assert timeloom_command.main(["trian"]) == 2
+    assert capsys.readouterr().err.endswith("did you mean 'train'?\n")
 
 
 def test_unexpected_errors_are_one_line_too_and_debug_shows_them(

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -20,10 +21,11 @@ import torch
 from torch import Tensor
 
 from timeloom import cli
+from timeloom.data import load, split
 from timeloom.errors import InputError
 from timeloom.train import checkpoint, comparison, files
 from timeloom.train.checkpoint import BEST, LAST, Checkpoint, Progress
-from timeloom.train.config import TrainConfig
+from timeloom.train.config import OptimConfig, TrainConfig
 from timeloom.train.metrics import Metrics, read
 
 SMALL = ["--data", "turning:length=128,train=16,valid=8,test=8", "--hidden", "8", "--compare", "0"]
@@ -108,7 +110,7 @@ WRITER = """
 import sys, torch
 from pathlib import Path
 from timeloom.train.checkpoint import Checkpoint, Progress, save
-from timeloom.train.config import TrainConfig
+from timeloom.train.config import OptimConfig, TrainConfig
 number = 0
 while True:
     weights = {str(i): torch.full((100_000,), float(number)) for i in range(4)}
@@ -265,6 +267,85 @@ def test_other_precisions_train(precision: str, tmp_path: Path) -> None:
     assert cli.run("evaluate", [str(tmp_path / "run"), "--debug"]) == 0
 
 
+@pytest.mark.parametrize("cell", ["implicit-gru", "lstm", "rnn"])
+def test_every_cell_trains_and_answers(cell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, solver = tmp_path / "run", "shooting:chunk=16"
+    assert train(run, "--epochs", "1", "--compare", "1", "--cell", cell, "--solver", solver) == 0
+    beside = "sequential" if cell == "implicit-gru" else "torch"
+    assert f"faster a step than {beside})" in capsys.readouterr().out
+    assert json.loads((run / "summary.json").read_text())["loss_difference"] < 1e-5
+    assert cli.run("evaluate", [str(run), "--json", "--debug"]) == 0
+    assert json.loads(capsys.readouterr().out)["difference"] < 1e-5
+
+
+def test_predict_compares_its_first_batch_with_serial_inference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path / "run", "--epochs", "1") == 0
+    arguments = [str(tmp_path / "run"), "--data", SMALL[1], "--out", str(tmp_path / "a.csv"), "--batch", "5"]
+    capsys.readouterr()
+    assert cli.run("predict", [*arguments, "--debug"]) == 0
+    out = capsys.readouterr().out
+    assert "32 series in" in out
+    assert "The first 5 of them both ways:\nserial inference (torch)" in out
+    assert "100.0% of them agree" in out
+    assert cli.run("predict", [*arguments, "--no-compare", "--debug"]) == 0
+    assert "serial" not in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's own
+def test_tensorboard_reads_the_rows_of_metrics_across_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from timeloom.train.trainer import Trainer
+
+    plain = Trainer._one_step
+
+    def stopping(self: Trainer) -> None:
+        plain(self)
+        if self.progress.step == 6:
+            raise RuntimeError("pulled the plug")
+
+    monkeypatch.setattr(Trainer, "_one_step", stopping)
+    run = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="pulled"):
+        train(run, "--epochs", "3", "--compare", "1", "--tensorboard")
+    monkeypatch.undo()
+    assert cli.run("train", ["--resume", str(run), "--debug"]) == 0  # from the end of the first epoch, step 4
+    board = EventAccumulator(str(run))
+    board.Reload()
+    rows = read(run / "metrics.jsonl")
+    for kind, names in (("step", ("loss", "sweeps", "lr")), ("validation", ("quality",)), ("torch", ("seconds",))):
+        for name in names:
+            shown = {event.step: event.value for event in board.Scalars(f"{kind}/{name}")}
+            assert shown == {row["step"]: pytest.approx(row[name]) for row in rows if row["kind"] == kind}
+
+
+def test_tensorboard_that_is_missing_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    said = told(capsys, "train", *SMALL, "--tensorboard", "--out", str(tmp_path / "run"))
+    assert "pip install 'timeloom[tensorboard]'" in said
+    assert train(tmp_path / "run", "--epochs", "1") == 0  # a start that failed does not stand in the way
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e-3])
+def test_gradients_are_clipped_to_the_norm_asked_for(clip: float, tmp_path: Path) -> None:
+    from timeloom.train.trainer import Trainer
+
+    config = replace(TrainConfig(), data=SMALL[1], optim=OptimConfig(clip=clip))
+    splits = split(load(config.data), 0.2, 0.2, 0)
+    trainer = Trainer(config, splits, tmp_path, None, lambda row: None)
+    trainer._one_step()
+    norm = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]).norm().item()
+    if clip:
+        assert norm == pytest.approx(clip, rel=1e-3)
+    else:
+        assert norm > 1e-2
+    trainer.metrics.close()
+
+
 def test_weights_load_into_torchs_own_layer(tmp_path: Path) -> None:
     assert train(tmp_path / "run", "--epochs", "1") == 0
     weights = checkpoint.load(tmp_path / "run").weights
@@ -289,8 +370,16 @@ def test_what_can_go_wrong_is_told_in_one_line(tmp_path: Path, capsys: pytest.Ca
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes((tmp_path / "run" / LAST).read_bytes()[:1000])
     assert "holds a run already: go on with --resume" in told(capsys, "train", *SMALL, "--out", run)
-    assert "solver must be one of" in told(capsys, "train", "--solver", "magic", "--out", str(tmp_path / "n"))
-    assert "no preset 'mine'" in told(capsys, "train", "--preset", "mine")
+    unknown = told(capsys, "train", "--solver", "shoting:chunk=8", "--out", str(tmp_path / "n"))
+    assert "solver must be one of" in unknown
+    assert unknown.endswith("got 'shoting'; did you mean 'shooting'?")
+    option = told(capsys, "train", "--solver", "shooting:chunks=8", "--out", str(tmp_path / "n"))
+    assert "shooting has no option 'chunks'" in option
+    assert option.endswith("did you mean 'chunk'?")
+    assert "no preset 'eigenworm'; there are: default, eigenworms; did you mean 'eigenworms'?" in told(
+        capsys, "train", "--preset", "eigenworm"
+    )
+    assert "did you mean 'turning'?" in told(capsys, "train", "--data", "turnign", "--out", str(tmp_path / "n"))
     assert "--device nowhere" in told(capsys, "train", *SMALL, "--device", "nowhere", "--out", str(tmp_path / "n"))
     assert "remove --lr 1" in told(capsys, "train", "--resume", run, "--lr", "1")
     assert "no last.safetensors to go on from" in told(capsys, "train", "--resume", str(tmp_path))

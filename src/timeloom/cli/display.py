@@ -31,7 +31,8 @@ def training_bar(trainer: Trainer) -> Iterator[Show]:
         beside = None
         if trainer.compared:
             repeated = len(trainer.metrics.of("torch"))
-            beside = progress.add_task("torch", total=len(trainer.compared), completed=repeated, latest="")
+            name, total = trainer.config.model.beside, len(trainer.compared)
+            beside = progress.add_task(name, total=total, completed=repeated, latest="")
         fallbacks = 0
 
         def show(row: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         folder = resume
         config, start = read_config(folder / CONFIG), checkpoint.load(folder / LAST)
     solver_of(config.solver)  # a wrong name is told before the data are read
-    splits = split(load(config.data), config.valid_fraction, config.test_fraction, config.seed)
+    splits = split(load(config.data), config.valid_fraction, config.test_fraction, config.seed, config.pool)
     trainer = _prepare(config, splits, folder, start)
     return train(trainer)
 
@@ -67,7 +67,7 @@ def train(trainer: Trainer) -> int:
         return 130
     trainer.use_best()
     score = trainer.measure(splits.test)
-    summary = summarize(splits, trainer.metrics, score, trainer.progress, trainer.device)
+    summary = summarize(trainer.config, splits, trainer.metrics, score, trainer.progress, trainer.device)
     write_text(folder / SUMMARY, json.dumps(summary.to_dict(), indent=2) + "\n")
     write_report(folder / REPORT, trainer.config, splits, trainer.metrics, summary)
     CONSOLE.print("\n".join([*summary.lines(), f"Report: {folder / REPORT} ({summary.pace()})"]), markup=False)
@@ -92,7 +92,7 @@ def _prepare(config: TrainConfig, splits: Splits, folder: Path, start: Checkpoin
 def _new_folder(config: TrainConfig) -> Path:
     name = Path(config.data.partition(":")[0]).stem or "run"
     folder = Path(config.out or f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}")
-    if (folder / LAST).exists() or (folder / CONFIG).exists():
+    if (folder / LAST).exists():
         raise InputError(f"{folder} holds a run already: go on with --resume {folder}, or choose another --out")
     return folder
 

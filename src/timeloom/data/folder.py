@@ -1,7 +1,7 @@
-"""A folder of series, one CSV or NPY file each.
+"""A folder of series, one CSV, NPY or Parquet file each.
 
 Labels come from `labels.csv` (columns `file` and `label`, or `target` for a number; `split` if wanted), or from the
-names of subfolders, or, for a class at every step, from a CSV column `label` or a file `<name>.labels.npy` beside
+names of subfolders, or, for a class at every step, from a column `label` or a file `<name>.labels.npy` beside
 `<name>.npy`. Without any of these the folder can be predicted on, not trained on.
 """
 
@@ -14,12 +14,13 @@ from typing import cast, get_args
 import numpy
 import torch
 
+from timeloom.data.parquet import read_parquet
 from timeloom.data.records import Label, Record, Split, Table, Task, as_series
 from timeloom.errors import InputError
 
 INDEX = "labels.csv"
 STEP_LABELS = ".labels.npy"
-SUFFIXES = (".csv", ".npy")
+SUFFIXES = (".csv", ".npy", ".parquet")
 
 
 def read_folder(folder: Path) -> Table:
@@ -40,7 +41,7 @@ def read_folder(folder: Path) -> Table:
             record = read_series(path)
             records.append(Record(f"{inner.name}/{path.name}", record.values, inner.name))
     if not records:
-        raise InputError(f"{folder}: no .csv or .npy files, and none in subfolders")
+        raise InputError(f"{folder}: no .csv, .npy or .parquet files, and none in subfolders")
     return Table(str(folder), "classification", records)
 
 
@@ -55,7 +56,9 @@ def read_series(path: Path) -> Record:
         return Record(path.name, values, steps)
     if path.suffix == ".csv":
         return _read_csv(path)
-    raise InputError(f"{path}: expected a .csv or .npy file")
+    if path.suffix == ".parquet":
+        return read_parquet(path)
+    raise InputError(f"{path}: expected a .csv, .npy or .parquet file")
 
 
 def _series_files(folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from timeloom.data.archive import from_archive
-from timeloom.data.folder import read_folder, read_series
+from timeloom.data.folder import SUFFIXES, read_folder, read_series
 from timeloom.data.records import Record, Split, Table
 from timeloom.data.ts import read_ts
 from timeloom.data.turning import Turning, turning
@@ -14,9 +14,9 @@ from timeloom.spec import split_spec, with_options
 
 
 def load(source: str) -> Table:
-    """Series from `turning[:options]`, a `.ts`, `.csv` or `.npy` file, a folder, or a set's name in the archive.
+    """Series from `turning[:options]`, a file, a folder, or a set's name in the archive.
 
-    With `NAME_TRAIN.ts` goes the `NAME_TEST.ts` beside it.
+    A file is a `.ts`, `.csv`, `.npy` or `.parquet`. With `NAME_TRAIN.ts` goes the `NAME_TEST.ts` beside it.
     """
     path = Path(source)
     if path.is_dir():
@@ -26,7 +26,7 @@ def load(source: str) -> Table:
         return (_read_archive_files(pairs[0]) if pairs else read_folder(path)).checked()
     if path.suffix == ".ts" and path.is_file():
         return _read_archive_files(path).checked()
-    if path.suffix in (".csv", ".npy") and path.is_file():
+    if path.suffix in SUFFIXES and path.is_file():
         return Table(source, None, [read_series(path)]).checked()
     if ":" not in source and (path.suffix or "/" in source):
         raise InputError(f"{source}: no such file or folder")

@@ -11,14 +11,14 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from timeloom.data.records import Task
 from timeloom.data.splits import Examples
 from timeloom.errors import InputError
-from timeloom.nn import GRU, LSTM, RNN
+from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU
 from timeloom.nn.base import Recurrent
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import resolve
 from timeloom.spec import split_spec, with_options
 from timeloom.train.config import ModelConfig
 
-_CELLS: dict[str, type[Recurrent]] = {"gru": GRU, "lstm": LSTM, "rnn": RNN}
+_CELLS: dict[str, type[Recurrent]] = {"gru": GRU, "implicit-gru": ImplicitGRU, "lstm": LSTM, "rnn": RNN}
 
 
 def solver_of(text: str) -> Solver:

@@ -36,7 +36,7 @@ def write_report(path: Path, config: TrainConfig, splits: Splits, metrics: Metri
         page.heading("Learning"),
         page.charts(_learning(steps, validations, splits, summary)),
         page.heading("Solver and time"),
-        page.charts(_solving(steps, by_torch)),
+        page.charts(_solving(steps, by_torch, summary)),
     ]
     if validations:
         parts += [
@@ -53,7 +53,8 @@ def _numbers(summary: Summary) -> list[tuple[str, str]]:
     task = summary.task
     numbers = [(quality_text(task, summary.test_quality), f"test {quality_name(task)}")]
     if summary.speedup is not None:
-        numbers.append((f"{summary.speedup:.1f}x", f"faster a step than torch (best of {summary.compared_steps})"))
+        meaning = f"faster a step than {summary.beside} (best of {summary.compared_steps})"
+        numbers.append((f"{summary.speedup:.1f}x", meaning))
     return [
         *numbers,
         (f"{summary.seconds_a_step:.3f} s", "a training step, median"),
@@ -65,12 +66,13 @@ def _numbers(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _learning(steps: Rows, validations: Rows, splits: Splits, summary: Summary) -> list[str]:
-    """Loss and quality over steps and over time; over time also the same losses at the pace that torch showed."""
+    """Loss and quality over steps and over time; over time also the same losses at torch's pace."""
     name = quality_name(splits.task)
     at_torchs = []
     if summary.torch_seconds_a_step is not None:
         times = [row["step"] * summary.torch_seconds_a_step for row in steps]
-        at_torchs.append(Line("training at torch's pace", times, [row["loss"] for row in steps], dashed=True))
+        losses = [row["loss"] for row in steps]
+        at_torchs.append(Line(f"training at the pace of {summary.beside}", times, losses, dashed=True))
     made = []
     for key, label, title, more in (
         ("step", "training step", "over steps", []),
@@ -83,12 +85,12 @@ def _learning(steps: Rows, validations: Rows, splits: Splits, summary: Summary) 
     return made
 
 
-def _solving(steps: Rows, by_torch: Rows) -> list[str]:
+def _solving(steps: Rows, by_torch: Rows, summary: Summary) -> list[str]:
     sweeps = [
         _line("forward", steps, "step", "sweeps"),
         _line("backward", steps, "step", "backward_sweeps", dashed=True),
     ]
-    times = [_line("timeloom", steps, "step", "seconds"), _line("torch", by_torch, "step", "seconds", dots=True)]
+    times = [_line("timeloom", steps, "step", "seconds"), _line(summary.beside, by_torch, "step", "seconds", dots=True)]
     residuals = [_line("residual", steps, "step", "residual")]
     return [
         line_chart(times, "Time of a training step", "training step", "seconds", log_y=True),

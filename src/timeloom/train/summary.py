@@ -11,8 +11,11 @@ import torch
 from timeloom.data import Splits
 from timeloom.data.records import Task
 from timeloom.train.checkpoint import Progress
+from timeloom.train.config import TrainConfig
 from timeloom.train.metrics import Metrics
 from timeloom.train.objective import Score, quality_name, quality_text
+
+BESIDE = {"torch": "torch's own layers", "sequential": "the same layers one step after the other"}
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,10 @@ class Summary:
     """Median over the run."""
     data_share: float
     """Share of the time that training waited for its data."""
+    beside: str
+    """What ran beside: torch's layers, or the same layers one step after the other where torch has none."""
     torch_seconds_a_step: float | None
-    """The fastest of the steps that torch's layers repeated; None where none were."""
+    """The fastest of the steps that ran beside; None where none did."""
     compared_steps: int
     speedup: float | None
     """Torch's fastest over our median: a busy machine makes it smaller, never larger."""
@@ -53,22 +58,26 @@ class Summary:
             f"(loss {self.test_loss:.4f}, weights of epoch {self.best_epoch + 1})."
         ]
         if self.speedup is None or self.torch_seconds_a_step is None:
-            lines.append(f"A training step took {self.seconds_a_step:.3f} s; torch's own layers were not timed.")
+            lines.append(f"A training step took {self.seconds_a_step:.3f} s; {BESIDE[self.beside]} were not timed.")
         else:
             agree = f"agree to {self.loss_difference:.0e}" if self.loss_difference else "are the same"
             lines.append(
-                f"{self.compared_steps} steps were repeated by torch's own layers, from the same weights: the losses "
-                f"{agree}; {self.torch_seconds_a_step:.3f} s a step (its fastest), timeloom "
+                f"{self.compared_steps} steps were repeated by {BESIDE[self.beside]}, from the same weights: the "
+                f"losses {agree}; {self.torch_seconds_a_step:.3f} s a step (its fastest), timeloom "
                 f"{self.seconds_a_step:.3f} s (its median)."
             )
         return lines
 
     def pace(self) -> str:
         """The speedup in a few words."""
-        return "torch was not timed" if self.speedup is None else f"{self.speedup:.1f}x faster a step than torch"
+        if self.speedup is None:
+            return f"{self.beside} was not timed"
+        return f"{self.speedup:.1f}x faster a step than {self.beside}"
 
 
-def summarize(splits: Splits, metrics: Metrics, score: Score, progress: Progress, device: torch.device) -> Summary:
+def summarize(
+    config: TrainConfig, splits: Splits, metrics: Metrics, score: Score, progress: Progress, device: torch.device
+) -> Summary:
     """Gather what the rows of a run say."""
     steps = metrics.of("step")
     by_step = {row["step"]: row for row in steps}
@@ -86,6 +95,7 @@ def summarize(splits: Splits, metrics: Metrics, score: Score, progress: Progress
         steps=progress.step,
         seconds_a_step=ours,
         data_share=fetching / (fetching + sum(seconds)),
+        beside=config.model.beside,
         torch_seconds_a_step=min(theirs) if pairs else None,
         compared_steps=len(pairs),
         speedup=min(theirs) / ours if pairs else None,

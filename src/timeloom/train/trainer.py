@@ -23,6 +23,7 @@ from timeloom.errors import InputError
 from timeloom.report import SolveReport
 from timeloom.solvers import Sequential
 from timeloom.train import checkpoint
+from timeloom.train.board import Board
 from timeloom.train.checkpoint import BEST, LAST, Checkpoint, Progress
 from timeloom.train.comparison import chosen_steps, synchronize, time_is_left, torch_step
 from timeloom.train.config import OptimConfig, TrainConfig
@@ -132,6 +133,7 @@ class Trainer:
             self._restore(resume)
         self.per_epoch = math.ceil(len(splits.train) / config.optim.batch)
         self.total = self.per_epoch * config.optim.epochs
+        self.board = Board(folder, self.progress.step) if config.tensorboard else None
         self.metrics = Metrics(folder, self.progress.step)
         self.compared = chosen_steps(
             0 if isinstance(solver_of(config.solver), Sequential) else config.compare, self.total
@@ -157,6 +159,8 @@ class Trainer:
                     self._save()
         finally:
             self.metrics.close()
+            if self.board is not None:
+                self.board.close()
 
     def interrupt(self) -> None:
         """Stop after the step under way, with a checkpoint."""
@@ -257,6 +261,8 @@ class Trainer:
     def _add(self, **row: Any) -> None:
         row = {"step": self.progress.step, **row}
         self.metrics.add(**row)
+        if self.board is not None:
+            self.board.add(row)
         self.show(row)
 
     def _seed(self, step: int) -> None:

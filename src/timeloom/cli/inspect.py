@@ -14,14 +14,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from timeloom.cli.display import CONSOLE
 from timeloom.data import load
+from timeloom.inspection import Inspection
 from timeloom.train import checkpoint, page
-from timeloom.train.chart import Line, line_chart
+from timeloom.train.chart import Line, bar_chart, line_chart
 from timeloom.train.config import at_least
 from timeloom.train.inference import check_channels, restore
-from timeloom.train.inspection import Inspection, Trial, inspect_model
+from timeloom.train.inspection import inspect_model
+from timeloom.train.timeline import timeline
 from timeloom.train.trainer import device_of
-
-HEADER = ("solver", "sweeps", "backward", "converged", "ms", "difference")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Options:
     batch: int = 4
     """Series in the batch: the first ones of the data."""
     every: bool = False
-    """Try the published methods over single steps too (DEER, ELK, Picard …): minutes on long series."""
+    """Try the published methods over single steps too (DEER, ELK, Picard …), each for a few seconds, on as many steps
+    of one series as it can do in them."""
     out: str = ""
     """Page to write; by default inspect.html in the folder of the run."""
     device: str = "auto"
@@ -62,31 +63,37 @@ def main(arguments: Sequence[str]) -> int:
     folder = options.run if options.run.is_dir() else options.run.parent
     out = Path(options.out) if options.out else folder / "inspect.html"
     write_inspection(out, found, str(options.run))
-    shown = Table(*HEADER, min_width=70, title=f"{found.steps:,} steps, batch {found.batch}, chunks of {found.chunk}")
-    for trial in found.trials:
-        shown.add_row(*row(trial))
+    header, *rows = found.rows()
+    shown = Table(*header, min_width=70, title=f"{found.steps:,} steps, batch {found.batch}, chunks of {found.chunk}")
+    for row in rows:
+        shown.add_row(*row)
     CONSOLE.print(shown)
     CONSOLE.print("\n".join([*found.words(), f"Picture: {out}"]), markup=False)
     return 0
 
 
-def row(trial: Trial) -> tuple[str, ...]:
-    """A trial as text."""
-    forward, backward = trial.sweeps()
-    state = "fell back" if trial.fell_back else "yes"
-    return (trial.name, str(forward), str(backward), state, f"{1e3 * trial.seconds:.1f}", f"{trial.difference:.1e}")
-
-
 def write_inspection(path: Path, found: Inspection, name: str) -> None:
-    """The page: the table, a chart of the residuals of every layer, and the words."""
+    """The page: what `auto` does, drawn and told, all solvers in a table, and the residuals of every layer."""
+    header, *rows = found.rows()
+    auto = found.trials[1]
+    solves = [
+        (f"{where} {way}", solve)
+        for where, report in auto.reports
+        for way, solve in (("forward", report), ("backward", report.backward))
+        if solve is not None
+    ]
+    times = [(trial.name, 1e3 * trial.seconds) for trial in found.trials if trial.stretch is None]
     parts = [
         page.heading(f"Solvers on {name}", level=1),
         page.paragraph(
             f"{found.steps:,} steps, batch {found.batch}; shooting from plain guesses in chunks of {found.chunk}"
         ),
-        page.table([row(trial) for trial in found.trials], HEADER),
         page.heading("What auto does, and why"),
+        page.block(timeline(solves, found.steps)),
         *[page.paragraph(text) for text in found.words()],
+        page.heading("All solvers"),
+        page.charts([bar_chart(times, "A forward and backward pass", "ms")]),
+        page.table(rows, header),
         page.heading("Largest jump between chunks after each sweep"),
         page.charts(residual_charts(found)),
     ]

@@ -1,4 +1,4 @@
-"""Line charts as SVG text, small enough to stand in a page and large enough to be read on a phone."""
+"""Charts as SVG text, small enough to stand in a page and large enough to be read on a phone."""
 
 from __future__ import annotations
 
@@ -83,6 +83,24 @@ def line_chart(
     ]
     for index, line in enumerate(shown):
         parts += _curve(line, x, y, COLOURS[index % len(COLOURS)])
+    return "\n".join([*parts, "</svg>"])
+
+
+def bar_chart(bars: Sequence[tuple[str, float]], title: str, unit: str) -> str:
+    """Horizontal bars from zero, each with its number."""
+    left, row, head = 124, 24, 28
+    most = max(value for _, value in bars)
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {head + row * len(bars) + 6}" role="img" aria-label="{escape(title)}" '
+        f'xmlns="http://www.w3.org/2000/svg">',
+        f'<text class="title" x="{LEFT - 52}" y="15">{escape(title)}</text>',
+    ]
+    for index, (name, value) in enumerate(bars):
+        top, width = head + row * index, (WIDTH - left - 84) * value / most
+        parts.append(f'<text x="{left - 6}" y="{top + 14}" text-anchor="end">{escape(name)}</text>')
+        colour = COLOURS[index % len(COLOURS)]
+        parts.append(f'<rect x="{left}" y="{top + 2}" width="{max(width, 1):.1f}" height="16" fill="{colour}"/>')
+        parts.append(f'<text x="{left + max(width, 1) + 5:.1f}" y="{top + 14}">{value:,.1f} {escape(unit)}</text>')
     return "\n".join([*parts, "</svg>"])
 
 

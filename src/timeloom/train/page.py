@@ -26,10 +26,12 @@ p { margin: .4em 0 }
 .tile, .chart, .block { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px }
 .tile b { display: block; font-size: 1.5rem; line-height: 1.2 }
 .tile span { color: var(--soft); font-size: .9rem }
-.block { overflow-x: auto }
+.block { overflow-x: auto; margin: .6em 0 }
+.wide { min-width: 640px }
 svg { display: block; width: 100%; height: auto }
 svg text { fill: var(--ink); font: 12px system-ui, sans-serif }
 svg text.title { font-weight: 600; font-size: 13px }
+svg text.on { fill: #ffffff }
 svg .grid { stroke: var(--line); fill: none }
 table { border-collapse: collapse; font-size: .92rem }
 td, th { padding: 4px 10px; text-align: left; border-bottom: 1px solid var(--line) }
@@ -75,6 +77,11 @@ def told(pairs: Iterable[tuple[str, str]]) -> str:
 def charts(made: Iterable[str]) -> str:
     """Charts side by side, or below each other on a narrow screen."""
     return f'<div class="charts">{"".join(f"<div class=chart>{chart}</div>" for chart in made)}</div>'
+
+
+def block(made: str) -> str:
+    """One wide drawing, to be scrolled on a narrow screen."""
+    return f'<div class="block"><div class="wide">{made}</div></div>'
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from timeloom.data import Batch, Examples, Splits, batches
 from timeloom.data.batches import collate, order
 from timeloom.errors import InputError
+from timeloom.inspection import reports_of
 from timeloom.report import SolveReport
 from timeloom.solvers import Sequential
 from timeloom.train import checkpoint
@@ -102,15 +103,6 @@ class Solved:
 
 def _in_chunks(report: SolveReport) -> bool:
     return report.solver != "sequential" and bool(report.residuals or report.warmup)
-
-
-def reports_of(model: SequenceModel) -> list[tuple[str, SolveReport]]:
-    """The reports of the last call, each with the layer and direction it is of."""
-    return [
-        (f"layer {number}" + (" reversed" if index % 2 else ""), report)
-        for number, layer in enumerate(model.recurrent_layers(), start=1)
-        for index, report in enumerate(layer.reports)
-    ]
 
 
 class Trainer:

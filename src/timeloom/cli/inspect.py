@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from timeloom.cli.display import CONSOLE
 from timeloom.data import load
 from timeloom.inspection import Inspection
+from timeloom.report import SolveReport
 from timeloom.train import checkpoint, page
 from timeloom.train.chart import Line, bar_chart, line_chart
 from timeloom.train.config import at_least
@@ -95,6 +96,7 @@ def write_inspection(path: Path, found: Inspection, name: str) -> None:
         page.charts([bar_chart(times, "A forward and backward pass", "ms")]),
         page.table(rows, header),
         page.heading("Largest jump between chunks after each sweep"),
+        page.paragraph("No jump at all is drawn a hundred times below the tolerance.", soft=True),
         page.charts(residual_charts(found)),
     ]
     page.write_page(path, f"timeloom: solvers on {name}", *parts)
@@ -104,15 +106,18 @@ def residual_charts(found: Inspection) -> list[str]:
     """A chart for each layer and direction, forward and backward."""
     made = []
     for index, (where, _) in enumerate(found.trials[0].reports):
-        for backward in (False, True):
-            reports = [
-                (t.name, t.reports[index][1].backward if backward else t.reports[index][1]) for t in found.trials
-            ]
-            lines = [
-                Line(name.removeprefix("shooting "), range(1, len(report.residuals) + 1), report.residuals, dots=True)
-                for name, report in reports
-                if report is not None and report.residuals
-            ]
-            title = f"{where} {'backward' if backward else 'forward'}"
-            made.append(line_chart(lines, title, "sweep", "relative jump", log_y=True))
+        for way in ("forward", "backward"):
+            lines = []
+            for trial in found.trials:
+                report = trial.reports[index][1]
+                solve = report if way == "forward" else report.backward
+                if solve is not None and solve.residuals:
+                    lines.append(_residuals(trial.name.removeprefix("shooting "), solve))
+            made.append(line_chart(lines, f"{where} {way}", "sweep", "relative jump", log_y=True))
     return made
+
+
+def _residuals(name: str, solve: SolveReport) -> Line:
+    """Jumps by sweep; one of exactly zero is drawn a hundred times below the tolerance."""
+    floor = solve.tolerance / 100
+    return Line(name, range(1, len(solve.residuals) + 1), [max(value, floor) for value in solve.residuals], dots=True)

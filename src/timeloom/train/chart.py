@@ -9,7 +9,7 @@ from html import escape
 from statistics import fmean
 
 WIDTH, HEIGHT = 440, 290
-LEFT, RIGHT, TOP, BOTTOM = 66, 14, 44, 42
+LEFT, RIGHT, TOP, BOTTOM = 66, 26, 44, 42
 COLOURS = (
     "#0b66b0", "#d9730d", "#2e8b57", "#a4389a", "#c0392b", "#7a6a00",
     "#16a0a0", "#7d7d7d", "#e377c2", "#8c564b", "#5b5bd6", "#9acd32",
@@ -40,6 +40,8 @@ class Axis:
     log: bool
     start: float
     stop: float
+    whole: bool = False
+    """Whether its values are counts, and ticks between them mean nothing."""
 
     def place(self, value: float) -> float:
         at, low, high = (
@@ -56,6 +58,7 @@ class Axis:
         rough = (self.high - self.low) / 4
         power = 10 ** math.floor(math.log10(rough))
         step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+        step = max(step, 1.0) if self.whole else step
         first = math.ceil(self.low / step - 1e-9)
         return [step * i for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
@@ -110,7 +113,8 @@ def _axis(values: Sequence[float], log: bool, start: float, stop: float) -> Axis
         low, high = 10 ** math.floor(math.log10(low) + 1e-9), 10 ** math.ceil(math.log10(high) - 1e-9)
         return Axis(low, high if high > low else low * 10, log, start, stop)
     margin = 0.04 * (high - low) or 0.5 * abs(high) or 1.0
-    return Axis(0.0 if 0 <= low < 0.5 * high else low - margin, high + margin, log, start, stop)
+    whole = all(float(value).is_integer() for value in values)
+    return Axis(0.0 if 0 <= low < 0.5 * high else low - margin, high + margin, log, start, stop, whole)
 
 
 def _thinned(line: Line) -> Line:
@@ -161,7 +165,7 @@ def _legend(lines: Sequence[Line]) -> tuple[list[str], int]:
     """The names of the lines, in as many rows as they need."""
     parts, at, row = list[str](), float(LEFT), 0
     for index, line in enumerate(lines):
-        width = 30 + 6.4 * len(line.label)
+        width = 30 + 7.4 * len(line.label)
         if at + width > WIDTH and at > LEFT:
             at, row = float(LEFT), row + 1
         colour, down = COLOURS[index % len(COLOURS)], 30 + LEGEND_ROW * row

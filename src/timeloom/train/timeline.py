@@ -26,9 +26,9 @@ def timeline(solves: Sequence[tuple[str, SolveReport]], steps: int) -> str:
     for row, (name, report) in enumerate(solves):
         parts += _row(name, report, steps, HEAD + ROW * row, scale)
     base = HEAD + ROW * len(solves)
-    for step in (0, steps // 4, steps // 2, 3 * steps // 4, steps):
-        at = LEFT + step * scale
-        parts.append(f'<text x="{at:.1f}" y="{base + 14}" text-anchor="middle">{number(step)}</text>')
+    for step in sorted({0, steps // 4, steps // 2, 3 * steps // 4, steps}):
+        at, anchor = LEFT + step * scale, "end" if step == steps else "middle"
+        parts.append(f'<text x="{at:.1f}" y="{base + 14}" text-anchor="{anchor}">{number(step)}</text>')
     parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{base + 29}" text-anchor="middle">time step</text>')
     return "\n".join([*parts, "</svg>"])
 

@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -25,6 +25,10 @@ lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY) ## build the documentation into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 bench: $(READY) ## measure against torch.nn on this CPU; tables, JSON and plots go to benchmarks/results
 	$(BIN)/python -m benchmarks $(CASES)

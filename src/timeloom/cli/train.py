@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ CONFIG, SUMMARY, REPORT = "config.json", "summary.json", "report.html"
 
 
 def main(arguments: Sequence[str]) -> int:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("the command trains in one process: start it without torchrun")
     resume, rest = _resume(list(arguments))
     if resume is None:
         config = parse(rest)

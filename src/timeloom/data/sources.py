@@ -20,7 +20,7 @@ def load(source: str) -> Table:
     """
     path = Path(source)
     if path.is_dir():
-        pairs = sorted(path.glob("*_TRAIN.ts"))
+        pairs = sorted(path.glob("*_TRAIN.ts")) or sorted(path.glob("*.ts"))
         if len(pairs) > 1:
             raise InputError(f"{path}: several sets ({', '.join(p.name for p in pairs)}); give the path of one file")
         return (_read_archive_files(pairs[0]) if pairs else read_folder(path)).checked()

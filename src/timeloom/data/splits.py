@@ -53,7 +53,9 @@ def examples(records: Sequence[Record], task: Task, classes: Sequence[str], sour
     def target(record: Record) -> Tensor:
         label = record.label
         if label is None:
-            raise InputError(f"{source}: {record.name} has no label; only `timeloom predict` can use it")
+            raise InputError(
+                f"{source}: {record.name} has no label; give it one, or move it away (`timeloom predict` needs none)"
+            )
         if isinstance(label, list) != (task == "labelling") or isinstance(label, float) != (task == "regression"):
             raise InputError(f"{source}: {record.name} is labelled for another task than {task}")
         if isinstance(label, list):

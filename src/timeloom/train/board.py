@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,14 @@ class Board:
 
     def add(self, row: dict[str, Any]) -> None:
         """A row of metrics."""
-        for name in _NAMES[row["kind"]]:
-            self._writer.add_scalar(f"{row['kind']}/{name}", row[name], row["step"])
+        try:
+            for name in _NAMES[row["kind"]]:
+                self._writer.add_scalar(f"{row['kind']}/{name}", row[name], row["step"])
+        except OSError as error:
+            raise InputError(
+                f"cannot write TensorBoard's events: {error.strerror or error}. Make room, and go on with --resume"
+            ) from error
 
     def close(self) -> None:
-        self._writer.close()
+        with contextlib.suppress(OSError):  # no room: told when the row was added, or TensorBoard lacks the last rows
+            self._writer.close()

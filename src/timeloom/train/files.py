@@ -16,6 +16,7 @@ def write_whole(path: Path, data: bytes) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
         try:
+            os.chmod(temporary, 0o666 & ~_umask())  # as any new file: others may read the report
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
@@ -34,6 +35,13 @@ def write_whole(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """The same for text."""
     write_whole(path, text.encode())
+
+
+def _umask() -> int:
+    """What the user keeps from others; it can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _keep_name(folder: Path) -> None:

@@ -72,6 +72,8 @@ class Summary:
         """The speedup in a few words."""
         if self.speedup is None:
             return f"{self.beside} was not timed"
+        if self.speedup < 1:
+            return f"{self.speedup:.2f} times the speed of {self.beside}"
         return f"{self.speedup:.1f}x faster a step than {self.beside}"
 
 

@@ -132,6 +132,13 @@ class Trainer:
         )
 
     def _restore(self, resume: Checkpoint) -> None:
+        if resume.config.model != self.config.model:
+            mine, other = asdict(self.config.model), asdict(resume.config.model)
+            differing = ", ".join(f"{key} {other[key]} and {mine[key]}" for key in mine if mine[key] != other[key])
+            raise InputError(
+                f"{self.folder / LAST} is of another model than {self.folder / 'config.json'} ({differing}): put the "
+                f"run's own files back together, or start a new run"
+            )
         if resume.classes != self.splits.classes or resume.channels != self.splits.channels:
             raise InputError(f"{self.splits.source}: the data have changed since the run began; start a new one")
         self.model.load_state_dict(resume.weights)

@@ -69,6 +69,18 @@ def test_a_missing_library_says_what_to_install() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "run"),
+    [
+        ([], ["headline", "--out", "runs/bench"]),
+        (["--threads", "1"], ["headline", "--threads", "1", "--out", "runs/bench"]),
+        (["grid", "--out", "here"], ["grid", "--out", "here"]),
+    ],
+)
+def test_bench_measures_the_headline_and_leaves_stored_results_alone(given: list[str], run: list[str]) -> None:
+    assert bench.with_defaults(given) == run
+
+
 def test_bench_outside_of_a_checkout_says_where_to_go(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

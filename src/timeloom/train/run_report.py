@@ -53,7 +53,8 @@ def _numbers(summary: Summary) -> list[tuple[str, str]]:
     task = summary.task
     numbers = [(quality_text(task, summary.test_quality), f"test {quality_name(task)}")]
     if summary.speedup is not None:
-        meaning = f"faster a step than {summary.beside} (best of {summary.compared_steps})"
+        how = "faster a step than" if summary.speedup >= 1 else "the speed of"
+        meaning = f"{how} {summary.beside} (best of {summary.compared_steps})"
         numbers.append((f"{summary.speedup:.1f}x", meaning))
     return [
         *numbers,

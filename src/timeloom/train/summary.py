@@ -62,7 +62,7 @@ class Summary:
         else:
             agree = f"agree to {self.loss_difference:.0e}" if self.loss_difference else "are the same"
             lines.append(
-                f"{self.compared_steps} steps were repeated by {BESIDE[self.beside]}, from the same weights: the "
+                f"{_count(self.compared_steps)} repeated by {BESIDE[self.beside]}, from the same weights: the "
                 f"losses {agree}; {self.torch_seconds_a_step:.3f} s a step (its fastest), timeloom "
                 f"{self.seconds_a_step:.3f} s (its median)."
             )
@@ -107,6 +107,10 @@ def summarize(
         device=str(device),
         threads=torch.get_num_threads(),
     )
+
+
+def _count(steps: int) -> str:
+    return "1 step was" if steps == 1 else f"{steps} steps were"
 
 
 def _relative(one: float, other: float) -> float:

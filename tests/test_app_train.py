@@ -18,9 +18,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from timeloom import cli
+from timeloom import cli, files
 from timeloom.errors import InputError
-from timeloom.train import checkpoint, files
+from timeloom.train import checkpoint
 from timeloom.train.checkpoint import BEST, LAST, Checkpoint, Progress
 from timeloom.train.config import TrainConfig
 from timeloom.train.metrics import Metrics, read

@@ -15,10 +15,10 @@ from torch import Tensor
 from timeloom.cli.display import CONSOLE
 from timeloom.data import load
 from timeloom.errors import InputError
+from timeloom.files import write_text
 from timeloom.train import checkpoint
 from timeloom.train.checkpoint import Checkpoint
 from timeloom.train.config import at_least
-from timeloom.train.files import write_text
 from timeloom.train.inference import answer, check_channels, restore
 from timeloom.train.trainer import device_of
 

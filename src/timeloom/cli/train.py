@@ -15,10 +15,10 @@ import tyro
 from timeloom.cli.display import CONSOLE, training_bar
 from timeloom.data import Splits, load, split
 from timeloom.errors import InputError
+from timeloom.files import write_text
 from timeloom.train import checkpoint
 from timeloom.train.checkpoint import LAST, Checkpoint
 from timeloom.train.config import TrainConfig, preset, read_config
-from timeloom.train.files import write_text
 from timeloom.train.model import solver_of
 from timeloom.train.run_report import write_report
 from timeloom.train.summary import summarize

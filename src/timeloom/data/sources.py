@@ -14,10 +14,15 @@ from timeloom.spec import split_spec, with_options
 
 
 def load(source: str) -> Table:
-    """Series from `turning[:options]`, a `.ts`, `.csv` or `.npy` file, a folder, or a set's name in the archive.
+    """Series from `turning[:options]`, `video:FOLDER`, a `.ts`, `.csv` or `.npy` file, a folder, or a set's name in the
+    archive.
 
     With `NAME_TRAIN.ts` goes the `NAME_TEST.ts` beside it.
     """
+    if source.startswith("video:"):
+        from timeloom.video import load_video  # its libraries are heavy
+
+        return load_video(source.removeprefix("video:")).checked()
     path = Path(source)
     if path.is_dir():
         pairs = sorted(path.glob("*_TRAIN.ts"))

@@ -9,10 +9,10 @@ from typing import Any, Literal, get_args
 
 from timeloom.errors import InputError
 
-Cell = Literal["gru", "lstm", "rnn"]
+Cell = Literal["gru", "implicit-gru", "lstm", "rnn"]
 Pooling = Literal["mean", "last"]
 Precision = Literal["float32", "float64", "bf16"]
-Preset = Literal["default", "eigenworms"]
+Preset = Literal["default", "eigenworms", "hmdb6", "hmdb51"]
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,12 @@ class TrainConfig:
     """Train a recurrent network parallel in time, and write weights, metrics and a report to a folder."""
 
     data: str = "turning"
-    """turning[:length=16384,train=128,…] (built in), a folder, a .ts file, or a set's name in the UEA/UCR archive."""
+    """turning[:length=16384,train=128,…] (built in), a folder, a .ts file, a set's name in the UEA/UCR archive, or
+    video:FOLDER[,net=resnet-18,classes=hmdb6,…]."""
     out: str = ""
     """Folder of the run; by default a new one in runs/."""
     preset: Preset = "default"
-    """Settings to begin from; eigenworms is the model of the DEER paper."""
+    """Settings to begin from; eigenworms is the model of the DEER paper, hmdb6 and hmdb51 are the multigrid paper's."""
     solver: str = "auto"
     """auto, sequential, shooting, mgrit, deer …, with options: shooting:chunk=256,correction=newton."""
     device: str = "auto"
@@ -145,6 +146,16 @@ def preset(name: str) -> TrainConfig:
             "adam", lr=3e-5, schedule="constant", weight_decay=0.0, betas=(0.9, 0.999), epochs=1000, patience=1000
         )
         return replace(TrainConfig(), preset="eigenworms", data="EigenWorms", model=model, optim=optim)
+    if name == "hmdb51":
+        model = ModelConfig(hidden=256, pooling="last")
+        optim = OptimConfig(
+            "adam", lr=1e-3, schedule="constant", weight_decay=0.0, betas=(0.9, 0.999), clip=0.0, epochs=50, batch=100
+        )
+        return TrainConfig(
+            "video:hmdb51", preset="hmdb51", valid_fraction=0.1, test_fraction=0.1, model=model, optim=optim
+        )
+    if name == "hmdb6":
+        return replace(preset("hmdb51"), preset="hmdb6", data="video:hmdb51,classes=hmdb6")
     raise InputError(f"no preset {name!r}; there are: {', '.join(get_args(Preset))}")
 
 

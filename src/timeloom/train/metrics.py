@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from timeloom.errors import InputError
-from timeloom.train.files import write_text
+from timeloom.files import write_text
 
 NAME = "metrics.jsonl"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from timeloom.train.files import write_text
+from timeloom.files import write_text
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --soft: #5d6b7a; --line: #dfe5ea; --card: #ffffff; --page: #f4f6f8 }

@@ -60,7 +60,7 @@ def _numbers(summary: Summary) -> list[tuple[str, str]]:
         (f"{summary.steps:,}", "training steps"),
         (str(summary.most_sweeps), "sweeps at most"),
         (str(summary.fallbacks), "fallbacks to sequential"),
-        (f"{summary.data_share:.1%}", "of the time spent on loading data"),
+        (f"{summary.data_share:.1%}", "of the time spent waiting for data"),
     ]
 
 

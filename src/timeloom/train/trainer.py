@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from timeloom.data import Batch, Examples, Splits, batches
 from timeloom.data.batches import collate, order
+from timeloom.data.prefetch import Prefetch
 from timeloom.errors import InputError
 from timeloom.report import SolveReport
 from timeloom.solvers import Sequential
@@ -125,6 +126,7 @@ class Trainer:
         self.progress = Progress()
         self.interrupted = False
         self._steps_in_batch = 0
+        self._batches = Prefetch(self._batch_of)
         if resume is None:
             if config.normalize:
                 self.model.fit_scale(splits.train)
@@ -156,6 +158,7 @@ class Trainer:
                 if step % self.per_epoch == 0 or step % self.config.save_every == 0 or self.interrupted:
                     self._save()
         finally:
+            self._batches.close()
             self.metrics.close()
 
     def interrupt(self) -> None:
@@ -169,14 +172,14 @@ class Trainer:
 
     def _one_step(self) -> None:
         step, begin = self.progress.step, time.perf_counter()
-        epoch, position = divmod(step, self.per_epoch)
-        size, seed = self.config.optim.batch, self.config.seed
-        chosen = order(len(self.splits.train), seed, epoch)[position * size : (position + 1) * size]
-        batch = self._moved(collate(self.splits.train, chosen))
+        epoch = step // self.per_epoch
+        batch = self._batches.take(step)
         self._steps_in_batch = len(batch.inputs)
         fetched = time.perf_counter()
         if step in self._compared:
             self._compare(step, batch)
+        if step + 1 < self.total:
+            self._batches.begin(step + 1)
         self._seed(step)
         started = time.perf_counter()
         rate = self._set_rate(self.optimizer, step)
@@ -194,6 +197,13 @@ class Trainer:
             kind="step", epoch=epoch, loss=loss, seconds=seconds, data_seconds=fetched - begin, lr=rate,
             elapsed=self.progress.elapsed, **asdict(Solved.of(self.model)),
         )  # fmt: skip
+
+    def _batch_of(self, step: int) -> Batch:
+        """The batch of a step, where the model is."""
+        epoch, position = divmod(step, self.per_epoch)
+        size = self.config.optim.batch
+        chosen = order(len(self.splits.train), self.config.seed, epoch)[position * size : (position + 1) * size]
+        return collate(self.splits.train, chosen).to(self.device, self.model.offset.dtype)
 
     def _update(self, model: SequenceModel, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
         """Forward, backward, clip, update; the loss."""
@@ -268,9 +278,6 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = rate
         return rate
-
-    def _moved(self, batch: Batch) -> Batch:
-        return batch.to(self.device, self.model.offset.dtype)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.config, self.device)

@@ -1,6 +1,6 @@
 """Retrain a pruned VGG-11 with gradients by the scan, and count what the scan costs along its critical path.
 
-    python experiments/bppsa/vgg.py      # about three minutes on one core; writes vgg.json and vgg.png beside this file
+    python experiments/bppsa_vgg/vgg.py   # three minutes on one core; writes vgg.json and vgg.png beside this file
 
 As in the paper's study (Wang, Bai and Pekhimenko, "BPPSA", 2020): 97 % of the weights of all convolutions and linear
 layers are pruned by size, and the network is retrained. Each retraining step is made by `chain_backward` and,

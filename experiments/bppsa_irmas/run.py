@@ -1,8 +1,8 @@
 """A GRU that hears instruments, trained with gradients by torch, by timeloom's default and by scans.
 
-    python -m experiments.bppsa.irmas                               # generated clips; about two minutes on one core
-    python -m experiments.bppsa.irmas --data IRMAS-TrainingData     # the real ones
-    python -m experiments.bppsa.irmas --quick                       # all parts in small, seconds
+    python -m experiments.bppsa_irmas.run                               # generated clips; about two minutes on one core
+    python -m experiments.bppsa_irmas.run --data IRMAS-TrainingData     # the real ones
+    python -m experiments.bppsa_irmas.run --fast                        # all parts in small, seconds
 
 The second recurrent task of the BPPSA paper: a GRU of 20 units reads the MFCC of three-second clips, in 259, 517 or
 1034 steps by the hop between frames, batch 16, and its last state tells the instrument. Every method trains a copy of
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import platform
 import statistics
 import tempfile
 import time
@@ -28,13 +27,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import timeloom as tl
-from experiments.bppsa import irmas_report
-from experiments.bppsa.clips import features, find, split
-from experiments.bppsa.instruments import INSTRUMENTS, generate
+from experiments.bppsa_irmas import report
+from experiments.bppsa_irmas.clips import features, find, split
+from experiments.bppsa_irmas.instruments import INSTRUMENTS, generate
+from experiments.results import command, facts, target
 from timeloom.solvers import Auto, Shooting, Solver
 
-RESULTS = Path(__file__).with_name("results")
-HOPS = (512, 256, 128)
+HOPS, FAST_HOPS = (512, 256, 128), (4096, 2048, 1024)
+"""Samples between two frames."""
 HIDDEN, BATCH, RATE_OF_LEARNING, MOST_NORM = 20, 16, 2e-2, 1.0
 METHODS: dict[str, Solver | None] = {
     "torch": None,
@@ -69,13 +69,13 @@ class Classifier(nn.Module):
         return self.head(last[0])
 
 
-def load(folder: Path, most: int) -> tuple[list[str], dict[int, Data]]:
+def load(folder: Path, most: int, hops: Sequence[int]) -> tuple[list[str], dict[int, Data]]:
     """Instruments, and the data by hop."""
     instruments, clips = find(folder, most)
     train, test = split(clips)
-    (x, target), (test_x, test_target) = features(train, HOPS), features(test, HOPS)
+    (x, target), (test_x, test_target) = features(train, hops), features(test, hops)
     data = {}
-    for hop in HOPS:
+    for hop in hops:
         mean, spread = x[hop].mean((0, 1)), x[hop].std((0, 1)) + 1e-6
         data[hop] = Data((x[hop] - mean) / spread, target, (test_x[hop] - mean) / spread, test_target)
     return instruments, data
@@ -142,9 +142,9 @@ def times(models: dict[str, Classifier], x: Tensor, target: Tensor, turns: int) 
             kind: {"fastest": min(column), "median": statistics.median(column), "slowest": max(column)}
             for kind, column in (("backward_ms", backwards), ("step_ms", steps))
         }
-        report = models[name].gru.reports[0].backward if METHODS[name] is not None else None
-        if report is not None:
-            found[name]["backward_solve"] = {"solver": report.solver, "sweeps": report.iterations}
+        solved = models[name].gru.reports[0].backward if METHODS[name] is not None else None
+        if solved is not None:
+            found[name]["backward_solve"] = {"solver": solved.solver, "sweeps": solved.iterations}
     return found
 
 
@@ -195,42 +195,43 @@ def _count(text: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command(__doc__)
     parser.add_argument("--data", type=Path, help="a folder in IRMAS's layout; without it, clips are generated")
     parser.add_argument(
         "--clips", type=_count, help="most clips of an instrument, to train and to test on (default 32)"
     )
     parser.add_argument("--steps", type=_count, help="training steps (default 80)")
-    parser.add_argument("--quick", action="store_true", help="few clips and steps; writes only where --out says")
-    parser.add_argument("--out", type=Path, help="where results go (default: results/ beside this file)")
     options = parser.parse_args(arguments)
-    most, steps = options.clips or (4 if options.quick else 32), options.steps or (3 if options.quick else 80)
+    hops = FAST_HOPS if options.fast else HOPS
+    most, steps = options.clips or (4 if options.fast else 32), options.steps or (3 if options.fast else 80)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.data or Path(temporary)
         if options.data is None:
-            generate(folder, most, tuple(INSTRUMENTS)[: 3 if options.quick else None])
+            generate(folder, most, tuple(INSTRUMENTS)[: 3 if options.fast else None])
         try:
-            instruments, data = load(folder, most)
+            instruments, data = load(folder, most, hops)
         except ValueError as error:
             parser.error(str(error))
-    first, turns = next(iter(data.values())), 2 if options.quick else 7
+    first, turns = next(iter(data.values())), 2 if options.fast else 7
     results: dict[str, Any] = {
-        "data": "generated" if options.data is None else "IRMAS",
+        "data": "generated stand-in" if options.data is None else "IRMAS",
         "instruments": instruments,
         "clips": {"train": len(first.target), "test": len(first.test_target)},
         "hidden": HIDDEN,
         "batch": BATCH,
         "training_steps": steps,
         "turns": turns,
-        "machine": {"device": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__},
+        "machine": facts(),
         "lengths": {},
     }
-    for hop in HOPS:
+    print(f"{results['data']} clips: {results['clips']}", flush=True)
+    for hop in hops:
         found = compare(data[hop], len(instruments), steps, turns)
         results["lengths"][str(len(data[hop].x))] = {"hop": hop, "methods": found}
-        print(irmas_report.row(len(data[hop].x), found), flush=True)
-    if options.out is not None or not options.quick:
-        irmas_report.write(results, options.out or RESULTS, "irmas" if options.data else "irmas_generated")
+        print(report.row(len(data[hop].x), found), flush=True)
+    folder = target(options, __file__)
+    if folder is not None:
+        report.write(results, folder, "irmas" if options.data else "generated")
 
 
 if __name__ == "__main__":

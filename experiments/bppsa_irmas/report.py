@@ -1,4 +1,4 @@
-"""The results of `irmas.py` as JSON, as a table and as a picture."""
+"""The results of `run.py` as JSON, as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def plot(results: dict[str, Any], path: Path) -> None:
             ax.bar([place + 0.16 * (i - 2) for place in range(len(lengths))], values, 0.16, color=colour, label=name)
         ax.set(yscale="log", xlabel="T", title=title)
         ax.set_xticks(range(len(lengths)), list(lengths))
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(names))
+    handles = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=len(names), title=f"{results['data']} clips")
     for ax, (steps, length) in zip(axes[1], lengths.items(), strict=True):
         for i, (name, colour) in enumerate(zip(names, COLOURS, strict=True)):
             # Curves lie upon one another: each is drawn thinner than the one below it.

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from experiments.bppsa import wav
-from experiments.bppsa.clips import RATE, SECONDS
+from experiments.bppsa_irmas import wav
+from experiments.bppsa_irmas.clips import RATE, SECONDS
 
 HARMONICS = 12
 RELEASE = 0.03

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from experiments.bppsa import wav
-from experiments.bppsa.mfcc import mfcc
+from experiments.bppsa_irmas import wav
+from experiments.bppsa_irmas.mfcc import mfcc
 
 RATE, SECONDS = 44100, 3.0
 TEST_SHARE = 0.25

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
-    "train": "train a model on a built-in task, a folder of CSV/NPY files, a .ts file or a UEA/UCR set",
+    "train": "train a model on a built-in task, CSV/NPY files, a .ts file, a UEA/UCR set or video clips",
     "evaluate": "measure a trained model, with serial and parallel inference compared",
     "predict": "write a trained model's answers for new data to a CSV file",
     "inspect": "show how solvers converge on a trained model, and what auto does and why",

@@ -287,7 +287,9 @@ def test_a_full_disk_is_told_and_what_was_written_stays(
     assert len(done) == 3
 
 
-def test_splits_are_the_official_ones_or_drawn(few: Path, net: Path, tmp_path: Path) -> None:
+def test_splits_are_the_official_ones_or_drawn(
+    few: Path, net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listing = few.parent / SPLITS / "leave_test_split1.txt"
     listing.write_text("leave_0.avi 1 \nleave_1.avi 2 \nleave_2.avi 0 \n\n")
     records = load(spec(few, net, tmp_path)).records
@@ -300,6 +302,9 @@ def test_splits_are_the_official_ones_or_drawn(few: Path, net: Path, tmp_path: P
     assert len(split(drawn, 0.1, 0.1, 0).test) == 2
     shutil.move(few.parent / SPLITS, few / SPLITS)  # among the class folders
     assert len(load(spec(few, net, tmp_path)).records) == 5
+    monkeypatch.setenv("HOME", str(few))
+    shutil.move(few / SPLITS, few.parent / "elsewhere")
+    assert len(load(spec(few, net, tmp_path, splits="~/../elsewhere")).records) == 5
 
 
 def test_a_net_of_eighteen_layers_gives_a_thousand_features(tmp_path: Path) -> None:

@@ -55,7 +55,10 @@ def load_video(spec: str) -> Table:
     if not name or "=" in name:
         raise InputError(f"video:{spec}: expected video:FOLDER,option=value,option=value")
     folder = Path(name).expanduser()
-    options = with_options(Video(), split_spec(f"video:{rest}")[1], "video")
+    given = split_spec(f"video:{rest}")[1]
+    for key in given.keys() & {"splits", "net", "cache"}:
+        given[key] = os.path.expanduser(given[key])  # inside a word the shell leaves ~ alone
+    options = with_options(Video(), given, "video")
     clips = find_clips(folder, options.classes)
     if clips[0].label is not None and options.splits != "random":
         clips = assign(clips, Path(options.splits) if options.splits else find_splits(folder), options.split)
@@ -64,7 +67,7 @@ def load_video(spec: str) -> Table:
 
 def _records(clips: list[Clip], options: Video) -> list[Record]:
     settings = Settings(fingerprint(options.net), options.frames, options.size, options.pad)
-    cache = FeatureCache(Path(options.cache).expanduser() if options.cache else default_root(), settings)
+    cache = FeatureCache(Path(options.cache) if options.cache else default_root(), settings)
     places = {clip.path: cache.place(clip.path) for clip in clips}
     missing = {place: path for path, place in places.items() if cache.load(place) is None}
     failed = _compute([(path, place) for place, path in missing.items()], options) if missing else {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import time
+import wave
 from pathlib import Path
 
 import pytest
@@ -149,6 +151,33 @@ def test_frames_keep_their_order_and_colours(tmp_path: Path) -> None:
     light = read_frames(tmp_path / "a.avi", FRAMES, SIZE).float().mean((1, 2, 3))
     assert (light[4:] > light[:-4]).all()
     assert torch.equal(read_frames(tmp_path / "a.avi", 5, SIZE), read_frames(tmp_path / "a.avi", FRAMES, SIZE)[:5])
+
+
+def test_what_cannot_be_decoded_is_told(tmp_path: Path) -> None:
+    whole, spoiled = tmp_path / "whole.avi", tmp_path / "spoiled.avi"
+    write_clip(whole, "leave", FRAMES, seed=1)
+    data = whole.read_bytes()
+    with wave.open(str(tmp_path / "sound.wav"), "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", ""))
+        sound.writeframes(bytes(8000))
+    for content, told in (
+        (b"", "cannot be decoded"),
+        (b"no video at all" * 40, "cannot be decoded"),
+        (data[: len(data) // 3], "the file is cut short"),
+        ((tmp_path / "sound.wav").read_bytes(), "it holds no video"),
+    ):
+        spoiled.write_bytes(content)
+        with pytest.raises(InputError, match=told) as caught:
+            read_frames(spoiled, FRAMES, SIZE)
+        assert "spoiled.avi" in str(caught.value)
+        assert "get it again or remove it" in str(caught.value)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(40):  # bytes that are wrong anywhere, in names and sizes too, end in frames or in one line
+        at = int(torch.randint(len(data) - 300, (), generator=random))
+        noise = bytes(torch.randint(256, (300,), generator=random, dtype=torch.uint8).tolist())
+        spoiled.write_bytes(data[:at] + noise + data[at + 300 :])
+        with contextlib.suppress(InputError):
+            assert len(read_frames(spoiled, FRAMES, SIZE)) <= FRAMES
 
 
 def test_features_are_kept_by_content_and_settings(few: Path, net: Path, tmp_path: Path) -> None:

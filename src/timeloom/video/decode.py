@@ -20,9 +20,9 @@ def read_frames(path: Path, count: int, size: int) -> Tensor:
 
     frames: list[numpy.ndarray] = []
     try:
-        with av.open(str(path)) as container:
+        with av.open(str(path), metadata_errors="replace") as container:
             if not container.streams.video:
-                raise InputError(f"{path}: holds no video; remove it")
+                raise EOFError("it holds no video")
             stream = container.streams.video[0]
             promised = min(stream.frames, count)
             for frame in container.decode(stream):
@@ -30,7 +30,7 @@ def read_frames(path: Path, count: int, size: int) -> Tensor:
                 frames.append(scaled.to_ndarray())
                 if len(frames) == count:
                     break
-    except (av.error.FFmpegError, OSError, EOFError) as error:
+    except (av.error.FFmpegError, OSError, EOFError, ValueError) as error:
         said = getattr(error, "strerror", None) or str(error)
         raise InputError(
             f"{path}: cannot be decoded ({said}, after {len(frames)} frames); get it again or remove it"

@@ -126,7 +126,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
         xlabel="epoch",
         ylabel="mean squared error",
         yscale="log",
-        title=f"orbits of {results['sizes']['steps']:,} steps",
+        title=f"generated orbits of {results['sizes']['steps']:,} steps",
     )
     right.plot(found["seconds"], label="odeint, all steps at once")
     compared = found["compared"]

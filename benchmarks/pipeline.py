@@ -93,7 +93,7 @@ def table(results: dict[str, Any]) -> str:
         "|---|--:|--:|--:|",
     ]
     for name, ways in results["cases"].items():
-        cells = [f"{ways[way]['wait_ms']:.2g} ms ({ways[way]['share']:.1%})" for way in ("ahead", "in turn")]
+        cells = [f"{ways[way]['wait_ms']:.2f} ms ({ways[way]['share']:.1%})" for way in ("ahead", "in turn")]
         lines.append(f"| {name} | {ways['ahead']['step_ms']:.0f} ms | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

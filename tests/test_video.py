@@ -11,6 +11,7 @@ import time
 import wave
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from transformers import ResNetConfig, ResNetForImageClassification
@@ -270,13 +271,15 @@ def test_bad_options_are_told(few: Path, tmp_path: Path, source: str, told: str)
 def test_without_a_network_it_says_how_to_get_the_weights(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = []
+    asked = list[tuple[str, bool]]()
 
-    def out_of_reach(name: str, local_files_only: bool) -> None:
+    def out_of_reach(name: str, allow_patterns: list[str], local_files_only: bool) -> str:
         asked.append((name, local_files_only))
-        raise OSError("could not connect\nand more")
+        if local_files_only:
+            return str(tmp_path)  # begun once, and not finished
+        raise RuntimeError("could not connect\nand more")
 
-    monkeypatch.setattr(ResNetForImageClassification, "from_pretrained", out_of_reach)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", out_of_reach)
     assert cli.run("train", ["--data", spec(few, Path("resnet-34"), tmp_path), "--out", str(tmp_path / "run")]) == 1
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith(
@@ -284,6 +287,21 @@ def test_without_a_network_it_says_how_to_get_the_weights(
     )
     assert "hf download microsoft/resnet-34 --local-dir FOLDER; then give net=FOLDER" in line
     assert asked == [("microsoft/resnet-34", True), ("microsoft/resnet-34", False)]
+
+
+def test_weights_of_the_hub_are_taken_from_where_they_were_fetched(
+    few: Path, net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def snapshot_download(name: str, allow_patterns: list[str], local_files_only: bool) -> str:
+        assert name == "somebody/a-net"
+        if local_files_only:
+            raise FileNotFoundError(name)
+        return str(net)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    named = load(spec(few, Path("somebody/a-net"), tmp_path)).records
+    given = load(spec(few, net, tmp_path)).records
+    assert all(torch.equal(a.values, b.values) for a, b in zip(named, given, strict=True))
 
 
 @pytest.mark.parametrize("library", ["av", "transformers"])
@@ -339,7 +357,7 @@ def test_splits_are_the_official_ones_or_drawn(
 def test_a_net_of_eighteen_layers_gives_a_thousand_features(tmp_path: Path) -> None:
     config = ResNetConfig(hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic", num_labels=1000)
     ResNetForImageClassification(config).save_pretrained(tmp_path)
-    extractor = Extractor(str(tmp_path), "cpu")
+    extractor = Extractor(tmp_path, "cpu")
     frames = torch.randint(0, 256, (2, 3, 240, 240), dtype=torch.uint8)
     assert extractor(frames).shape == (2, 1000)
     assert extractor.padded(frames, 5).shape == (5, 1000)

@@ -26,7 +26,8 @@ from timeloom.video.resnet import Extractor
 class Work:
     """What every process is told."""
 
-    net: str
+    net: Path
+    """Folder of its weights."""
     device: str
     frames: int
     size: int

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,18 @@ NETS = {f"resnet-{depth}": f"microsoft/resnet-{depth}" for depth in (18, 34, 50)
 """Short names, and those on the hub."""
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the colours that the nets were trained on."""
+FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
+"""What of a net's repository is fetched."""
 FRAMES_AT_ONCE = 32
 
 
 class Extractor:
     """A ResNet that turns frames into features."""
 
-    def __init__(self, net: str, device: str) -> None:
+    def __init__(self, folder: Path, device: str) -> None:
+        """folder: as `fetched` gives it."""
         self.device = device
-        self.net = _load(net).eval().to(device)
+        self.net = _load(folder).eval().to(device)
         self._mean = torch.tensor(MEAN, device=device).reshape(3, 1, 1)
         self._deviation = torch.tensor(DEVIATION, device=device).reshape(3, 1, 1)
 
@@ -70,24 +75,45 @@ def _hub_name(net: str) -> str:
     return net
 
 
-def _load(net: str) -> Any:
-    try:
-        from transformers import ResNetForImageClassification
-        from transformers.utils.logging import disable_progress_bar
-    except ModuleNotFoundError as error:
-        raise InputError(f"features of clips need {error.name}: pip install 'timeloom[video]'") from None
-    disable_progress_bar()
+def fetched(net: str) -> Path:
+    """The folder with the weights of a net; those on the hub are fetched first, where they are not here already."""
+    if Path(net).is_dir():
+        return Path(net)
+    name = _hub_name(net)
+    with _library():
+        from huggingface_hub import snapshot_download
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells every attempt
-    name = net if Path(net).is_dir() else _hub_name(net)
     for here in (True, False):
         try:
-            return ResNetForImageClassification.from_pretrained(name, local_files_only=here)
-        except (OSError, ValueError, RuntimeError) as error:
+            folder = Path(snapshot_download(name, allow_patterns=list(FILES), local_files_only=here))
+        except Exception as error:  # whatever the network and the hub raise
             failure = error
-    if Path(net).is_dir():
-        said = str(failure).strip().splitlines()[0]
-        raise InputError(f"net={net}: not a whole ResNet of transformers ({said}); save it there again") from failure
+            continue
+        if any((folder / file).is_file() for file in FILES[1:]):
+            return folder
+        failure = FileNotFoundError(f"no weights in {folder}")
     raise InputError(
         f"net={net}: the weights are not on this machine, and {name} could not be fetched from the hub. Where there "
         f"is a network: hf download {name} --local-dir FOLDER; then give net=FOLDER"
     ) from failure
+
+
+def _load(folder: Path) -> Any:
+    with _library():
+        from transformers import ResNetForImageClassification
+        from transformers.utils.logging import disable_progress_bar
+    disable_progress_bar()
+    try:
+        return ResNetForImageClassification.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        said = str(error).strip().splitlines()[0]
+        raise InputError(f"net={folder}: not a whole ResNet of transformers ({said}); save it there again") from error
+
+
+@contextmanager
+def _library() -> Iterator[None]:
+    """Say what to install where an import fails."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InputError(f"features of clips need {error.name}: pip install 'timeloom[video]'") from None

@@ -12,7 +12,7 @@ from timeloom.spec import split_spec, with_options
 from timeloom.video.cache import FeatureCache, Settings, default_root
 from timeloom.video.clips import Clip, find_clips
 from timeloom.video.extract import Work, extract
-from timeloom.video.resnet import fingerprint
+from timeloom.video.resnet import fetched, fingerprint
 from timeloom.video.splits import assign, find_splits
 
 
@@ -98,7 +98,7 @@ def _compute(jobs: list[tuple[Path, Path]], options: Video) -> dict[Path, str]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=12), MofNCompleteColumn(), TimeRemainingColumn())
-    work = Work(options.net, options.device, options.frames, options.size, options.pad)
+    work = Work(fetched(options.net), options.device, options.frames, options.size, options.pad)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("features of clips", total=len(jobs))

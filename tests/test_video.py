@@ -18,10 +18,10 @@ from transformers import ResNetConfig, ResNetForImageClassification
 
 from experiments.mgrit_hmdb51.standin import write_clip, write_clips, write_net
 from timeloom import cli
-from timeloom.data import load, split
+from timeloom.data import Record, load, split
 from timeloom.errors import InputError
 from timeloom.train.config import preset
-from timeloom.video import resnet
+from timeloom.video import resnet, source
 from timeloom.video.cache import FeatureCache
 from timeloom.video.clips import SPLITS
 from timeloom.video.decode import read_frames
@@ -62,6 +62,7 @@ def kept(cache: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in cache.rglob("*.npy") if not path.name.startswith(".")}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_killed_run_goes_on_and_the_network_learns(
     made: Path, net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,6 +353,16 @@ def test_splits_are_the_official_ones_or_drawn(
     monkeypatch.setenv("HOME", str(few))
     shutil.move(few / SPLITS, few.parent / "elsewhere")
     assert len(load(spec(few, net, tmp_path, splits="~/../elsewhere")).records) == 5
+
+
+def test_a_folder_of_clips_needs_no_prefix(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        source, "_records", lambda clips, options: [Record(c.name, ONE, c.label, c.split) for c in clips]
+    )
+    assert [record.label for record in load(str(few)).records] == ["approach"] * 3 + ["leave"] * 3
+    (few / "labels.csv").write_text("file,label\na.csv,up\n")
+    (few / "a.csv").write_text("1\n")
+    assert load(str(few)).records[0].name == "a.csv"
 
 
 def test_a_net_of_eighteen_layers_gives_a_thousand_features(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from timeloom.data.archive import from_archive
-from timeloom.data.folder import read_folder, read_series
+from timeloom.data.folder import INDEX, read_folder, read_series
 from timeloom.data.records import Record, Split, Table
 from timeloom.data.ts import read_ts
 from timeloom.data.turning import Turning, turning
@@ -28,6 +28,11 @@ def load(source: str) -> Table:
         pairs = sorted(path.glob("*_TRAIN.ts"))
         if len(pairs) > 1:
             raise InputError(f"{path}: several sets ({', '.join(p.name for p in pairs)}); give the path of one file")
+        if not pairs and not (path / INDEX).is_file():
+            from timeloom.video import Video, holds_clips, read_clips
+
+            if holds_clips(path):
+                return read_clips(path, Video()).checked()
         return (_read_archive_files(pairs[0]) if pairs else read_folder(path)).checked()
     if path.suffix == ".ts" and path.is_file():
         return _read_archive_files(path).checked()

@@ -51,5 +51,10 @@ def find_clips(folder: Path, classes: str) -> list[Clip]:
     return [Clip(path, name) for name, files in by_class.items() for path in files]
 
 
+def holds_clips(folder: Path) -> bool:
+    """Whether there are clips in a folder or in its sub-folders."""
+    return any(_videos(path) for path in (folder, *(inner for inner in folder.iterdir() if inner.is_dir())))
+
+
 def _videos(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))

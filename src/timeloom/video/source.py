@@ -50,7 +50,7 @@ class Video:
 
 
 def load_video(spec: str) -> Table:
-    """The clips of `FOLDER,option=value,…`; features that are not in the cache are computed first."""
+    """The clips of `FOLDER,option=value,…`."""
     name, _, rest = spec.partition(",")
     if not name or "=" in name:
         raise InputError(f"video:{spec}: expected video:FOLDER,option=value,option=value")
@@ -58,7 +58,11 @@ def load_video(spec: str) -> Table:
     given = split_spec(f"video:{rest}")[1]
     for key in given.keys() & {"splits", "net", "cache"}:
         given[key] = os.path.expanduser(given[key])  # inside a word the shell leaves ~ alone
-    options = with_options(Video(), given, "video")
+    return read_clips(folder, with_options(Video(), given, "video"))
+
+
+def read_clips(folder: Path, options: Video) -> Table:
+    """The clips in a folder as series; features that are not in the cache are computed first."""
     clips = find_clips(folder, options.classes)
     if clips[0].label is not None and options.splits != "random":
         clips = assign(clips, Path(options.splits) if options.splits else find_splits(folder), options.split)

@@ -22,8 +22,8 @@ def find_splits(folder: Path) -> Path:
         if place.is_dir():
             return place
     raise InputError(
-        f"{folder}: no split files: put the folder {SPLITS} beside it, name another with splits=FOLDER, or take "
-        f"splits=random, which holds back --test-fraction of the clips"
+        f"{folder}: no split files: put the folder {SPLITS} beside it, name another by --data "
+        f"video:{folder},splits=FOLDER, or take splits=random there, which holds back --test-fraction of the clips"
     )
 
 

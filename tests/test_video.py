@@ -21,9 +21,9 @@ from timeloom import cli
 from timeloom.data import Record, load, split
 from timeloom.errors import InputError
 from timeloom.train.config import preset
-from timeloom.video import resnet, source
+from timeloom.video import Video, resnet, source
 from timeloom.video.cache import FeatureCache
-from timeloom.video.clips import SPLITS
+from timeloom.video.clips import SPLITS, Clip
 from timeloom.video.decode import read_frames
 from timeloom.video.resnet import DEVIATION, MEAN, Extractor, fingerprint
 
@@ -356,9 +356,10 @@ def test_splits_are_the_official_ones_or_drawn(
 
 
 def test_a_folder_of_clips_needs_no_prefix(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        source, "_records", lambda clips, options: [Record(c.name, ONE, c.label, c.split) for c in clips]
-    )
+    def named(clips: list[Clip], options: Video) -> list[Record]:
+        return [Record(clip.name, torch.ones(1, 1), clip.label, clip.split) for clip in clips]
+
+    monkeypatch.setattr(source, "_records", named)
     assert [record.label for record in load(str(few)).records] == ["approach"] * 3 + ["leave"] * 3
     (few / "labels.csv").write_text("file,label\na.csv,up\n")
     (few / "a.csv").write_text("1\n")

@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results["runs"]["parallel"] = {"length": STEPS, **run}
         else:
             results["data"] = f"generated stand-in for EigenWorms, {5 * sizes['each']} series"
-            rate = ("--lr", LEARNING_RATE)
+            rate = ("--lr", LEARNING_RATE, "--valid-fraction", "0.2", "--test-fraction", "0.2")
             for name, length, solver, epochs in (
                 ("parallel", sizes["steps"], "auto", sizes["epochs"]),
                 ("parallel, short", sizes["steps"] // SHORTER, "auto", sizes["short_epochs"]),

@@ -106,12 +106,15 @@ def _compute(jobs: list[tuple[Path, Path]], options: Video) -> dict[Path, str]:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("features of clips", total=len(jobs))
-        failed = extract(
-            jobs, work, options.workers or os.cpu_count() or 1, lambda done: progress.update(bar, completed=done)
-        )
+        failed = extract(jobs, work, options.workers or _cores(), lambda done: progress.update(bar, completed=done))
     if failed and options.skip:
         console.print(f"{len(failed)} clips cannot be decoded and are left out: {_some(list(failed))}", markup=False)
     return failed
+
+
+def _cores() -> int:
+    """Those that this process may use, where the system says so."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _some(paths: list[Path], most: int = 5) -> str:

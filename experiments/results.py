@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ def facts(device: str = "cpu") -> dict[str, Any]:
 
 
 def save(name: str, results: dict[str, Any], folder: Path) -> None:
-    """`name` with .json."""
+    """`name` with .json; lists of numbers in one line."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[[\s\d.,e+-]+\]", lambda found: " ".join(found[0].split()), text)
+    (folder / f"{name}.json").write_text(text + "\n")
 
 
 def command(doc: str | None) -> argparse.ArgumentParser:

@@ -1,6 +1,6 @@
 """timeloom: train nonlinear recurrent networks parallel in time."""
 
-from timeloom import solvers
+from timeloom import distributed, solvers
 from timeloom.chain import chain_backward
 from timeloom.check import CellReport, check_cell
 from timeloom.nn import GRU, LSTM, RNN, parallelize, sequentialize
@@ -20,6 +20,7 @@ __all__ = [
     "SolveReport",
     "chain_backward",
     "check_cell",
+    "distributed",
     "linear_scan",
     "odeint",
     "parallelize",

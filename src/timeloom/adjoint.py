@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,26 +16,47 @@ from timeloom.problem import Recurrence, Segments, cut
 from timeloom.report import SolveReport
 from timeloom.solve import Chain, Plan, march
 from timeloom.sweep import sweeper as choose_sweeper
-from timeloom.trajectory import final_state
 
 Note = Callable[[SolveReport], None]
+Found = TypeVar("Found")
+Adjoint = Callable[[Recurrence, list[Tensor], Tensor | None, Tensor | None], tuple[Tensor, Tensor, SolveReport]]
+"""`solve_adjoint` with a plan, or what stands in for it over many ranks."""
 
 
 def solve_adjoint(
-    problem: Recurrence, states: list[Tensor], plan: Plan, incoming: Tensor | None, final_grad: Tensor | None
+    problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: Plan
 ) -> tuple[Tensor, Tensor, SolveReport]:
     """Gate gradients `(T, B, G)`, the gradient of the initial state `(B, S)`, and the report.
 
     `incoming` `(T, B, ≤ S)` is the loss's gradient on the leading part of every state, `final_grad` `(B, S)` on the
     last.
     """
-    sweeper = choose_sweeper(problem)
     if final_grad is None:
         final_grad = torch.zeros_like(problem.initial)
+    gate_grads, initial_grad, into_resets, report = solve_backwards(
+        problem, states, plan.chunk, incoming, final_grad, lambda chain: march(chain, plan)
+    )
+    if into_resets is not None:
+        initial_grad += into_resets
+    return gate_grads, initial_grad, report
+
+
+def solve_backwards(
+    problem: Recurrence,
+    states: list[Tensor],
+    chunk: int,
+    incoming: Tensor | None,
+    final_grad: Tensor,
+    march: Callable[[Chain], Found],
+) -> tuple[Tensor, Tensor, Tensor | None, Found]:
+    """Gate gradients `(T, B, G)`, the gradient of the state before the first step and of the one that resets put back,
+    both `(B, S)`, the latter None without resets, and what `march` returns.
+    """
+    sweeper = choose_sweeper(problem)
     if incoming is not None:
         incoming = incoming.contiguous()
-    links, batch = -(-problem.steps // plan.chunk), problem.batch
-    segments = cut(problem, plan.chunk, backwards=True)
+    links, batch = -(-problem.steps // chunk), problem.batch
+    segments = cut(problem, chunk, backwards=True)
     lengths, device = problem.ends(), problem.u.device
     gate_grads = empty(problem.steps, batch, problem.cell.gate_width, like=problem.initial)
     if problem.lengths is not None:
@@ -69,14 +90,14 @@ def solve_adjoint(
         keep(rows, where, begins, into_resets)
         return ends, begins, leak
 
-    def finish(bad_links: Tensor, sequences: Tensor, ends: Tensor) -> None:
+    def finish(bad_links: Tensor, sequences: Tensor, ends: Tensor) -> Tensor:
         chain_rows = (bad_links * batch + sequences).cpu()
         if reset_grads is not None:
             later = torch.arange(links, device=device)[:, None] >= bad_links
             kept = reset_grads.view(links, batch, -1)
             kept[:, sequences] = torch.where(later.unsqueeze(-1), 0, kept[:, sequences])  # what overflowed there too
         rows = segments[chain_rows]
-        sweep(Segments(rows.sequence, torch.zeros_like(rows.begin), rows.end), ends, chain_rows, False)
+        return sweep(Segments(rows.sequence, torch.zeros_like(rows.begin), rows.end), ends, chain_rows, False)[0]
 
     anchors = (segments.end == lengths[segments.sequence]) & (segments.end > segments.begin)
     chain = Chain(
@@ -91,10 +112,9 @@ def solve_adjoint(
         finish=finish,
         certify=sweeper.certifier(0.0),
     )
-    report = march(chain, plan)
-    if reset_grads is not None:
-        initial_grad += reset_grads.view(links, batch, -1).sum(0)
-    return gate_grads, initial_grad, report
+    found = march(chain)
+    into_resets = None if reset_grads is None else reset_grads.view(links, batch, -1).sum(0)
+    return gate_grads, initial_grad, into_resets, found
 
 
 def _previous(problem: Recurrence, states: list[Tensor]) -> list[Tensor]:
@@ -111,13 +131,13 @@ class _Solved(torch.autograd.Function):
     """
 
     @staticmethod
-    def keep(ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, outputs: Tensor) -> None:
+    def keep(ctx: Any, problem: Recurrence, states: list[Tensor], solve: Adjoint, note: Note, outputs: Tensor) -> None:
         ctx.set_materialize_grads(False)
-        ctx.cell, ctx.lengths, ctx.resets, ctx.plan, ctx.note = (
+        ctx.cell, ctx.lengths, ctx.resets, ctx.solve, ctx.note = (
             problem.cell,
             problem.lengths,
             problem.resets,
-            plan,
+            solve,
             note,
         )
         ctx.cell = problem.cell.with_weights(())
@@ -140,11 +160,11 @@ class HandWritten(_Solved):
 
     @staticmethod
     def forward(
-        ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, *_: Tensor
+        ctx: Any, problem: Recurrence, states: list[Tensor], final: Tensor, solve: Adjoint, note: Note, *_: Tensor
     ) -> tuple[Tensor, Tensor]:
         outputs = alias(states[0][1:])
-        _Solved.keep(ctx, problem, states, plan, note, outputs)
-        return outputs, final_state(problem, states)
+        _Solved.keep(ctx, problem, states, solve, note, outputs)
+        return outputs, final
 
     @staticmethod
     @eager
@@ -157,14 +177,14 @@ class HandWritten(_Solved):
     def gradients(
         ctx: Any, problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        gate_grads, initial_grad, report = solve_adjoint(problem, states, ctx.plan, incoming, final_grad)
+        gate_grads, initial_grad, report = ctx.solve(problem, states, incoming, final_grad)
         ctx.note(report)
         cell = problem.cell
         weight_grads: tuple[Tensor | None, ...] = (None,) * len(cell.weights)
-        if any(ctx.needs_input_grad[6:]):
+        if any(ctx.needs_input_grad[7:]):
             previous = [part.flatten(0, 1) for part in _previous(problem, states)]
             weight_grads = cell.weight_grads(previous, gate_grads.flatten(0, 1))
-        return None, None, None, None, cell.input_grads(gate_grads), initial_grad, *weight_grads
+        return None, None, None, None, None, cell.input_grads(gate_grads), initial_grad, *weight_grads
 
 
 class AttachAdjoint(_Solved):
@@ -176,35 +196,36 @@ class AttachAdjoint(_Solved):
 
     @staticmethod
     def forward(
-        ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, *_: Tensor
+        ctx: Any, problem: Recurrence, states: list[Tensor], final: Tensor, solve: Adjoint, note: Note, *_: Tensor
     ) -> tuple[Tensor, Tensor]:
         outputs = torch.cat([part[1:] for part in states], -1)
-        _Solved.keep(ctx, problem, states, plan, note, outputs)
-        return outputs, final_state(problem, states)
+        _Solved.keep(ctx, problem, states, solve, note, outputs)
+        return outputs, final
 
     @staticmethod
     @eager
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         problem, states = _Solved.recall(ctx)
-        adjoints, initial_grad, report = solve_adjoint(problem, states, ctx.plan, *grads)
+        adjoints, initial_grad, report = ctx.solve(problem, states, *grads)
         ctx.note(report)
-        return None, None, None, None, adjoints.flatten(0, 1), initial_grad
+        return None, None, None, None, None, adjoints.flatten(0, 1), initial_grad
 
 
 def attach(
-    problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, u: Tensor, initial: Tensor, cell: Cell
-) -> tuple[Tensor, Tensor]:
+    problem: Recurrence, states: list[Tensor], final: Tensor, solve: Adjoint, note: Note, u: Tensor, initial: Tensor,
+    cell: Cell,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs `(T, B, ·)` and final state `(B, S)` on autograd's tape.
 
-    `problem` is what was solved, detached; `u`, `initial` and `cell` are the live ones. For a generic cell the
-    outputs are whole states.
+    `problem` is what was solved, detached, with its `states` and `final` state; `solve` is to do so backward. `u`,
+    `initial` and `cell` are the live ones. For a generic cell the outputs are whole states.
     """
     if isinstance(cell, GenericCell):
         previous = torch.cat(_previous(problem, states), -1).flatten(0, 1)
         live = (cell.step(previous, u.flatten(0, 1)), initial)
-        outputs, final = AttachAdjoint.apply(problem, states, plan, note, *live)
+        outputs, final = AttachAdjoint.apply(problem, states, final, solve, note, *live)
     else:
-        outputs, final = HandWritten.apply(problem, states, plan, note, u, initial, *cell.weights)
+        outputs, final = HandWritten.apply(problem, states, final, solve, note, u, initial, *cell.weights)
     return outputs, final
 
 

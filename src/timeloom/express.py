@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import Note, alias, attach, refuse_second_order
+from timeloom.adjoint import Note, alias, attach, refuse_second_order, solve_adjoint
 from timeloom.cells.base import Cell
 from timeloom.eager import eager
 from timeloom.problem import Recurrence
@@ -153,7 +154,9 @@ def _solve_again(
         assert initial is not None
         problem = Recurrence(cell, u, initial)
         states = kept[: len(cell.parts)]
-        results = attach(problem.detach(), states, lane.plan, lane.note, u, initial, cell)
+        final = torch.cat([part[-1].detach() for part in states], -1)
+        adjoint = partial(solve_adjoint, plan=lane.plan)
+        results = attach(problem.detach(), states, final, adjoint, lane.note, u, initial, cell)
     asked = [result for result, grad in zip(results, grads, strict=True) if grad is not None]
     given = [leaf for leaf in leaves if leaf is not None]
     found = iter(torch.autograd.grad(asked, given, [grad for grad in grads if grad is not None]))

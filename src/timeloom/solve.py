@@ -51,8 +51,8 @@ class Chain:
     sweep: Sweep
     enter: Enter
     transfer: Callable[[Segments], Tensor]
-    finish: Callable[[Tensor, Tensor, Tensor], None]
-    """`finish(links, sequences, starts)`: run these sequences sequentially from these links on."""
+    finish: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """`finish(links, sequences, starts)`: run these sequences sequentially from these links on; returns their ends."""
     bound: Tensor | None = None
     certify: Callable[[Tensor, Tensor], Tensor | float] | None = None
     """`certify(starts, ends)`: a bound of the largest relative jump, a number (on the device), where that is quick."""
@@ -95,7 +95,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             report = certified(chain.certify(*entered[:2]), plan, began)
             if report is not None:
                 return report
-    state = _Boundaries(chain, entered)
+    state = Boundaries(chain, entered)
     residuals: list[float] = []
     rows = state.solvable
     given_up = ""
@@ -105,7 +105,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         residuals.append(state.measure(plan.tolerance))
         if state.converged:
             break
-        given_up = _why_stop(residuals, plan)
+        given_up = why_stop(residuals, plan)
         if given_up:
             break
         correction = _choose(plan, correction, residuals, state)
@@ -126,7 +126,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         tolerance=plan.tolerance,
         converged=state.converged or fell_back,
         fell_back=fell_back,
-        contraction=_contraction(residuals),
+        contraction=contraction(residuals),
         seconds=time.perf_counter() - began,
         reason="; ".join(filter(None, (plan.reason, given_up))),
         warmup=plan.warmup,
@@ -160,7 +160,7 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
     )
 
 
-class _Boundaries:
+class Boundaries:
     """The unknowns: starts and ends of all links, `(C, B, S)`, and what is known about them so far."""
 
     def __init__(self, chain: Chain, entered: tuple[Tensor, Tensor, Tensor | None] | None) -> None:
@@ -258,7 +258,7 @@ class _Boundaries:
         self.chain.finish(first_bad, sequences, self.ends[first_bad - 1, sequences])
 
 
-def _why_stop(residuals: list[float], plan: Plan) -> str:
+def why_stop(residuals: list[float], plan: Plan) -> str:
     """Why it makes no sense to go on, or nothing."""
     if len(residuals) >= plan.max_iters:
         return f"gave up after max_iters={plan.max_iters} sweeps"
@@ -267,7 +267,7 @@ def _why_stop(residuals: list[float], plan: Plan) -> str:
     return ""
 
 
-def _choose(plan: Plan, current: Correction, residuals: list[float], state: _Boundaries) -> Correction:
+def _choose(plan: Plan, current: Correction, residuals: list[float], state: Boundaries) -> Correction:
     """What `auto` corrects with: the leak where there is one, dense transfers where that is slow and they are cheap."""
     if plan.correction != "auto":
         return plan.correction
@@ -277,7 +277,7 @@ def _choose(plan: Plan, current: Correction, residuals: list[float], state: _Bou
     return "diag" if plan.leak_is_cheap and float(state.leak.abs().amax()) > DIAGONAL_WORTH else "none"
 
 
-def _contraction(residuals: list[float]) -> float | None:
+def contraction(residuals: list[float]) -> float | None:
     if len(residuals) < 2 or not residuals[-2] > 0:
         return None
     return residuals[-1] / residuals[-2]

@@ -17,8 +17,13 @@ def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> 
 
     Steps past the end of a sequence hold zeros.
     """
-    states = _empty_states(problem)
-    segments = cut(problem, plan.chunk)
+    states = empty_states(problem)
+    return states, march(forward_chain(problem, plan.chunk, sweeper, states), plan)
+
+
+def forward_chain(problem: Recurrence, chunk: int, sweeper: ReferenceSweeper, states: list[Tensor]) -> Chain:
+    """The chain of chunks, first to last; sweeps write `states`."""
+    segments = cut(problem, chunk)
     lengths = problem.ends()
 
     def sweep(rows: Segments, starts: Tensor, _: Tensor, want_leak: bool) -> tuple[Tensor, Tensor | None]:
@@ -27,14 +32,14 @@ def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> 
     def enter(rows: Segments, lead: int, _: Tensor, want_leak: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         return sweeper.forward_entering(rows, lead, states, want_leak)
 
-    def finish(links: Tensor, sequences: Tensor, starts: Tensor) -> None:
+    def finish(links: Tensor, sequences: Tensor, starts: Tensor) -> Tensor:
         rows = segments[(links * problem.batch + sequences).cpu()]
-        sweeper.forward(Segments(rows.sequence, rows.begin, lengths[rows.sequence]), starts, states)
+        return sweeper.forward(Segments(rows.sequence, rows.begin, lengths[rows.sequence]), starts, states)[0]
 
-    links = -(-problem.steps // plan.chunk)
+    links = -(-problem.steps // chunk)
     anchors = torch.zeros(links, problem.batch, dtype=torch.bool, device="cpu")
     anchors[:1] = True
-    chain = Chain(
+    return Chain(
         segments=segments,
         first=problem.initial,
         neutral=problem.initial,
@@ -47,7 +52,6 @@ def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> 
         bound=problem.cell.bound(problem.initial),
         certify=sweeper.certifier(SHARE_OF_BOX),
     )
-    return states, march(chain, plan)
 
 
 def final_state(problem: Recurrence, states: list[Tensor]) -> Tensor:
@@ -58,7 +62,8 @@ def final_state(problem: Recurrence, states: list[Tensor]) -> Tensor:
     return torch.cat([part[at] for part in states], -1)
 
 
-def _empty_states(problem: Recurrence) -> list[Tensor]:
+def empty_states(problem: Recurrence) -> list[Tensor]:
+    """Room for all states, the first one filled in; zeros where a sequence may have ended."""
     shape = (problem.steps + 1, problem.batch)
     states = [empty(*shape, width, like=problem.initial) for width in problem.cell.parts]
     if problem.lengths is not None:

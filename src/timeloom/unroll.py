@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.generic import GenericCell, State
+from timeloom.distributed.context import time_group
+from timeloom.distributed.solve import Over, run_over_ranks
+from timeloom.distributed.span import agree
 from timeloom.eager import eager
 from timeloom.problem import Recurrence
 from timeloom.recurrence import run
@@ -34,13 +37,19 @@ def unroll(
     xs: inputs, `(T, B, ...)`.
     Returns the states after every step, `(T, B, n)` (or a tuple), and the report.
     """
-    resolved = resolve(solver)
+    resolved, group = resolve(solver), time_group()
     _check(cell, h0, xs)
     generic = GenericCell(cell, h0, xs.shape[2:])
-    if isinstance(resolved, Sequential):
+    if isinstance(resolved, Sequential) and group is None:
         return _sequential(generic, h0, xs)
     reports: list[SolveReport] = []
     problem = Recurrence(generic, xs.flatten(2) if xs.dim() > 2 else xs.unsqueeze(-1), generic.pack(h0))
+    if group is not None:
+        memories, name = group.memories(cell), f"a cell with states of {generic.parts}"
+        span = agree(group, problem.u, None, None, name, torch.is_grad_enabled(), resolved, memories)
+        memory = memories.setdefault(0, Memory())
+        states, _ = run_over_ranks(problem, resolved, memory, reports.append, Over(span, False, 0))
+        return generic.unpack(states), reports[0]
     states, _ = run(problem, resolved, _memory_of(cell), reports.append)
     return generic.unpack(states), reports[0]
 

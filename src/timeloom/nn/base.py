@@ -12,6 +12,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from timeloom import express
 from timeloom.cells.base import Cell
+from timeloom.distributed.context import time_group
+from timeloom.distributed.group import TimeGroup
+from timeloom.distributed.solve import Over, run_over_ranks
+from timeloom.distributed.span import Span, agree
 from timeloom.eager import eager
 from timeloom.nn import native
 from timeloom.nn.precision import returned_in, solved_in
@@ -37,6 +41,9 @@ Hidden = tuple[Tensor, ...]
 """Initial or final states, one `(layers · directions, B, part)` for each part of the state: h, or h and c."""
 Weights = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]
 """w_ih, w_hh, b_ih, b_hh and w_hr of one layer and direction; None where there is none."""
+
+ANY_LENGTH = 2**62
+"""No bound on lengths yet, where other ranks hold the rest of the sequences."""
 
 
 class Recurrent(nn.RNNBase):
@@ -109,10 +116,15 @@ class Recurrent(nn.RNNBase):
         obstacle = native.obstacle(data)
         if obstacle and ragged:
             raise NotImplementedError(f"lengths= and resets= are for timeloom's own sweeps, and there are {obstacle}")
+        group = time_group()
+        if group is not None and (obstacle or packed is not None):
+            raise NotImplementedError(
+                f"over many ranks there are {obstacle or 'no packed sequences: give a padded tensor and lengths='}"
+            )
         reason = obstacle or native.why(self, self._solver, input)
-        if reason and not ragged:
+        if reason and not ragged and group is None:
             return self._run_native(input, hx, reason)
-        return self._run_own(data, packed, hx, lengths, resets)
+        return self._run_own(data, packed, hx, lengths, resets, group)
 
     def _run_native(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
         """Torch's own layer: what is fastest, or what was asked for."""
@@ -127,6 +139,7 @@ class Recurrent(nn.RNNBase):
         hx: Any,
         lengths: Tensor | None,
         resets: Tensor | None,
+        group: TimeGroup | None,
     ) -> tuple[Any, Any]:
         if packed is None and data.dim() not in (2, 3):
             raise ValueError(f"{self._get_name()}: Expected input to be 2D or 3D, got {data.dim()}D instead")
@@ -139,17 +152,20 @@ class Recurrent(nn.RNNBase):
             x = data if batched else data.unsqueeze(1)
             x = x.transpose(0, 1) if self.batch_first and batched else x
         steps, batch = x.shape[:2]
-        if steps == 0:
+        if steps == 0 and group is None:
             raise RuntimeError(f"Expected sequence length to be larger than 0 in RNN, got input {tuple(data.shape)}")
         permutation = None if packed is None else packed.sorted_indices
         hidden = self._hidden_in(hx, batched, batch, x, permutation)
+        span = None if group is None else self._agree(group, x, hidden, weights, lengths, resets)
+        if span is not None:
+            lengths = span.lengths_on(span.group.rank)
         if lengths is not None:
             lengths = lengths if packed is not None else check_lengths(lengths, steps, batch)
             x = x if packed is not None else mask_padding(x, lengths)
         if resets is not None:
             resets = resets if batched or not isinstance(resets, Tensor) else resets.unsqueeze(1)
             resets = check_resets(resets, steps, batch, self.batch_first and batched, x.device)
-        y, final = self._solve(x, hidden, weights, lengths, resets)
+        y, final = self._solve(x, hidden, weights, lengths, resets, span)
         if packed is not None:
             final = tuple(self.permute_part(part, packed.unsorted_indices) for part in final)
             return pack_like(y, lengths, packed), self._hidden_out(final)  # type: ignore[arg-type]
@@ -165,13 +181,15 @@ class Recurrent(nn.RNNBase):
         return part if permutation is None else part.index_select(1, permutation)
 
     def _solve(
-        self, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Tensor | None, resets: Tensor | None
-    ) -> tuple[Tensor, Hidden]:
+        self, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Tensor | None, resets: Tensor | None,
+        span: Span | None,
+    ) -> tuple[Tensor, Hidden]:  # fmt: skip
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
         compute = solved_in(x)
         returned = returned_in(native.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
         reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]
         finals: list[Tensor] = []
+        memories = self._memories if span is None else span.group.memories(self)
         with torch.autocast(x.device.type, enabled=False):
             y = x.to(compute)
             for layer in range(self.num_layers):
@@ -179,8 +197,11 @@ class Recurrent(nn.RNNBase):
                 for direction in range(2 if self.bidirectional else 1):
                     index = len(finals)
                     initial = torch.cat([part[index] for part in hidden], -1).to(compute)
-                    memory, record = self._memories.setdefault(index, Memory()), _recorder(reports, index)
-                    out, final = self._solve_one(y, initial, weights[index], lengths, resets, direction, memory, record)
+                    memory, record = memories.setdefault(index, Memory()), _recorder(reports, index)
+                    over = None if span is None else Over(span, bool(direction), index)
+                    out, final = self._solve_one(
+                        y, initial, weights[index], lengths, resets, direction, memory, record, over
+                    )
                     outputs.append(out)
                     finals.append(final)
                 y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
@@ -193,21 +214,41 @@ class Recurrent(nn.RNNBase):
 
     def _solve_one(
         self, x: Tensor, initial: Tensor, weights: Weights, lengths: Tensor | None, resets: Tensor | None,
-        direction: int, memory: Memory, record: Callable[[SolveReport], None],
+        direction: int, memory: Memory, record: Callable[[SolveReport], None], over: Over | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """One layer in one direction."""
         if direction:
             x = reverse(x, lengths)
-            resets = None if resets is None else reverse_resets(resets, lengths)
+            if resets is not None:
+                following = None if over is None else over.span.following(resets[0])
+                resets = reverse_resets(resets, lengths, following)
         cast = [None if weight is None else weight.to(x.dtype) for weight in weights]
         solved = None
-        if lengths is None and resets is None:
+        if lengths is None and resets is None and over is None:
             solved = express.run(self._bare, self._cell, x, initial, cast, self._solver, memory, record)
         if solved is None:
             cell, u = self._cell(x, *cast)
-            solved = run(Recurrence(cell, u, initial, lengths, resets), self._solver, memory, record)
+            problem = Recurrence(cell, u, initial, lengths, resets)
+            if over is None:
+                solved = run(problem, self._solver, memory, record)
+            else:
+                solved = run_over_ranks(problem, self._solver, memory, record, over)
         y, final = solved
         return reverse(y, lengths) if direction else y, final
+
+    def _agree(
+        self, group: TimeGroup, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Any, resets: Any
+    ) -> Span:
+        """What all ranks must know of each other before they solve together."""
+        batch = x.shape[1]
+        if lengths is not None:
+            lengths = check_lengths(lengths, ANY_LENGTH, batch)
+        live = (x, *hidden, *(weight for layer in weights for weight in layer))
+        taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
+        span = agree(group, x, lengths, resets, str(self), taped, self._solver, group.memories(self))
+        if lengths is not None:
+            check_lengths(lengths, span.steps, batch)
+        return span
 
     @property
     def _stacked(self) -> int:

@@ -1,0 +1,167 @@
+"""The ranks that share a sequence: what they send each other, counted, with a watch on failing ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _get_default_store
+
+from timeloom.distributed.faults import LOOK_EVERY, Faults, RankError
+from timeloom.report import ConvergenceError
+from timeloom.solvers.auto import Memory
+
+TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for the others in one exchange."""
+
+
+@dataclass
+class Traffic:
+    """What this rank has sent to the other ranks of its time group so far."""
+
+    collectives: int = 0
+    """Exchanges in which all ranks take part."""
+    messages: int = 0
+    """Messages to one other rank: the sequential fallback."""
+    bytes: int = 0
+    """Bytes of this rank's own contributions to both."""
+
+    def since(self, before: Traffic) -> Traffic:
+        """The difference to an earlier count."""
+        return Traffic(
+            self.collectives - before.collectives, self.messages - before.messages, self.bytes - before.bytes
+        )
+
+
+class TimeGroup:
+    """This rank's place among the ranks that share a sequence, in order of time."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.timeout = timeout
+        self.traffic = Traffic()
+        self._memories: WeakKeyDictionary[Any, dict[int, Memory]] = WeakKeyDictionary()
+        self.faults = Faults(_get_default_store(), group.group_name, self.rank, self.size)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Every rank's tensor, `(R, ...)`; all ranks must give the same shape."""
+        tensor = tensor.detach().contiguous()
+        if self.size == 1:
+            return tensor.unsqueeze(0)
+        gathered = tensor.new_empty(self.size, *tensor.shape)
+        self._count(tensor, collective=True)
+        self._wait(
+            lambda: dist.all_gather(list(gathered.unbind(0)), tensor, group=self.group, async_op=True), gathered.device
+        )
+        return gathered
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, as a new tensor."""
+        total = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if self.size == 1:
+            return total
+        self._count(total, collective=True)
+        self._wait(lambda: dist.all_reduce(total, group=self.group, async_op=True), total.device)
+        return total
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        tensor = tensor.contiguous()
+        self._count(tensor, collective=False)
+        self._wait(lambda: dist.isend(tensor, group=self.group, group_dst=rank), tensor.device)
+
+    def receive(self, like: Tensor, rank: int) -> Tensor:
+        tensor = torch.empty_like(like, memory_format=torch.contiguous_format)
+        self._wait(lambda: dist.irecv(tensor, group=self.group, group_src=rank), tensor.device)
+        return tensor
+
+    def memories(self, owner: Any) -> dict[int, Memory]:
+        """What solves over these ranks have shown about a module or cell: the same on all of them, so kept apart from
+        what one rank may see on its own.
+        """
+        try:
+            return self._memories.setdefault(owner, {})
+        except TypeError:  # cannot be kept
+            return {}
+
+    def stopped(self, error: BaseException | None) -> None:
+        """Tell the other ranks of an error on this one, unless they have it too."""
+        if error is not None and not isinstance(error, RankError | ConvergenceError):
+            self.faults.post(error)
+
+    def _count(self, tensor: Tensor, collective: bool) -> None:
+        self.traffic.collectives += collective
+        self.traffic.messages += not collective
+        self.traffic.bytes += tensor.numel() * tensor.element_size()
+
+    def _wait(self, start: Callable[[], Any], device: torch.device) -> None:
+        """Start an exchange and wait for it, with an eye on ranks that fail meanwhile."""
+        until = time.monotonic() + self.timeout.total_seconds()
+        try:
+            work = start()
+            if device.type != "cpu":
+                work.wait()  # on the device's stream: torch's own watchdog looks after it
+                return
+        except RuntimeError as error:
+            raise self.faults.diagnose(_first_line(error)) from error
+        while True:
+            try:
+                work.wait(LOOK_EVERY)
+                return
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise self.faults.diagnose(_first_line(error)) from error
+            self.faults.look()
+            if time.monotonic() > until:
+                raise self.faults.diagnose(f"no answer within {self.timeout.total_seconds():g} s")
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).strip().split("\n")[0][:200]
+
+
+_groups: WeakKeyDictionary[DeviceMesh, TimeGroup] = WeakKeyDictionary()
+
+
+def time_mesh(time: int | None = None, *, device: str | None = None) -> DeviceMesh:
+    """All processes as a mesh with the dimensions "data" and "time"; starts torch.distributed where needed.
+
+    time: ranks that share a sequence, neighbours in the launcher's order; all of them if None. The others hold other
+        sequences of the batch ("data").
+    device: "cpu" (gloo) or "cuda" (NCCL); "cuda" if None and there is a GPU.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    world = dist.get_world_size()
+    time = world if time is None else time
+    if time < 1 or world % time:
+        raise ValueError(f"time={time} does not divide the {world} processes: give a divisor of {world}")
+    return init_device_mesh(device, (world // time, time), mesh_dim_names=("data", "time"))
+
+
+def group_of(mesh: DeviceMesh, timeout: timedelta | None = None) -> TimeGroup:
+    """The time group of a mesh, made once."""
+    names = mesh.mesh_dim_names if isinstance(mesh, DeviceMesh) else None
+    if not names or "time" not in names:
+        given = f"one with dimensions {names}" if isinstance(mesh, DeviceMesh) else type(mesh).__name__
+        raise ValueError(f'mesh must be a DeviceMesh with a dimension "time", got {given}; time_mesh() makes one')
+    if mesh not in _groups:
+        _groups[mesh] = TimeGroup(mesh.get_group("time"), TIMEOUT)
+    if timeout is not None:
+        _groups[mesh].timeout = timeout
+    return _groups[mesh]
+
+
+def traffic(mesh: DeviceMesh) -> Traffic:
+    """What this rank has sent within its time group so far; take one before and one after, and `since`."""
+    counted = group_of(mesh).traffic
+    return Traffic(counted.collectives, counted.messages, counted.bytes)

@@ -21,8 +21,8 @@ NAMES = ("data", "time")
 
 
 def launch(work: Callable[..., Any], size: int, *args: Any, seconds: float = 120) -> list[Any]:
-    """What `work(rank, *args)` returned on each of `size` ranks; of a rank that raised, the error's text, and of one that
-    died, its exit code.
+    """What `work(rank, *args)` returned on each of `size` ranks; the error's text of one that raised, the exit code of
+    one that died.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "timeloom"])

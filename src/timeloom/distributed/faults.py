@@ -12,6 +12,8 @@ LOOK_EVERY = timedelta(seconds=0.2)
 """How often a rank that waits for others looks whether one of them has failed."""
 GRACE = 2.0
 """Seconds that ranks have to say that they are still there, once one has seen a failure."""
+LINGER = 1.0
+"""Seconds that a rank stays, at most, until the others know of a failure."""
 
 
 class RankError(RuntimeError):
@@ -27,36 +29,56 @@ class Faults:
 
     def post(self, error: BaseException) -> None:
         """Tell the others that this rank stops, and why."""
-        words = f"{type(error).__name__}: {error}"
-        self._try(lambda: self._store.set("fault", f"rank {self.rank} stopped with {words}"))
+        self._tell(f"rank {self.rank} stopped with {type(error).__name__}: {error}")
 
     def look(self) -> None:
         """Raise if another rank has failed."""
         if self._has("fault"):
-            raise RankError(self._try(lambda: self._store.get("fault").decode()))
+            raise self._told()
         if self._has("alarm"):
-            raise self.diagnose("another rank saw a failure")
+            raise self.diagnose(self._try(lambda: self._store.get("alarm").decode()))
 
     def diagnose(self, seen: str) -> RankError:
         """Something failed here (`seen`): find out who does not answer any more."""
-        self._try(lambda: self._store.set(f"here/{self.rank}", "1"))
-        self._try(lambda: self._store.set("alarm", "1"))
+        self._set(f"here/{self.rank}")
+        self._set("alarm", seen)
         until = time.monotonic() + GRACE
         while time.monotonic() < until:
             if self._has("fault"):
-                return RankError(self._try(lambda: self._store.get("fault").decode()))
+                return self._told()
             time.sleep(0.05)
         try:
             missing = [rank for rank in range(self.size) if not self._store.check([f"here/{rank}"])]
         except RuntimeError:
             return RankError(f"the process that holds the group's store (rank 0, or the launcher) is gone; {seen}")
-        if not missing:
-            return RankError(f"all ranks are there, but a message between them failed: {seen}")
         names = " and ".join(f"rank {rank}" for rank in missing)
-        return RankError(f"{names} stopped answering: killed, cut off, or hanging; {seen}")
+        cause = (
+            f"{names} stopped answering: killed, cut off, or hanging" if missing else "a message between ranks failed"
+        )
+        self._tell(f"{cause}; {seen}")
+        return RankError(f"{cause}; {seen}")
 
-    def _has(self, key: str) -> bool:
-        return bool(self._try(lambda: self._store.check([key])))
+    def _tell(self, fault: str) -> None:
+        self._set("fault", fault)
+        self._linger()
+
+    def _told(self) -> RankError:
+        error = RankError(self._try(lambda: self._store.get("fault").decode()))
+        self._linger()
+        return error
+
+    def _linger(self) -> None:
+        """Let the others read the board before this process, which may hold it, ends."""
+        self._set(f"told/{self.rank}")
+        until = time.monotonic() + LINGER
+        while time.monotonic() < until and not self._has(*(f"told/{rank}" for rank in range(self.size))):
+            time.sleep(0.05)
+
+    def _set(self, key: str, value: str = "1") -> None:
+        self._try(lambda: self._store.set(key, value))
+
+    def _has(self, *keys: str) -> bool:
+        return bool(self._try(lambda: self._store.check(list(keys))))
 
     @staticmethod
     def _try(ask: Any) -> Any:

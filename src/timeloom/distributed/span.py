@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 
@@ -111,8 +112,8 @@ def agree(
     asked for.
     """
     facts: dict[str, int | str] = {
-        "the batch size": x.shape[1] if x.dim() > 1 else 1,
-        "the input's size": x[:1, :1].numel() if x.numel() else 0,
+        "the batch size": x.shape[1],
+        "the input's size": math.prod(x.shape[2:]),
         "the input's dtype": str(x.dtype),
         "lengths": "none" if lengths is None else str(lengths.tolist()),
         "whether there are resets": "yes" if resets is not None else "no",

@@ -245,7 +245,8 @@ class Recurrent(nn.RNNBase):
             lengths = check_lengths(lengths, ANY_LENGTH, batch)
         live = (x, *hidden, *(weight for layer in weights for weight in layer))
         taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
-        span = agree(group, x, lengths, resets, str(self), taped, self._solver, group.memories(self))
+        network = f"{self._get_name()}({super().extra_repr()})"
+        span = agree(group, x, lengths, resets, network, taped, self._solver, group.memories(self))
         if lengths is not None:
             check_lengths(lengths, span.steps, batch)
         return span

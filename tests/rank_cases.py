@@ -1,0 +1,328 @@
+"""What ranks compute together and what one process computes: cases that the processes of `test_ranks` run."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import zoo
+from rank_processes import mesh_of, takes_part
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+import timeloom as tl
+from timeloom.distributed import (
+    TimeParallel,
+    average_gradients,
+    last_over_time,
+    mean_over_time,
+    shard,
+    slice_of,
+    sum_over_time,
+    time_parallel,
+    traffic,
+)
+from timeloom.solvers import Auto, Sequential, Shooting, Solver
+
+D, H, B = 3, 5, 3
+Case = Callable[[DeviceMesh], None]
+
+SOLVERS: dict[str, Solver] = {
+    "none": Shooting(chunk=5, correction="none"),
+    "diag": Shooting(chunk=4, correction="diag", warmup=3),
+    "newton": Shooting(chunk=7, correction="newton"),
+    "one chunk a rank": Shooting(chunk=1000, correction="diag", warmup=2),
+    "auto": Auto(),
+    "sequential": Sequential(),
+    "gives up": Shooting(chunk=4, correction="none", max_iters=1),
+    "sequential adjoint": Shooting(chunk=4, adjoint="sequential"),
+}
+
+
+class Model(nn.Module):
+    """A layer between two others, a learned initial state, and a head on the final state."""
+
+    def __init__(self, kind: str, solver: Solver, **options: Any) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(D, D)
+        self.layer = getattr(tl, kind)(D, H, solver=solver, **options)
+        both = 2 if self.layer.bidirectional else 1
+        self.start = nn.Parameter(0.3 * torch.randn(self.layer.num_layers * both, 1, H))
+        self.decoder, self.head = nn.Linear(H * both, 2), nn.Linear(H, 2)
+
+    def forward(self, x: Tensor, h0: Tensor | None = None, **ragged: Tensor) -> tuple[Tensor, Tensor]:
+        start = self.start.expand(-1, B, -1) + (0 if h0 is None else h0)
+        hx = (start, start.tanh()) if isinstance(self.layer, nn.LSTM) else start
+        y, final = self.layer(torch.tanh(self.encoder(x)), hx, **ragged)
+        final = torch.cat(final, -1)[..., H:] if isinstance(final, tuple) else final
+        return self.decoder(y), self.head(final).sum(0)
+
+
+def results(
+    model: Model, x: Tensor, h0: Tensor | None, mesh: DeviceMesh | None, ragged: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Outputs, loss and all gradients; with a mesh, of this rank's slice of x."""
+    net: Any = model if mesh is None else TimeParallel(model, mesh)
+    x, h0 = x.clone().requires_grad_(), None if h0 is None else h0.clone().requires_grad_()
+    model.zero_grad()
+    y, score = net(x, h0, **ragged)
+    last, mean = (y[-1], y.square().mean(0)) if mesh is None else (
+        last_over_time(y, mesh), mean_over_time(y.square(), mesh)
+    )  # fmt: skip
+    loss = mean.sum() + score.pow(3).sum() + (last * last.detach().cos()).sum()
+    loss.backward()
+    found = {"y": y, "score": score, "loss": loss, "last": last, "grad x": x.grad}
+    found |= {} if h0 is None else {"grad h0": h0.grad}
+    return found | {f"grad {name}": value.grad for name, value in model.named_parameters()}
+
+
+def compare(
+    kind: str,
+    solver: Solver,
+    mesh: DeviceMesh,
+    steps: int = 43,
+    ragged: str = "",
+    dtype: torch.dtype = torch.float64,
+    tolerance: float = 1e-12,
+    regime: tuple[float, float] = (0.0, 1.0),
+    again: int = 1,
+    **options: Any,
+) -> Model:
+    """Ranks against one process by torch's own layer (by our own sweeps for ragged sequences), in float64."""
+    torch.manual_seed(0)
+    model = Model(kind, solver, **options).double()
+    with torch.no_grad():
+        for name, weight in model.layer.named_parameters():
+            if "weight_hh" in name:
+                weight *= regime[1]
+            if "bias_ih" in name and kind != "RNN":
+                weight[H : 2 * H] += regime[0]
+    x, h0 = torch.randn(steps, B, D, dtype=torch.float64), torch.randn(1, B, H, dtype=torch.float64)
+    marks: dict[str, Tensor] = {}
+    if "lengths" in ragged:
+        marks["lengths"] = torch.tensor([steps, steps // 3, 0 if "zero" in ragged else 2])
+    if "resets" in ragged:
+        marks["resets"] = torch.rand(steps, B) < 0.1
+        marks["resets"][steps // 2 :, 0] = True
+    truth = copy.deepcopy(model)
+    truth.layer.solver = Sequential() if not ragged else Shooting(chunk=steps)
+    expected = results(truth, x, h0, None, marks)
+    model.to(dtype)
+    local = dict(marks)
+    if "resets" in marks:
+        local["resets"] = shard(marks["resets"], mesh)
+    for _ in range(again):
+        found = results(model, shard(x, mesh).to(dtype), h0.to(dtype), mesh, local)
+    mine = slice_of(steps, mesh)
+    for name, value in found.items():
+        wanted = expected[name][mine] if name in ("y", "grad x") else expected[name]
+        error = zoo.difference(value.double(), wanted)
+        assert error <= tolerance, f"{name} is off by {error:.1e}: {model.layer.reports}"
+    return model
+
+
+def layers(kind: str, solver: str, **more: Any) -> Case:
+    def case(mesh: DeviceMesh) -> None:
+        compare(kind, SOLVERS[solver], mesh, **more)
+
+    return case
+
+
+def gives_up_exactly(mesh: DeviceMesh) -> None:
+    """Chaos: no sweep contracts; the fallback is exact, and auto leaves it alone afterwards."""
+    model = compare("GRU", Auto(), mesh, steps=60, regime=(0.0, 8.0), tolerance=1e-9)
+    if mesh["time"].size() > 2:
+        assert model.layer.reports[0].fell_back or model.layer.reports[0].iterations > 1
+    hard = Shooting(chunk=3, correction="none", max_iters=2)
+    model = compare("GRU", hard, mesh, steps=60, regime=(6.0, 1.0))
+    if mesh["time"].size() > 1:
+        assert model.layer.reports[0].fell_back
+        assert model.layer.reports[0].backward.fell_back
+
+
+def float32(mesh: DeviceMesh) -> None:
+    """Compiled sweeps, many calls on one module: what auto learns stays the same on all ranks."""
+    for kind in ("GRU", "LSTM", "RNN"):
+        model = compare(kind, Auto(), mesh, steps=401, dtype=torch.float32, tolerance=1e-5, again=3)
+        assert model.layer.reports[0].converged
+    model = compare("GRU", Auto(), mesh, steps=801, dtype=torch.float32, tolerance=1e-5, again=3, num_layers=2)
+    if mesh["time"].size() > 1:
+        assert model.layer.reports[1].iterations == model.layer.reports[1].backward.iterations == 1
+
+
+def converges_as_one_process(mesh: DeviceMesh) -> None:
+    """The corrections cross ranks: long memory takes as few sweeps as on one process."""
+    for correction, most in (("diag", 14), ("newton", 6)):
+        solver = Shooting(chunk=4, correction=correction, warmup=0, tol=1e-10)
+        model = compare("GRU", solver, mesh, steps=16 * mesh["time"].size(), regime=(4.0, 1.0), tolerance=1e-6)
+        assert not model.layer.reports[0].fell_back
+        assert model.layer.reports[0].iterations <= most, model.layer.reports[0]
+
+
+def any_cell(mesh: DeviceMesh) -> None:
+    """`unroll` of cells that only autograd can differentiate."""
+    pairs = {"module": "none", "elementwise": "diag", "function of tuple": "newton", "function": "auto"}
+    for name, solver in pairs.items():
+        net = zoo.network(name)
+        x, initial = zoo.data(net, 29, 2)
+        cell = net.recurrence(x, initial).cell
+        states, _ = zoo.truth(net, x, initial)
+        expected = torch.autograd.grad(states.square().sum(), [x, initial, *net.parameters.values()])
+        local = shard(x.detach(), mesh).requires_grad_()
+        with time_parallel(mesh):
+            found, report = tl.unroll(cell.function, cell.unpack(initial), local, solver=SOLVERS[solver])
+        flat = torch.cat([part.flatten(2) for part in (found if isinstance(found, tuple) else (found,))], -1)
+        loss = sum_over_time(flat.square().sum(), mesh)
+        mine, ranks = slice_of(29, mesh), mesh["time"].size()
+        assert zoo.difference(flat, states[mine]) < 1e-12, report
+        grads = torch.autograd.grad(loss, [local, initial, *net.parameters.values()])
+        assert zoo.difference(grads[0] / ranks, expected[0][mine]) < 1e-12
+        for grad, wanted in zip(grads[1:], expected[1:], strict=True):
+            total = sum_over_time(grad, mesh) / ranks
+            assert zoo.difference(total, wanted) < 1e-12, name
+
+
+def few_bytes(mesh: DeviceMesh) -> None:
+    """What travels does not grow with T: O(B n) an iteration without dense transfers, O(B n²) with."""
+    ranks = mesh["time"].size()
+    if ranks == 1:
+        return
+    for correction, width in (("none", 2 * H + 5), ("diag", 4 * H + 5), ("newton", 3 * H + H * H + 5)):
+        sent = []
+        for steps in (40, 400):
+            torch.manual_seed(0)
+            layer = tl.GRU(D, H, solver=Shooting(chunk=steps, correction=correction, warmup=0, max_iters=50))
+            layer = layer.double()
+            x = shard(torch.randn(steps, B, D, dtype=torch.float64), mesh)
+            before = traffic(mesh)
+            with time_parallel(mesh), torch.no_grad():
+                layer(x)
+            report, count = layer.reports[0], traffic(mesh).since(before)
+            assert count.collectives == 1 + report.iterations
+            sent.append((count.bytes - 80) / report.iterations)
+        assert sent == [8 * B * width] * 2
+
+
+def beyond_the_layer(mesh: DeviceMesh) -> None:
+    """Without a wrapper: gradients averaged by hand, twice in a row; and evaluation without gradients."""
+    torch.manual_seed(0)
+    model = Model("GRU", Auto()).double()
+    x = torch.randn(21, B, D, dtype=torch.float64)
+    for _ in range(2):
+        model.zero_grad()
+        y, score = model(x)
+        (y.square().mean(0).sum() + score.sum()).backward()
+        expected = {name: value.grad.clone() for name, value in model.named_parameters()}
+        model.zero_grad()
+        with time_parallel(mesh):
+            local, final = model(shard(x, mesh))
+            (mean_over_time(local.square(), mesh).sum() + final.sum()).backward()
+        average_gradients(model, mesh)
+        for name, value in model.named_parameters():
+            assert zoo.difference(value.grad, expected[name]) < 1e-12, name
+    with torch.no_grad():
+        local, final = TimeParallel(model, mesh)(shard(x, mesh))
+    assert not local.requires_grad
+    assert zoo.difference(local, y[slice_of(21, mesh)]) < 1e-12
+    assert zoo.difference(final, score) < 1e-12
+
+
+CASES: dict[str, Case] = {
+    **{f"GRU, {name}": layers("GRU", name) for name in SOLVERS},
+    **{f"LSTM, {name}": layers("LSTM", name) for name in ("diag", "newton", "auto", "gives up")},
+    **{f"RNN, {name}": layers("RNN", name) for name in ("none", "diag", "auto")},
+    "two layers both ways": layers("GRU", "diag", num_layers=2, bidirectional=True),
+    "LSTM both ways, ragged": layers("LSTM", "diag", bidirectional=True, ragged="lengths resets"),
+    "GRU both ways, ragged": layers("GRU", "newton", bidirectional=True, num_layers=2, ragged="zero lengths resets"),
+    "ragged, sequential": layers("GRU", "sequential", bidirectional=True, ragged="zero lengths resets"),
+    "ragged, gives up": layers("GRU", "gives up", bidirectional=True, ragged="zero lengths resets"),
+    "ragged, one chunk a rank": layers("LSTM", "one chunk a rank", ragged="lengths"),
+    "resets": layers("GRU", "diag", ragged="resets"),
+    "one step a rank": layers("GRU", "diag", steps=4),
+    "one step a rank, auto": layers("LSTM", "auto", steps=4, bidirectional=True),
+    "long memory": layers("GRU", "diag", regime=(4.0, 1.0), steps=61),
+    "gives up exactly": gives_up_exactly,
+    "float32": float32,
+    "converges as one process": converges_as_one_process,
+    "any cell": any_cell,
+    "few bytes": few_bytes,
+    "beyond the layer": beyond_the_layer,
+}
+
+
+def weights_after_two_steps(train: Callable[[Model, list[Tensor]], None]) -> list[Tensor]:
+    """A model's parameters, trained on two batches of four sequences that are the same on all ranks."""
+    torch.manual_seed(0)
+    model = Model("GRU", Shooting(chunk=4), num_layers=2).double()
+    train(model, list(torch.randn(2, 23, 2 * B, D, dtype=torch.float64)))
+    return [value.full_tensor() if hasattr(value, "full_tensor") else value for value in model.parameters()]
+
+
+def steps_of(net: Callable[..., Any], model: nn.Module, batches: list[Tensor], mesh: DeviceMesh | None) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.3)
+    for x in batches:
+        optimiser.zero_grad()
+        for half in x.chunk(2, 1) if mesh is None else [shard(x.chunk(2, 1)[mesh.get_local_rank("data")], mesh)]:
+            y, score = net(half)
+            mean = y.square().mean(0) if mesh is None else mean_over_time(y.square(), mesh)
+            loss = mean.sum() + score.pow(3).sum()
+            (loss / 2 if mesh is None else loss).backward()
+        if not isinstance(net, TimeParallel | nn.parallel.DistributedDataParallel) and mesh is not None:
+            average_gradients(model, mesh)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        assert norm > 1  # so that the clipping is seen
+        optimiser.step()
+
+
+def one_process(model: Model, batches: list[Tensor]) -> None:
+    steps_of(model, model, batches, None)
+
+
+def with_ddp(mesh: DeviceMesh) -> None:
+    """DistributedDataParallel over the data dimension."""
+
+    def train(model: Model, batches: list[Tensor]) -> None:
+        wrapped = nn.parallel.DistributedDataParallel(TimeParallel(model, mesh), process_group=mesh.get_group("data"))
+        steps_of(wrapped, model, batches, mesh)
+
+    for found, wanted in zip(weights_after_two_steps(train), weights_after_two_steps(one_process), strict=True):
+        assert zoo.difference(found, wanted) < 1e-11
+
+
+def with_fsdp(mesh: DeviceMesh) -> None:
+    """`fully_shard` over the data dimension."""
+
+    def train(model: Model, batches: list[Tensor]) -> None:
+        fully_shard(model, mesh=mesh["data"])
+
+        def call(x: Tensor) -> Any:
+            with time_parallel(mesh):
+                return model(x)
+
+        steps_of(call, model, batches, mesh)
+
+    for found, wanted in zip(weights_after_two_steps(train), weights_after_two_steps(one_process), strict=True):
+        assert zoo.difference(found, wanted) < 1e-11
+
+
+DATA_CASES: dict[str, Case] = {"DDP": with_ddp, "FSDP": with_fsdp}
+MESHES = {**{(1, size): CASES for size in (1, 2, 3, 4)}, (2, 2): DATA_CASES}
+
+
+def run_all(rank: int) -> dict[tuple[str, tuple[int, int]], str]:
+    """What went wrong ("" if nothing) by case and mesh, where this rank takes part; run by four processes."""
+    found: dict[tuple[str, tuple[int, int]], str] = {}
+    for shape, cases in MESHES.items():
+        mesh = mesh_of(shape)
+        for name, case in cases.items() if takes_part(mesh) else ():
+            try:
+                case(mesh)
+                found[name, shape] = ""
+            except Exception:
+                found[name, shape] = traceback.format_exc()
+                return found  # the others may be waiting for this rank
+    return found

@@ -1,0 +1,171 @@
+"""One sequence over many processes on this machine: time, bytes and collectives of a training step, and a cost model.
+
+    python -m benchmarks.ranks
+
+Every rank has one thread. With more ranks than cores they take turns: the table shows that too. The model is fitted to
+all points but the longest sequence on two ranks, which it must predict, and then extrapolated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import socket
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import timeloom as tl
+from benchmarks.rank_model import Model, fit, plot
+from timeloom.distributed import TimeParallel, shard, sum_over_time, time_mesh, traffic
+from timeloom.distributed.group import group_of
+
+RESULTS = Path(__file__).parent / "results"
+RANKS = (1, 2, 4)
+STEPS = (2048, 8192, 32768)
+BATCHES = (1, 16)
+HIDDEN = 32
+WARM_UPS, ROUNDS = 4, 15
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured training step (forward and backward)."""
+
+    ranks: int
+    steps: int
+    batch: int
+    milliseconds: float
+    """The fastest round: ranks wait for each other, so whatever else the machine does is seen many times over."""
+    median: float
+    collectives: int
+    kilobytes: float
+    """Sent by one rank."""
+    warmup: int
+    sweeps: tuple[int, int]
+
+
+def measure(rank: int, ranks: int, port: int, send: Any) -> None:
+    """All points of one number of ranks, and the milliseconds of one exchange; sent by rank 0."""
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    mesh = time_mesh(device="cpu")
+    points = [_point(mesh, ranks, steps, batch) for batch in BATCHES for steps in STEPS]
+    group, message = group_of(mesh), torch.zeros(2 * HIDDEN + 5)
+    exchange = statistics.quantiles([_seconds(lambda: group.gather(message)) for _ in range(300)], n=10)[0]
+    if rank == 0:
+        send.send((points, 1e3 * exchange))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _point(mesh: Any, ranks: int, steps: int, batch: int) -> Point:
+    torch.manual_seed(0)
+    layer = tl.GRU(HIDDEN, HIDDEN)
+    net, x = TimeParallel(layer, mesh), shard(torch.randn(steps, batch, HIDDEN), mesh)
+
+    def step() -> None:
+        layer.zero_grad()
+        y, _ = net(x)
+        sum_over_time(y.square().sum(), mesh).backward()
+
+    for _ in range(WARM_UPS):
+        step()
+    before, taken = traffic(mesh), []
+    for _ in range(ROUNDS):
+        dist.barrier()
+        taken.append(_seconds(step))
+    sent = traffic(mesh).since(before)
+    report = layer.reports[0]
+    sweeps = (report.iterations, report.backward.iterations if report.backward else 0)
+    return Point(
+        ranks, steps, batch, 1e3 * min(taken),
+        1e3 * statistics.median(taken), sent.collectives // ROUNDS,
+        sent.bytes / ROUNDS / 1024, report.warmup, sweeps,
+    )  # fmt: skip
+
+
+def _seconds(call: Any) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def launch(ranks: int) -> tuple[list[Point], float]:
+    context = multiprocessing.get_context("spawn")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    receive, send = context.Pipe(duplex=False)
+    processes = [context.Process(target=measure, args=(rank, ranks, port, send)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    found: tuple[list[Point], float] = receive.recv()
+    for process in processes:
+        process.join()
+    return found
+
+
+def table(points: list[Point], models: dict[int, Model], exchanges: dict[int, float], cores: int) -> str:
+    lines = [
+        "# One GRU sequence over many processes, forward + backward, float32",
+        "",
+        f"{cores} cores, one thread a rank, torch {torch.__version__}, n = {HIDDEN}, default weights. Command:",
+        "`python -m benchmarks.ranks`. Fastest and median training step. The model of the fastest is "
+        "`max(1, R/cores) · (o + γ (T/R + warm-up)) + collectives · α(R)`;",
+        "one point (held out) was not fitted. With one rank the ordinary path runs, which has no such constants.",
+        "",
+        "| ranks | T | B | ms | median | speed over 1 rank | model ms | collectives | KiB sent | warm-up | sweeps |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    alone = {(p.steps, p.batch): p.milliseconds for p in points if p.ranks == 1}
+    for p in points:
+        guess = "–" if p.ranks == 1 else f"{models[p.batch].predict(p, exchanges[p.ranks], cores):.2f}"
+        guess += " (held out)" if held_out(p) else ""
+        lines.append(
+            f"| {p.ranks} | {p.steps} | {p.batch} | {p.milliseconds:.2f} | {p.median:.2f} | "
+            f"{alone[p.steps, p.batch] / p.milliseconds:.2f}× | {guess} | {p.collectives} | {p.kilobytes:.1f} | "
+            f"{p.warmup} | {list(p.sweeps)} |"
+        )
+    lines += ["", "| B | o, ms a step | γ, µs a time step |", "|--:|--:|--:|"]
+    lines += [f"| {batch} | {m.fixed:.2f} | {1e3 * m.per_step:.3f} |" for batch, m in models.items()]
+    lines += ["", "One exchange: " + ", ".join(f"{1e3 * ms:.0f} µs on {r} ranks" for r, ms in exchanges.items()) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def held_out(point: Point) -> bool:
+    return point.ranks == 2 and point.steps == max(STEPS)
+
+
+def main() -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    measured = {ranks: launch(ranks) for ranks in RANKS}
+    points = [point for found, _ in measured.values() for point in found]
+    exchanges = {ranks: exchange for ranks, (_, exchange) in measured.items() if ranks > 1}
+    fitted = [point for point in points if point.ranks > 1 and not held_out(point)]
+    models = {batch: fit([p for p in fitted if p.batch == batch], exchanges, cores) for batch in BATCHES}
+    text = table(points, models, exchanges, cores)
+    print(text)
+    (RESULTS / "ranks.md").write_text(text)
+    facts = {
+        "cores": cores,
+        "torch": torch.__version__,
+        "points": [asdict(p) for p in points],
+        "exchange_ms": exchanges,
+    }
+    (RESULTS / "ranks.json").write_text(json.dumps(facts, indent=1) + "\n")
+    alone = {(p.steps, p.batch): p.milliseconds for p in points if p.ranks == 1}
+    speeds = [(p.ranks, alone[p.steps, p.batch] / p.milliseconds, p.steps) for p in points if p.batch == 1]
+    longest = max(STEPS)
+    plot(RESULTS / "ranks.png", models[1], speeds, alone[longest, 1] / longest, exchanges[2] / math.log2(2))
+
+
+if __name__ == "__main__":
+    main()

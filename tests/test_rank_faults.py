@@ -13,6 +13,7 @@ import pytest
 import torch
 from rank_processes import launch, mesh_of
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import timeloom as tl
 from timeloom.distributed import RankError, TimeParallel, shard, slice_of, sum_over_time, time_parallel
@@ -63,7 +64,24 @@ def disagreeing(rank: int) -> dict[str, str]:
     y, _ = TimeParallel(layer(), mesh)(shard(poisoned.nan_to_num(), mesh))
     expected, _ = layer()(poisoned.nan_to_num())
     found["after all"] = "" if torch.allclose(y, expected[slice_of(30, mesh)], atol=1e-6) else "wrong"
+    found["slow"] = said(lambda: wait_for_a_slow_rank(rank, mesh))
     return found
+
+
+def wait_for_a_slow_rank(rank: int, mesh: DeviceMesh) -> None:
+    """Rank 0 takes longer than the others look for failures, in a collective and in the fallback's messages."""
+
+    def cell(h: Tensor, x: Tensor) -> Tensor:
+        if rank == 0:
+            time.sleep(0.15)
+        return torch.tanh(h + x)
+
+    x, h0 = torch.ones(3 * RANKS, 1, 2), torch.zeros(1, 2)
+    wanted, _ = tl.unroll(lambda h, u: torch.tanh(h + u), h0, x, solver="sequential")
+    for solver in ("sequential", Shooting(correction="none")):
+        with time_parallel(mesh), torch.no_grad():
+            states, _ = tl.unroll(cell, h0, shard(x, mesh), solver=solver)
+        assert torch.allclose(states, wanted[slice_of(3 * RANKS, mesh)])
 
 
 def test_ranks_that_disagree_all_say_so_and_can_go_on() -> None:
@@ -81,6 +99,7 @@ def test_ranks_that_disagree_all_say_so_and_can_go_on() -> None:
         "nan, sequential": "RankError: rank 1 has inputs that are not finite, from step 4",
         "does not converge": "ConvergenceError",
         "after all": "^$",
+        "slow": "^$",
     }
     for answer in answers:
         assert isinstance(answer, dict), answer

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from timeloom.cells.generic import GenericCell, State
 from timeloom.distributed.context import time_group
+from timeloom.distributed.planning import plan_over_ranks
 from timeloom.distributed.solve import Over, run_over_ranks
 from timeloom.distributed.span import agree
 from timeloom.eager import eager
@@ -48,7 +49,9 @@ def unroll(
         memories, name = group.memories(cell), f"a cell with states of {generic.parts}"
         span = agree(group, problem.u, None, None, name, torch.is_grad_enabled(), resolved, memories)
         memory = memories.setdefault(0, Memory())
-        states, _ = run_over_ranks(problem, resolved, memory, reports.append, Over(span, False, 0))
+        over = Over(span, False, 0)
+        plan = plan_over_ranks(resolved, problem.detach(), memory.forward, span, over.line(problem.batch))
+        states, _ = run_over_ranks(problem, resolved, memory, reports.append, over, plan)
         return generic.unpack(states), reports[0]
     states, _ = run(problem, resolved, _memory_of(cell), reports.append)
     return generic.unpack(states), reports[0]

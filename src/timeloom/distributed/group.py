@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,12 +77,15 @@ class TimeGroup:
     def send(self, tensor: Tensor, rank: int) -> None:
         tensor = tensor.contiguous()
         self._count(tensor, collective=False)
-        self._wait(lambda: dist.isend(tensor, group=self.group, group_dst=rank), tensor.device)
+        self._wait(lambda: self._message(dist.isend(tensor, group=self.group, group_dst=rank), tensor), tensor.device)
 
     def receive(self, like: Tensor, rank: int) -> Tensor:
         tensor = torch.empty_like(like, memory_format=torch.contiguous_format)
-        self._wait(lambda: dist.irecv(tensor, group=self.group, group_src=rank), tensor.device)
+        self._wait(lambda: self._message(dist.irecv(tensor, group=self.group, group_src=rank), tensor), tensor.device)
         return tensor
+
+    def _message(self, work: Any, tensor: Tensor) -> Any:
+        return _Blocking(work, self.timeout + LOOK_EVERY) if tensor.device.type == "cpu" else work
 
     def memories(self, owner: Any) -> dict[int, Memory]:
         """What solves over these ranks have shown about a module or cell: the same on all of them, so kept apart from
@@ -112,16 +116,53 @@ class TimeGroup:
                 return
         except RuntimeError as error:
             raise self.faults.diagnose(_first_line(error)) from error
-        while True:
-            try:
-                work.wait(LOOK_EVERY)
-                return
-            except RuntimeError as error:
-                if work.is_completed():
-                    raise self.faults.diagnose(_first_line(error)) from error
+        while not _done(work, self.faults):
             self.faults.look()
             if time.monotonic() > until:
                 raise self.faults.diagnose(f"no answer within {self.timeout.total_seconds():g} s")
+
+
+def _done(work: Any, faults: Faults) -> bool:
+    """Wait a while for a collective; raises if it failed."""
+    try:
+        work.wait(LOOK_EVERY)
+        return True
+    except RuntimeError as error:
+        if not work.is_completed():
+            return False  # it takes longer
+        seen = error
+    try:
+        work.wait()  # it may have ended just after the first wait gave up
+        return True
+    except RuntimeError as error:
+        raise faults.diagnose(_first_line(error)) from seen
+
+
+class _Blocking:
+    """A message between two ranks as a collective's work: to stop waiting for one would break gloo's connections, so
+    another thread waits.
+    """
+
+    def __init__(self, work: Any, timeout: timedelta) -> None:
+        self._error: RuntimeError | None = None
+        self._thread = threading.Thread(target=self._run, args=(work, timeout), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Any, timeout: timedelta) -> None:
+        try:
+            work.wait(timeout)
+        except RuntimeError as error:
+            self._error = error
+
+    def is_completed(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        self._thread.join(None if timeout is None else timeout.total_seconds())
+        if self._error is not None:
+            raise self._error
+        if self._thread.is_alive():
+            raise RuntimeError("it takes longer")
 
 
 def _first_line(error: RuntimeError) -> str:
@@ -154,8 +195,9 @@ def group_of(mesh: DeviceMesh, timeout: timedelta | None = None) -> TimeGroup:
     if not names or "time" not in names:
         given = f"one with dimensions {names}" if isinstance(mesh, DeviceMesh) else type(mesh).__name__
         raise ValueError(f'mesh must be a DeviceMesh with a dimension "time", got {given}; time_mesh() makes one')
-    if mesh not in _groups:
-        _groups[mesh] = TimeGroup(mesh.get_group("time"), TIMEOUT)
+    group = mesh.get_group("time")
+    if mesh not in _groups or _groups[mesh].group is not group:  # torch.distributed may have been started anew
+        _groups[mesh] = TimeGroup(group, TIMEOUT)
     if timeout is not None:
         _groups[mesh].timeout = timeout
     return _groups[mesh]

@@ -90,7 +90,7 @@ class RankBoundaries(Boundaries):
         batch = len(largest)
         notes = largest.new_tensor([self.line.tag, self.moved]).expand(batch, 2)
         told = [notes, self.error.amax(0).unsqueeze(-1)]
-        told += [_by_part(values, parts) for values in (largest, self.jump.abs().amax(0))]
+        told += [by_part(values, parts) for values in (largest, self.jump.abs().amax(0))]
         told += [self.at_entry(self.starts), self.last_ends()]
         if transfers is not None:
             pushed, through = self._through(transfers)
@@ -118,10 +118,10 @@ class RankBoundaries(Boundaries):
         floor = torch.full_like(prefix[0], tiny)
         if self.chain.bound is not None:
             box = torch.where(self.chain.bound.isfinite(), self.chain.bound, 0)
-            floor = torch.maximum(floor, SHARE_OF_BOX * _by_part(box, parts))
+            floor = torch.maximum(floor, SHARE_OF_BOX * by_part(box, parts))
         # A rank's scale is at least that of the ranks before: either way of measuring its jumps is a bound.
         inside = torch.minimum(_no_nan(errors), _no_nan((jumps / torch.maximum(prefix, floor)).amax(-1)))
-        arrived = _by_part(torch.maximum(starts[1:].abs(), ends[:-1].abs()), parts)
+        arrived = by_part(torch.maximum(starts[1:].abs(), ends[:-1].abs()), parts)
         scale = prefix.clone()
         scale[1:] = torch.maximum(scale[1:], torch.where(arrived.isfinite(), arrived, 0))
         return _Ranks(
@@ -130,7 +130,7 @@ class RankBoundaries(Boundaries):
             jump=jump,
             prefix=_by_unit(prefix, parts),
             error=inside,
-            joint_error=_no_nan((_by_part(jump.abs(), parts) / torch.maximum(scale, floor)).amax(-1)),
+            joint_error=_no_nan((by_part(jump.abs(), parts) / torch.maximum(scale, floor)).amax(-1)),
             moved=moved,
             shift=_carry(jump, transfer, joint),
         )
@@ -277,8 +277,8 @@ def _pipeline(state: RankBoundaries, first_bad: Tensor, ranks: _Ranks | None = N
         later = ~joint_bad & inside.any(0)
         link = torch.where(later, first_link, link)
         start = torch.where(later.unsqueeze(-1), state.ends[first_link - 1, state.sequences], start)
-    for group in torch.arange(len(first_bad)).split(-(-len(first_bad) // len(line.alive))):
-        comes = line.joints[:, group] & (first_bad[group] < torch.arange(len(line.alive))[:, None])
+    for group in torch.arange(len(first_bad), device="cpu").split(-(-len(first_bad) // len(line.alive))):
+        comes = line.joints[:, group] & (first_bad[group] < torch.arange(len(line.alive), device="cpu")[:, None])
         if bool(comes[place].any()):
             arrived = line.receive(ends[group])
             mine = comes[place].to(ends.device).unsqueeze(-1)
@@ -318,7 +318,7 @@ def _before(transfers: Tensor) -> Tensor:
     return before
 
 
-def _by_part(values: Tensor, parts: tuple[int, ...]) -> Tensor:
+def by_part(values: Tensor, parts: tuple[int, ...]) -> Tensor:
     """The largest value of each part of the state: `(..., S)` to `(..., parts)`."""
     return torch.stack([part.amax(-1) for part in values.split(parts, -1)], -1)
 

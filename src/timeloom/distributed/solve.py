@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import attach, solve_backwards
+from timeloom.adjoint import Note, attach, solve_backwards
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.march import Check, Marched, Settle, march_over_ranks, pipeline_over_ranks
-from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks, plan_over_ranks
+from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks
 from timeloom.distributed.span import Line, Span
 from timeloom.problem import Recurrence, Segments
 from timeloom.recurrence import Record, needs_grad, noting, outputs_of, raise_if_asked
@@ -37,7 +37,7 @@ class Over:
 
 
 def run_over_ranks(
-    problem: Recurrence, solver: Solver, memory: Memory, record: Record, over: Over
+    problem: Recurrence, solver: Solver, memory: Memory, record: Record, over: Over, plan: RankPlan
 ) -> tuple[Tensor, Tensor]:
     """Outputs of this rank's steps `(T_local, B, ·)` and the final state of the whole sequence `(B, S)`, on all ranks.
 
@@ -45,36 +45,35 @@ def run_over_ranks(
     """
     detached, span = problem.detach(), over.span
     with torch.no_grad():
-        plan = plan_over_ranks(solver, detached, memory.forward, span, over.line(problem.batch))
         states, marched = solve_states(detached, plan)
     report = marched.report
     memory.forward.learn(report)
-    _rest(memory.forward, report, solver)
+    rest(memory.forward, report, solver)
     raise_if_asked(report, solver)
     record(report)
     if not needs_grad(problem):
         return outputs_of(detached, states), marched.final
     line = over.line(problem.batch, adjoint=True)
     adjoint = partial(solve_adjoint, plan=plan_adjoint_over_ranks(solver, detached, memory.backward, span, line))
+    note = noting_rest(report, solver, memory, record)
+    return attach(detached, states, marched.final, adjoint, note, problem.u, problem.initial, problem.cell)
+
+
+def noting_rest(report: SolveReport, solver: Solver, memory: Memory, record: Record) -> Note:
+    """`noting`, and `auto` is told of a backward pass that fell back."""
     noted = noting(report, solver, memory, record)
 
     def note(backward: SolveReport) -> None:
         noted(backward)
-        _rest(memory.backward, backward, solver)
+        rest(memory.backward, backward, solver)
 
-    return attach(detached, states, marched.final, adjoint, note, problem.u, problem.initial, problem.cell)
+    return note
 
 
 def solve_states(problem: Recurrence, plan: RankPlan) -> tuple[list[Tensor], Marched]:
     """This rank's states, before every step and after the last."""
-    line, first = plan.line, problem.initial
-    if plan.lead:
-        lengths = problem.ends()
-        rows = Segments(torch.arange(problem.batch), (lengths - plan.lead).clamp(min=0), lengths)
-        guesses = line.gather(choose_sweeper(problem).forward(rows, problem.initial)[0])
-        if line.place > 0:
-            joint = line.joints[line.place].to(first.device).unsqueeze(-1)
-            first = torch.where(joint, guesses[line.place - 1], first)
+    line = plan.line
+    first = forward_guess(problem, plan) if plan.lead else problem.initial
     # Resets put the state back to the true initial state, so the sweeps must know that one and not this rank's entry.
     entered = problem if problem.resets is not None else replace(problem, initial=first)
     sweeper = choose_sweeper(entered)
@@ -100,7 +99,7 @@ def solve_adjoint(
     """
     line = plan.line
     try:
-        first = _entry_guess(problem, states, incoming, final_grad, plan)
+        first = backward_guess(problem, states, incoming, final_grad, plan, problem.ends())
         gate_grads, begin_grad, into_resets, marched = solve_backwards(
             problem, states, plan.inside.chunk, incoming, first,
             lambda chain: _march(chain, plan, lambda _: None, lambda: None, False),
@@ -108,26 +107,46 @@ def solve_adjoint(
     except BaseException as error:
         line.group.stopped(error)
         raise
-    # The march ends where the sequence begins; a sequence of no steps at all is the first rank's.
-    ends_here = line.alive[line.place] & (line.alive[line.place + 1 :].sum(0) == 0)
-    if line.place == len(line.alive) - 1:
-        ends_here = ends_here | ~line.alive.any(0)
-    initial_grad = torch.where(ends_here.to(begin_grad.device).unsqueeze(-1), begin_grad, 0)
+    initial_grad = torch.where(head_of_sequence(line, begin_grad), begin_grad, 0)
     return gate_grads, initial_grad if into_resets is None else initial_grad + into_resets, marched.report
 
 
-def _entry_guess(
-    problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: RankPlan
-) -> Tensor:
+def head_of_sequence(line: Line, like: Tensor) -> Tensor:
+    """Whether a backward march ends on this rank, where the sequence begins, `(B, 1)`; a sequence of no steps at all is
+    the last one's in line.
+    """
+    ends_here = line.alive[line.place] & (line.alive[line.place + 1 :].sum(0) == 0)
+    if line.place == len(line.alive) - 1:
+        ends_here = ends_here | ~line.alive.any(0)
+    return ends_here.to(like.device).unsqueeze(-1)
+
+
+def forward_guess(problem: Recurrence, plan: RankPlan) -> Tensor:
+    """The state to enter this rank with, `(B, S)`: the initial one where a sequence begins here, else a guess from the
+    last steps of the rank before. Looks at the last steps of `problem` only.
+    """
+    line, lengths = plan.line, problem.ends()
+    rows = Segments(torch.arange(problem.batch, device="cpu"), (lengths - plan.lead).clamp(min=0), lengths)
+    guesses = line.gather(choose_sweeper(problem).forward(rows, problem.initial)[0])
+    if line.place == 0:
+        return problem.initial
+    joint = line.joints[line.place].to(guesses.device).unsqueeze(-1)
+    return torch.where(joint, guesses[line.place - 1], problem.initial)
+
+
+def backward_guess(
+    problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: RankPlan,
+    lengths: Tensor,
+) -> Tensor:  # fmt: skip
     """The gradient to enter this rank with, `(B, S)`: that of the final state where a sequence ends here, else a guess
-    from the first steps of the rank behind.
+    from the first steps of the rank behind. `problem` may hold the first steps only; `lengths` `(B,)` are those of all.
     """
     line, size = plan.line, problem.cell.size
     own = torch.zeros_like(problem.initial) if final_grad is None else final_grad
     told = own
     if plan.lead:
-        lengths = problem.ends()
-        rows = Segments(torch.arange(problem.batch), torch.zeros_like(lengths), lengths.clamp(max=plan.lead))
+        everyone = torch.arange(problem.batch, device="cpu")
+        rows = Segments(everyone, torch.zeros_like(lengths), lengths.clamp(max=plan.lead))
         # Most losses on the final state are the same on all ranks.
         whole = (line.heads[line.place] & (rows.end == lengths)).to(own.device).unsqueeze(-1)
         entry = torch.where(whole, own * len(line.alive), 0)
@@ -147,7 +166,7 @@ def _march(chain: Chain, plan: RankPlan, settle: Settle, check: Check, reenter: 
     return march_over_ranks(chain, plan.inside, plan.line, settle, check, plan.lead, reenter)
 
 
-def _rest(experience: Experience, report: SolveReport, solver: Solver) -> None:
+def rest(experience: Experience, report: SolveReport, solver: Solver) -> None:
     """`auto` leaves a network alone for a while that the ranks could not fit together."""
     if isinstance(solver, Auto) and report.fell_back:
         experience.rest()
@@ -157,7 +176,7 @@ def _blame(line: Line, problem: Recurrence) -> None:
     """Raise on all ranks if the inputs of one are not finite, by its name; where all are, the network overflows."""
     bad = ~problem.u.isfinite().all(-1)
     if problem.lengths is not None:
-        bad &= (torch.arange(problem.steps)[:, None] < problem.lengths.cpu()).to(bad.device)
+        bad &= (torch.arange(problem.steps, device="cpu")[:, None] < problem.lengths.cpu()).to(bad.device)
     found = bad.any(1).to(torch.uint8)
     first = found.argmax() if bool(found.any()) else torch.tensor(-1, device=found.device)
     for rank, step in enumerate(line.group.gather(first).tolist()):

@@ -42,9 +42,9 @@ class Span:
 
     def line(self, backwards: bool, batch: int, tag: int) -> Line:
         """The ranks in marching order."""
-        alive = torch.ones(self.group.size, batch, dtype=torch.bool)
+        alive = torch.ones(self.group.size, batch, dtype=torch.bool, device="cpu")
         if self.lengths is not None:
-            begins = torch.tensor([sum(self.sizes[:rank]) for rank in range(self.group.size)])
+            begins = torch.tensor([sum(self.sizes[:rank]) for rank in range(self.group.size)], device="cpu")
             alive = self.lengths > begins[:, None]
         return Line(self.group, backwards, alive.flip(0) if backwards else alive, tag)
 

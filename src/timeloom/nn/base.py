@@ -13,8 +13,9 @@ from torch.nn.utils.rnn import PackedSequence
 from timeloom import express
 from timeloom.cells.base import Cell
 from timeloom.distributed.context import time_group
+from timeloom.distributed.express import run_layer_over_ranks
 from timeloom.distributed.group import TimeGroup
-from timeloom.distributed.solve import Over, run_over_ranks
+from timeloom.distributed.solve import Over
 from timeloom.distributed.span import Span, agree
 from timeloom.eager import eager
 from timeloom.nn import native
@@ -224,15 +225,15 @@ class Recurrent(nn.RNNBase):
                 resets = reverse_resets(resets, lengths, following)
         cast = [None if weight is None else weight.to(x.dtype) for weight in weights]
         solved = None
-        if lengths is None and resets is None and over is None:
+        if over is not None:
+            solved = run_layer_over_ranks(
+                self._bare, self._cell, x, initial, cast, lengths, resets, self._solver, memory, record, over
+            )
+        elif lengths is None and resets is None:
             solved = express.run(self._bare, self._cell, x, initial, cast, self._solver, memory, record)
         if solved is None:
             cell, u = self._cell(x, *cast)
-            problem = Recurrence(cell, u, initial, lengths, resets)
-            if over is None:
-                solved = run(problem, self._solver, memory, record)
-            else:
-                solved = run_over_ranks(problem, self._solver, memory, record, over)
+            solved = run(Recurrence(cell, u, initial, lengths, resets), self._solver, memory, record)
         y, final = solved
         return reverse(y, lengths) if direction else y, final
 

@@ -107,6 +107,7 @@ def launch(ranks: int) -> tuple[list[Point], float]:
     processes = [context.Process(target=measure, args=(rank, ranks, port, send)) for rank in range(ranks)]
     for process in processes:
         process.start()
+    send.close()  # so that the end of the processes is seen here
     found: tuple[list[Point], float] = receive.recv()
     for process in processes:
         process.join()

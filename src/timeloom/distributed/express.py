@@ -46,8 +46,7 @@ def run_layer_over_ranks(
         sizes = Recurrence(bare(*weights), x, initial)  # all that a plan looks at
         plan = plan_over_ranks(solver, sizes, memory.forward, over.span, over.line(x.shape[1]))
         kind = kind_of(sizes.cell, x) if lengths is None and resets is None else None
-        lane = kind is not None and memory.forward.trusted and plan.lead > 0
-    if lane and kind is not None:
+    if kind is not None and memory.forward.trusted and plan.lead > 0:
         solved = _run(kind, bare, project, x, initial, weights, solver, memory, record, over, plan)
         if solved is not None:
             return solved

@@ -41,8 +41,8 @@ class TimeParallel(nn.Module):
             (x,) = _enter([x], group, shared=False)
             args = tuple(_enter(list(args), group, shared=True))
             kwargs = dict(zip(kwargs, _enter(list(kwargs.values()), group, shared=True), strict=True))
-            live = dict(self.module.named_parameters())
-            live = dict(zip(live, _enter(list(live.values()), group, shared=True), strict=True))
+            names, parameters = list(dict(self.module.named_parameters())), list(self.module.parameters())
+            live = dict(zip(names, _enter(parameters, group, shared=True), strict=True))
             return functional_call(self.module, live, (x, *args), kwargs)
 
 

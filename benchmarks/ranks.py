@@ -114,7 +114,7 @@ def launch(ranks: int) -> tuple[list[Point], float]:
     return found
 
 
-def table(points: list[Point], models: dict[int, Model], exchanges: dict[int, float], cores: int) -> str:
+def table(points: list[Point], models: dict[int, Model], exchanges: dict[int, float], cores: int, load: float) -> str:
     lines = [
         "# One GRU sequence over many processes, forward + backward, float32",
         "",
@@ -122,6 +122,8 @@ def table(points: list[Point], models: dict[int, Model], exchanges: dict[int, fl
         "`python -m benchmarks.ranks`. Fastest and median training step. The model of the fastest is "
         "`max(1, R/cores) · (o + γ (T/R + warm-up)) + collectives · α(R)`;",
         "one point (held out) was not fitted. With one rank the ordinary path runs, which has no such constants.",
+        f"Load average of the machine when the run began: {load:.1f}. Ranks wait for each other: much above 0, their times",
+        "say little.",
         "",
         "| ranks | T | B | ms | median | speed over 1 rank | model ms | collectives | KiB sent | warm-up | sweeps |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
@@ -147,16 +149,18 @@ def held_out(point: Point) -> bool:
 
 def main() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    load = os.getloadavg()[0]
     measured = {ranks: launch(ranks) for ranks in RANKS}
     points = [point for found, _ in measured.values() for point in found]
     exchanges = {ranks: exchange for ranks, (_, exchange) in measured.items() if ranks > 1}
     fitted = [point for point in points if point.ranks > 1 and not held_out(point)]
     models = {batch: fit([p for p in fitted if p.batch == batch], exchanges, cores) for batch in BATCHES}
-    text = table(points, models, exchanges, cores)
+    text = table(points, models, exchanges, cores, load)
     print(text)
     (RESULTS / "ranks.md").write_text(text)
     facts = {
         "cores": cores,
+        "load": load,
         "torch": torch.__version__,
         "points": [asdict(p) for p in points],
         "exchange_ms": exchanges,

@@ -47,7 +47,7 @@ def fit(points: Sequence[Any], alphas: dict[int, float], cores: int) -> Model:
     return Model(float(fixed), float(per_step))
 
 
-def plot(path: Path, model: Model, measured: Sequence[tuple[int, float, int]], alone: float, alpha: float) -> None:
+def plot(path: Path, model: Model, measured: Sequence[tuple[int, float, int]], alone: float) -> None:
     """Speed over one rank against the number of ranks: measured here, and what the model says of larger machines.
 
     alone: milliseconds a time step of the ordinary path on one thread.

@@ -9,7 +9,6 @@ all points but the longest sequence on two ranks, which it must predict, and the
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import os
 import socket
@@ -122,8 +121,8 @@ def table(points: list[Point], models: dict[int, Model], exchanges: dict[int, fl
         "`python -m benchmarks.ranks`. Fastest and median training step. The model of the fastest is "
         "`max(1, R/cores) · (o + γ (T/R + warm-up)) + collectives · α(R)`;",
         "one point (held out) was not fitted. With one rank the ordinary path runs, which has no such constants.",
-        f"Load average of the machine when the run began: {load:.1f}. Ranks wait for each other: much above 0, their times",
-        "say little.",
+        f"Load average of the machine when the run began: {load:.1f}. Ranks wait for each other: where it is much above",
+        "0, their times say little.",
         "",
         "| ranks | T | B | ms | median | speed over 1 rank | model ms | collectives | KiB sent | warm-up | sweeps |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
@@ -169,7 +168,7 @@ def main() -> None:
     alone = {(p.steps, p.batch): p.milliseconds for p in points if p.ranks == 1}
     speeds = [(p.ranks, alone[p.steps, p.batch] / p.milliseconds, p.steps) for p in points if p.batch == 1]
     longest = max(STEPS)
-    plot(RESULTS / "ranks.png", models[1], speeds, alone[longest, 1] / longest, exchanges[2] / math.log2(2))
+    plot(RESULTS / "ranks.png", models[1], speeds, alone[longest, 1] / longest)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def table(points: list[Point], models: dict[int, Model], exchanges: dict[int, fl
         "`python -m benchmarks.ranks`. Fastest and median training step. The model of the fastest is "
         "`max(1, R/cores) · (o + γ (T/R + warm-up)) + collectives · α(R)`;",
         "one point (held out) was not fitted. With one rank the ordinary path runs, which has no such constants.",
-        f"Load average of the machine when the run began: {load:.1f}. Ranks wait for each other: where it is much above",
+        f"Load average of this machine as the run began: {load:.1f}. Ranks wait for each other: where it is much above",
         "0, their times say little.",
         "",
         "| ranks | T | B | ms | median | speed over 1 rank | model ms | collectives | KiB sent | warm-up | sweeps |",

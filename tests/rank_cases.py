@@ -206,7 +206,7 @@ def few_bytes(mesh: DeviceMesh) -> None:
     ranks = mesh["time"].size()
     if ranks == 1:
         return
-    for correction, width in (("none", 2 * H + 5), ("diag", 4 * H + 5), ("newton", 3 * H + H * H + 5)):
+    for correction, width in (("none", 2 * H + 3), ("diag", 4 * H + 3), ("newton", 3 * H + H * H + 3)):
         sent = []
         for steps in (40, 400):
             torch.manual_seed(0)

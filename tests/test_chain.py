@@ -370,3 +370,36 @@ def test_bad_input() -> None:
         tl.chain_backward(model, x, lambda y: torch.zeros(()))
     with pytest.raises(ValueError, match="levels must be a whole number"):
         tl.chain_backward(model, x, torch.sum, levels=-1)
+
+
+def test_a_layer_in_two_places_counts_twice() -> None:
+    torch.manual_seed(0)
+    activation, shared = nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64)
+    model = nn.Sequential(shared, activation, nn.Sequential(shared, activation), nn.Linear(4, 1, dtype=torch.float64))
+    twin, x = copy.deepcopy(model), draw(3, 4)
+    value = tl.chain_backward(model, x, lambda y: y.square().sum())
+    expected = twin(x).square().sum()
+    expected.backward()
+    assert float(value) == pytest.approx(expected.item(), rel=1e-12)
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert difference(ours.grad, theirs.grad) < 1e-12
+
+
+def test_what_is_not_a_plain_chain_is_refused() -> None:
+    class Residual(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + super().forward(x)
+
+    with pytest.raises(TypeError, match="Residual with a forward of its own"):
+        tl.chain_backward(Residual(nn.Linear(4, 4)), torch.randn(2, 4), torch.sum)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].register_forward_hook(lambda module, given, out: 2 * out)
+    with pytest.raises(TypeError, match="a forward hook changes what"):
+        tl.chain_backward(model, torch.randn(2, 4), torch.sum)
+
+
+def test_hooks_may_watch() -> None:
+    model, seen = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), []
+    model[1].register_forward_hook(lambda module, given, out: seen.append(out.shape))
+    tl.chain_backward(model, torch.randn(2, 4), torch.sum)
+    assert seen

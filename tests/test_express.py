@@ -157,7 +157,7 @@ def test_only_what_asks_for_gradients_gets_them(name: str) -> None:
 
 @pytest.mark.usefixtures("no_general_path")
 def test_the_tape_is_guarded() -> None:
-    ours, _, _ = layers("gru", 4, 6, Shooting(chunk=10, warmup=35))
+    ours, _, _ = layers("lstm", 4, 6, Shooting(chunk=10, warmup=35))
     x = torch.randn(35, 2, 4, requires_grad=True)
     output, _ = ours(x)
     first = torch.autograd.grad(output.sum(), x, retain_graph=True)[0]
@@ -168,6 +168,23 @@ def test_the_tape_is_guarded() -> None:
         output[3] = 0.0
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([35, 20])])
+@pytest.mark.parametrize("name", ["gru", "rnn-tanh", "rnn-relu"])
+def test_outputs_may_be_written_into(name: str, lengths: Tensor | None) -> None:
+    """As torch allows for all but the LSTM."""
+    ours, single, _ = layers(name, 4, 6, Shooting(chunk=10, warmup=35))
+    x, grads = torch.randn(35, 2, 4), []
+    for layer, more in ((ours, {"lengths": lengths}), (single, {})):
+        layer.zero_grad()
+        output, _ = layer(x, **more)
+        output.relu_()
+        output.data.mul_(2)
+        output[:20].sum().backward()
+        grads.append([parameter.grad for parameter in layer.parameters()])
+    for actual, expected in zip(*grads, strict=True):
+        assert zoo.distance(actual, expected) < 2e-6
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -149,7 +149,7 @@ def test_certificate_is_the_largest_relative_jump(kernel: str) -> None:
     links, batch, size = 3, problem.batch, problem.cell.size
     starts = torch.randn(links * batch, size)
     ends = torch.cat([starts[batch:], torch.randn(batch, size)])  # every end is the next start
-    certify = GPUSweeper(problem).certifier(0.1)
+    certify = GPUSweeper(problem).certifier(0.1, fading=False)
     assert certify is not None
     assert float(certify(starts, ends)) == 0.0
     ends[1, 2] += 0.25
@@ -157,7 +157,7 @@ def test_certificate_is_the_largest_relative_jump(kernel: str) -> None:
     assert float(certify(starts, ends)) == pytest.approx(float(0.25 / scale), rel=1e-5)
     ends[0, 0] = torch.nan
     assert float(certify(starts, ends)) == torch.inf
-    assert GPUSweeper(draw(kernel, SIZES[2])).certifier(0.1) is None
+    assert GPUSweeper(draw(kernel, SIZES[2])).certifier(0.1, fading=False) is None
 
 
 def test_only_what_fits_the_kernels_is_theirs() -> None:

@@ -171,7 +171,7 @@ def test_backward_twice_needs_the_graph_and_gives_the_same(name: str) -> None:
 
 def test_outputs_changed_in_place_are_noticed() -> None:
     """The states are needed by the backward pass: writing over them must not give a wrong gradient silently."""
-    net = zoo.network("gru")
+    net = zoo.network("lstm")
     x, initial = zoo.data(net, 12, 2)
     outputs = zoo.solve(net, x, initial, Shooting(chunk=5)).outputs
     loss = outputs.sum()

@@ -62,10 +62,13 @@ def test_any_batch_shape(batch: tuple[int, ...], dense: bool) -> None:
 @pytest.mark.parametrize("dense", [False, True])
 def test_the_chunked_scan_is_its_twin(dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks inside chunks: with no shortest length to stop at, the boundaries are scanned by the same method."""
-    monkeypatch.setattr(chunked, "SHORTEST", {False: 4, True: 4})
+    monkeypatch.setattr(chunked, "SHORTEST", {"diagonal": 4, "dense": 4})
+    structure = "dense" if dense else "diagonal"
     for steps in range(1, 60):
         a, b, h0 = elements(steps, dense)
-        torch.testing.assert_close(chunked.scan(a, b, h0), reference.scan(a, b, h0), rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(
+            chunked.scan(a, b, h0, structure), reference.scan(a, b, h0, structure), rtol=1e-11, atol=1e-11
+        )
 
 
 def test_float32() -> None:

@@ -193,7 +193,7 @@ BAD_LENGTHS: dict[str, tuple[Any, type[Exception], list[str]]] = {
     "negative": (torch.tensor([3, 4, -1]), ValueError, ["between 0 and T=13", "sequence 2", "-1"]),
     "too few": (torch.tensor([3, 4]), ValueError, ["(3,)", "(2,)"]),
     "a column": (torch.tensor([[3], [4], [5]]), ValueError, ["(3,)", "(3, 1)"]),
-    "a number": (5, ValueError, ["(3,)", "()"]),
+    "a number": (5, TypeError, ["a list of 3 whole numbers", "got 5"]),
     "floating point": (torch.tensor([3.0, 4.0, 5.0]), TypeError, ["whole numbers", "torch.float32"]),
     "booleans": (torch.tensor([True, True, False]), TypeError, ["whole numbers", "torch.bool"]),
 }
@@ -322,3 +322,15 @@ def test_a_solve_that_must_not_fall_back_raises_with_its_report() -> None:
         ours(torch.randn(T, B, D))
     assert not caught.value.report.converged
     assert ours.reports == []
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_scripting_names_the_way_out() -> None:
+    with pytest.raises(RuntimeError, match="sequentialize"):
+        torch.jit.script(nn.Sequential(tl.GRU(3, 4)))
+
+
+@pytest.mark.parametrize("lengths", ["abc", [1.5, 2], 7])
+def test_lengths_of_the_wrong_kind_are_named(lengths: Any) -> None:
+    with pytest.raises(TypeError, match="lengths must be a tensor or a list of 2 whole numbers"):
+        tl.GRU(3, 4)(torch.randn(5, 2, 3), lengths=lengths)

@@ -335,3 +335,15 @@ def test_global_settings_do_no_harm(name: str, dtype: torch.dtype, correction: A
         with setting():
             actual = run(more)
         assert_same(actual, expected, 0.0)
+
+
+def test_an_obstacle_is_not_remembered() -> None:
+    """Torch's layer runs inside torch.func; the same shape outside of it is ours again, and a short one never is."""
+    layer, x = tl.GRU(D, H), torch.randn(4000, 1, D)
+    torch.func.grad(lambda value: layer(value)[0].sum())(x)
+    assert "torch.func" in layer.reports[0].reason
+    layer(x)
+    assert "torch's own layer" not in layer.reports[0].reason
+    for _ in range(2):
+        layer(torch.randn(3, 1, D))
+        assert "torch's own layer" in layer.reports[0].reason

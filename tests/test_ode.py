@@ -422,3 +422,62 @@ def test_bad_fields_states_and_options() -> None:
         tl.odeint(f, y0, t, guess=draw(6, 2, 3), solver="sequential")
     with pytest.raises(TypeError, match="guess must be a Tensor"):
         tl.odeint(f, y0, t, guess=3)
+
+
+@pytest.mark.parametrize("solver", ["sequential", "deer"])
+@pytest.mark.parametrize(("stiffness", "start", "length"), [(20.0, 3.0, 4.0), (100.0, 10.0, 2.0)])
+def test_implicit_steps_from_far_away_are_solved(solver: str, stiffness: float, start: float, length: float) -> None:
+    """Newton's method alone overshoots here; the equation has exactly one solution."""
+    t = torch.linspace(0, length, 9, dtype=torch.float64)
+
+    def f(t: Tensor, y: Tensor) -> Tensor:
+        return -stiffness * torch.atan(y)
+
+    y = tl.odeint(f, torch.tensor([start], dtype=torch.float64), t, solver, "implicit-midpoint")
+    middle = (y[1:] + y[:-1]) / 2
+    miss = y[1:] - y[:-1] - (t[1:] - t[:-1]).unsqueeze(-1) * f(t, middle)
+    assert float(miss.abs().max()) < 1e-10
+
+
+def test_an_equation_without_a_solution_gives_nan() -> None:
+    """y₁ = y₀ + h (1 + m²), m the middle: no real solution for large steps. Nothing is made up."""
+    t = torch.tensor([0.0, 0.1, 5.0, 5.1], dtype=torch.float64)
+    for solver in ("sequential", "deer"):
+        y = tl.odeint(lambda t, y: 1 + y * y, torch.zeros(1, dtype=torch.float64), t, solver, "implicit-midpoint")
+        assert bool(y[:2].isfinite().all())
+        assert bool(y[2:].isnan().all())
+
+
+def test_a_sequence_that_blows_up_leaves_the_others_alone() -> None:
+    y0 = torch.tensor([[1.0], [-1.0], [-2.0]], dtype=torch.float64)
+    t, reports = torch.linspace(0, 2, 201, dtype=torch.float64), []
+    y = tl.odeint(lambda t, y: y * y, y0, t, record=reports.append)
+    alone = tl.odeint(lambda t, y: y * y, y0[1:], t)
+    assert difference(y[:, 1:], alone) < 1e-12
+    assert not bool(y[-1, 0].isfinite())
+    assert not reports[0].converged
+    assert "NOT converged" in str(reports[0])
+
+
+def test_what_f_holds_may_act_late() -> None:
+    rate = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    t = torch.linspace(0, 1, 101, dtype=torch.float64)
+
+    def f(t: Tensor, y: Tensor) -> Tensor:
+        late = t > 0.5
+        return -y + torch.where(late, rate * y, 0 * y) if bool(late.any()) else -y
+
+    grads = []
+    for solver in ("deer", "sequential"):
+        rate.grad = None
+        tl.odeint(f, torch.ones(1, 1, dtype=torch.float64), t, solver)[-1].sum().backward()
+        grads.append(rate.grad)
+    assert difference(*grads) < 1e-10
+
+
+@pytest.mark.parametrize("step", [name for name, step in STEPS.items() if not step.explicit])
+def test_second_order_gradients_of_implicit_steps_are_refused(step: str) -> None:
+    y0 = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    y = tl.odeint(lambda t, y: y.sin(), y0, torch.linspace(0, 1, 11, dtype=torch.float64), "sequential", step)
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        torch.autograd.grad(y[-1].sum(), y0, create_graph=True)

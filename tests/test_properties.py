@@ -11,9 +11,9 @@ from torch import Tensor
 
 import timeloom as tl
 from timeloom.problem import Recurrence, cut
-from timeloom.solvers import Auto, Shooting, Solver
+from timeloom.solvers import MGRIT, Auto, Shooting, Solver
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:MGRIT.*does not fit")]
 
 repeatable = settings(deadline=None, max_examples=60, derandomize=True)
 CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4}
@@ -26,7 +26,19 @@ shootings = st.builds(
     max_iters=st.sampled_from([None, 1, 2, 5]),
     adjoint=st.sampled_from(["same", "sequential"]),
 )
-solvers = st.one_of(shootings, st.just(Auto()))
+multigrids = st.builds(
+    MGRIT,
+    coarsening=st.integers(2, 9) | st.lists(st.integers(2, 5), min_size=1, max_size=3).map(tuple),
+    relaxation=st.sampled_from(["F", "FCF", "FCFCF", ("F", "FCF")]),
+    weight=st.sampled_from([1.0, 0.7, 1.2]),
+    cycle=st.sampled_from(["V", "F"]),
+    cycles=st.sampled_from([None, 1, 3]),
+    skip_down=st.booleans(),
+    guess=st.sampled_from(["warmup", "nested", "initial"]),
+    coarse_inputs=st.sampled_from(["mean", "inject"]),
+    adjoint=st.sampled_from(["same", "sequential"]),
+)
+solvers = st.one_of(shootings, multigrids, st.just(Auto()))
 
 
 @st.composite

@@ -33,35 +33,15 @@ def accuracy(regime: str) -> float:
     return {"weights×8": 1e-7, "weights×4": 1e-9}.get(regime, 1e-11)
 
 
-def check_against_truth(
-    net: zoo.Network,
-    x: Tensor,
-    initial: Tensor,
-    solver: Shooting,
-    close: float,
-    loss: str = "both",
-    lengths: Tensor | None = None,
-    resets: Tensor | None = None,
-) -> zoo.Solution:
-    solution = zoo.solve(net, x, initial, solver, lengths, resets)
-    states, final = zoo.truth(net, x, initial, lengths, resets)
-    outputs = states[..., : solution.outputs.shape[-1]]
-    assert zoo.difference(solution.outputs, outputs) < close
-    assert zoo.difference(solution.final, final) < close
-    given = zoo.gradients(net, x, initial, solution.outputs, solution.final, loss)
-    expected = zoo.gradients(net, x, initial, outputs, final, loss)
-    for name in expected:
-        assert zoo.difference(given[name], expected[name]) < 10 * close, name
-    return solution
-
-
 @pytest.mark.parametrize("correction", CORRECTIONS)
 @pytest.mark.parametrize(("name", "regime"), zoo.cases())
 def test_states_and_gradients_are_the_plain_loops(name: str, regime: str, correction: str) -> None:
     net = zoo.network(name, regime)
     x, initial = zoo.data(net, STEPS, BATCH)
     for chunk in CHUNKS:
-        solution = check_against_truth(net, x, initial, Shooting(chunk=chunk, correction=correction), accuracy(regime))
+        solution = zoo.check_against_truth(
+            net, x, initial, Shooting(chunk=chunk, correction=correction), accuracy(regime)
+        )
         report = solution.report
         assert report.converged
         assert report.backward is not None
@@ -80,16 +60,16 @@ def test_lengths_and_resets(name: str, correction: str) -> None:
     resets[14, 1] = True  # past its end
     for chunk in (1, 3, STEPS):
         solver = Shooting(chunk=chunk, correction=correction)
-        check_against_truth(net, x, initial, solver, 1e-11, lengths=lengths, resets=resets)
-        check_against_truth(net, x, initial, solver, 1e-11, lengths=lengths)
-        check_against_truth(net, x, initial, solver, 1e-11, resets=resets)
+        zoo.check_against_truth(net, x, initial, solver, 1e-11, lengths=lengths, resets=resets)
+        zoo.check_against_truth(net, x, initial, solver, 1e-11, lengths=lengths)
+        zoo.check_against_truth(net, x, initial, solver, 1e-11, resets=resets)
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 5, 1000])
 def test_warmup_guesses_and_changes_nothing_else(warmup: int) -> None:
     net = zoo.network("gru")
     x, initial = zoo.data(net, 40, 2)
-    report = check_against_truth(net, x, initial, Shooting(chunk=8, warmup=warmup), 1e-12).report
+    report = zoo.check_against_truth(net, x, initial, Shooting(chunk=8, warmup=warmup), 1e-12).report
     assert report.warmup == min(warmup, 8)
 
 
@@ -146,7 +126,7 @@ def test_one_chunk_is_the_sequential_run() -> None:
     net = zoo.network("lstm")
     x, initial = zoo.data(net, 9, 2)
     for chunk in (9, 50):
-        report = check_against_truth(net, x, initial, Shooting(chunk=chunk), 1e-13).report
+        report = zoo.check_against_truth(net, x, initial, Shooting(chunk=chunk), 1e-13).report
         assert (report.solver, report.chunk, report.iterations, report.residuals) == ("sequential", 9, 1, ())
         assert report.converged
         assert not report.fell_back
@@ -195,7 +175,7 @@ def test_exact_after_at_most_as_many_sweeps_as_chunks(chunks: int) -> None:
     """The integrator needs all of them, forward and backward; a chaotic network cannot need more."""
     net = integrator()
     x, initial = integrator_data(4 * chunks)
-    report = check_against_truth(
+    report = zoo.check_against_truth(
         net, x, initial, Shooting(chunk=4, correction="none", warmup=0), 1e-15, "outputs"
     ).report
     assert report.iterations == chunks
@@ -217,7 +197,7 @@ def test_exact_after_at_most_as_many_sweeps_as_chunks(chunks: int) -> None:
 def test_an_exact_transfer_needs_two_sweeps(correction: str) -> None:
     """Newton's method on a linear problem, forward; the adjoint problem is linear for every network."""
     x, initial = integrator_data(40)
-    report = check_against_truth(
+    report = zoo.check_against_truth(
         integrator(), x, initial, Shooting(chunk=4, correction=correction, warmup=0), 1e-14
     ).report
     assert report.iterations == 2
@@ -227,7 +207,7 @@ def test_an_exact_transfer_needs_two_sweeps(correction: str) -> None:
             net = zoo.network(name, regime)
             x, initial = zoo.data(net, 20, BATCH)
             solver = Shooting(chunk=4, correction=correction, tol=1e-9)
-            report = check_against_truth(net, x, initial, solver, 1e-6).report
+            report = zoo.check_against_truth(net, x, initial, solver, 1e-6).report
             assert report.backward.iterations <= 2
 
 
@@ -263,7 +243,7 @@ def test_max_iters_is_kept_and_said() -> None:
     x, initial = integrator_data(24)
     for limit in (1, 2, 3):
         solver = Shooting(chunk=4, correction="none", warmup=0, max_iters=limit)
-        report = check_against_truth(integrator(), x, initial, solver, 1e-15).report
+        report = zoo.check_against_truth(integrator(), x, initial, solver, 1e-15).report
         for one in (report, report.backward):
             assert one.iterations == len(one.residuals) == limit
             assert one.fell_back
@@ -281,7 +261,7 @@ def test_what_flowed_into_resets_is_counted_once(dtype: torch.dtype) -> None:
     resets[2, 0] = resets[10, 0] = resets[15, 1] = True
     solver = Shooting(chunk=4, correction="none", warmup=0, max_iters=1)
     close = 1e-11 if dtype == torch.float64 else 1e-4
-    report = check_against_truth(net, x, initial, solver, close, resets=resets).report
+    report = zoo.check_against_truth(net, x, initial, solver, close, resets=resets).report
     assert report.backward.fell_back
 
 
@@ -297,12 +277,12 @@ def test_what_flowed_into_resets_may_have_overflowed_before() -> None:
     resets = torch.zeros(400, 1, dtype=torch.bool)
     resets[366] = True
     solver = Shooting(chunk=4, correction="diag", warmup=0)
-    check_against_truth(net, x, initial, solver, 1e-5, "outputs", resets=resets)
+    zoo.check_against_truth(net, x, initial, solver, 1e-5, "outputs", resets=resets)
 
 
 def test_sweeps_that_do_not_contract_are_given_up_early() -> None:
     x, initial = integrator_data(400)
-    report = check_against_truth(integrator(), x, initial, Shooting(chunk=4, correction="none"), 1e-15).report
+    report = zoo.check_against_truth(integrator(), x, initial, Shooting(chunk=4, correction="none"), 1e-15).report
     assert report.fell_back
     assert report.iterations < 10
     assert "did not halve the residual" in report.reason
@@ -311,10 +291,10 @@ def test_sweeps_that_do_not_contract_are_given_up_early() -> None:
 
 def test_never_more_than_the_most_sweeps() -> None:
     """A network that contracts too slowly to finish and too fast to be given up."""
-    net = zoo.network("function")
+    net = zoo.network("gru")
     x, initial = zoo.data(net, 120, 1)
     solver = Shooting(chunk=1, correction="none", warmup=0)
-    report = check_against_truth(net, x, initial, solver, 1e-11).report
+    report = zoo.check_against_truth(net, x, initial, solver, 1e-11).report
     assert report.iterations == MOST_SWEEPS
     assert f"max_iters={MOST_SWEEPS}" in report.reason
 
@@ -369,14 +349,14 @@ def test_raise_in_the_backward_pass() -> None:
         solution.outputs.sum().backward()
     assert caught.value.report.iterations == 3
     assert solution.report.backward == caught.value.report
-    check_against_truth(integrator(), x, initial, replace(solver, on_divergence="sequential"), 1e-15)
-    check_against_truth(integrator(), x, initial, replace(solver, adjoint="sequential"), 1e-15)
+    zoo.check_against_truth(integrator(), x, initial, replace(solver, on_divergence="sequential"), 1e-15)
+    zoo.check_against_truth(integrator(), x, initial, replace(solver, adjoint="sequential"), 1e-15)
 
 
 def test_raise_says_nothing_when_all_is_well() -> None:
     net = zoo.network("gru")
     x, initial = zoo.data(net, 40, 2)
-    check_against_truth(net, x, initial, Shooting(chunk=8, on_divergence="raise"), 1e-12)
+    zoo.check_against_truth(net, x, initial, Shooting(chunk=8, on_divergence="raise"), 1e-12)
 
 
 # ---- work that is saved -----------------------------------------------------------------------------------------
@@ -407,7 +387,7 @@ def test_the_exact_prefix_is_kept(calls: dict[str, list[list[tuple[int, int, int
     """Two sweeps make two chunks exact: the sequential run begins at the third, and at the third last going back."""
     x, initial = integrator_data(24, batch=1)
     solver = Shooting(chunk=4, correction="none", warmup=0, max_iters=2)
-    check_against_truth(integrator(), x, initial, solver, 1e-15, "outputs")
+    zoo.check_against_truth(integrator(), x, initial, solver, 1e-15, "outputs")
     assert [len(rows) for rows in calls["forward"]] == [6, 5, 1]
     assert calls["forward"][-1] == [(0, 8, 24)]
     assert [len(rows) for rows in calls["adjoint"]] == [6, 5, 1]
@@ -443,7 +423,7 @@ def keeper(x: Tensor) -> zoo.Network:
 def test_only_the_hard_sequence_is_run_again(
     calls: dict[str, list[list[tuple[int, int, int]]]], correction: str
 ) -> None:
-    """Not the easy ones, whose jumps are just below the tolerance, and not the one that is spoiled anyway."""
+    """Not the easy ones, whose jumps are just below the tolerance; and the spoiled one only once, in the end."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 6, 4, generator=generator, dtype=torch.float64)
     x[..., 0] = 0.16
@@ -458,8 +438,10 @@ def test_only_the_hard_sequence_is_run_again(
         first, *again = calls[direction]
         assert len(first) == 6 * 8
         assert again, direction
-        for rows in again:
-            assert {sequence for sequence, _, _ in rows} == {2}, direction
+        run_again = [{sequence for sequence, _, _ in rows} for rows in again]
+        if direction == "forward":  # backward, no gradient reaches it
+            assert run_again.pop() == {4}
+        assert run_again == [{2}] * len(run_again) != [], direction
 
 
 def test_corrected_starts_stay_in_the_box(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,7 +464,7 @@ def test_corrected_starts_stay_in_the_box(monkeypatch: pytest.MonkeyPatch) -> No
 def test_empty_chunks_of_short_sequences_are_not_run(calls: dict[str, list[list[tuple[int, int, int]]]]) -> None:
     net = zoo.network("gru")
     x, initial = zoo.data(net, 20, 3)
-    check_against_truth(net, x, initial, Shooting(chunk=5, warmup=0), 1e-12, lengths=torch.tensor([20, 0, 6]))
+    zoo.check_against_truth(net, x, initial, Shooting(chunk=5, warmup=0), 1e-12, lengths=torch.tensor([20, 0, 6]))
     for direction in ("forward", "adjoint"):
         for rows in calls[direction]:
             assert all(begin < end for _, begin, end in rows)
@@ -681,7 +663,7 @@ def test_options_are_checked() -> None:
         ({"max_iters": 0}, "max_iters must be a whole number ≥ 1 or None, got 0"),
         ({"tol": 0.0}, "tol must be positive or None, got 0.0"),
         ({"tol": float("nan")}, "tol must be positive"),
-        ({"adjoint": "scan-ish"}, "adjoint must be one of 'same', 'sequential'; got 'scan-ish'"),
+        ({"adjoint": "scan-ish"}, "adjoint must be one of 'same', 'scan', .*'sequential'; got 'scan-ish'"),
         ({"on_divergence": "pray"}, "on_divergence must be one of 'sequential', 'raise', 'ignore'; got 'pray'"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -693,7 +675,7 @@ def test_options_are_checked() -> None:
 def test_the_chunk_is_chosen_where_none_is_given() -> None:
     net = zoo.network("gru")
     x, initial = zoo.data(net, 600, 1)
-    report = check_against_truth(net, x, initial, Shooting(), 1e-11).report
+    report = zoo.check_against_truth(net, x, initial, Shooting(), 1e-11).report
     assert 1 < report.chunk < 600
 
 
@@ -704,3 +686,21 @@ def test_no_sequences_at_all() -> None:
     assert solution.outputs.shape == (10, 0, 4)
     assert solution.report.converged
     solution.outputs.sum().backward()
+
+
+@pytest.mark.parametrize("size", [1e2, 1e6])
+def test_a_large_beginning_hides_no_later_error(size: float) -> None:
+    """Jumps are measured against the states beside them, not against a start that has long been forgotten."""
+
+    def cell(h: Tensor, x: Tensor) -> Tensor:
+        return 0.5 * h + x
+
+    xs, h0 = torch.randn(600, 2, 3), torch.full((2, 3), size)
+    state, expected = h0.double(), []
+    for x in xs.double():
+        state = cell(state, x)
+        expected.append(state)
+    for _ in range(4):  # the warm-up is learned on the way
+        states, report = tl.unroll(cell, h0, xs, solver="auto")
+        assert report.converged
+        assert float((states.double() - torch.stack(expected))[100:].abs().max()) < 1e-5

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from timeloom.cells import GenericCell, GRUCell, LSTMCell, RNNCell
+from timeloom.cells import GenericCell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
 from timeloom.problem import Recurrence
 from timeloom.recurrence import run
 from timeloom.report import SolveReport
@@ -71,6 +71,24 @@ def gru(n: int, bias: float, scale: float) -> Network:
         return Recurrence(cell, u, initial)
 
     return Network((n,), parameters, recurrence, lambda state, x: torch.gru_cell(x, state, *weights))
+
+
+def implicit_gru(n: int, bias: float, scale: float) -> Network:
+    """The multigrid paper's GRU."""
+    parameters = _leaves(nn.GRU(INPUTS, n), n, bias, scale, slice(n, 2 * n))
+    w_ih, w_hh, b_ih, b_hh = parameters.values()
+
+    def recurrence(x: Tensor, initial: Tensor) -> Recurrence:
+        cell, u = ImplicitGRUCell.project(x, w_ih, w_hh, b_ih, b_hh)
+        return Recurrence(cell, u, initial)
+
+    def step(state: Tensor, x: Tensor) -> Tensor:
+        i_r, i_z, i_n = F.linear(x, w_ih, b_ih).chunk(3, -1)
+        h_r, h_z, h_n = F.linear(state, w_hh, b_hh).chunk(3, -1)
+        rate = 1 - torch.sigmoid(i_z + h_z)
+        return (state + rate * torch.tanh(i_n + torch.sigmoid(i_r + h_r) * h_n)) / (1 + rate)
+
+    return Network((n,), parameters, recurrence, step)
 
 
 def rnn(n: int, bias: float, scale: float, nonlinearity: str) -> Network:
@@ -193,6 +211,7 @@ def module(n: int, bias: float, scale: float) -> Network:
 
 ZOO: dict[str, Build] = {
     "gru": gru,
+    "implicit gru": implicit_gru,
     "lstm": lstm,
     "lstm projected": lstm_projected,
     "rnn tanh": lambda *regime: rnn(*regime, nonlinearity="tanh"),
@@ -202,7 +221,7 @@ ZOO: dict[str, Build] = {
     "elementwise": elementwise,
     "module": module,
 }
-HAND_WRITTEN = ("gru", "lstm", "lstm projected", "rnn tanh", "rnn relu")
+HAND_WRITTEN = ("gru", "implicit gru", "lstm", "lstm projected", "rnn tanh", "rnn relu")
 KERNELS = ("gru", "lstm", "rnn tanh", "rnn relu")
 """Networks that the C kernels run."""
 UNGATED = ("rnn tanh", "rnn relu")
@@ -303,3 +322,26 @@ def difference(given: Tensor, expected: Tensor) -> float:
         return 0.0
     given, expected = given.detach(), expected.detach()
     return float((given - expected).abs().max()) / max(float(expected.abs().max()), 1e-300)
+
+
+def check_against_truth(
+    net: Network,
+    x: Tensor,
+    initial: Tensor,
+    solver: Solver,
+    close: float,
+    loss: str = "both",
+    lengths: Tensor | None = None,
+    resets: Tensor | None = None,
+) -> Solution:
+    """Solve, and compare outputs and all gradients with the plain loop."""
+    solution = solve(net, x, initial, solver, lengths, resets)
+    states, final = truth(net, x, initial, lengths, resets)
+    outputs = states[..., : solution.outputs.shape[-1]]
+    assert difference(solution.outputs, outputs) < close
+    assert difference(solution.final, final) < close
+    given = gradients(net, x, initial, solution.outputs, solution.final, loss)
+    expected = gradients(net, x, initial, outputs, final, loss)
+    for name in expected:
+        assert difference(given[name], expected[name]) < 10 * close, name
+    return solution

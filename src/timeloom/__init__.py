@@ -3,11 +3,13 @@
 from timeloom import distributed, solvers
 from timeloom.chain import chain_backward
 from timeloom.check import CellReport, check_cell
-from timeloom.nn import GRU, LSTM, RNN, parallelize, sequentialize
+from timeloom.inspection import Inspection, inspect
+from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU, parallelize, sequentialize
 from timeloom.ode import odeint
-from timeloom.report import ConvergenceError, SolveReport
+from timeloom.report import ConvergenceError, GradientCheck, SolveReport
 from timeloom.scan import linear_scan
 from timeloom.unroll import unroll
+from timeloom.warm import WarmStarts
 
 __version__ = "0.1.0"
 
@@ -17,10 +19,15 @@ __all__ = [
     "RNN",
     "CellReport",
     "ConvergenceError",
+    "GradientCheck",
+    "ImplicitGRU",
+    "Inspection",
     "SolveReport",
+    "WarmStarts",
     "chain_backward",
     "check_cell",
     "distributed",
+    "inspect",
     "linear_scan",
     "odeint",
     "parallelize",

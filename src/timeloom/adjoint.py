@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
 from timeloom.eager import eager
+from timeloom.linearize import carry, window_of
 from timeloom.memory import empty
+from timeloom.mgrit.monitor import compare
+from timeloom.mgrit.propagators import Adjoint as CoarseAdjoint
 from timeloom.problem import Recurrence, Segments, cut
-from timeloom.report import SolveReport
-from timeloom.solve import Chain, Plan, march
+from timeloom.report import GradientCheck, SolveReport
+from timeloom.solve import Chain, Plan
 from timeloom.sweep import sweeper as choose_sweeper
+from timeloom.trajectory import solve_states
 
 Note = Callable[[SolveReport], None]
 Found = TypeVar("Found")
@@ -34,17 +40,19 @@ def solve_adjoint(
     if final_grad is None:
         final_grad = torch.zeros_like(problem.initial)
     gate_grads, initial_grad, into_resets, report = solve_backwards(
-        problem, states, plan.chunk, incoming, final_grad, lambda chain: march(chain, plan)
+        problem, states, plan, incoming, final_grad, plan.march
     )
     if into_resets is not None:
         initial_grad += into_resets
+    if plan.check_gradient:
+        report = replace(report, gradient=_beside_exact(problem, states, gate_grads, plan, incoming, final_grad))
     return gate_grads, initial_grad, report
 
 
 def solve_backwards(
     problem: Recurrence,
     states: list[Tensor],
-    chunk: int,
+    plan: Plan,
     incoming: Tensor | None,
     final_grad: Tensor,
     march: Callable[[Chain], Found],
@@ -55,8 +63,8 @@ def solve_backwards(
     sweeper = choose_sweeper(problem)
     if incoming is not None:
         incoming = incoming.contiguous()
-    links, batch = -(-problem.steps // chunk), problem.batch
-    segments = cut(problem, chunk, backwards=True)
+    links, batch = -(-problem.steps // plan.chunk), problem.batch
+    segments = cut(problem, plan.chunk, backwards=True)
     lengths, device = problem.ends(), problem.u.device
     gate_grads = empty(problem.steps, batch, problem.cell.gate_width, like=problem.initial)
     if problem.lengths is not None:
@@ -100,21 +108,79 @@ def solve_backwards(
         return sweep(Segments(rows.sequence, torch.zeros_like(rows.begin), rows.end), ends, chain_rows, False)[0]
 
     anchors = (segments.end == lengths[segments.sequence]) & (segments.end > segments.begin)
+    anchors = anchors.view(links, batch)
+    carrying = _carrying(problem, states, plan)
     chain = Chain(
         segments=segments,
         first=final_grad,
         neutral=torch.zeros_like(final_grad),
-        anchors=anchors.view(links, batch),
+        anchors=anchors,
         parts=problem.cell.parts,
         sweep=sweep,
         enter=enter,
-        transfer=lambda rows: sweeper.transfer(rows, states).transpose(-1, -2),
+        transfer=lambda rows, _: sweeper.transfer(rows, states).transpose(-1, -2),
         finish=finish,
-        certify=sweeper.certifier(0.0),
+        fading=True,
+        guess=_guess(problem, plan, carrying, incoming, final_grad),
+        carry=None if carrying is None else lambda jump, *_: carrying(jump.flip(0), None).flip(0),
+        certify=sweeper.certifier(0.0, fading=True),
+        coarsen=lambda coarsening: CoarseAdjoint.of(problem, states, incoming, final_grad, anchors, coarsening),
     )
     found = march(chain)
     into_resets = None if reset_grads is None else reset_grads.view(links, batch, -1).sum(0)
     return gate_grads, initial_grad, into_resets, found
+
+
+def _beside_exact(
+    problem: Recurrence,
+    states: list[Tensor],
+    gate_grads: Tensor,
+    plan: Plan,
+    incoming: Tensor | None,
+    final_grad: Tensor,
+) -> GradientCheck:
+    """These gradients beside those of a sequential forward and backward pass, for the same gradient of the loss."""
+    serial = Plan(problem.steps, "none", 0, plan.tolerance, 1, plan.on_divergence, "the truth to compare with")
+    exact_states, _ = solve_states(problem, serial, choose_sweeper(problem))
+    exact_gates, _, _ = solve_adjoint(problem, exact_states, incoming, final_grad, serial)
+    given, exact = (
+        _weight_grads(problem, at, gates) or (gates,)
+        for at, gates in ((states, gate_grads), (exact_states, exact_gates))
+    )
+    return compare(given, exact, plan.gradient_tolerance)
+
+
+def _weight_grads(problem: Recurrence, states: list[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
+    previous = [part.flatten(0, 1) for part in _previous(problem, states)]
+    return problem.cell.weight_grads(previous, gate_grads.flatten(0, 1))
+
+
+Carrying = Callable[[Tensor, Tensor | None], Tensor]
+"""`carrying(jumps, incoming)`: gradients `(T, B, S)` on all states from later steps, in the order of time."""
+
+
+def _carrying(problem: Recurrence, states: list[Tensor], plan: Plan) -> Carrying | None:
+    """The linear recurrence of the gradients over single steps, where the plan asks for one."""
+    how = plan.linearization
+    if how is None:
+        return None
+    window, at = window_of(problem, how), torch.cat(states, -1)
+    return lambda jump, incoming: carry(how, window, jump, at, backwards=True, incoming=incoming)
+
+
+def _guess(
+    problem: Recurrence, plan: Plan, carrying: Carrying | None, incoming: Tensor | None, final_grad: Tensor
+) -> Tensor | None:
+    """Gradients behind every step that come from later steps, `(T, B, S)`, last step first: exact up to rounding."""
+    if carrying is None:
+        return None
+    added = final_grad.new_zeros(problem.steps, *final_grad.shape)
+    lengths = problem.ends_on_device()
+    alive = (lengths > 0).nonzero().squeeze(-1)
+    added[lengths[alive] - 1, alive] = final_grad[alive]
+    if incoming is not None:
+        incoming = pad(incoming, (0, final_grad.shape[1] - incoming.shape[-1]))
+    return carrying(added, incoming).flip(0)
 
 
 def _previous(problem: Recurrence, states: list[Tensor]) -> list[Tensor]:
@@ -131,7 +197,9 @@ class _Solved(torch.autograd.Function):
     """
 
     @staticmethod
-    def keep(ctx: Any, problem: Recurrence, states: list[Tensor], solve: Adjoint, note: Note, outputs: Tensor) -> None:
+    def keep(
+        ctx: Any, problem: Recurrence, states: list[Tensor], solve: Adjoint, note: Note, shared: Tensor | None
+    ) -> None:
         ctx.set_materialize_grads(False)
         ctx.cell, ctx.lengths, ctx.resets, ctx.solve, ctx.note = (
             problem.cell,
@@ -142,7 +210,7 @@ class _Solved(torch.autograd.Function):
         )
         ctx.cell = problem.cell.with_weights(())
         ctx.counts = (len(problem.cell.weights), len(states))
-        ctx.save_for_backward(problem.u, problem.initial, outputs, *problem.cell.weights, *states)
+        ctx.save_for_backward(problem.u, problem.initial, shared, *problem.cell.weights, *states)
 
     @staticmethod
     def recall(ctx: Any) -> tuple[Recurrence, list[Tensor]]:
@@ -162,8 +230,8 @@ class HandWritten(_Solved):
     def forward(
         ctx: Any, problem: Recurrence, states: list[Tensor], final: Tensor, solve: Adjoint, note: Note, *_: Tensor
     ) -> tuple[Tensor, Tensor]:
-        outputs = alias(states[0][1:])
-        _Solved.keep(ctx, problem, states, solve, note, outputs)
+        outputs, shared = output_of(states)
+        _Solved.keep(ctx, problem, states, solve, note, shared)
         return outputs, final
 
     @staticmethod
@@ -182,8 +250,7 @@ class HandWritten(_Solved):
         cell = problem.cell
         weight_grads: tuple[Tensor | None, ...] = (None,) * len(cell.weights)
         if any(ctx.needs_input_grad[7:]):
-            previous = [part.flatten(0, 1) for part in _previous(problem, states)]
-            weight_grads = cell.weight_grads(previous, gate_grads.flatten(0, 1))
+            weight_grads = _weight_grads(problem, states, gate_grads)
         return None, None, None, None, None, cell.input_grads(gate_grads), initial_grad, *weight_grads
 
 
@@ -199,7 +266,7 @@ class AttachAdjoint(_Solved):
         ctx: Any, problem: Recurrence, states: list[Tensor], final: Tensor, solve: Adjoint, note: Note, *_: Tensor
     ) -> tuple[Tensor, Tensor]:
         outputs = torch.cat([part[1:] for part in states], -1)
-        _Solved.keep(ctx, problem, states, solve, note, outputs)
+        _Solved.keep(ctx, problem, states, solve, note, None)
         return outputs, final
 
     @staticmethod
@@ -229,16 +296,29 @@ def attach(
     return outputs, final
 
 
-def refuse_second_order() -> None:
-    """For a backward pass that is itself being recorded."""
+def refuse_second_order(instead: str = "solver='sequential', without lengths= or resets=") -> None:
+    """For a backward pass that is itself being recorded; `instead` is what has second-order gradients."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "timeloom's parallel-in-time gradients cannot be differentiated again (create_graph=True): the adjoint "
-            "solve is not on the tape. For second-order gradients use solver='sequential', without lengths= or resets=."
+            "timeloom's parallel-in-time gradients cannot be differentiated again (create_graph=True): the solves "
+            f"behind them are not on the tape. For second-order gradients use {instead}."
         )
 
 
-def alias(tensor: Tensor) -> Tensor:
+def output_of(states: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """The states after every step as an output, and that once more if it shares their memory, for autograd to guard.
+
+    Torch lets users write into what a GRU or RNN returns on a CPU, so there it is a copy. An LSTM's, and all on a GPU,
+    are not to be written into before the backward pass, in torch neither.
+    """
+    after = states[0][1:]
+    if after.device.type == "cpu" and len(states) == 1:
+        return after.clone(), None
+    outputs = _alias(after)
+    return outputs, outputs
+
+
+def _alias(tensor: Tensor) -> Tensor:
     """The same memory as a tensor of its own, which autograd does not take for a view."""
     alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -30,14 +30,17 @@ def check_cell(cell: Callable[[Any, Tensor], Any], h0: State, x: Tensor) -> Cell
     alone; autograd's derivative by the state agrees with float64 finite differences.
     """
     parts = h0 if isinstance(h0, tuple) else (h0,)
+    for name, value in (*(("h0", part) for part in parts), ("x", x)):
+        if not isinstance(value, Tensor) or value.dim() < 1:
+            given = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            kind = "a Tensor (N, ...) or a tuple of them" if name == "h0" else "a Tensor (N, ...)"
+            raise TypeError(f"{name} must be {kind}, got {given}")
     if any(len(part) != len(x) for part in parts):
         raise ValueError(f"h0 and x must have as many rows: {[len(part) for part in parts]} and {len(x)}")
     generic = GenericCell(cell, h0, x.shape[1:])
     state, u = generic.pack(h0).detach(), x.detach()
     with torch.no_grad():
         out = generic.step(state, u)
-        if out.dtype != state.dtype:
-            raise TypeError(f"the cell returned {out.dtype} for a state of {state.dtype}: it must keep the dtype")
         if not torch.equal(out.nan_to_num(), generic.step(state, u).nan_to_num()):
             raise ValueError(
                 "the cell is not deterministic: two calls on the same input differ (dropout? call .eval())"

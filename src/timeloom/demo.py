@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from timeloom.demo_task import CHANNELS, SEGMENT, Turning, draw_turning
+from timeloom.demo_task import CHANNELS, SEGMENT, TORCH_SECONDS, Turning, draw_turning
 from timeloom.nn import GRU
 
 LEARNING_RATE = 5e-3
@@ -32,8 +32,6 @@ VOTE = 8.0
 """Logit of a class that gets the vote of every step; large, as the two classes differ in few of the votes."""
 HELD_OUT = 64
 TORCH_STEPS = 24
-TORCH_SECONDS = 100.0
-"""torch trains no longer than this, so that the demo stays short on a slow or busy machine."""
 
 
 @dataclass(frozen=True)

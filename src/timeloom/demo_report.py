@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from timeloom.demo_task import CHANNELS
+from timeloom.demo_task import CHANNELS, TORCH_SECONDS
 from timeloom.report import SolveReport
+from timeloom.words import describe
 
 if TYPE_CHECKING:
     from timeloom.demo import HeldOut, Settings, Training
@@ -27,7 +28,7 @@ def introduce(settings: Settings) -> None:
     CONSOLE.print(
         f"Task: did a noisy pointer turn more forwards or more backwards over {settings.length:,} steps?\n"
         f"{CHANNELS} channels, batch {settings.batch}, a GRU of {settings.hidden} units, {threads} CPU thread(s). "
-        f"torch stops after {settings.torch_steps} steps, timeloom goes on to {settings.steps}."
+        f"torch stops after {settings.torch_steps} steps or {TORCH_SECONDS:.0f} s, timeloom after {settings.steps}."
     )
 
 
@@ -49,27 +50,6 @@ def progress_bars(totals: Mapping[str, int]) -> Iterator[Callable[[Training], No
             progress.update(bars[training.name], advance=1, latest=latest)
 
         yield show
-
-
-def describe(report: SolveReport, length: int) -> str:
-    """The report of one solve in words."""
-    chunks = -(-length // report.chunk)
-    if report.solver == "sequential" or chunks == 1:
-        text = f"ran all {length:,} steps one after the other ({report.solver})"
-    else:
-        sweeps = "1 sweep" if report.iterations == 1 else f"{report.iterations} sweeps"
-        text = (
-            f"cut {length:,} steps into {chunks:,} chunks of {report.chunk} and ran them all at once, "
-            f"{sweeps} of {report.solver}"
-        )
-        if report.residuals:
-            text += (
-                f"; the largest jump left between two chunks is {report.residuals[-1]:.1e} "
-                f"(tolerance {report.tolerance:.0e})"
-            )
-        if report.fell_back:
-            text += "; the sweeps did not contract, so the rest was run one step after the other"
-    return f"{text}. Why: {report.reason}." if report.reason else f"{text}."
 
 
 def summarize(

@@ -22,6 +22,8 @@ MAJORITY = 0.6
 ANGLE = 1.0
 """Turn of one step, in radians."""
 NOISE = 0.3
+TORCH_SECONDS = 100.0
+"""torch trains no longer than this, so that the demo stays short on a slow or busy machine."""
 CHANNELS = 4
 
 

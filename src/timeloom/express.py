@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import Adjoint, Note, alias, attach, refuse_second_order, solve_adjoint
+from timeloom.adjoint import Adjoint, Note, attach, output_of, refuse_second_order, solve_adjoint
 from timeloom.cells.base import Cell
 from timeloom.eager import eager
 from timeloom.problem import Recurrence
@@ -53,9 +53,8 @@ def run(
         sizes = Recurrence(cell, x, initial)  # all that a plan looks at
         plan = plan_forward(solver, sizes, memory.forward)
         layer = kind(cell, *live)
-        solved = _forward(layer, plan, taped) if memory.forward.trusted else None
+        solved = _forward(layer, plan, taped, memory.forward)
         if solved is None:
-            memory.forward.uncertified = memory.forward.trusted
             problem = Recurrence(*project(x, *weights), initial)
             sweeper, tape = layer.sweeper(problem, taped)
             states, report = solve_states(problem, plan, sweeper)
@@ -68,7 +67,9 @@ def run(
     if not taped:
         return kept[0][1:], final
     note = noting(report, solver, memory, record)
-    lane = _Lane(kind, bare, project, plan_backward(solver, sizes, memory.backward), note, memory.backward)
+    lane = _Lane(
+        kind, len(cell.parts), bare, project, plan_backward(solver, sizes, memory.backward), note, memory.backward
+    )
     outputs, final = _Express.apply(lane, kept, final, *live)
     return outputs, final
 
@@ -80,13 +81,14 @@ def kind_of(cell: Cell, x: Tensor) -> type[Layer] | None:
     return next((kind for kind in (CPULayer, GPULayer) if kind.supports(cell.kernel, x, cell.parts[0])), None)
 
 
-def _forward(layer: Layer, plan: Plan, taped: bool) -> tuple[list[Tensor], SolveReport] | None:
-    """Kept tensors and report of one sweep; None where it is not certified, or has no warm-up to be so."""
+def _forward(layer: Layer, plan: Plan, taped: bool, experience: Experience) -> tuple[list[Tensor], SolveReport] | None:
+    """Kept tensors and report of one sweep; None where it is not certified or is not likely to be."""
     steps, began = len(layer.x), time.perf_counter()
-    if not _goes_at_once(plan, steps):
+    if not _goes_at_once(plan, steps, experience):
         return None
     kept, jump = layer.forward(plan.chunk, plan.warmup, SHARE_OF_BOX, taped)
     report = _report(jump, plan, steps, began)
+    experience.uncertified = report is None
     return None if report is None else (kept, report)
 
 
@@ -95,6 +97,8 @@ class _Lane:
     """What the backward pass is told beside its tensors."""
 
     kind: type[Layer]
+    parts: int
+    """Parts of the state: the first of the kept tensors."""
     bare: Bare
     project: Project
     plan: Plan
@@ -107,10 +111,10 @@ class _Express(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, lane: _Lane, kept: list[Tensor], final: Tensor, *live: Any) -> tuple[Tensor, Tensor]:
-        outputs = alias(kept[0][1:])
+        outputs, shared = output_of(kept[: lane.parts])
         ctx.set_materialize_grads(False)
         ctx.lane = lane
-        ctx.save_for_backward(*live, outputs, *kept)
+        ctx.save_for_backward(*live, shared, *kept)
         return outputs, final
 
     @staticmethod
@@ -130,17 +134,17 @@ class _Express(torch.autograd.Function):
 def _backward(
     lane: _Lane, live: Sequence[Any], kept: list[Tensor], grads: tuple[Any, ...], want_x: bool
 ) -> tuple[Tensor | None, ...] | None:
-    """Gradients of all inputs in one call; None where they are not certified or were not the last time."""
+    """Gradients of all inputs in one call; None where they are not certified or are not likely to be."""
     plan, steps = lane.plan, len(live[0])
-    if not lane.experience.trusted or not _goes_at_once(plan, steps):
+    if not _goes_at_once(plan, steps, lane.experience):
         return None
     began = time.perf_counter()
     layer = lane.kind(lane.bare(*live[2:], None), *live)
     incoming, final = grads
     found, jump = layer.backward(plan.chunk, plan.warmup, kept, incoming, final, want_x)
     report = _report(jump, plan, steps, began)
+    lane.experience.uncertified = report is None
     if report is None:
-        lane.experience.uncertified = True
         return None
     lane.note(report)
     return found
@@ -166,8 +170,8 @@ def solve_again(
     return tuple(None if leaf is None else next(found) for leaf in leaves)
 
 
-def _goes_at_once(plan: Plan, steps: int) -> bool:
-    return plan.chunk >= steps or plan.warmup > 0
+def _goes_at_once(plan: Plan, steps: int, experience: Experience) -> bool:
+    return experience.trusted and (plan.chunk >= steps or plan.warmup > 0) and not plan.check_gradient
 
 
 def _report(jump: Tensor | float, plan: Plan, steps: int, began: float) -> SolveReport | None:

@@ -1,14 +1,18 @@
-"""Large buffers on a CPU, in huge pages where the system grants them."""
+"""Memory: large buffers on a CPU in huge pages where the system grants them, and how much temporaries may take."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
+CACHED = 16 << 20
+"""Temporaries up to this size, in bytes, stay in a CPU's cache: larger ones gain nothing."""
 WORTH = 32 << 20
 """Smaller buffers are reused by the C library and stay mapped; larger ones are mapped anew on every call, 4 KiB at a
 time.
@@ -26,6 +30,19 @@ def empty(*shape: int, like: Tensor) -> Tensor:
         whole = (tensor.data_ptr() + size - begin) // HUGE_PAGE * HUGE_PAGE
         _madvise()(ctypes.c_void_p(begin), ctypes.c_size_t(whole), MADV_HUGEPAGE)  # advice: a refusal changes nothing
     return tensor
+
+
+def room(like: Tensor) -> int:
+    """Bytes that temporaries beside this tensor may take: what a CPU caches, or a quarter of a GPU's free memory."""
+    if like.device.type != "cuda":
+        return CACHED
+    unused = torch.cuda.memory_reserved(like.device) - torch.cuda.memory_allocated(like.device)
+    return (torch.cuda.mem_get_info(like.device)[0] + unused) // 4
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no value is infinite or NaN; a sum that overflows answers False too."""
+    return math.isfinite(float(tensor.detach().sum()))
 
 
 @cache

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.base import Cell
+from timeloom.memory import empty
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Recurrence:
     """`s[t+1] = f(s[t], u[t])` for t = 0 … T−1, from `initial`.
 
     `u` is `(T, B, K)`, `initial` is `(B, S)`. `lengths` `(B,)` ends each sequence early (steps past it are not solved);
-    `resets` `(T, B)` puts the state back to `initial` before the marked steps.
+    `resets` `(T, B)` puts the state back to `initial` before the marked steps. `guess` `(T, B, S)`, the states after
+    all steps as well as they are known, is where iterations begin.
     """
 
     cell: Cell
@@ -24,6 +26,7 @@ class Recurrence:
     initial: Tensor
     lengths: Tensor | None = None
     resets: Tensor | None = None
+    guess: Tensor | None = None
 
     @property
     def steps(self) -> int:
@@ -108,6 +111,16 @@ def _cut(steps: int, lengths: Tensor, chunk: int, backwards: bool) -> Segments:
     begin, end = torch.minimum(starts, lengths), torch.minimum(starts + chunk, lengths)
     sequence = torch.arange(len(lengths), dtype=torch.int64, device="cpu").expand(len(starts), -1)
     return Segments(sequence.reshape(-1), begin.reshape(-1), end.reshape(-1))
+
+
+def empty_states(steps: int, initial: Tensor, parts: tuple[int, ...], zeroed: bool = False) -> list[Tensor]:
+    """Room for all states from `initial` `(B, S)` on, which is there already: `(T + 1, B, part)` for each part."""
+    states = [empty(steps + 1, len(initial), width, like=initial) for width in parts]
+    for state, first in zip(states, initial.split(parts, -1), strict=True):
+        if zeroed:
+            state.zero_()
+        state[0] = first
+    return states
 
 
 @lru_cache(maxsize=64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,24 +15,35 @@ from timeloom.report import ConvergenceError, SolveReport
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import plan_backward, plan_forward
+from timeloom.solvers.sequential import Sequential
 from timeloom.sweep import sweeper as choose_sweeper
 from timeloom.trajectory import final_state, solve_states
+from timeloom.warm import Guess
 
 Record = Callable[[SolveReport], None]
 
 
-def run(problem: Recurrence, solver: Solver, memory: Memory, record: Record) -> tuple[Tensor, Tensor]:
+def run(
+    problem: Recurrence, solver: Solver, memory: Memory, record: Record, guess: Guess | None = None, slot: int = 0
+) -> tuple[Tensor, Tensor]:
     """Outputs `(T, B, ·)` and final state `(B, S)`, differentiable.
 
-    `record` receives the report, and again with the backward report in it once the backward pass has run.
+    `record` receives the report, and again with the backward report in it once the backward pass has run. `guess` tells
+    where to begin, and takes in what was found, as the states of recurrence `slot`.
     """
+    if isinstance(solver, Sequential) and problem.lengths is None and problem.resets is None:
+        return _on_tape(problem, record)
     detached = problem.detach()
+    if guess is not None:
+        detached = replace(detached, guess=guess.load(slot, detached))
     with torch.no_grad():
         plan = plan_forward(solver, detached, memory.forward)
         states, report = solve_states(detached, plan, choose_sweeper(detached))
     memory.forward.learn(report)
     raise_if_asked(report, solver)
     record(report)
+    if guess is not None and report.converged:
+        guess.save(slot, detached, states)
     final = final_state(detached, states)
     if not needs_grad(problem):
         return outputs_of(detached, states), final
@@ -49,12 +61,23 @@ def noting(report: SolveReport, solver: Solver, memory: Memory, record: Record) 
     """Takes the backward pass's report when it comes: into what is learned, and into the forward pass's report."""
 
     def note(backward: SolveReport) -> None:
-        memory.backward.learn(backward)
+        memory.learn_backward(backward)
         object.__setattr__(report, "backward", backward)  # filled in later: the user may hold this report already
         record(report)
         raise_if_asked(backward, solver)
 
     return note
+
+
+def _on_tape(problem: Recurrence, record: Record) -> tuple[Tensor, Tensor]:
+    """The plain loop, on autograd's tape: differentiable any number of times."""
+    state, states = problem.initial, []
+    for u in problem.u.unbind(0):
+        state = problem.cell.step(state, u)
+        states.append(state)
+    record(SolveReport.sequential(problem.steps, "sequential, as asked for"))
+    outputs = torch.stack(states)
+    return outputs if problem.cell.whole_state_out else outputs[..., : problem.cell.parts[0]], state
 
 
 def raise_if_asked(report: SolveReport, solver: Solver) -> None:

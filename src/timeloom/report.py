@@ -8,17 +8,34 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class GradientCheck:
+    """A gradient beside the exact one: that of the recurrent weights, or of the states where a cell hides its own."""
+
+    error: float
+    """Length of the difference over the length of the exact gradient."""
+    cosine: float
+    """Cosine of the angle between the two."""
+    tolerance: float | None = None
+    """Largest error that was to be accepted, where one was given."""
+
+    @property
+    def too_far(self) -> bool:
+        return self.tolerance is not None and not self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
 class SolveReport:
     """What was decided, what it took, and what was reached: the certificate of one solve."""
 
     solver: str
-    """The method that ran: `sequential`, or `shooting[none|diag|newton]`."""
+    """The method that ran: `sequential`, `shooting[none|diag|newton]`, `mgrit[cycle, levels]`, the solver's name."""
     chunk: int
     """Steps in a chunk; T for a sequential run."""
     iterations: int
-    """Sweeps over all unconverged chunks; a warm-up over part of each chunk is not counted."""
+    """Sweeps over all unconverged chunks, a warm-up over part of each chunk not counted; cycles of multigrid."""
     residuals: tuple[float, ...]
-    """Largest jump between a chunk's end and the next chunk's start after each sweep, relative to the state's scale."""
+    """Largest jump between a chunk's end and the next chunk's start after each sweep (or cycle), relative to the
+    state's scale."""
     tolerance: float
     converged: bool
     """Whether the states meet the tolerance, by the sweeps or by the sequential fallback."""
@@ -33,6 +50,13 @@ class SolveReport:
     """Steps of each chunk that the warm-up ran to guess the chunk starts."""
     certificate: Tensor | None = None
     """A bound of the residual as a number on the GPU, where a CUDA graph was captured and it could not be read."""
+    levels: tuple[tuple[float, ...], ...] = ()
+    """Multigrid: for every cycle, the relative residual that it left on each level but the coarsest, finest first; the
+    fine level alone where relaxation was enough."""
+    advice: str = ""
+    """Multigrid that did not converge: what held it up, and what to try."""
+    gradient: GradientCheck | None = None
+    """How far the gradient is from the exact one, where the solver was told to look (`check_gradient_every`)."""
     backward: SolveReport | None = None
     """The adjoint solve's report, once the backward pass has run."""
 
@@ -41,12 +65,22 @@ class SolveReport:
         """Of a run of one step after the other: exact, nothing to fit together."""
         return cls("sequential", steps, 1, (), tolerance, True, False, None, seconds, reason)
 
+    @property
+    def unit(self) -> str:
+        """What `iterations` counts."""
+        return "cycles" if self.levels else "sweeps"
+
     def __str__(self) -> str:
-        state = "fell back to sequential" if self.fell_back else "converged" if self.converged else "NOT converged"
+        state = "NOT converged" if not self.converged else "fell back to sequential" if self.fell_back else "converged"
         residual = f", residual {self.residuals[-1]:.1e} (tolerance {self.tolerance:.0e})" if self.residuals else ""
-        text = f"{self.solver}, chunk {self.chunk}, {self.iterations} sweeps: {state}{residual}"
+        factor = f", last factor {self.contraction:.2g}" if self.levels and self.contraction is not None else ""
+        text = f"{self.solver}, chunk {self.chunk}, {self.iterations} {self.unit}: {state}{residual}{factor}"
         if self.reason:
             text += f"; {self.reason}"
+        if self.gradient is not None:
+            text += f"; gradient off by {self.gradient.error:.1e}, cosine {self.gradient.cosine:.6f}"
+        if self.advice:
+            text += f". {self.advice}"
         return text if self.backward is None else f"{text}\n  backward: {self.backward}"
 
 
@@ -54,11 +88,14 @@ class ConvergenceError(RuntimeError):
     """The sweeps did not meet the tolerance and `on_divergence="raise"` was asked for; `report` says what happened."""
 
     def __init__(self, report: SolveReport) -> None:
+        shooting = report.solver.startswith("shooting")
+        other = "longer chunks, correction='newton'" if shooting else "solver='shooting' or 'elk'"
+        advice = report.advice or f"Use {other}, or a larger max_iters."
         super().__init__(
-            f"the {report.solver} solver did not converge: after {report.iterations} sweeps of {report.chunk}-step "
-            f"chunks the relative residual is {report.residuals[-1] if report.residuals else float('nan'):.2e}, the "
-            f"tolerance {report.tolerance:.0e}. Use longer chunks, correction='newton', a larger max_iters, or "
-            f"on_divergence='sequential' to finish exactly without it."
+            f"the {report.solver} solver did not converge: after {report.iterations} {report.unit} of "
+            f"{report.chunk}-step chunks the relative residual is "
+            f"{report.residuals[-1] if report.residuals else float('nan'):.2e}, the tolerance {report.tolerance:.0e}. "
+            f"{advice} With on_divergence='sequential' it is finished exactly, one step after the other."
         )
         self.report = report
 

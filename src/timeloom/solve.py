@@ -10,6 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from timeloom.damping import Damping
+from timeloom.linearize import Linearization
+from timeloom.memory import all_finite
+from timeloom.mgrit.grid import Coarsening
+from timeloom.mgrit.propagators import Propagator
 from timeloom.problem import Segments
 from timeloom.report import SolveReport
 from timeloom.scan import linear_scan
@@ -25,7 +30,7 @@ DIAGONAL_WORTH = 1e-3
 WORTH_MOVING = 0.1
 """Part of the tolerance up to which a start stays where it is: corrections left out must not add up to a jump."""
 SHARE_OF_BOX = 0.1
-"""A state that lives in a box is measured against this part of the box at least: its step rounds at the box's scale."""
+"""A state that lives in a box is measured against this much at least: its step rounds values of up to 1."""
 GIVE_UP_AFTER = 5
 """Sweeps without halving the residual before it counts as not contracting."""
 MOST_SWEEPS = 40
@@ -50,12 +55,22 @@ class Chain:
     parts: tuple[int, ...]
     sweep: Sweep
     enter: Enter
-    transfer: Callable[[Segments], Tensor]
+    transfer: Callable[[Segments, Tensor], Tensor]
+    """`transfer(segments, starts)`: the dense transfers of all links."""
     finish: Callable[[Tensor, Tensor, Tensor], Tensor]
     """`finish(links, sequences, starts)`: run these sequences sequentially from these links on; returns their ends."""
     bound: Tensor | None = None
+    fading: bool = False
+    """Whether values fade along the chain, as gradients do away from the loss: jumps are then measured by the largest
+    value so far, and otherwise against those beside them."""
+    guess: Tensor | None = None
+    """`(C, B, S)`, starts to begin with instead of `neutral`."""
+    carry: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
+    """`carry(jumps, starts, damping)`: what linearised single steps make of the jumps, `(C, B, S)`; see `linearize`."""
     certify: Callable[[Tensor, Tensor], Tensor | float] | None = None
     """`certify(starts, ends)`: a bound of the largest relative jump, a number (on the device), where that is quick."""
+    coarsen: Callable[[Coarsening], list[Propagator]] | None = None
+    """`coarsen(coarsening)`: coarse steps from link to link, for every coarse level of multigrid."""
 
     @property
     def links(self) -> int:
@@ -77,6 +92,27 @@ class Plan:
     """Whether `correction="auto"` may ask for the leak on every sweep."""
     newton_up_to: int = 0
     """Largest state for which `correction="auto"` may pay for dense transfers."""
+    linearization: Linearization | None = None
+    """How to correct chunks of one step, in place of `correction`."""
+    name: str = ""
+    """What the report calls the method, in place of `shooting[correction]`."""
+    patience: int = GIVE_UP_AFTER
+    """Sweeps without halving the residual before it counts as not contracting."""
+    polish: float = math.inf
+    """Residual above which a solve that meets the tolerance is corrected and swept once more."""
+    check_gradient: bool = False
+    """Whether to compare the gradients of a backward solve with the exact ones."""
+    gradient_tolerance: float | None = None
+    """Largest relative error of the gradient to accept in such a comparison."""
+
+    @property
+    def method(self) -> str:
+        """What ran where one sweep was enough, for the report."""
+        return "shooting[none]"
+
+    def march(self, chain: Chain) -> SolveReport:
+        """Make the chain's links fit together, in this plan's way."""
+        return march(chain, self)
 
 
 def march(chain: Chain, plan: Plan) -> SolveReport:
@@ -89,37 +125,42 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     correction: Correction = plan.correction
     want_leak = correction == "diag" or (correction == "auto" and plan.leak_is_cheap)
     entered = None
-    if plan.warmup:
+    if plan.warmup and chain.guess is None:
         entered = chain.enter(chain.segments, plan.warmup, torch.arange(len(chain.segments), device="cpu"), want_leak)
         if chain.certify is not None:
             report = certified(chain.certify(*entered[:2]), plan, began)
             if report is not None:
                 return report
-    state = Boundaries(chain, entered)
+    state = Boundaries(chain, entered, plan.linearization is not None and plan.linearization.damped)
     residuals: list[float] = []
     rows = state.solvable
-    given_up = ""
+    given_up, polished = "", False
     while True:
         if residuals or entered is None:
             state.run(rows, want_leak)
         residuals.append(state.measure(plan.tolerance))
         if state.converged:
-            break
-        given_up = why_stop(residuals, plan)
+            if polished or residuals[-1] <= plan.polish or len(residuals) >= plan.max_iters:
+                break
+            polished = True
+            state.demand(plan.polish)
+        given_up = "" if state.converged else why_stop(residuals, plan)
         if given_up:
             break
         correction = _choose(plan, correction, residuals, state)
-        rows = state.correct(correction, plan.tolerance)
+        rows = state.correct(correction, plan)
+        if rows.numel() == 0 and state.converged:
+            break
         if rows.numel() == 0:
             given_up = "the values are not finite" if not math.isfinite(residuals[-1]) else "the corrections vanished"
             break
     fell_back = False
-    if not state.converged and plan.on_divergence == "sequential":
-        state.finish()
-        fell_back = True
+    if not state.converged:
+        fell_back = plan.on_divergence == "sequential"
+        state.finish(hopeless_only=not fell_back)
     used = "none" if correction == "auto" else correction
     return SolveReport(
-        solver=f"shooting[{used}]",
+        solver=plan.name or f"shooting[{used}]",
         chunk=plan.chunk,
         iterations=len(residuals),
         residuals=tuple(residuals),
@@ -129,7 +170,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         contraction=contraction(residuals),
         seconds=time.perf_counter() - began,
         reason="; ".join(filter(None, (plan.reason, given_up))),
-        warmup=plan.warmup,
+        warmup=plan.warmup if entered is not None else 0,
     )
 
 
@@ -145,7 +186,7 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
         return None
     unread = "captured in a CUDA graph: read `certificate` after a replay"
     return SolveReport(
-        solver="shooting[none]",
+        solver=plan.method,
         chunk=plan.chunk,
         iterations=1,
         residuals=(residual,),
@@ -163,7 +204,9 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
 class Boundaries:
     """The unknowns: starts and ends of all links, `(C, B, S)`, and what is known about them so far."""
 
-    def __init__(self, chain: Chain, entered: tuple[Tensor, Tensor, Tensor | None] | None) -> None:
+    def __init__(
+        self, chain: Chain, entered: tuple[Tensor, Tensor, Tensor | None] | None, damped: bool = False
+    ) -> None:
         self.chain = chain
         (batch, size), links = chain.first.shape, chain.links
         self.shape = (links, batch, size)
@@ -172,7 +215,8 @@ class Boundaries:
         alive = (chain.segments.end > chain.segments.begin).view(links, batch)
         self.solvable = alive.reshape(-1).nonzero().squeeze(-1)
         self.unknown = (alive & ~chain.anchors).to(device)
-        self.starts = torch.where(anchors.unsqueeze(-1), chain.first, chain.neutral)
+        guess = chain.neutral if chain.guess is None else chain.guess
+        self.starts = torch.where(anchors.unsqueeze(-1), chain.first, guess)
         self.ends = self.starts.clone()
         self.leak = torch.ones_like(self.starts)
         self.jump = torch.zeros_like(self.starts)
@@ -180,6 +224,7 @@ class Boundaries:
         self.scale = torch.ones_like(self.starts)
         self.converged = False
         self._bad = torch.zeros_like(self.unknown)
+        self._damping = Damping(batch, device) if damped else None
         if entered is not None:
             starts, ends, leak = (None if value is None else value.view(self.shape) for value in entered)
             assert starts is not None
@@ -210,51 +255,86 @@ class Boundaries:
         finite = self.error.nan_to_num(nan=torch.inf)
         return float(finite.max()) if finite.numel() else 0.0
 
-    def _scales(self) -> Tensor:
-        """Scale of the state at each link, part by part, `(C, B, S)`: the largest value that has come so far along
-        the chain.
+    def demand(self, tolerance: float) -> None:
+        """Count what is over another tolerance as unfinished."""
+        self._bad = ~(self.error <= tolerance)
 
-        Not the largest of all: where states grow, what is nothing beside the last state may be all of an early one.
+    def _scales(self) -> Tensor:
+        """Scale of the state at each link, part by part, `(C, B, S)`: the largest value beside it.
+
+        Where values fade, the largest that has come so far along the chain. Never the largest of all: what is nothing
+        beside the last state may be all of an early one, and the other way round.
         """
-        largest = self.starts.abs()
-        largest[1:] = torch.maximum(largest[1:], self.ends[:-1].abs())
+        largest = torch.maximum(self.starts.abs(), self.arriving().abs())
         largest = torch.where(largest.isfinite(), largest, 0)
         widest = [part.amax(-1, keepdim=True).expand_as(part) for part in largest.split(self.chain.parts, -1)]
-        scale = torch.cat(widest, -1).cummax(0).values
+        scale = torch.cat(widest, -1)
+        if self.chain.fading:
+            scale = scale.cummax(0).values
         if self.chain.bound is not None:
-            scale = torch.maximum(scale, SHARE_OF_BOX * torch.where(self.chain.bound.isfinite(), self.chain.bound, 0))
+            scale = torch.maximum(scale, SHARE_OF_BOX * self.chain.bound.isfinite().to(scale.dtype))
         return scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
-    def correct(self, correction: Correction, tolerance: float) -> Tensor:
+    def correct(self, correction: Correction, plan: Plan) -> Tensor:
         """Move the starts by what the jumps mean for them; returns the rows that moved and must be run again."""
-        delta = self._carry(correction)
-        hopeless = ~(self.jump.isfinite().all(-1).all(0))
-        unfinished = self._bad.any(0) & ~hopeless
-        moved = ((delta.abs() / self.scale).amax(-1) > WORTH_MOVING * tolerance) & self.unknown & unfinished
+        if self._damping is not None:
+            self._damping.adapt(self.error, plan.tolerance)
+        return self.move(self._carry(correction), plan.tolerance)
+
+    def move(self, delta: Tensor, tolerance: float) -> Tensor:
+        """Move the starts by `delta`, unfinished sequences alone; returns the rows that moved and must be run again."""
+        moved = (delta.abs() / self.scale).amax(-1) > WORTH_MOVING * tolerance
+        moved &= self.unknown & self._unfinished()
         # starts + δ, written so that a start whose predecessor does not move becomes its end to the last bit
-        starts = torch.cat([self.starts[:1], self.ends[:-1]]) + (delta - self.jump)
+        starts = self.arriving() + (delta - self.jump)
         if self.chain.bound is not None:
             starts = torch.clamp(starts, -self.chain.bound, self.chain.bound)
         self.starts = torch.where(moved.unsqueeze(-1), starts, self.starts)
         return moved.reshape(-1).nonzero().squeeze(-1).cpu()
 
+    def arriving(self) -> Tensor:
+        """What comes to each start from the link before it, `(C, B, S)`; the start itself where nothing does."""
+        return torch.cat([self.starts[:1], self.ends[:-1]])
+
+    def _unfinished(self) -> Tensor:
+        """Sequences that are worth correcting, `(B,)`."""
+        unfinished = self._bad.any(0)
+        if not all_finite(self.jump):
+            unfinished &= self.jump.isfinite().all(-1).all(0)
+        return unfinished
+
     def _carry(self, correction: Correction) -> Tensor:
         """`δ[p] = A[p−1] δ[p−1] + jump[p]`; plain jumps where A has overflowed."""
+        if self.chain.carry is not None:
+            strength = None if self._damping is None else self._damping.strength
+            return self._or_jump(self.chain.carry(self.jump, self.starts, strength))
         if correction in ("none", "auto"):
             return self.jump
         if correction == "diag":
             transfer = self.leak
         else:
-            transfer = self.chain.transfer(self.chain.segments).view(*self.shape, self.shape[2])
+            transfer = self.chain.transfer(self.chain.segments, self.starts.flatten(0, 1)).view(
+                *self.shape, self.shape[2]
+            )
         before = torch.zeros_like(transfer)
         before[1:] = transfer[:-1]
         delta = linear_scan(before, self.jump)
+        return self._or_jump(delta)
+
+    def _or_jump(self, delta: Tensor) -> Tensor:
+        if all_finite(delta):
+            return delta
         return torch.where(delta.isfinite().all(-1, keepdim=True), delta, self.jump)
 
-    def finish(self) -> None:
-        """Keep each sequence's exact prefix and run the rest of it sequentially."""
-        sequences = self._bad.any(0).nonzero().squeeze(-1)
-        first_bad = self._bad.to(torch.uint8).argmax(0)[sequences]
+    def finish(self, hopeless_only: bool = False) -> None:
+        """Keep each sequence's exact prefix and run the rest of it sequentially; or those alone that hold values which
+        are not finite, and which no sweep carries on to where a plain run would.
+        """
+        bad = self._bad & ~self.jump.isfinite().all(-1).all(0) if hopeless_only else self._bad
+        sequences = bad.any(0).nonzero().squeeze(-1)
+        if sequences.numel() == 0:
+            return
+        first_bad = bad.to(torch.uint8).argmax(0)[sequences]
         self.chain.finish(first_bad, sequences, self.ends[first_bad - 1, sequences])
 
 
@@ -262,8 +342,8 @@ def why_stop(residuals: list[float], plan: Plan) -> str:
     """Why it makes no sense to go on, or nothing."""
     if len(residuals) >= plan.max_iters:
         return f"gave up after max_iters={plan.max_iters} sweeps"
-    if len(residuals) > GIVE_UP_AFTER and not residuals[-1] < 0.5 * residuals[-1 - GIVE_UP_AFTER]:
-        return f"gave up: {GIVE_UP_AFTER} sweeps did not halve the residual"
+    if len(residuals) > plan.patience and not residuals[-1] < 0.5 * residuals[-1 - plan.patience]:
+        return f"gave up: {plan.patience} sweeps did not halve the residual"
     return ""
 
 

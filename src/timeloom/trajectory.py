@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from timeloom.memory import empty
-from timeloom.problem import Recurrence, Segments, cut
+from timeloom.linearize import carry, window_of
+from timeloom.mgrit.propagators import Forward
+from timeloom.problem import Recurrence, Segments, cut, empty_states
 from timeloom.report import SolveReport
-from timeloom.solve import SHARE_OF_BOX, Chain, Plan, march
+from timeloom.solve import SHARE_OF_BOX, Chain, Plan
 from timeloom.sweep import ReferenceSweeper
 
 
@@ -17,13 +20,13 @@ def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> 
 
     Steps past the end of a sequence hold zeros.
     """
-    states = empty_states(problem)
-    return states, march(forward_chain(problem, plan.chunk, sweeper, states), plan)
+    states = empty_states(problem.steps, problem.initial, problem.cell.parts, zeroed=problem.lengths is not None)
+    return states, plan.march(forward_chain(problem, plan, sweeper, states))
 
 
-def forward_chain(problem: Recurrence, chunk: int, sweeper: ReferenceSweeper, states: list[Tensor]) -> Chain:
+def forward_chain(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper, states: list[Tensor]) -> Chain:
     """The chain of chunks, first to last; sweeps write `states`."""
-    segments = cut(problem, chunk)
+    segments = cut(problem, plan.chunk)
     lengths = problem.ends()
 
     def sweep(rows: Segments, starts: Tensor, _: Tensor, want_leak: bool) -> tuple[Tensor, Tensor | None]:
@@ -36,7 +39,7 @@ def forward_chain(problem: Recurrence, chunk: int, sweeper: ReferenceSweeper, st
         rows = segments[(links * problem.batch + sequences).cpu()]
         return sweeper.forward(Segments(rows.sequence, rows.begin, lengths[rows.sequence]), starts, states)[0]
 
-    links = -(-problem.steps // chunk)
+    links = -(-problem.steps // plan.chunk)
     anchors = torch.zeros(links, problem.batch, dtype=torch.bool, device="cpu")
     anchors[:1] = True
     return Chain(
@@ -47,11 +50,27 @@ def forward_chain(problem: Recurrence, chunk: int, sweeper: ReferenceSweeper, st
         parts=problem.cell.parts,
         sweep=sweep,
         enter=enter,
-        transfer=lambda rows: sweeper.transfer(rows, states),
+        transfer=lambda rows, starts: sweeper.transfer(rows, states, starts),
         finish=finish,
         bound=problem.cell.bound(problem.initial),
-        certify=sweeper.certifier(SHARE_OF_BOX),
+        guess=_starts_from(problem.guess, plan.chunk, problem.initial),
+        carry=_carry(problem, plan),
+        certify=sweeper.certifier(SHARE_OF_BOX, fading=False),
+        coarsen=lambda coarsening: Forward.of(problem, coarsening),
     )
+
+
+def _starts_from(guess: Tensor | None, chunk: int, initial: Tensor) -> Tensor | None:
+    """Chunk starts `(C, B, S)` from guessed states after every step, `(T, B, S)`."""
+    return None if guess is None else torch.cat([initial.unsqueeze(0), guess[chunk - 1 : -1 : chunk]])
+
+
+def _carry(problem: Recurrence, plan: Plan) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    how = plan.linearization
+    if how is None:
+        return None
+    window = window_of(problem, how)
+    return lambda jump, starts, damping: carry(how, window, jump, starts, False, damping)
 
 
 def final_state(problem: Recurrence, states: list[Tensor]) -> Tensor:
@@ -60,15 +79,3 @@ def final_state(problem: Recurrence, states: list[Tensor]) -> Tensor:
         return torch.cat([part[-1] for part in states], -1)
     at = problem.lengths.to(states[0].device), torch.arange(problem.batch, device=states[0].device)
     return torch.cat([part[at] for part in states], -1)
-
-
-def empty_states(problem: Recurrence) -> list[Tensor]:
-    """Room for all states, the first one filled in; zeros where a sequence may have ended."""
-    shape = (problem.steps + 1, problem.batch)
-    states = [empty(*shape, width, like=problem.initial) for width in problem.cell.parts]
-    if problem.lengths is not None:
-        for part in states:
-            part.zero_()
-    for part, initial in zip(states, problem.initial.split(problem.cell.parts, -1), strict=True):
-        part[0] = initial
-    return states

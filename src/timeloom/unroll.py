@@ -21,14 +21,18 @@ from timeloom.report import SolveReport
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import resolve
-from timeloom.solvers.sequential import Sequential
+from timeloom.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
 
 _memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
 
 
 @eager
 def unroll(
-    cell: Callable[[Any, Tensor], Any], h0: State, xs: Tensor, solver: str | Solver = "auto"
+    cell: Callable[[Any, Tensor], Any],
+    h0: State,
+    xs: Tensor,
+    solver: str | Solver = "auto",
+    guess: State | WarmBatch | None = None,
 ) -> tuple[State, SolveReport]:
     """Run `h[t] = cell(h[t-1], x[t])` over a sequence; differentiable in h0, xs and everything the cell holds.
 
@@ -36,35 +40,35 @@ def unroll(
         Rows must not look at each other, and the same input must give the same output (`check_cell` tests both).
     h0: initial state, `(B, n)`, or a tuple of such.
     xs: inputs, `(T, B, ...)`.
+    guess: states after every step to begin the iterations with, `(T, B, n)` (or a tuple), or a batch of `WarmStarts`.
+        It changes how many sweeps are needed, not the result.
     Returns the states after every step, `(T, B, n)` (or a tuple), and the report.
     """
     resolved, group = resolve(solver), time_group()
     _check(cell, h0, xs)
     generic = GenericCell(cell, h0, xs.shape[2:])
-    if isinstance(resolved, Sequential) and group is None:
-        return _sequential(generic, h0, xs)
+    begin = None if guess is None else _guess(generic, guess, xs)
     reports: list[SolveReport] = []
     problem = Recurrence(generic, xs.flatten(2) if xs.dim() > 2 else xs.unsqueeze(-1), generic.pack(h0))
     if group is not None:
+        if begin is not None:
+            raise NotImplementedError("over many ranks there is no guess=: leave it out")
         memories, name = group.memories(cell), f"a cell with states of {generic.parts}"
         span = agree(group, problem.u, None, None, name, torch.is_grad_enabled(), resolved, memories)
-        memory = memories.setdefault(0, Memory())
-        over = Over(span, False, 0)
+        memory, over = memories.setdefault(0, Memory()), Over(span, False, 0)
         plan = plan_over_ranks(resolved, problem.detach(), memory.forward, span, over.line(problem.batch))
         states, _ = run_over_ranks(problem, resolved, memory, reports.append, over, plan)
         return generic.unpack(states), reports[0]
-    states, _ = run(problem, resolved, _memory_of(cell), reports.append)
+    states, _ = run(problem, resolved, _memory_of(cell), reports.append, begin)
     return generic.unpack(states), reports[0]
 
 
-def _sequential(cell: GenericCell, h0: State, xs: Tensor) -> tuple[State, SolveReport]:
-    """The plain loop, on autograd's tape: differentiable any number of times."""
-    state, states = cell.pack(h0), []
-    for x in xs.unbind(0):
-        state = cell.step(state, x)
-        states.append(state)
-    report = SolveReport.sequential(len(xs), "sequential, as asked for")
-    return cell.unpack(torch.stack(states)), report
+def _guess(cell: GenericCell, guess: State | WarmBatch, xs: Tensor) -> Guess:
+    if isinstance(guess, WarmBatch):
+        check_batch(guess, xs.shape[1])
+        return guess
+    parts = check_states(guess, tuple((*xs.shape[:2], *shape) for shape in cell.shapes), cell.is_tuple)
+    return GivenStates(torch.cat([part.reshape(*xs.shape[:2], -1) for part in parts], -1))
 
 
 def _memory_of(cell: Any) -> Memory:

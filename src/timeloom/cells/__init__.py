@@ -3,7 +3,8 @@
 from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
 from timeloom.cells.gru import GRUCell
+from timeloom.cells.implicit_gru import ImplicitGRUCell
 from timeloom.cells.lstm import LSTMCell
 from timeloom.cells.rnn import RNNCell
 
-__all__ = ["Cell", "GRUCell", "GenericCell", "LSTMCell", "RNNCell"]
+__all__ = ["Cell", "GRUCell", "GenericCell", "ImplicitGRUCell", "LSTMCell", "RNNCell"]

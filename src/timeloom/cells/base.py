@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from timeloom.cells.coarse import Coarse, Frozen, UserStep
+
 
 class Cell(ABC):
     """One step `s⁺ = f(s, u)` of a recurrence over projected inputs, and its derivatives.
@@ -24,6 +26,8 @@ class Cell(ABC):
     """Width G of the gate gradients that `vjp` returns."""
     whole_state_out: bool = False
     """Whether a run returns whole states, and not their first part alone."""
+    has_blocks: bool = False
+    """Whether the state is two parts of one width of which every unit has one each, as h and c: see `blocks`."""
     kernel: str | None = None
     """Name of the fused kernel that computes this cell, where one exists (see `timeloom.sweep`)."""
 
@@ -47,6 +51,28 @@ class Cell(ABC):
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
         """The step's Jacobian `∂s⁺/∂s`, `(N, S, S)`."""
 
+    def diagonal(self, state: Tensor, u: Tensor) -> Tensor:
+        """The diagonal of the step's Jacobian, `(N, S)`."""
+        return self.jacobian(state, u).diagonal(dim1=-2, dim2=-1)
+
+    def estimated_diagonal(self, state: Tensor, u: Tensor, probes: int) -> Tensor:
+        """The diagonal of the Jacobian as Hutchinson estimates it, `(N, S)`: the mean of `v ⊙ Jᵀv` over random signs v.
+
+        Costs `probes` products where the diagonal itself may cost S; exact where the Jacobian is diagonal.
+        """
+        generator = torch.Generator(device=state.device).manual_seed(0)
+        total = torch.zeros_like(state)
+        for _ in range(probes):
+            signs = torch.randint(0, 2, state.shape, generator=generator, device=state.device).to(state.dtype) * 2 - 1
+            total += signs * self.vjp(state, u, signs)[0]
+        return total / probes
+
+    def blocks(self, state: Tensor, u: Tensor) -> Tensor:
+        """The diagonals of the four parts of the Jacobian of a state of two parts, `(N, 2, 2, n)`: what each unit's own
+        h and c do to one another.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no blocks of 2 × 2")
+
     @abstractmethod
     def input_grads(self, gate_grads: Tensor) -> Tensor:
         """Gradient of `u` from the gate gradients, `(..., K)`."""
@@ -61,6 +87,25 @@ class Cell(ABC):
         """
         return None
 
+    def coarse(self, kind: str) -> Coarse:
+        """A step over many steps, of this kind: `frozen`, or `implicit` where the cell has one."""
+        if kind == "implicit":
+            raise ValueError(
+                f"coarse='implicit' is for cells with an update gate (GRU, ImplicitGRU), and this is a "
+                f"{type(self).__name__}: use coarse='frozen', or give a coarse step of your own"
+            )
+        return Frozen(self)
+
+    def call_own(self, function: UserStep, state: Tensor, u: Tensor, span: Tensor) -> Tensor:
+        """A user's own coarse step on flat states and projected inputs."""
+        out = function(state, u, span)
+        if not isinstance(out, Tensor) or out.shape != state.shape:
+            given = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(
+                f"the coarse step returned {given}, expected a state of shape {tuple(state.shape)} as it was given"
+            )
+        return out
+
     def with_weights(self, weights: tuple[Tensor, ...]) -> Cell:
         """The same cell over other weights (detached, cast): the parts and options stay."""
         twin = object.__new__(type(self))
@@ -74,9 +119,16 @@ def unit_box(initial: Tensor) -> Tensor:
     return initial.abs().clamp(min=1.0)
 
 
-def chain_weights(scale: Tensor, weight: Tensor) -> Tensor:
-    """`diag(scale) W` for a batch of scales: `(N, n), (n, p) -> (N, n, p)`."""
-    return scale.unsqueeze(-1) * weight
+def chain_weights(scales: Sequence[Tensor], weights: Sequence[Tensor], diagonal: Tensor | None = None) -> Tensor:
+    """`Σ diag(scale) W`, plus `diag(diagonal)`, for batches of scales: `(N, n)` each, `(n, p)` each `-> (N, n, p)`.
+
+    One product for each unit, over the few terms; so in memory the rows of one unit lie side by side, for all items.
+    """
+    if diagonal is not None:
+        eye = torch.eye(diagonal.shape[-1], dtype=diagonal.dtype, device=diagonal.device)
+        scales, weights = (*scales, diagonal), (*weights, eye)
+    terms = torch.stack(tuple(scales), -1).transpose(0, 1)
+    return torch.bmm(terms, torch.stack(tuple(weights), 1)).transpose(0, 1)
 
 
 def sum_outer(grads: Tensor, values: Tensor) -> Tensor:

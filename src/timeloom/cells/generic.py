@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.base import Cell
+from timeloom.cells.coarse import UserStep
 
 State = Tensor | tuple[Tensor, ...]
 
@@ -50,20 +51,26 @@ class GenericCell(Cell):
     def step(self, state: Tensor, u: Tensor) -> Tensor:
         out = self.function(self.unpack(state), u.reshape(u.shape[0], *self.input_shape))
         self._check(out, state.shape[0])
+        packed = self.pack(out)
+        if packed.dtype != state.dtype:
+            raise TypeError(f"the cell returned {packed.dtype} for a state of {state.dtype}: it must keep the dtype")
+        return packed
+
+    def call_own(self, function: UserStep, state: Tensor, u: Tensor, span: Tensor) -> Tensor:
+        out = function(self.unpack(state), u.reshape(u.shape[0], *self.input_shape), span)
+        self._check(out, state.shape[0], "the coarse step")
         return self.pack(out)
 
-    def _check(self, out: Any, rows: int) -> None:
+    def _check(self, out: Any, rows: int, who: str = "the cell") -> None:
         parts = out if isinstance(out, tuple) else (out,)
         expected = [(rows, *shape) for shape in self.shapes]
         if isinstance(out, tuple) == self.is_tuple and all(isinstance(part, Tensor) for part in parts):
             given = [tuple(part.shape) for part in parts]
             if given == expected:
                 return
-            raise ValueError(
-                f"the cell returned a state of shape {given}, expected {expected} (the shape it was given)"
-            )
+            raise ValueError(f"{who} returned a state of shape {given}, expected {expected} (the shape it was given)")
         kind = f"a tuple of {len(self.shapes)} tensors" if self.is_tuple else "a tensor"
-        raise TypeError(f"the cell returned {type(out).__name__}, expected {kind} like the state it was given")
+        raise TypeError(f"{who} returned {type(out).__name__}, expected {kind} like the state it was given")
 
     def vjp(self, state: Tensor, u: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
@@ -87,6 +94,9 @@ class GenericCell(Cell):
         if self.is_diagonal(state, u):
             return self.vjp(state, u, torch.ones_like(state))[0]
         return self._dense(state, u).diagonal(dim1=-2, dim2=-1)
+
+    def diagonal(self, state: Tensor, u: Tensor) -> Tensor:
+        return self.leak(state, u)
 
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
         if self.is_diagonal(state, u):

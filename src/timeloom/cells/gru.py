@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from timeloom.cells.base import Cell, chain_weights, sum_outer, unit_box
+from timeloom.cells.coarse import Coarse, Pull
 from timeloom.cells.projection import project
 
 
@@ -22,27 +24,29 @@ class GRUCell(Cell):
     Gate gradients: those of the arguments of σ, σ, tanh, and of M: `(N, 4n)`.
     """
 
-    kernel = "gru"
+    kernel: str | None = "gru"
+    gamma = 1.0
+    """Size of a step, where it is taken as an implicit one."""
 
     def __init__(self, w_hh: Tensor, b_hn: Tensor) -> None:
         self.weights = (w_hh, b_hn)
         self.parts = (w_hh.shape[1],)
         self.gate_width = 4 * w_hh.shape[1]
 
-    @staticmethod
-    def of(w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> GRUCell:
+    @classmethod
+    def of(cls, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Self:
         """The cell of torch's parameters."""
         n = w_hh.shape[1]
-        return GRUCell(w_hh, w_hh.new_zeros(n) if b_hh is None else b_hh[2 * n :])
+        return cls(w_hh, w_hh.new_zeros(n) if b_hh is None else b_hh[2 * n :])
 
-    @staticmethod
+    @classmethod
     def project(
-        x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-    ) -> tuple[GRUCell, Tensor]:
+        cls, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+    ) -> tuple[Self, Tensor]:
         """The cell and its inputs from torch's parameters: x `(T, B, D)` to u `(T, B, 3n)` by one product."""
         n = w_hh.shape[1]
         bias = None if b_ih is None or b_hh is None else b_ih + F.pad(b_hh[: 2 * n], (0, n))
-        return GRUCell.of(w_ih, w_hh, b_ih, b_hh), project(x, w_ih, bias)
+        return cls.of(w_ih, w_hh, b_ih, b_hh), project(x, w_ih, bias)
 
     def _gates(self, h: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         w_hh, b_hn = self.weights
@@ -51,33 +55,52 @@ class GRUCell(Cell):
         reset, update, inner = torch.sigmoid(u_r + g_r), torch.sigmoid(u_z + g_z), g_n + b_hn
         return reset, update, inner, torch.tanh(u_n + reset * inner)
 
+    def _keep(self, update: Tensor) -> Tensor:
+        """Share of h that a step keeps, from z."""
+        return update
+
+    def _keep_slope(self, update: Tensor) -> Tensor:
+        """Derivative of that share by the update gate's argument."""
+        return update * (1 - update)
+
     def step(self, state: Tensor, u: Tensor) -> Tensor:
         _, update, _, candidate = self._gates(state, u)
-        return torch.lerp(candidate, state, update)
+        return torch.lerp(candidate, state, self._keep(update))
 
     def _slopes(self, h: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """`z`, and ∂h⁺ by the arguments of the reset gate, the update gate, the candidate, and by M."""
-        reset, update, inner, candidate = self._gates(h, u)
-        by_candidate = (1 - update) * (1 - candidate * candidate)
+        """What of h is kept, and ∂h⁺ by the arguments of the reset gate, the update gate, the candidate, and by M."""
+        gates = self._gates(h, u)
+        return self._slopes_of(h, gates, self._keep(gates[1]), self._keep_slope(gates[1]))
+
+    @staticmethod
+    def _slopes_of(
+        h: Tensor, gates: tuple[Tensor, Tensor, Tensor, Tensor], keep: Tensor, slope: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The same for any share that is kept."""
+        reset, _, inner, candidate = gates
+        by_candidate = (1 - keep) * (1 - candidate * candidate)
         by_reset = by_candidate * inner * reset * (1 - reset)
-        by_update = (h - candidate) * update * (1 - update)
-        return update, by_reset, by_update, by_candidate, by_candidate * reset
+        by_update = (h - candidate) * slope
+        return keep, by_reset, by_update, by_candidate, by_candidate * reset
 
     def vjp(self, state: Tensor, u: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        update, *slopes = self._slopes(state, u)
+        keep, *slopes = self._slopes(state, u)
         d_reset, d_update, d_candidate, d_inner = (grad * slope for slope in slopes)
         through = torch.cat([d_reset, d_update, d_inner], -1)
-        return grad * update + through @ self.weights[0], torch.cat([d_reset, d_update, d_candidate, d_inner], -1)
+        return grad * keep + through @ self.weights[0], torch.cat([d_reset, d_update, d_candidate, d_inner], -1)
 
     def leak(self, state: Tensor, u: Tensor) -> Tensor:
         n = state.shape[-1]
         return torch.sigmoid(u[..., n : 2 * n] + F.linear(state, self.weights[0][n : 2 * n]))
 
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
-        update, by_reset, by_update, _, by_inner = self._slopes(state, u)
-        w_hr, w_hz, w_hn = self.weights[0].chunk(3)
-        through = chain_weights(by_reset, w_hr) + chain_weights(by_update, w_hz) + chain_weights(by_inner, w_hn)
-        return through + torch.diag_embed(update)
+        keep, by_reset, by_update, _, by_inner = self._slopes(state, u)
+        return chain_weights((by_reset, by_update, by_inner), self.weights[0].chunk(3), keep)
+
+    def diagonal(self, state: Tensor, u: Tensor) -> Tensor:
+        keep, by_reset, by_update, _, by_inner = self._slopes(state, u)
+        w_hr, w_hz, w_hn = (weight.diagonal() for weight in self.weights[0].chunk(3))
+        return keep + by_reset * w_hr + by_update * w_hz + by_inner * w_hn
 
     def input_grads(self, gate_grads: Tensor) -> Tensor:
         return gate_grads[..., : 3 * self.size]
@@ -89,3 +112,53 @@ class GRUCell(Cell):
 
     def bound(self, initial: Tensor) -> Tensor:
         return unit_box(initial)
+
+    def coarse(self, kind: str) -> Coarse:
+        return GRUCoarse(self, kind)
+
+
+class GRUCoarse(Coarse):
+    """A GRU over a span of m steps, with the share k of h that m steps keep: `h⁺ = n + k ⊙ (h − n)`.
+
+    `frozen`: gates and candidate stand still, so k is a step's own share to the power m; `implicit`: one implicit Euler
+    step of size γ m, `k = 1 / (1 + γ m (1 − z))`.
+    """
+
+    def __init__(self, cell: GRUCell, kind: str) -> None:
+        self.cell = cell
+        self.kind = kind
+
+    def _keep(self, update: Tensor, span: Tensor) -> Tensor:
+        if self.kind == "implicit":
+            return implicit_keep(update, self.cell.gamma * span)
+        return self.cell._keep(update).pow(span)
+
+    def _keep_slope(self, update: Tensor, span: Tensor) -> Tensor:
+        if self.kind == "implicit":
+            return implicit_keep_slope(update, self.cell.gamma * span)
+        return span * self.cell._keep(update).pow(span - 1) * self.cell._keep_slope(update)
+
+    def step(self, state: Tensor, u: Tensor, span: Tensor) -> Tensor:
+        _, update, _, candidate = self.cell._gates(state, u)
+        return torch.lerp(candidate, state, self._keep(update, span))
+
+    def linearise(self, state: Tensor, u: Tensor, span: Tensor) -> Pull:
+        gates = self.cell._gates(state, u)
+        laws = self._keep(gates[1], span), self._keep_slope(gates[1], span)
+        keep, by_reset, by_update, _, by_inner = self.cell._slopes_of(state, gates, *laws)
+        slopes, w_hh = torch.stack([by_reset, by_update, by_inner], -2), self.cell.weights[0]
+
+        def pull(at: slice, grad: Tensor) -> Tensor:
+            return grad * keep[at] + (grad.unsqueeze(-2) * slopes[at]).flatten(-2) @ w_hh
+
+        return pull
+
+
+def implicit_keep(update: Tensor, gamma: Tensor | float) -> Tensor:
+    """`k = 1 / (1 + γ (1 − z))` from z: what an implicit Euler step of size γ keeps."""
+    return 1 / (1 + gamma * (1 - update))
+
+
+def implicit_keep_slope(update: Tensor, gamma: Tensor | float) -> Tensor:
+    """Its derivative by the update gate's argument."""
+    return gamma * implicit_keep(update, gamma).square() * update * (1 - update)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from timeloom.cells.base import Cell, chain_weights, sum_outer, unit_box
+from timeloom.cells.coarse import Coarse, Frozen, Pull, geometric
 from timeloom.cells.projection import project
 
 
@@ -27,6 +28,7 @@ class LSTMCell(Cell):
         self.parts = (w_hh.shape[1], w_hh.shape[0] // 4)
         self.gate_width = w_hh.shape[0] + (0 if w_hr is None else sum(self.parts))
         self.kernel = "lstm" if w_hr is None else None
+        self.has_blocks = w_hr is None
 
     @staticmethod
     def project(
@@ -83,19 +85,26 @@ class LSTMCell(Cell):
         forget = torch.sigmoid(u[..., n : 2 * n] + F.linear(h, self.weights[0][n : 2 * n]))
         return torch.cat([torch.zeros_like(h), forget], -1)
 
-    def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
+    def _slopes(self, state: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """f, ∂h⁺/∂c⁺, ∂c⁺ by the arguments of i, f and g, and ∂h⁺ by that of o, `(N, n)` each."""
         h, c = self._split(state)
         i, f, g, o = self._gates(h, u)
-        w_i, w_f, w_g, w_o = self.weights[0].chunk(4)
         squashed = torch.tanh(f * c + i * g)
-        slope = o * (1 - squashed * squashed)
-        c_by_h = (
-            chain_weights(g * i * (1 - i), w_i)
-            + chain_weights(c * f * (1 - f), w_f)
-            + chain_weights(i * (1 - g * g), w_g)
-        )
-        h_by_h = slope.unsqueeze(-1) * c_by_h + chain_weights(squashed * o * (1 - o), w_o)
-        h_by_c = torch.diag_embed(slope * f)
+        by_cell = o * (1 - squashed * squashed)
+        return f, by_cell, g * i * (1 - i), c * f * (1 - f), i * (1 - g * g), squashed * o * (1 - o)
+
+    def blocks(self, state: Tensor, u: Tensor) -> Tensor:
+        f, by_cell, by_i, by_f, by_g, by_o = self._slopes(state, u)
+        w_i, w_f, w_g, w_o = (weight.diagonal() for weight in self.weights[0].chunk(4))
+        c_by_h = by_i * w_i + by_f * w_f + by_g * w_g
+        return torch.stack([by_cell * c_by_h + by_o * w_o, by_cell * f, c_by_h, f], 1).view(-1, 2, 2, f.shape[-1])
+
+    def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
+        f, by_cell, by_i, by_f, by_g, by_o = self._slopes(state, u)
+        w_i, w_f, w_g, w_o = self.weights[0].chunk(4)
+        c_by_h = chain_weights((by_i, by_f, by_g), (w_i, w_f, w_g))
+        h_by_h = torch.addcmul(chain_weights((by_o,), (w_o,)), by_cell.unsqueeze(-1), c_by_h)
+        h_by_c = torch.diag_embed(by_cell * f)
         if len(self.weights) == 2:
             h_by_h, h_by_c = self.weights[1] @ h_by_h, self.weights[1] @ h_by_c
         return torch.cat([torch.cat([h_by_h, h_by_c], -1), torch.cat([c_by_h, torch.diag_embed(f)], -1)], -2)
@@ -115,3 +124,45 @@ class LSTMCell(Cell):
         h, c = self._split(initial)
         free = torch.full_like(c, torch.inf)
         return torch.cat([unit_box(h) if len(self.weights) == 1 else torch.full_like(h, torch.inf), free], -1)
+
+    def coarse(self, kind: str) -> Coarse:
+        return super().coarse(kind) if kind == "implicit" else FrozenLSTM(self)
+
+
+class FrozenLSTM(Frozen):
+    """An LSTM over a span of m steps with its gates standing still: `c⁺ = f^m c + (1 + f + … + f^(m−1)) i ⊙ g`, and h⁺
+    from c⁺ as in a step.
+    """
+
+    cell: LSTMCell
+
+    def __init__(self, cell: LSTMCell) -> None:
+        super().__init__(cell)
+
+    def step(self, state: Tensor, u: Tensor, span: Tensor) -> Tensor:
+        h, c = self.cell._split(state)
+        i, f, g, o = self.cell._gates(h, u)
+        kept = f.pow(span)
+        c = kept * c + geometric(f, kept, span) * i * g
+        return torch.cat([self.cell._emit(o * torch.tanh(c)), c], -1)
+
+    def linearise(self, state: Tensor, u: Tensor, span: Tensor) -> Pull:
+        h, c = self.cell._split(state)
+        i, f, g, o = self.cell._gates(h, u)
+        kept = f.pow(span)
+        total = geometric(f, kept, span)
+        squashed = torch.tanh(kept * c + total * i * g)
+        by_c = o * (1 - squashed * squashed)
+        by_forget = span * kept * (1 - f) * c + i * g * (f * total - span * kept)
+        slopes = torch.stack([total * g * i * (1 - i), by_forget, total * i * (1 - g * g)], -2)
+        by_output = squashed * o * (1 - o)
+        w_hh, *w_hr = self.cell.weights
+
+        def pull(at: slice, grad: Tensor) -> Tensor:
+            d_h, d_c = self.cell._split(grad)
+            d_value = d_h @ w_hr[0] if w_hr else d_h
+            d_c = d_c + d_value * by_c[at]
+            d_gates = torch.cat([(d_c.unsqueeze(-2) * slopes[at]).flatten(-2), d_value * by_output[at]], -1)
+            return torch.cat([d_gates @ w_hh, d_c * kept[at]], -1)
+
+        return pull

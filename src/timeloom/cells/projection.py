@@ -40,11 +40,12 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     @eager
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         d_x = d_weight = d_bias = None
         flat = grad.flatten(0, -2)
+        if torch.is_grad_enabled():  # to be differentiated again
+            return grad @ weight, flat.t() @ x.flatten(0, -2), flat.sum(0) if ctx.needs_input_grad[2] else None
         with torch.autocast(x.device.type, enabled=False):  # it may be on around the backward pass
             if ctx.needs_input_grad[0]:
                 d_x = empty(*x.shape, like=grad)

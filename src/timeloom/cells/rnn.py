@@ -54,7 +54,10 @@ class RNNCell(Cell):
         return self._slope(state, u) * self.weights[0].diagonal()
 
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
-        return chain_weights(self._slope(state, u), self.weights[0])
+        return chain_weights((self._slope(state, u),), self.weights)
+
+    def diagonal(self, state: Tensor, u: Tensor) -> Tensor:
+        return self.leak(state, u)
 
     def input_grads(self, gate_grads: Tensor) -> Tensor:
         return gate_grads

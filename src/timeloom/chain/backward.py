@@ -44,6 +44,7 @@ def chain_backward(
         for _, layer in layers:
             inplace = getattr(layer, "inplace", False)
             points.append(layer(points[-1].clone() if inplace else points[-1]))
+            _check_hooks(layer, points[-2], points[-1])
         jacobians = [LAYERS[type(layer)](layer, *points[i : i + 2]) for i, (_, layer) in enumerate(layers)]
     output = points[-1].detach().requires_grad_()
     value = loss(output)
@@ -97,14 +98,21 @@ def _add_parameter_grads(layer: nn.Module, point: Tensor, grad: Tensor | None) -
 
 
 def _layers(model: Any, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """All layers with their names, nested chains in their place."""
-    if not isinstance(model, nn.Sequential):
-        raise TypeError(f"model must be an nn.Sequential, a chain of layers, got {type(model).__name__}")
-    for key, layer in model.named_children():
-        if type(layer) is nn.Sequential:
+    """All layers with their names, nested chains in their place, a layer that stands in two places twice."""
+    if not _is_chain(model):
+        raise TypeError(
+            f"model must be an nn.Sequential, a chain of layers, got {type(model).__name__}"
+            + (" with a forward of its own" if isinstance(model, nn.Sequential) else "")
+        )
+    for key, layer in model._modules.items():
+        if _is_chain(layer):
             yield from _layers(layer, f"{name}{key}.")
         else:
             yield f"{name}{key}", layer
+
+
+def _is_chain(model: Any) -> bool:
+    return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
 
 def _check(layers: list[tuple[str, nn.Module]], x: Any, loss: Any, levels: object) -> None:
@@ -125,8 +133,18 @@ def _check(layers: list[tuple[str, nn.Module]], x: Any, loss: Any, levels: objec
         raise ValueError(f"x must have shape (B, ...) with B ≥ 1, got {tuple(x.shape)}")
     if not callable(loss):
         raise TypeError(f"loss must be a function of the model's output, got {type(loss).__name__}")
-    if levels != 0:
-        check_count("levels", levels)
+    check_count("levels", levels, least=0)
+
+
+def _check_hooks(layer: nn.Module, given: Tensor, returned: Tensor) -> None:
+    """Hooks may watch; what they change would be missing in the layer's Jacobian."""
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        plain = layer.forward(given.clone())
+        if not torch.equal(plain.nan_to_num(), returned.nan_to_num()):
+            raise TypeError(
+                f"a forward hook changes what {layer} returns, and chain_backward does not know its Jacobian: remove "
+                f"the hook, or use loss(model(x)).backward()"
+            )
 
 
 def _check_loss(value: Any) -> None:

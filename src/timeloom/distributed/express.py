@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import Note, alias, refuse_second_order
-from timeloom.distributed.march import Marched, by_part
+from timeloom.adjoint import Note, output_of, refuse_second_order
+from timeloom.distributed.boundaries import Marched, by_part
 from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks, plan_over_ranks
 from timeloom.distributed.solve import (
     Over,
@@ -67,7 +67,7 @@ def _run(
         kept, jump = layer.forward(plan.inside.chunk, plan.inside.warmup, SHARE_OF_BOX, taped)
         states = kept[: len(cell.parts)]
         ends = torch.cat([part[-1] for part in states], -1)
-        marched = _certify(plan, first, ends, jump, cell.parts, cell.bound(initial), began)
+        marched = _certify(plan, first, ends, jump, cell.parts, cell.bound(initial), False, began)
         if marched is None:
             memory.forward.uncertified = True
             return None
@@ -84,14 +84,14 @@ def _run(
     backward = plan_adjoint_over_ranks(solver, Recurrence(cell, x, initial), memory.backward, over.span, line)
     note = noting_rest(report, solver, memory, record)
     outputs, final = _Express.apply(
-        _Lane(kind, bare, project, backward, note, memory.backward), kept, marched.final, *live
+        _Lane(kind, len(cell.parts), bare, project, backward, note, memory.backward), kept, marched.final, *live
     )
     return outputs, final
 
 
 def _certify(
     plan: RankPlan, starts: Tensor, ends: Tensor, jump: Tensor | float, parts: tuple[int, ...], bound: Tensor | None,
-    began: float,
+    fading: bool, began: float,
 ) -> Marched | None:  # fmt: skip
     """What one exchange shows of a sweep of all ranks: a result if all jumps, in ranks and between them, are small.
 
@@ -104,10 +104,12 @@ def _certify(
     all_starts, all_ends, inside = heard[..., :size], heard[..., size : 2 * size], heard[:, 0, 2 * size]
     joints = line.joints[1:].to(starts.device)
     gap = by_part((all_ends[:-1] - all_starts[1:]).abs(), parts)
-    scale = by_part(torch.maximum(all_starts.abs(), all_ends.abs()), parts).cummax(0).values[:-1]
+    scale = by_part(torch.maximum(all_starts[1:].abs(), all_ends[:-1].abs()), parts)
+    if fading:
+        scale = scale.cummax(0).values
     floor = torch.full_like(scale[0], torch.finfo(scale.dtype).tiny)
     if bound is not None:
-        floor = torch.maximum(floor, SHARE_OF_BOX * by_part(torch.where(bound.isfinite(), bound, 0), parts))
+        floor = torch.maximum(floor, SHARE_OF_BOX * by_part(bound.isfinite().to(floor.dtype).expand_as(starts), parts))
     errors = torch.where(joints.unsqueeze(-1), gap / torch.maximum(scale, floor), 0)
     worst = float(torch.maximum(errors.max(), inside.max()))
     same = bool((heard[..., -1] == line.tag).all())
@@ -134,6 +136,7 @@ class _Lane:
     """What the backward pass is told beside its tensors."""
 
     kind: type[Layer]
+    parts: int
     bare: Bare
     project: Project
     plan: RankPlan
@@ -146,10 +149,10 @@ class _Express(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, lane: _Lane, kept: list[Tensor], final: Tensor, *live: Any) -> tuple[Tensor, Tensor]:
-        outputs = alias(kept[0][1:])
+        outputs, shared = output_of(kept[: lane.parts])
         ctx.set_materialize_grads(False)
         ctx.lane = lane
-        ctx.save_for_backward(*live, outputs, *kept)
+        ctx.save_for_backward(*live, shared, *kept)
         return outputs, final
 
     @staticmethod
@@ -185,7 +188,7 @@ def _backward(lane: _Lane, live: Any, kept: list[Tensor], grads: Any, want_x: bo
     found, jump = layer.backward(plan.inside.chunk, plan.inside.warmup, kept, incoming, first, want_x)
     begins = found[1]
     assert begins is not None
-    marched = _certify(plan, first, begins, jump, cell.parts, None, began)
+    marched = _certify(plan, first, begins, jump, cell.parts, None, True, began)
     if marched is None:
         lane.experience.uncertified = True
         return None

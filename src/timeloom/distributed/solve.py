@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 
 from timeloom.adjoint import Note, attach, solve_backwards
+from timeloom.distributed.boundaries import Check, Marched, Settle
 from timeloom.distributed.faults import RankError
-from timeloom.distributed.march import Check, Marched, Settle, march_over_ranks, pipeline_over_ranks
+from timeloom.distributed.march import march_over_ranks, pipeline_over_ranks
 from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks
 from timeloom.distributed.span import Line, Span
-from timeloom.problem import Recurrence, Segments
+from timeloom.problem import Recurrence, Segments, empty_states
 from timeloom.recurrence import Record, needs_grad, noting, outputs_of, raise_if_asked
 from timeloom.report import SolveReport
 from timeloom.solve import Chain
 from timeloom.solvers.auto import Auto, Experience, Memory
 from timeloom.solvers.base import Solver
 from timeloom.sweep import sweeper as choose_sweeper
-from timeloom.trajectory import empty_states, forward_chain
+from timeloom.trajectory import forward_chain
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,13 @@ def solve_states(problem: Recurrence, plan: RankPlan) -> tuple[list[Tensor], Mar
     # Resets put the state back to the true initial state, so the sweeps must know that one and not this rank's entry.
     entered = problem if problem.resets is not None else replace(problem, initial=first)
     sweeper = choose_sweeper(entered)
-    states = empty_states(entered)
+    states = empty_states(problem.steps, first, problem.cell.parts, zeroed=problem.lengths is not None)
 
     def settle(entry: Tensor) -> None:
         for part, value in zip(states, entry.split(problem.cell.parts, -1), strict=True):
             part[0] = value
 
-    settle(first)
-    chain = forward_chain(entered, plan.inside.chunk, sweeper, states)
+    chain = forward_chain(entered, plan.inside, sweeper, states)
     chain = replace(chain, first=first, neutral=problem.initial, bound=problem.cell.bound(problem.initial))
     return states, _march(chain, plan, settle, partial(_blame, line, problem), problem.resets is not None)
 
@@ -101,7 +101,7 @@ def solve_adjoint(
     try:
         first = backward_guess(problem, states, incoming, final_grad, plan, problem.ends())
         gate_grads, begin_grad, into_resets, marched = solve_backwards(
-            problem, states, plan.inside.chunk, incoming, first,
+            problem, states, plan.inside, incoming, first,
             lambda chain: _march(chain, plan, lambda _: None, lambda: None, False),
         )  # fmt: skip
     except BaseException as error:

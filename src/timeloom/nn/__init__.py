@@ -1,6 +1,6 @@
 """Drop-in modules and the swap of a whole model's recurrent layers."""
 
-from timeloom.nn.modules import GRU, LSTM, RNN
+from timeloom.nn.modules import GRU, LSTM, RNN, ImplicitGRU
 from timeloom.nn.swap import parallelize, sequentialize
 
-__all__ = ["GRU", "LSTM", "RNN", "parallelize", "sequentialize"]
+__all__ = ["GRU", "LSTM", "RNN", "ImplicitGRU", "parallelize", "sequentialize"]

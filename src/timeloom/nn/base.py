@@ -37,19 +37,23 @@ from timeloom.report import SolveReport
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import resolve
+from timeloom.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
 
 Hidden = tuple[Tensor, ...]
 """Initial or final states, one `(layers · directions, B, part)` for each part of the state: h, or h and c."""
-Weights = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]
-"""w_ih, w_hh, b_ih, b_hh and w_hr of one layer and direction; None where there is none."""
-
+MOST_KNOWN = 64
+"""Shapes that a layer remembers to leave to torch."""
 ANY_LENGTH = 2**62
 """No bound on lengths yet, where other ranks hold the rest of the sequences."""
+Weights = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]
+"""w_ih, w_hh, b_ih, b_hh and w_hr of one layer and direction; None where there is none."""
 
 
 class Recurrent(nn.RNNBase):
     """Everything that GRU, LSTM and RNN share: parameters and checks are torch's, the forward pass is timeloom's."""
 
+    has_torch_twin = True
+    """Whether torch has this very layer, to be run where it is the better answer."""
     reports: list[SolveReport]
     """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …"""
 
@@ -58,6 +62,8 @@ class Recurrent(nn.RNNBase):
         self._solver = resolve(solver)
         self._solver_given = solver
         self._memories: dict[int, Memory] = {}
+        self._known: dict[Any, list[SolveReport]] = {}
+        """Inputs that torch's own layer is to run, by shape, dtype, device and gradients, and what to report."""
         self.reports = []
 
     @property
@@ -68,6 +74,12 @@ class Recurrent(nn.RNNBase):
     @solver.setter
     def solver(self, solver: str | Solver) -> None:
         self._start(solver)
+
+    def __prepare_scriptable__(self) -> Any:
+        raise RuntimeError(
+            "torch.jit.script does not know timeloom's layers: call timeloom.sequentialize(model) first: it makes them "
+            "torch's own again, weights and all"
+        )
 
     def extra_repr(self) -> str:
         text = super().extra_repr()
@@ -97,6 +109,7 @@ class Recurrent(nn.RNNBase):
         *,
         lengths: Tensor | None = None,
         resets: Tensor | None = None,
+        guess: Tensor | tuple[Tensor, ...] | WarmBatch | None = None,
     ) -> tuple[Any, Any]:
         """As torch's module, and beyond it:
 
@@ -104,7 +117,18 @@ class Recurrent(nn.RNNBase):
             are not looked at, and the final state is the one after the last real step.
         resets: bool, `(T, B)`, or `(B, T)` if batch_first, or `(T,)` if unbatched: the state is put back to hx before a
             marked step, as if a new sequence began there (in both directions of a bidirectional module).
+        guess: where iterations begin: a batch of `timeloom.WarmStarts`; or, for one layer and direction, the states
+            after every step, with the shape of the output (an LSTM: a pair h, c). It changes how many sweeps are
+            needed, not the result, and nothing where torch's own layer runs.
         """
+        key, group = None, time_group()
+        if group is None and type(input) is Tensor and lengths is None and resets is None:
+            key = (input.shape, input.dtype, input.device, torch.is_grad_enabled())
+        known = self._known.get(key)
+        if known is not None:  # a short call: every look at it counts
+            result: tuple[Any, Any] = native.call(self, input, hx)
+            self.__dict__["reports"] = list(known)
+            return result
         packed = input if isinstance(input, PackedSequence) else None
         ragged = lengths is not None or resets is not None
         if packed is not None and ragged:
@@ -117,18 +141,21 @@ class Recurrent(nn.RNNBase):
         obstacle = native.obstacle(data)
         if obstacle and ragged:
             raise NotImplementedError(f"lengths= and resets= are for timeloom's own sweeps, and there are {obstacle}")
-        group = time_group()
-        if group is not None and (obstacle or packed is not None):
-            raise NotImplementedError(
-                f"over many ranks there are {obstacle or 'no packed sequences: give a padded tensor and lengths='}"
-            )
-        reason = obstacle or native.why(self, self._solver, input)
-        if reason and not ragged and group is None:
-            return self._run_native(input, hx, reason)
-        return self._run_own(data, packed, hx, lengths, resets, group)
+        if group is not None and (obstacle or packed is not None or guess is not None):
+            no = "no guess=" if guess is not None else "no packed sequences: give a padded tensor and lengths="
+            raise NotImplementedError(f"over many ranks there are {obstacle or no}")
+        reason = "" if group is not None else obstacle or native.why(self, self._solver, input)
+        if reason and not ragged:
+            result = self._run_native(input, hx, reason)
+            if key is not None and not obstacle and len(self._known) < MOST_KNOWN:  # an obstacle may be gone next time
+                self._known[key] = self.reports
+            return result
+        return self._run_own(data, packed, hx, lengths, resets, guess, group)
 
     def _run_native(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
         """Torch's own layer: what is fastest, or what was asked for."""
+        if not self.has_torch_twin:
+            raise NotImplementedError(f"{self._get_name()} runs by timeloom's sweeps alone, and there are {reason}")
         result: tuple[Any, Any] = native.call(self, input, hx)
         self.reports = [native.report(self, input, reason)] * self._stacked
         return result
@@ -140,6 +167,7 @@ class Recurrent(nn.RNNBase):
         hx: Any,
         lengths: Tensor | None,
         resets: Tensor | None,
+        guess: Tensor | tuple[Tensor, ...] | WarmBatch | None,
         group: TimeGroup | None,
     ) -> tuple[Any, Any]:
         if packed is None and data.dim() not in (2, 3):
@@ -166,7 +194,8 @@ class Recurrent(nn.RNNBase):
         if resets is not None:
             resets = resets if batched or not isinstance(resets, Tensor) else resets.unsqueeze(1)
             resets = check_resets(resets, steps, batch, self.batch_first and batched, x.device)
-        y, final = self._solve(x, hidden, weights, lengths, resets, span)
+        begin = None if guess is None else self._guess(guess, batched, hidden, x, permutation)
+        y, final = self._solve(x, hidden, weights, lengths, resets, begin, span)
         if packed is not None:
             final = tuple(self.permute_part(part, packed.unsorted_indices) for part in final)
             return pack_like(y, lengths, packed), self._hidden_out(final)  # type: ignore[arg-type]
@@ -181,9 +210,25 @@ class Recurrent(nn.RNNBase):
     def permute_part(part: Tensor, permutation: Tensor | None) -> Tensor:
         return part if permutation is None else part.index_select(1, permutation)
 
+    def _guess(self, guess: Any, batched: bool, hidden: Hidden, x: Tensor, permutation: Tensor | None) -> Guess:
+        """The user's guess, checked, in the order of the batch."""
+        if isinstance(guess, WarmBatch):
+            check_batch(guess, x.shape[1])
+            return guess if permutation is None else guess.permuted(permutation)
+        if self._stacked > 1 or permutation is not None:
+            raise ValueError(
+                f"guess as tensors is for one layer, one direction and a padded input; this call has {self._stacked} "
+                "layers and directions: use timeloom.WarmStarts"
+            )
+        lead = x.shape[:1] if not batched else x.shape[1::-1] if self.batch_first else x.shape[:2]
+        shapes = tuple((*lead, part.shape[-1]) for part in hidden)
+        states = torch.cat(check_states(guess, shapes, len(shapes) > 1), -1)
+        states = states if batched else states.unsqueeze(1)
+        return GivenStates(states.transpose(0, 1) if self.batch_first and batched else states)
+
     def _solve(
         self, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Tensor | None, resets: Tensor | None,
-        span: Span | None,
+        guess: Guess | None, span: Span | None,
     ) -> tuple[Tensor, Hidden]:  # fmt: skip
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
         compute = solved_in(x)
@@ -199,10 +244,9 @@ class Recurrent(nn.RNNBase):
                     index = len(finals)
                     initial = torch.cat([part[index] for part in hidden], -1).to(compute)
                     memory, record = memories.setdefault(index, Memory()), _recorder(reports, index)
+                    given = (weights[index], lengths, resets, direction)
                     over = None if span is None else Over(span, bool(direction), index)
-                    out, final = self._solve_one(
-                        y, initial, weights[index], lengths, resets, direction, memory, record, over
-                    )
+                    out, final = self._solve_one(y, initial, *given, memory, record, guess, index, over)
                     outputs.append(out)
                     finals.append(final)
                 y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
@@ -215,7 +259,8 @@ class Recurrent(nn.RNNBase):
 
     def _solve_one(
         self, x: Tensor, initial: Tensor, weights: Weights, lengths: Tensor | None, resets: Tensor | None,
-        direction: int, memory: Memory, record: Callable[[SolveReport], None], over: Over | None,
+        direction: int, memory: Memory, record: Callable[[SolveReport], None], guess: Guess | None, slot: int,
+        over: Over | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """One layer in one direction."""
         if direction:
@@ -229,11 +274,11 @@ class Recurrent(nn.RNNBase):
             solved = run_layer_over_ranks(
                 self._bare, self._cell, x, initial, cast, lengths, resets, self._solver, memory, record, over
             )
-        elif lengths is None and resets is None:
+        elif lengths is None and resets is None and guess is None:
             solved = express.run(self._bare, self._cell, x, initial, cast, self._solver, memory, record)
         if solved is None:
-            cell, u = self._cell(x, *cast)
-            solved = run(Recurrence(cell, u, initial, lengths, resets), self._solver, memory, record)
+            problem = Recurrence(*self._cell(x, *cast), initial, lengths, resets)
+            solved = run(problem, self._solver, memory, record, guess, slot)
         y, final = solved
         return reverse(y, lengths) if direction else y, final
 

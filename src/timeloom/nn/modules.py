@@ -1,4 +1,4 @@
-"""GRU, LSTM and RNN: torch's modules, parallel in time."""
+"""GRU, LSTM and RNN, torch's modules parallel in time, and the implicit GRU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
+from timeloom.cells import Cell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
 from timeloom.nn.base import Hidden, Recurrent
 from timeloom.nn.sequence import check_hidden
 from timeloom.solvers.base import Solver
@@ -57,6 +57,37 @@ class GRU(_OnePart, nn.GRU):
 
     def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
         return GRUCell.project(x, *weights[:4])
+
+
+class ImplicitGRU(_OnePart):
+    """The multigrid paper's GRU, whose decay is an implicit Euler step: arguments and parameters of `torch.nn.GRU`.
+
+        g = 1 − z      h⁺ = (h + g ⊙ n) / (1 + g)
+
+    It is another network than the GRU (a step keeps at least half of h), so weights trained with the one mean
+    something else in the other. `solver="sequential"` runs it one step after the other, on autograd's tape.
+
+    solver: a name or an object from `timeloom.solvers`.
+    """
+
+    has_torch_twin = False
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: Any = None,
+        *, solver: str | Solver = "auto",
+    ) -> None:  # fmt: skip
+        super().__init__(
+            "GRU", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        self._start(solver)
+
+    def _bare(self, *weights: Any) -> Cell:
+        return ImplicitGRUCell.of(*weights[:4])
+
+    def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
+        return ImplicitGRUCell.project(x, *weights[:4])
 
 
 class RNN(_OnePart, nn.RNN):

@@ -14,15 +14,20 @@ from timeloom.report import SolveReport
 from timeloom.solvers.auto import Auto
 from timeloom.solvers.base import Solver
 from timeloom.solvers.sequential import Sequential
+from timeloom.sweep.cpu_layer import MOST_INPUTS, MOST_UNITS
 from timeloom.sweep.gpu import LARGEST, has_triton
 from timeloom.sweep.native import unavailable
 
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
-SHORTEST = {"GRU": (12, 32), "RNN": (40, 64), "LSTM": (512, 1024)}
+SHORTEST = {"GRU": (12, 32), "RNN": (40, 64)}
 """Steps from which compiled sweeps beat torch's layer on a CPU, with and without gradients: below, our fixed cost per
 call exceeds torch's whole run."""
+SHORTEST_LSTM = ((4096, 64), (256, 256), (0, 512))
+"""The same for an LSTM with gradients, by the units of all sequences together: oneDNN's has a small fixed cost."""
+SHORTEST_LSTM_FORWARD = 1024
+"""The same without gradients."""
 SHORTEST_IN_TORCH = 2048
 """The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
 SHORTEST_FUSED_ON_GPU = 2048
@@ -55,6 +60,8 @@ def obstacle(data: Tensor) -> str | None:
 def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> str | None:
     """Why torch's own layer is to run, or None where timeloom's sweeps are."""
     data = input.data if isinstance(input, PackedSequence) else input
+    if not module.has_torch_twin:
+        return None
     if isinstance(solver, Sequential):
         return "sequential, as asked for"
     if data.numel() == 0 or data.dim() not in (2, 3):
@@ -67,18 +74,31 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
 
 def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
     """Why torch's own layer is the faster one for a problem of this size, or None."""
+    missing = ""
     if data.device.type == "cuda":
         fused = module.hidden_size <= LARGEST[module.mode.lower()] and module.proj_size == 0 and has_triton()
         if module.hidden_size <= PERSISTENT and data.dtype == torch.float32 and not fused:
             return f"auto: cuDNN runs {module.hidden_size} hidden units in one kernel"
         needed = SHORTEST_FUSED_ON_GPU if fused else SHORTEST_ON_GPU
-    elif solved_in(data) != torch.float32 or module.proj_size > 0 or unavailable() is not None:
+    elif solved_in(data) != torch.float32 or module.proj_size > 0:
         needed = SHORTEST_IN_TORCH
-    elif module.mode == "LSTM" and (batch >= LSTM_BATCH or module.hidden_size > LSTM_HIDDEN):
+    elif unavailable() is not None:
+        needed, missing = SHORTEST_IN_TORCH, f" without compiled kernels ({unavailable()})"
+    elif module.mode == "LSTM" and _fills_the_cpu(module.hidden_size, module.input_size, batch):
         return f"auto: {batch} × {module.hidden_size} units fill the CPU in torch's fused LSTM"
+    elif module.mode == "LSTM":
+        by_units = (steps for units, steps in SHORTEST_LSTM if batch * module.hidden_size >= units)
+        needed = next(by_units) if torch.is_grad_enabled() else SHORTEST_LSTM_FORWARD
     else:
         needed = SHORTEST[module.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]
-    return f"auto: {steps} steps are too few to gain" if steps < needed else None
+    return f"auto: {steps} steps are too few to gain{missing}" if steps < needed else None
+
+
+def _fills_the_cpu(hidden: int, inputs: int, batch: int) -> bool:
+    """Whether oneDNN's fused LSTM leaves nothing to gain. A layer in one call of ours gains at any batch."""
+    if hidden <= MOST_UNITS and inputs <= MOST_INPUTS:
+        return False
+    return batch >= LSTM_BATCH or hidden > LSTM_HIDDEN
 
 
 def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:
@@ -87,8 +107,8 @@ def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:
 
 
 def layer(module: Recurrent) -> Any:
-    """The torch class that a module stands in for."""
-    return next(cls for cls in (nn.GRU, nn.LSTM, nn.RNN) if isinstance(module, cls))
+    """The torch class that a module stands in for, or has the parameters of."""
+    return {"GRU": nn.GRU, "LSTM": nn.LSTM}.get(module.mode, nn.RNN)
 
 
 def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> SolveReport:

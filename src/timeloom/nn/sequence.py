@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -97,7 +99,10 @@ def check_hidden(part: Tensor, batched: bool, name: str, x: Tensor) -> None:
 
 def check_lengths(lengths: Tensor, steps: int, batch: int) -> Tensor:
     """Lengths as int64 on the CPU, a copy, or an error that says what is wrong."""
-    lengths = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, device="cpu")
+    if not isinstance(lengths, Tensor):
+        if not isinstance(lengths, list | tuple) or not all(isinstance(length, Integral) for length in lengths):
+            raise TypeError(f"lengths must be a tensor or a list of {batch} whole numbers, got {lengths!r}")
+        lengths = torch.tensor([int(length) for length in lengths], dtype=torch.int64, device="cpu")
     if lengths.shape != (batch,):
         raise ValueError(f"lengths must have shape ({batch},), one for each sequence; got {tuple(lengths.shape)}")
     if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():

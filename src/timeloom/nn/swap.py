@@ -38,16 +38,21 @@ def parallelize(model: Model, solver: str | Solver = "auto") -> Model:
 
 
 def sequentialize(model: Model) -> Model:
-    """Undo `parallelize`: every timeloom GRU, LSTM and RNN becomes torch's own again. Returns the model."""
+    """Undo `parallelize`: every timeloom GRU, LSTM and RNN becomes torch's own again; what torch does not have takes
+    `solver="sequential"`. Returns the model.
+    """
     _check_model(model)
     back = tuple((ours, theirs) for theirs, ours in _PAIRS)
     for name, module in model.named_modules():
         if not isinstance(module, Recurrent):
             continue
+        if not module.has_torch_twin:
+            module.solver = "sequential"
+            continue
         if not _swap_class(module, back):
             _warn_left_alone(name, module)
             continue
-        for attribute in ("_solver", "_solver_given", "_memories", "reports"):
+        for attribute in ("_solver", "_solver_given", "_memories", "_known", "reports"):
             module.__dict__.pop(attribute, None)
     return model
 

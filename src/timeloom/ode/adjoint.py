@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from timeloom.adjoint import refuse_second_order
 from timeloom.eager import eager
+from timeloom.ode.advance import TWICE_DIFFERENTIABLE
 from timeloom.ode.field import pull_back
 from timeloom.ode.newton import (
     SLOW,
@@ -44,11 +46,7 @@ class OnTape(torch.autograd.Function):
     @staticmethod
     @eager
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "timeloom's parallel-in-time gradients cannot be differentiated again (create_graph=True): the adjoint "
-                "solve is not on the tape. For second-order gradients use solver='sequential' with step='rk4'."
-            )
+        refuse_second_order(TWICE_DIFFERENTIABLE)
         (y,) = ctx.saved_tensors
         weights, first, report = solve_adjoint(ctx.problem, y, grads[0])
         ctx.note(report)

@@ -4,35 +4,83 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from timeloom.adjoint import refuse_second_order
 from timeloom.ode.field import Field
-from timeloom.ode.newton import default_tolerance, fit
+from timeloom.ode.newton import default_tolerance, fit, relative_to_largest
 from timeloom.ode.steps import RK4, Step
 from timeloom.ode.steps.base import exact_transfers
 
+TWICE_DIFFERENTIABLE = "solver='sequential' with step='rk4'"
+"""What has second-order gradients."""
 MOST_INNER = 50
 """Newton steps at most for the equation of one implicit step."""
+SHORTEST_STRIDE = 1e-4
+"""Part of a step that its solution is carried on by, at least, before it is given up."""
+ROUNDING = 1e4
+"""Multiple of the tolerance up to which what is left of an equation is put down to rounding."""
 
 
 def advance(step: Step, field: Field, t: Tensor, y: Tensor) -> Tensor:
     """One step from y `(B, n)` between the times `t` `(2, 1 or B, 1)`: the next y, `(B, n)`, differentiable.
 
     An implicit equation is solved off the tape; one more Newton step on it, with its matrix held fixed, has the
-    solution's derivatives.
+    solution's first derivatives. Rows whose equation could not be solved are NaN.
     """
     guess = torch.stack([y.detach(), y.detach()])
-    if not step.explicit:
-        with torch.no_grad():
-            guess = fit(step, field, t.detach(), guess, default_tolerance(y.dtype), MOST_INNER).y
-    now = step.evaluate(field, t, torch.stack([y, guess[1]]))
     if step.explicit:
-        return guess[1] - now.residual[0]
+        return guess[1] - step.evaluate(field, t, torch.stack([y, guess[1]])).residual[0]
     with torch.no_grad():
+        guess = _solve_implicit(step, field, t.detach(), guess)
         transfers = exact_transfers(step, field, t, guess)
-    return guess[1] - transfers.solve(now.residual)[0]
+    now = step.evaluate(field, t, torch.stack([y, guess[1]]))
+    following: Tensor = _OnceDifferentiable.apply(guess[1] - transfers.solve(now.residual)[0])
+    return following
+
+
+def _solve_implicit(step: Step, field: Field, t: Tensor, guess: Tensor) -> Tensor:
+    """Begin and end of one step, `(2, B, n)`: by Newton's method, and where that fails by way of shorter steps.
+
+    The end of a shorter step from the same begin is a good guess for that of a longer one.
+    """
+    tolerance = default_tolerance(guess.dtype)
+    found = fit(step, field, t, guess, tolerance, MOST_INNER)
+    reached, stride = 0.0, 0.5
+    while not found.converged and stride > SHORTEST_STRIDE:
+        target = min(1.0, reached + stride)
+        part = torch.stack([t[0], t[0] + target * (t[1] - t[0])])
+        attempt = fit(step, field, part, guess, tolerance, MOST_INNER)
+        if attempt.converged:
+            guess, reached, stride = attempt.y, target, 2 * stride
+            found = attempt if target == 1.0 else found
+        else:
+            stride /= 2
+    if found.converged:
+        return found.y
+    return torch.stack([guess[0], torch.where(_solved(step, field, t, found.y), found.y[1], torch.nan)])
+
+
+def _solved(step: Step, field: Field, t: Tensor, y: Tensor) -> Tensor:
+    """Rows `(B, 1)` whose equation holds but for rounding."""
+    miss = exact_transfers(step, field, t, y).solve(step.evaluate(field, t, y).residual)
+    return (relative_to_largest(miss, y)[0] <= ROUNDING * default_tolerance(y.dtype)).unsqueeze(-1)
+
+
+class _OnceDifferentiable(torch.autograd.Function):
+    """Identity whose gradient has no gradient: the matrix of the Newton step above it was held fixed."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        refuse_second_order(TWICE_DIFFERENTIABLE)
+        return grads[0]
 
 
 def march(step: Step, field: Field, t: Tensor, y: Tensor) -> Tensor:

@@ -42,7 +42,8 @@ def odeint(
         interval; order 2, exact for linear equations).
     guess: for `solver="deer"`, a trajectory to start from, of the result's shape, such as the last one in training.
     record: called with the report of the solve, and again once it holds the backward pass.
-    Returns y at all times, `(T + 1, ..., n)`, with gradients for y0, t and whatever f holds.
+    Returns y at all times, `(T + 1, ..., n)`, with gradients for y0, t and whatever f holds. A sequence is NaN from the
+    step on whose equation could not be solved, or where it ran off to infinity.
     """
     if torch.is_inference_mode_enabled():  # Jacobians need a tape
         with torch.inference_mode(False), torch.no_grad():
@@ -77,7 +78,7 @@ def _newton(
     with torch.no_grad():
         y, report = solve_trajectory(problem, guess)
     note(report)
-    if not _needs_grad(field, y0, times):
+    if not _needs_grad(field, y0, times, y):
         return y
 
     def add_backward(backward: SolveReport) -> None:
@@ -93,11 +94,11 @@ def _normal(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _needs_grad(field: Field, y0: Tensor, times: Tensor) -> bool:
-    """Whether there is anything to differentiate by; what f holds shows in its value."""
+def _needs_grad(field: Field, y0: Tensor, times: Tensor, y: Tensor) -> bool:
+    """Whether there is anything to differentiate by; what f holds shows in its values, at some time or other."""
     if not torch.is_grad_enabled():
         return False
-    return y0.requires_grad or times.requires_grad or field(times[:1], y0.unsqueeze(0)).requires_grad
+    return y0.requires_grad or times.requires_grad or field(times, y).requires_grad
 
 
 def _check(f: Any, y0: Any, t: Any) -> None:

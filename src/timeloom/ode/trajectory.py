@@ -77,6 +77,11 @@ def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, So
         else:
             guess = None  # the same window once more, from a guess of our own
     y[begin + 1 :] = torch.nan
+    alive = y[begin].isfinite().all(-1)
+    if begin < steps and bool(alive.any()):  # some sequences ended: the others go on without them
+        remaining = Problem(step, field, problem.t[begin:], y[begin, alive])
+        y[begin:, alive], others = solve_trajectory(remaining, None if guess is None else guess[begin:, alive])
+        residuals += others.residuals
     reached = leading(y.isfinite().all(-1)) - 1
     report = SolveReport(
         solver=f"deer[{step.name}]",

@@ -7,23 +7,23 @@ import math
 import torch
 from torch import Tensor
 
-from timeloom.scan.reference import apply, compose
+from timeloom.scan.elements import Structure, apply, compose
 from timeloom.scan.reference import scan as sequential_scan
 
-SHORTEST = {False: 32, True: 1024}
-"""Lengths up to which the plain loop is faster, for diagonal and for dense elements (whose products cost n³)."""
+SHORTEST: dict[Structure, int] = {"diagonal": 32, "dense": 128, "block": 32}
+"""Lengths up to which the plain loop is faster; dense products cost n³."""
 
 
-def scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
+def scan(a: Tensor, b: Tensor, h0: Tensor, structure: Structure) -> Tensor:
     """Same as `timeloom.scan.reference.scan`.
 
     Every chunk runs from zero while it multiplies up its transfers; the chunk boundaries are a recurrence of the same
     kind, √T long; then each state adds what its chunk's true start contributes: `h[t] = local[t] + (a[t]⋯a[first])
     start`.
     """
-    steps, dense = b.shape[0], a.dim() > b.dim()
-    if steps <= SHORTEST[dense]:
-        return sequential_scan(a, b, h0)
+    steps = b.shape[0]
+    if steps <= SHORTEST[structure]:
+        return sequential_scan(a, b, h0, structure)
     chunk = math.isqrt(steps)
     chunks, rest = divmod(steps, chunk)
     whole = chunks * chunk
@@ -33,11 +33,11 @@ def scan(a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
     local, product = torch.empty_like(sources), torch.empty_like(transfers)
     local[0], product[0] = sources[0], transfers[0]
     for j in range(1, chunk):
-        local[j] = apply(transfers[j], local[j - 1], dense) + sources[j]
-        product[j] = compose(transfers[j], product[j - 1], dense)
-    ends = scan(product[-1], local[-1], h0)
+        local[j] = apply(transfers[j], local[j - 1], structure) + sources[j]
+        product[j] = compose(transfers[j], product[j - 1], structure)
+    ends = scan(product[-1], local[-1], h0, structure)
     starts = torch.cat([h0.unsqueeze(0), ends[:-1]])
-    states = (local + apply(product, starts, dense)).transpose(0, 1).flatten(0, 1)
+    states = (local + apply(product, starts, structure)).transpose(0, 1).flatten(0, 1)
     if rest:
-        states = torch.cat([states, sequential_scan(a[whole:], b[whole:], states[-1])])
+        states = torch.cat([states, sequential_scan(a[whole:], b[whole:], states[-1], structure)])
     return states

@@ -2,40 +2,96 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from timeloom.scan import chunked
-from timeloom.scan.reference import apply
+from timeloom.scan import blelloch, chunked, native, reference
+from timeloom.scan import elements as el
+from timeloom.scan.elements import DIMS, Structure
+
+Method = Literal["auto", "reference", "chunked", "blelloch"]
 
 
-def linear_scan(a: Tensor, b: Tensor, h0: Tensor | None = None, reverse: bool = False) -> Tensor:
+def linear_scan(
+    a: Tensor,
+    b: Tensor,
+    h0: Tensor | None = None,
+    reverse: bool = False,
+    *,
+    transpose: bool = False,
+    structure: Structure | None = None,
+    method: Method = "auto",
+    levels: int | None = None,
+) -> Tensor:
     """Solve `h[t] = a[t] h[t-1] + b[t]` for all t; differentiable, any number of times.
 
-    a: transfers, diagonal with the shape of b, `(T, B, n)`, or dense, `(T, B, n, n)`. Any leading batch shape will do.
+    a: transfers: diagonal with the shape of b, `(T, B, n)`; dense, `(T, B, n, n)`; or blocks of 2 × 2, `(T, B, 2, 2,
+        n)` with b `(T, B, 2, n)`. Any leading batch shape will do.
     b: sources, `(T, B, n)`.
     h0: state before the first step, `(B, n)`; zero by default.
     reverse: run from the last step to the first: `h[t] = a[t] h[t+1] + b[t]`, with h0 the state after the last.
+    transpose: use every a[t] transposed.
+    structure: `diagonal`, `dense` or `block`; None tells the first two apart by their shapes.
+    method: `reference` (a loop), `chunked` (√T steps, side by side), `blelloch` (a tree of log T levels), or `auto`:
+        compiled code on a CPU, else chunked. All give the same result up to rounding.
+    levels: levels of the tree for `blelloch`; below them the roots are run one after the other. None takes all.
     Returns h, `(T, B, n)`.
     """
-    _check(a, b, h0)
+    structure = _check(a, b, h0, structure, method, levels)
     if h0 is None:
         h0 = b.new_zeros(b.shape[1:])
-    result: Tensor = _LinearScan.apply(a.flip(0), b.flip(0), h0).flip(0) if reverse else _LinearScan.apply(a, b, h0)
+    result: Tensor = _LinearScan.apply(a, b, h0, _Way(structure, method, levels, reverse, transpose))
     return result
 
 
-def _check(a: Tensor, b: Tensor, h0: Tensor | None) -> None:
+class _Way:
+    """How to scan."""
+
+    def __init__(self, structure: Structure, method: Method, levels: int | None, reverse: bool, transpose: bool):
+        self.structure: Structure = structure
+        self.method: Method = method
+        self.levels, self.reverse, self.transpose = levels, reverse, transpose
+
+    def run(self, a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
+        if (self.method == "auto" or self.levels == 0) and native.supports(b):
+            return native.scan(a, b, h0, self.structure, self.reverse, self.transpose)
+        if self.transpose:
+            a = el.transpose(a, self.structure)
+        if self.method == "blelloch":
+            return blelloch.scan(a, b, h0, self.structure, self.levels, self.reverse)
+        scan = reference.scan if self.method == "reference" else chunked.scan
+        if self.reverse:
+            return scan(a.flip(0), b.flip(0), h0, self.structure).flip(0)
+        return scan(a, b, h0, self.structure)
+
+
+def _check(
+    a: Tensor, b: Tensor, h0: Tensor | None, structure: Structure | None, method: str, levels: int | None
+) -> Structure:
+    for name, value in (("a", a), ("b", b)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a Tensor, got {type(value).__name__}")
     if b.dim() < 1:
         raise ValueError("b must have a time dimension, got a scalar")
-    dense = b.dim() >= 2 and a.dim() == b.dim() + 1
-    expected = (*b.shape, b.shape[-1]) if dense else tuple(b.shape)
-    if tuple(a.shape) != expected:
+    shapes: dict[Structure, tuple[int, ...]] = {"diagonal": tuple(b.shape)}
+    if b.dim() >= 2:
+        shapes["dense"] = (*b.shape, b.shape[-1])
+    if b.dim() >= 3 and b.shape[-2] == 2:
+        shapes["block"] = (*b.shape[:-2], 2, 2, b.shape[-1])
+    if structure is not None and structure not in DIMS:
+        raise ValueError(f"structure must be one of {', '.join(map(repr, DIMS))} or None; got {structure!r}")
+    asked = ("diagonal", "dense") if structure is None else (structure,)
+    wanted = {name: shape for name, shape in shapes.items() if name in asked}
+    found = next((name for name, shape in wanted.items() if tuple(a.shape) == shape), None)
+    if found is None:
+        choices = " or ".join(f"{shape} ({name})" for name, shape in wanted.items())
         raise ValueError(
-            f"a has shape {tuple(a.shape)}; with b of shape {tuple(b.shape)} it must be {tuple(b.shape)} (diagonal)"
-            + (f" or {(*b.shape, b.shape[-1])} (dense)" if b.dim() >= 2 else "")
+            f"a has shape {tuple(a.shape)}; with b of shape {tuple(b.shape)} it must be {choices}"
+            if wanted
+            else f"b has shape {tuple(b.shape)}; {structure} elements need it to be "
+            + ("(T, ..., n)" if structure == "dense" else "(T, ..., 2, n)")
         )
     if h0 is not None and h0.shape != b.shape[1:]:
         raise ValueError(f"h0 has shape {tuple(h0.shape)}, expected {tuple(b.shape[1:])} (b without time)")
@@ -44,6 +100,11 @@ def _check(a: Tensor, b: Tensor, h0: Tensor | None) -> None:
             raise ValueError(
                 f"{name} is {other.dtype} on {other.device}, b is {b.dtype} on {b.device}: they must agree"
             )
+    if method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(map(repr, get_args(Method)))}; got {method!r}")
+    if levels is not None and (method != "blelloch" or levels < 0):
+        raise ValueError(f"levels={levels} must be ≥ 0, and goes with method='blelloch'; the method is {method!r}")
+    return found
 
 
 class _LinearScan(torch.autograd.Function):
@@ -53,24 +114,42 @@ class _LinearScan(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
-        states = chunked.scan(a, b, h0)
+    def forward(ctx: Any, a: Tensor, b: Tensor, h0: Tensor, way: _Way) -> Tensor:
+        states = way.run(a, b, h0)
         ctx.save_for_backward(a, h0, states)
+        ctx.way = way
         return states
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         a, h0, states = ctx.saved_tensors
-        (grad,) = grads
+        (grad,), way, structure = grads, ctx.way, ctx.way.structure
         if len(states) == 0:
-            return torch.zeros_like(a), grad, torch.zeros_like(h0)
-        dense = a.dim() > states.dim()
-        transposed = a.transpose(-1, -2) if dense else a
-        following = torch.cat([transposed[1:], torch.zeros_like(transposed[:1])])
-        adjoint = linear_scan(following, grad, reverse=True)
-        previous = torch.cat([h0.unsqueeze(0), states[:-1]])
+            return torch.zeros_like(a), grad, torch.zeros_like(h0), None
+        # in the order in which the steps are taken: first, all but the first, all but the last
+        first, later, earlier, last = (
+            (-1, slice(-1), slice(1, None), 0) if way.reverse else (0, slice(1, None), slice(-1), -1)
+        )
+        rest = linear_scan(
+            a[later], grad[earlier], grad[last], not way.reverse,
+            transpose=not way.transpose, structure=structure, method=way.method, levels=way.levels,
+        )  # fmt: skip
+        ends, start = grad[last].unsqueeze(0), h0.unsqueeze(0)
+        adjoint = torch.cat([ends, rest] if way.reverse else [rest, ends])
         d_a = None
         if ctx.needs_input_grad[0]:
-            d_a = adjoint.unsqueeze(-1) * previous.unsqueeze(-2) if dense else adjoint * previous
-        d_h0 = apply(transposed[0], adjoint[0], dense) if ctx.needs_input_grad[2] else None
-        return d_a, adjoint, d_h0
+            previous = torch.cat([states[1:], start] if way.reverse else [start, states[:-1]])
+            d_a = _outer(adjoint, previous, structure)
+            d_a = el.transpose(d_a, structure) if way.transpose else d_a
+        first_a = a[first] if way.transpose else el.transpose(a[first], structure)
+        d_h0 = el.apply(first_a, adjoint[first], structure) if ctx.needs_input_grad[2] else None
+        return d_a, adjoint, d_h0, None
+
+
+def _outer(grad: Tensor, h: Tensor, structure: Structure) -> Tensor:
+    """Gradient of an element from the adjoint behind it and the state before it."""
+    if structure == "diagonal":
+        return grad * h
+    if structure == "dense":
+        return grad.unsqueeze(-1) * h.unsqueeze(-2)
+    return grad.unsqueeze(-2) * h.unsqueeze(-3)

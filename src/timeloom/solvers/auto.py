@@ -59,6 +59,15 @@ class Experience:
     """Times that it failed by so little that the general solve found nothing to correct."""
     setbacks: int = 0
     """Times in a row that shooting turned out not to pay."""
+    solves: int = 0
+    """Solves that asked whether their gradient is due for a comparison."""
+    extra_cycles: int = 0
+    """Cycles that multigrid was given beyond the number asked for, since its gradients were too far off."""
+
+    def due(self, every: int | None) -> bool:
+        """Whether this solve's gradient is one of those to compare with the exact one."""
+        self.solves += 1
+        return every is not None and self.solves % every == 0
 
     def warmup(self, tolerance: float) -> int:
         """Steps after which this network has forgotten where it started, to within the tolerance."""
@@ -77,7 +86,7 @@ class Experience:
         """Take in what a shooting solve showed, if it can be seen yet."""
         if report.certificate is not None:
             return
-        self.corrected = report.iterations > 1 or report.fell_back
+        self.corrected = report.iterations > 1 or report.fell_back or bool(report.levels)
         self.misses += self.uncertified and not self.corrected
         self.uncertified = False
         if report.warmup and report.residuals:
@@ -103,6 +112,13 @@ class Memory:
 
     forward: Experience = field(default_factory=Experience)
     backward: Experience = field(default_factory=Experience)
+
+    def learn_backward(self, report: SolveReport) -> None:
+        """Take in what a backward solve showed; a gradient that was too far off costs both passes a cycle more."""
+        self.backward.learn(report)
+        if report.gradient is not None and report.gradient.too_far:
+            self.forward.extra_cycles += 1
+            self.backward.extra_cycles += 1
 
 
 def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:

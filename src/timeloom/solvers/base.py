@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 OnDivergence = Literal["sequential", "raise", "ignore"]
-Adjoint = Literal["same", "sequential"]
+Adjoint = Literal["same", "scan", "mgrit", "sequential"]
 Correction = Literal["auto", "none", "diag", "newton"]
 
 TOLERANCE = {torch.float64: 2e-15, torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
@@ -27,9 +28,13 @@ some 4e-5 apart, and cuDNN's error is near 6e-4.
 class Solver:
     """Options of every solver.
 
-    adjoint: how the backward pass solves for the gradients: the same way as the forward pass, or sequentially.
+    adjoint: how the backward pass solves for the gradients: the same way as the forward pass, by a scan over the
+        transposed Jacobians of all steps (BPPSA), by multigrid, or sequentially.
     tol: largest relative jump between chunks to accept; None takes the dtype's default.
     max_iters: sweeps after which to give up; None leaves it to the solver.
+    adjoint_levels: with `adjoint="scan"`, levels of the scan's tree that multiply matrices; the roots above them are
+        run one after the other. None chooses: no level on a CPU, where matrix-vector products in order are fastest (a
+        compiled sweep does them without forming Jacobians), all levels on a GPU.
     on_divergence: what to do when the sweeps do not converge: finish sequentially after the exact prefix, raise
         `ConvergenceError`, or return what there is (the report then says `converged=False`).
     """
@@ -38,13 +43,18 @@ class Solver:
     tol: float | None = None
     max_iters: int | None = None
     on_divergence: OnDivergence = "sequential"
+    adjoint_levels: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("adjoint", self.adjoint, get_args(Adjoint))
         check_choice("on_divergence", self.on_divergence, get_args(OnDivergence))
-        if self.tol is not None and not self.tol > 0:
-            raise ValueError(f"tol must be positive or None, got {self.tol}")
+        if self.tol is not None and not (isinstance(self.tol, Real) and self.tol > 0):
+            raise ValueError(f"tol must be positive or None, got {self.tol!r}")
         check_count("max_iters", self.max_iters)
+        if self.adjoint_levels != 0:
+            check_count("adjoint_levels", self.adjoint_levels)
+        if self.adjoint_levels is not None and self.adjoint != "scan":
+            raise ValueError(f"adjoint_levels goes with adjoint='scan'; adjoint is {self.adjoint!r}")
 
     def tolerance(self, state: Tensor) -> float:
         """The tolerance for states like this one."""
@@ -67,7 +77,7 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
 
 
-def check_count(name: str, value: object) -> None:
-    """Refuse anything but a whole number from 1 up, or None."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ValueError(f"{name} must be a whole number ≥ 1 or None, got {value!r}")
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Refuse anything but a whole number from `least` up, or None."""
+    if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least):
+        raise ValueError(f"{name} must be a whole number ≥ {least} or None, got {value!r}")

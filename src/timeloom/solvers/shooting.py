@@ -29,5 +29,4 @@ class Shooting(Solver):
         super().__post_init__()
         check_choice("correction", self.correction, get_args(Correction))
         check_count("chunk", self.chunk)
-        if self.warmup != 0:
-            check_count("warmup", self.warmup)
+        check_count("warmup", self.warmup, least=0)

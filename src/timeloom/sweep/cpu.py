@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from timeloom.problem import Recurrence, Segments
 from timeloom.sweep import native
-from timeloom.sweep.reference import ReferenceSweeper, units_of
+from timeloom.sweep.reference import ReferenceSweeper, floor_of, units_of
 
 _SIZES = "batch n rows depth lead"
 _POINTERS = (
@@ -104,11 +104,12 @@ class CPUSweeper(ReferenceSweeper):
         self._run_adjoint(segments, states, lead, incoming, gate_grads, reset_grads, **found)
         return ends, begins, leak
 
-    def certifier(self, share_of_box: float) -> Callable[[Tensor, Tensor], float] | None:
+    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], float] | None:
         if self.problem.lengths is not None:
             return None
-        floor = 0.0 if self.cell.kernel == "rnn_relu" else share_of_box
-        return partial(largest_jump, batch=self.problem.batch, parts=len(self.cell.parts), floor=floor)
+        floor = floor_of(self.cell, share_of_box)
+        batch, parts = self.problem.batch, len(self.cell.parts)
+        return partial(largest_jump, batch=batch, parts=parts, floor=floor, fading=fading)
 
     def _boundaries(self, segments: Segments, want_leak: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         starts = self.problem.initial.new_empty(len(segments), self.cell.size)
@@ -147,12 +148,13 @@ def call(kernel: str, segments: Segments, sizes: dict[str, int], tensors: dict[s
         raise MemoryError(f"no memory for the sweep's scratch space ({len(segments)} rows of {sizes['n']} units)")
 
 
-def largest_jump(starts: Tensor, ends: Tensor, batch: int, parts: int, floor: float) -> float:
+def largest_jump(starts: Tensor, ends: Tensor, batch: int, parts: int, floor: float, fading: bool) -> float:
     """The largest relative jump between each stretch's end and the next one's start, stretches in marching order."""
     rows, size = starts.shape
     jump: float = native.library().timeloom_jump(
         ctypes.c_void_p(starts.data_ptr()), ctypes.c_void_p(ends.data_ptr()), ctypes.c_long(rows // batch),
         ctypes.c_long(batch), ctypes.c_long(size // parts), ctypes.c_long(parts), ctypes.c_float(floor),
+        ctypes.c_int(fading),
     )  # fmt: skip
     return jump
 

@@ -19,7 +19,7 @@ INLINE long sums_size(const int cell, const sweep_args *a, long padded) {
 /* Time of a row's step; it steps only inside its stretch and, in the lead, inside its sequence. */
 INLINE long adjoint_time(const sweep_args *a, long row, long step) { return a->end[row] - 1 + a->lead - step; }
 INLINE int adjoint_steps(const sweep_args *a, long row, long t) {
-  return t >= a->begin[row] && (!a->lead || t < a->lengths[a->seq[row]]);
+  return t >= a->begin[row] && a->end[row] > a->begin[row] && (!a->lead || t < a->lengths[a->seq[row]]);
 }
 
 /* Gate gradients of one tile: take the gates from the tape or compute them again from the state before the step, then

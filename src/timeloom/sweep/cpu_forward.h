@@ -3,6 +3,11 @@
 #define TIMELOOM_FORWARD_H
 #include "cpu_sweep.h"
 
+/* Whether a row steps at time t: inside its stretch, and in the lead of one that is not empty. */
+INLINE int forward_steps(const sweep_args *a, long row, long t) {
+  return t >= 0 && t < a->end[row] && a->end[row] > a->begin[row];
+}
+
 /* A gate's argument: with x on hand (`fused`) the products hold all of it, else the projected input is added. */
 INLINE vec argument(const int fused, const float *u, vec product, int lanes) {
   return fused ? product : load(u, lanes) + product;
@@ -22,7 +27,7 @@ INLINE void forward_tile(const int cell, const int fused, const int rows, const 
     for (int r = 0; r < rows; r++) {
       const long row = g->first + r0 + r;
       long t = a->begin[row] - a->lead + step;
-      t = t < 0 ? 0 : t >= a->end[row] ? a->end[row] - 1 : t; /* a row that does not step now reads what it may */
+      t = forward_steps(a, row, t) ? t : 0; /* a row that does not step now reads what it may */
       x_rows[r] = a->x + (t * a->batch + a->seq[row]) * a->depth;
       fetch_ahead(x_rows[r], AHEAD * a->batch * a->depth + unit, 1, 0);
     }
@@ -34,7 +39,7 @@ INLINE void forward_tile(const int cell, const int fused, const int rows, const 
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = g->first + r0 + r, t = a->begin[row] - a->lead + step;
-    if (t < 0 || t >= a->end[row]) continue; /* not yet begun, or finished: its state stays */
+    if (!forward_steps(a, row, t)) continue; /* its state stays */
     const long token = t * a->batch + a->seq[row], at = (r0 + r) * padded + unit;
     const float *u = fused ? NULL : a->inputs + token * gates * n + unit;
     if (!fused) fetch_ahead(u, AHEAD * a->batch * gates * n, gates, n);
@@ -76,7 +81,7 @@ INLINE void forward_tile(const int cell, const int fused, const int rows, const 
 INLINE void apply_resets(const int cell, const sweep_args *a, group *g, long step) {
   for (long r = 0; r < g->count; r++) {
     const long row = g->first + r, t = a->begin[row] - a->lead + step;
-    if (t < 0 || t >= a->end[row] || !a->resets[t * a->batch + a->seq[row]]) continue;
+    if (!forward_steps(a, row, t) || !a->resets[t * a->batch + a->seq[row]]) continue;
     for (int part = 0; part < PARTS(cell); part++)
       memcpy(row_of(g->state[part], g->padded, r), a->origin + (part * a->batch + a->seq[row]) * a->n, sizeof(float) * a->n);
     if (a->leak && step >= a->lead) memset(row_of(g->leak, g->padded, r), 0, sizeof(float) * g->padded);
@@ -93,8 +98,7 @@ INLINE void forward_step(const int cell, const int fused, const int tile, const 
   for (int part = 0; part < PARTS(cell); part++) {
     float *now = g->next[part], *before = g->state[part];
     for (long r = 0; r < g->count; r++) {
-      const long t = a->begin[g->first + r] - a->lead + step;
-      if (t < 0 || t >= a->end[g->first + r]) /* it did not step */
+      if (!forward_steps(a, g->first + r, a->begin[g->first + r] - a->lead + step))
         memcpy(row_of(now, g->padded, r), row_of(before, g->padded, r), sizeof(float) * g->padded);
     }
     g->state[part] = now, g->next[part] = before;

@@ -20,12 +20,15 @@
 int timeloom_lanes(void) { return LANES; }
 
 /* The largest jump between a stretch's end and the start of the next one along the chain, relative to the largest value
- * that its part of the state has had so far, and to `floor`. Rows: (links, batch), states of `parts` parts of n. */
-float timeloom_jump(const float *starts, const float *ends, long links, long batch, long n, long parts, float floor) {
+ * that its part of the state has there (or, where values fade, has had so far) and to `floor`. Rows: (links, batch),
+ * states of `parts` parts of n. */
+float timeloom_jump(const float *starts, const float *ends, long links, long batch, long n, long parts, float floor,
+                    int fading) {
   float worst = 0.0f;
   for (long b = 0; b < batch; b++)
     for (long part = 0; part < parts; part++) {
-      float scale = part == 0 && floor > 0.0f ? floor : 1.17549435e-38f, first = 0.0f; /* h has a box, c has not */
+      const float least = part == 0 && floor > 0.0f ? floor : 1.17549435e-38f; /* h has a box, c has not */
+      float scale = least, first = 0.0f;
       for (long i = 0; i < n; i++) first = fmaxf(first, fabsf(starts[(b * parts + part) * n + i]));
       scale = first < INFINITY ? fmaxf(scale, first) : scale;
       for (long p = 1; p < links; p++) {
@@ -40,7 +43,7 @@ float timeloom_jump(const float *starts, const float *ends, long links, long bat
           finite &= gap <= 3.4e38f;
         }
         if (!finite) return INFINITY;
-        scale = fmaxf(scale, largest);
+        scale = fmaxf(fading ? scale : least, largest);
         worst = fmaxf(worst, jump / scale);
       }
     }

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from timeloom.memory import empty
-from timeloom.problem import Recurrence, cut_evenly
+from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.sweep import native
 from timeloom.sweep.cpu import CPUSweeper, call, largest_jump, origin, pack, pack_transposed, through_h
 from timeloom.sweep.layer import Layer
-from timeloom.sweep.reference import units_of
+from timeloom.sweep.reference import floor_of, units_of
 
 MOST_UNITS = 128
 """Hidden units up to which a step's products are better done here than by one large product over all of time."""
@@ -46,16 +46,12 @@ class CPULayer(Layer):
         return [empty(steps, batch, 4 * self.n, like=self.initial)] if keep and has_gates else []
 
     def forward(self, chunk: int, warmup: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], float]:
-        steps, batch, n = *self.x.shape[:2], self.n
-        states = [empty(steps + 1, batch, n, like=self.initial) for _ in self.parts]
-        for state, first in zip(states, self.initial.split(n, -1), strict=True):
-            state[0] = first
-        tape = self._empty_tape(keep)
+        states, tape, n = empty_states(len(self.x), self.initial, self.parts), self._empty_tape(keep), self.n
         bias = self.bias()
         tensors: Tensors = {"x": self.x.contiguous(), "units": units_of(self.cell)}
         tensors["bias"] = self.w_ih.new_zeros(len(self.w_ih)) if bias is None else bias
         tensors |= {"weights": pack(self.w_hh, n), "x_weights": pack(self.w_ih, n)}
-        floor = 0.0 if self.kernel == "rnn_relu" else share_of_box
+        floor = floor_of(self.cell, share_of_box)
         _, jump = self._run("forward", chunk, warmup, self.initial, states + tape, floor, tensors)
         return states + tape, jump
 
@@ -96,10 +92,11 @@ class CPULayer(Layer):
         names = ("h", "c", "tape") if len(self.parts) == 2 else ("h", "tape")
         held = tensors | dict(zip(names, kept, strict=False)) | {"starts": starts, "ends": ends}
         held["origin"] = origin(self.initial, self.parts)
-        call(
-            f"{self.kernel}_{direction}", segments, {"batch": batch, "n": self.n, "depth": depth, "lead": warmup}, held
-        )
-        return ends, largest_jump(starts, ends, batch, len(self.parts), floor) if warmup else 0.0
+        sizes = {"batch": batch, "n": self.n, "depth": depth, "lead": warmup}
+        call(f"{self.kernel}_{direction}", segments, sizes, held)
+        if warmup == 0:
+            return ends, 0.0
+        return ends, largest_jump(starts, ends, batch, len(self.parts), floor, fading=direction == "adjoint")
 
     @property
     def _padded(self) -> int:

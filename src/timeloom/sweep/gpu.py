@@ -12,7 +12,7 @@ from torch import Tensor
 
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, Segments
-from timeloom.sweep.reference import ReferenceSweeper, units_of
+from timeloom.sweep.reference import ReferenceSweeper, floor_of, units_of
 
 LARGEST = {"gru": 128, "lstm": 64, "rnn_tanh": 128, "rnn_relu": 128}
 """Hidden units up to which the recurrent weights fit on the chip, by kernel."""
@@ -142,14 +142,14 @@ class GPUSweeper(ReferenceSweeper):
         sizes = (rows, self.problem.batch, self._n, segments.longest, lead)
         kernel[(-(-rows // ROWS),)](*tensors, self._marks, *sizes, ROWS=ROWS, **flags, **self._options)
 
-    def certifier(self, share_of_box: float) -> Callable[[Tensor, Tensor], Tensor] | None:
+    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor] | None:
         if self.problem.lengths is not None:
             return None
         return partial(self.certify, share_of_box=share_of_box)
 
     def certify(self, starts: Tensor, ends: Tensor, share_of_box: float) -> Tensor:
         """A bound of the largest relative jump between each stretch's end and the next one's start."""
-        floor = 0.0 if self.cell.kernel == "rnn_relu" else share_of_box
+        floor = floor_of(self.cell, share_of_box)
         worst = starts.new_zeros(())
         rows, tile, options = len(starts), 32, self._options
         self._kernels.jumps_kernel[(-(-rows // tile),)](

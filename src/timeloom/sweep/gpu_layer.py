@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from timeloom.memory import empty
-from timeloom.problem import Recurrence, cut_evenly
+from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.sweep.gpu import LARGEST, GPUSweeper, has_triton
 from timeloom.sweep.layer import Layer
 
@@ -30,9 +30,7 @@ class GPULayer(Layer):
         bias, flat = self.bias(), self.x.flatten(0, 1)
         u = torch.mm(flat, self.w_ih.t()) if bias is None else torch.addmm(bias, flat, self.w_ih.t())
         sweeper = GPUSweeper(Recurrence(self.cell, u.view(steps, batch, -1), self.initial))
-        states = [empty(steps + 1, batch, self.n, like=self.initial) for _ in self.parts]
-        for state, first in zip(states, self.initial.split(self.parts, -1), strict=True):
-            state[0] = first
+        states = empty_states(steps, self.initial, self.parts)
         segments = cut_evenly(steps, batch, chunk, False)
         jump: Tensor | float = 0.0
         if warmup == 0:

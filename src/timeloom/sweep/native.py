@@ -18,8 +18,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("cpu_kernels.c")
-HEADERS = sorted(SOURCE.parent.glob("cpu_*.h"))
+SOURCES = [Path(__file__).with_name("cpu_kernels.c"), Path(__file__).parents[1] / "scan" / "cpu_scan.c"]
+HEADERS = sorted(Path(__file__).parent.glob("cpu_*.h"))
 FLAGS = ["-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 
@@ -74,10 +74,8 @@ def _digest(compiler: list[str]) -> str:
     flags = Path("/proc/cpuinfo")
     if flags.exists():
         processor += next((line for line in flags.read_text().splitlines() if line.startswith("flags")), "")
-    key = (
-        b"".join(file.read_bytes() for file in (SOURCE, *HEADERS))
-        + repr((FLAGS, compiler, version, processor)).encode()
-    )
+    key = b"".join(file.read_bytes() for file in (*SOURCES, *HEADERS))
+    key += repr((FLAGS, compiler, version, processor)).encode()
     return hashlib.sha256(key).hexdigest()[:20]
 
 
@@ -105,7 +103,7 @@ def _build(compiler: list[str], path: Path) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
     os.close(handle)
     try:
-        command = [*compiler, *FLAGS, str(SOURCE), "-o", temporary, "-lm"]
+        command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", temporary, "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise KernelBuildError(f"{compiler[0]} failed: {done.stderr.strip()[:2000]}")

@@ -104,7 +104,9 @@ class ReferenceSweeper:
 
         Returns the starts so found, the ends and the leak.
         """
-        early = Segments(segments.sequence, (segments.begin - lead).clamp(min=0), segments.begin)
+        empty = segments.end <= segments.begin  # nobody asks where it starts
+        early_begin = torch.where(empty, segments.begin, (segments.begin - lead).clamp(min=0))
+        early = Segments(segments.sequence, early_begin, segments.begin)
         starts, _ = self.forward(early, self.problem.initial[segments.sequence.to(self.problem.initial.device)])
         return starts, *self.forward(segments, starts, states, want_leak)
 
@@ -125,25 +127,32 @@ class ReferenceSweeper:
         ends, those at the begins and the leak.
         """
         lengths = self.problem.ends()[segments.sequence]
-        enter = torch.minimum(segments.end + lead, lengths)
+        empty = segments.end <= segments.begin
+        enter = torch.where(empty, segments.end, torch.minimum(segments.end + lead, lengths))
         behind = Segments(segments.sequence, segments.end, enter)
         at_end = (enter == lengths).to(final.device).unsqueeze(-1)
         entry = torch.where(at_end, final[segments.sequence.to(final.device)], 0)
         ends, _ = self.adjoint(behind, entry, states, incoming)
         return ends, *self.adjoint(segments, ends, states, incoming, gate_grads, reset_grads, want_leak)
 
-    def certifier(self, share_of_box: float) -> Callable[[Tensor, Tensor], Tensor | float] | None:
+    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor | float] | None:
         """A quick bound of the largest relative jump between stretches, where the device has one."""
         return None
 
-    def transfer(self, segments: Segments, states: list[Tensor]) -> Tensor:
-        """The dense transfer `∂end/∂start` of each stretch at the stored states, `(R, S, S)`."""
+    def transfer(self, segments: Segments, states: list[Tensor], starts: Tensor | None = None) -> Tensor:
+        """The dense transfer `∂end/∂start` of each stretch at the stored states, `(R, S, S)`.
+
+        `starts` `(R, S)` are the states before the first step of each stretch, where they are not the stored ones.
+        """
         time, alive, sequence = self._layout(segments)
         at_reset, origin = self._resets(time, sequence, alive)
         product = torch.eye(self.cell.size, dtype=self.problem.initial.dtype, device=self.problem.u.device)
         product = product.repeat(len(segments), 1, 1)
         for j in range(len(time)):
-            previous = torch.cat([part[time[j], sequence] for part in states], -1)
+            if j == 0 and starts is not None:
+                previous = starts
+            else:
+                previous = torch.cat([part[time[j], sequence] for part in states], -1)
             if at_reset is not None:
                 previous = torch.where(at_reset[j], origin, previous)
             following = self.cell.jacobian(previous, self.problem.u[time[j], sequence]) @ product
@@ -177,6 +186,11 @@ def units_of(cell: Cell) -> Tensor:
     if cell.kernel == "gru":
         return cell.weights[1].contiguous()
     return cell.weights[0][0] if cell.kernel == "lstm" else cell.weights[0].diagonal().contiguous()
+
+
+def floor_of(cell: Cell, share_of_box: float) -> float:
+    """What the first part of a kernel's state counts as at least when a jump is measured: relu's has no box."""
+    return 0.0 if cell.kernel == "rnn_relu" else share_of_box
 
 
 def _advance(alive: Tensor | None, step: int, following: Tensor, current: Tensor) -> Tensor:

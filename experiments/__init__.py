@@ -1,0 +1,1 @@
+"""Experiments with committed results; each module runs by `python -m experiments.…` and says what it needs."""

@@ -1,0 +1,116 @@
+"""Time of a training step against the length of the sequence: torch's GRU, shooting and multigrid, side by side.
+
+    python -m experiments.mgrit.scaling [--device cuda]
+
+One sequence (B=1), n=32, default initialisation and long memory (update-gate bias +6), float32, tolerance 1e-5 on
+a CPU. Each point is the fastest of the turns that the solvers took one after the other. Writes
+results/scaling_<device>.json and .png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import timeloom as tl
+from experiments.mgrit.results import FOLDER, facts, save
+from timeloom.solvers import MGRIT, Shooting
+
+SIZE, BIASES = 32, {"default": 0.0, "gate bias +6": 6.0}
+LENGTHS = tuple(2**k for k in range(7, 17))
+SOLVERS = ("torch.nn.GRU", "shooting", "multigrid")
+TOLERANCE = {"cpu": 1e-5, "cuda": None}
+"""On a GPU the default one: products are rounded to tf32 there, as in cuDNN, and jumps below 1e-4 are rounding."""
+SERIAL_UP_TO = {"cpu": 2**16, "cuda": 2**15}
+"""Steps up to which torch's layer is run: cuDNN refuses longer ones."""
+TURNS, PATIENCE = 5, 2.0
+"""Turns of each solver at each length; fewer where a turn takes longer than this many seconds."""
+
+
+def measure(steps: int, bias: float, device: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    truth = nn.GRU(SIZE, SIZE, device=device)
+    with torch.no_grad():
+        truth.bias_ih_l0[SIZE : 2 * SIZE] += bias
+    layers: dict[str, nn.GRU] = {}
+    if steps <= SERIAL_UP_TO[device]:
+        layers["torch.nn.GRU"] = truth
+    tol = TOLERANCE[device]
+    for name, solver in (("shooting", Shooting(tol=tol)), ("multigrid", MGRIT(tol=tol))):
+        layers[name] = tl.GRU(SIZE, SIZE, device=device, solver=solver)
+        layers[name].load_state_dict(truth.state_dict())
+    x = torch.randn(steps, 1, SIZE, device=device, requires_grad=True)
+    seconds = {name: [step(layer, x, device)] for name, layer in layers.items()}  # the first call warms up
+    turns = {name: TURNS if first[0] < PATIENCE else 1 for name, first in seconds.items()}
+    for turn in range(TURNS):
+        for name, layer in layers.items():
+            if turn < turns[name]:
+                seconds[name].append(step(layer, x, device))
+    result: dict[str, Any] = {"steps": steps}
+    for name, layer in layers.items():
+        taken = [1e3 * value for value in seconds[name][1:]]
+        result[name] = {"milliseconds": min(taken), "median": statistics.median(taken)}
+        if isinstance(layer, tl.GRU):
+            report = layer.reports[0]
+            result[name] |= {
+                "forward": report.iterations, "backward": report.backward.iterations, "chunk": report.chunk,
+                "solver": report.solver, "fell back": report.fell_back or report.backward.fell_back,
+            }  # fmt: skip
+    return result
+
+
+def step(layer: nn.GRU, x: torch.Tensor, device: str) -> float:
+    began = time.perf_counter()
+    output, _ = layer(x)
+    output.sum().backward()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    arguments = parser.parse_args()
+    rows = {}
+    for regime, bias in BIASES.items():
+        rows[regime] = [measure(steps, bias, arguments.device) for steps in LENGTHS]
+        for row in rows[regime]:
+            print(
+                regime, row["steps"], {name: f"{row[name]['milliseconds']:.1f} ms" for name in SOLVERS if name in row}
+            )
+    name = f"scaling_{arguments.device}"
+    save(name, {"n": SIZE, "B": 1, "facts": facts(arguments.device), "regimes": rows}, arguments.out)
+    draw(rows, arguments.out / f"{name}.png", facts(arguments.device))
+
+
+def draw(rows: dict[str, list[dict[str, Any]]], path: Path, made_on: dict[str, Any]) -> None:
+    from matplotlib.figure import Figure  # only here: a machine without it can measure
+
+    figure = Figure(figsize=(5.2 * len(rows), 4), layout="constrained")
+    axes = figure.subplots(1, len(rows), sharey=True)
+    for axis, (regime, points) in zip(axes, rows.items(), strict=True):
+        for color, name in zip(("#888888", "#e09f3e", "#0b6e99"), SOLVERS, strict=True):
+            here = [point for point in points if name in point]
+            axis.loglog(
+                [point["steps"] for point in here], [point[name]["milliseconds"] for point in here],
+                marker="o", color=color, label=name, base=2,
+            )  # fmt: skip
+        axis.set_yscale("log", base=10)
+        axis.set_title(f"n={SIZE}, B=1, {regime}")
+        axis.set_xlabel("steps")
+    axes[0].set_ylabel("forward + backward, ms")
+    axes[0].legend()
+    figure.supxlabel(f"{made_on['device']}, {made_on['threads']} threads, torch {made_on['torch']}", fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

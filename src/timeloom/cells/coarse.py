@@ -1,0 +1,94 @@
+"""Coarse steps: one evaluation that stands in for many steps of a cell, and its transposed derivative."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from timeloom.cells.base import Cell
+
+Pull = Callable[[slice, Tensor], Tensor]
+"""`pull(at, grad)`: transposed derivatives of the intervals `at`, applied to grad `(k, B, S)`."""
+UserStep = Callable[[Any, Tensor, Tensor], Any]
+"""A user's own coarse step, `step(h, x, span) -> h`: h and x as his cell takes them, span `(N, 1)`."""
+
+
+class Coarse(ABC):
+    """A step over `span` fine steps. It need not be exact: multigrid only corrects with it.
+
+    Rows are flat as in `Cell`: state `(N, S)`, u `(N, K)`, span `(N, 1)`, the number of fine steps as a float.
+    """
+
+    @abstractmethod
+    def step(self, state: Tensor, u: Tensor, span: Tensor) -> Tensor:
+        """The state after `span` steps, `(N, S)`."""
+
+    @abstractmethod
+    def linearise(self, state: Tensor, u: Tensor, span: Tensor) -> Pull:
+        """Transposed derivatives at these points, for intervals `(K, B, ·)`; used again and again, so prepared once."""
+
+
+class Frozen(Coarse):
+    """Any cell with its leak d and the rest of its step, `b = f(s) − d s`, standing still for the whole span m:
+
+        s⁺ = d^m s + (1 + d + … + d^(m−1)) b
+
+    Exact for a step that is linear, diagonal and constant. The leak is held within [−1, 1].
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+
+    def _powers(self, state: Tensor, u: Tensor, span: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        leak = self.cell.leak(state, u).detach().clamp(-1.0, 1.0)
+        kept = leak.pow(span)
+        return leak, kept, geometric(leak, kept, span)
+
+    def step(self, state: Tensor, u: Tensor, span: Tensor) -> Tensor:
+        leak, kept, total = self._powers(state, u, span)
+        return kept * state + total * (self.cell.step(state, u) - leak * state)
+
+    def linearise(self, state: Tensor, u: Tensor, span: Tensor) -> Pull:
+        flat = (state.flatten(0, 1), u.flatten(0, 1), span.flatten(0, 1))
+        leak, kept, total = (value.view_as(state) for value in self._powers(*flat))
+
+        def pull(at: slice, grad: Tensor) -> Tensor:
+            rows = (state[at].flatten(0, 1), u[at].flatten(0, 1), (total[at] * grad).flatten(0, 1))
+            return self.cell.vjp(*rows)[0].view_as(grad) + (kept[at] - total[at] * leak[at]) * grad
+
+        return pull
+
+
+class UsersOwn(Coarse):
+    """A coarse step that the user wrote for a cell of his own; its derivative by autograd."""
+
+    def __init__(self, cell: Cell, function: UserStep) -> None:
+        self.cell = cell
+        self.function = function
+
+    def step(self, state: Tensor, u: Tensor, span: Tensor) -> Tensor:
+        return self.cell.call_own(self.function, state, u, span)
+
+    def linearise(self, state: Tensor, u: Tensor, span: Tensor) -> Pull:
+        def pull(at: slice, grad: Tensor) -> Tensor:
+            with torch.enable_grad():
+                rows = state[at].flatten(0, 1).detach().requires_grad_()
+                out = self.step(rows, u[at].flatten(0, 1).detach(), span[at].flatten(0, 1))
+            if not out.requires_grad:
+                return torch.zeros_like(grad)
+            (back,) = torch.autograd.grad(out, rows, grad.flatten(0, 1), allow_unused=True)
+            return torch.zeros_like(grad) if back is None else back.view_as(grad)
+
+        return pull
+
+
+def geometric(ratio: Tensor, power: Tensor, span: Tensor) -> Tensor:
+    """`1 + ratio + … + ratio^(span−1)`, given `power = ratio^span`."""
+    rest = 1 - ratio
+    standing = rest.abs() < 1e-6
+    return torch.where(standing, span.expand_as(ratio), (1 - power) / rest.masked_fill(standing, 1.0))

@@ -1,0 +1,38 @@
+"""The command line: one file a command, and one clear line for each thing that can go wrong."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from timeloom.errors import InputError
+
+LIBRARIES = ("numpy", "rich", "safetensors", "tyro")
+
+
+def run(command: str, arguments: Sequence[str]) -> int:
+    """Runs a command; the exit status. `--debug` lets errors through with their traceback."""
+    words = [word for word in arguments if word != "--debug"]
+    try:
+        module = importlib.import_module(f"timeloom.cli.{command}")
+        status: int = module.main(words)
+        return status
+    except Exception as error:
+        if len(words) < len(arguments):
+            raise
+        print(f"error: {explain(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def explain(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name in LIBRARIES:
+        return f"this command needs {error.name}: pip install 'timeloom[app]'"
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else 'no message'} (run again with --debug to see where)"

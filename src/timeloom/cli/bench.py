@@ -1,0 +1,23 @@
+"""`timeloom bench`: the benchmarks, which live beside the package in a source checkout."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import timeloom
+from timeloom.errors import InputError
+
+
+def main(arguments: Sequence[str]) -> int:
+    root = Path(timeloom.__file__).parents[2]
+    if not (root / "benchmarks" / "__main__.py").is_file():
+        raise InputError(
+            "the benchmarks are not part of the installed package: get the source of timeloom, and run `make bench` "
+            "there; `timeloom doctor` measures one speedup anywhere"
+        )
+    sys.path.insert(0, str(root))
+    status: int = importlib.import_module("benchmarks.__main__").main(list(arguments))
+    return status

@@ -1,0 +1,84 @@
+"""`timeloom evaluate`: what a trained model is worth, serial and parallel inference side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from timeloom.cli.display import CONSOLE
+from timeloom.data import Record, Table, examples, load, split
+from timeloom.train import checkpoint
+from timeloom.train.checkpoint import Checkpoint
+from timeloom.train.config import at_least
+from timeloom.train.inference import check_channels, compare, restore, task_of
+from timeloom.train.objective import Score, quality_name, quality_text
+from timeloom.train.trainer import device_of
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `timeloom evaluate`."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of a run, or a checkpoint in it."""
+    data: str = ""
+    """Labelled data to measure on; by default the run's own test series."""
+    solver: str = ""
+    """Solver of the parallel inference; by default the run's."""
+    device: str = "auto"
+    """cpu, cuda, …"""
+    batch: int = 16
+    """Series in a batch."""
+    json: bool = False
+    """Print the numbers as JSON."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = tyro.cli(
+        Options,
+        args=list(arguments),
+        prog="timeloom evaluate",
+        description="Measures a trained model on labelled series.",
+    )
+    at_least("batch", options.batch, 1)
+    loaded = checkpoint.load(options.run)
+    model = restore(loaded, device_of(options.device), options.solver)
+    table = load(options.data or loaded.config.data)
+    check_channels(loaded, table)
+    records = test_records(table, loaded, own=not options.data)
+    labelled = examples(records, task_of(loaded), loaded.classes, table.source)
+    answers, agreement = compare(model, records, loaded, options.batch)
+    score = Score(task_of(loaded), len(loaded.classes))
+    for values, target in zip(answers.values, labelled.targets, strict=True):
+        score.add(
+            values.unsqueeze(0), target.unsqueeze(0).to(torch.float64) if not loaded.classes else target.unsqueeze(0)
+        )
+    if options.json:
+        numbers = {"series": len(records), "loss": score.loss, "quality": score.quality, **asdict(agreement)}
+        print(json.dumps(numbers))
+        return 0
+    serial, parallel = agreement.serial_seconds, agreement.parallel_seconds
+    lines = (
+        f"{quality_name(model.task)} {quality_text(model.task, score.quality)} on {len(records)} series, "
+        f"loss {score.loss:.4f}",
+        f"serial inference (torch's layers) {serial:.3f} s, parallel {parallel:.3f} s: {serial / parallel:.1f}x faster",
+        f"answers differ by at most {agreement.difference:.1e} of the largest; {agreement.same:.1%} of them agree",
+    )
+    CONSOLE.print("\n".join(lines), markup=False)
+    return 0
+
+
+def test_records(table: Table, loaded: Checkpoint, own: bool) -> list[Record]:
+    """The run's own test series, or those that the data name as test series, or all."""
+    if own:
+        config = loaded.config
+        names = set(split(table, config.valid_fraction, config.test_fraction, config.seed).test.names)
+        return [record for record in table.records if record.name in names]
+    named = [record for record in table.records if record.split == "test"]
+    return named or table.records

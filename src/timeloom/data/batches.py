@@ -1,0 +1,53 @@
+"""Batches of series of any length, in an order that a seed and an epoch fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from timeloom.data.splits import PADDING, Examples
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Series side by side."""
+
+    inputs: Tensor
+    """(T, B, D); zero where a series has ended."""
+    lengths: Tensor | None
+    """(B,) where they differ; None where all have T steps."""
+    targets: Tensor
+    """(B,), or (T, B) for a class at every step, PADDING where a series has ended."""
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
+        """On a device, inputs and numeric targets in a dtype; lengths stay where the solver reads them."""
+        targets = self.targets.to(device)
+        return Batch(
+            self.inputs.to(device, dtype), self.lengths, targets.to(dtype) if targets.is_floating_point() else targets
+        )
+
+
+def order(count: int, seed: int, epoch: int) -> list[int]:
+    """The order of an epoch: that of no other, and the same when it is asked for again."""
+    found: list[int] = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch)).tolist()
+    return found
+
+
+def collate(data: Examples, indices: list[int]) -> Batch:
+    """The series at these indices as one batch."""
+    series = [data.series[i] for i in indices]
+    lengths = torch.tensor([len(values) for values in series])
+    targets = [data.targets[i] for i in indices]
+    stacked = torch.stack(targets) if targets[0].dim() == 0 else pad_sequence(targets, padding_value=PADDING)
+    same = bool((lengths == lengths[0]).all())
+    return Batch(pad_sequence(series), None if same else lengths, stacked)
+
+
+def batches(data: Examples, size: int) -> Iterator[Batch]:
+    """All of the data in their own order, for measuring."""
+    for begin in range(0, len(data), size):
+        yield collate(data, list(range(begin, min(begin + size, len(data)))))

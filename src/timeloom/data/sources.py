@@ -1,0 +1,52 @@
+"""From what the user names to the series behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from timeloom.data.archive import from_archive
+from timeloom.data.folder import read_folder, read_series
+from timeloom.data.records import Record, Split, Table
+from timeloom.data.ts import read_ts
+from timeloom.data.turning import Turning, turning
+from timeloom.errors import InputError
+from timeloom.spec import split_spec, with_options
+
+
+def load(source: str) -> Table:
+    """Series from `turning[:options]`, a `.ts`, `.csv` or `.npy` file, a folder, or a set's name in the archive.
+
+    With `NAME_TRAIN.ts` goes the `NAME_TEST.ts` beside it.
+    """
+    path = Path(source)
+    if path.is_dir():
+        pairs = sorted(path.glob("*_TRAIN.ts"))
+        if len(pairs) > 1:
+            raise InputError(f"{path}: several sets ({', '.join(p.name for p in pairs)}); give the path of one file")
+        return (_read_archive_files(pairs[0]) if pairs else read_folder(path)).checked()
+    if path.suffix == ".ts" and path.is_file():
+        return _read_archive_files(path).checked()
+    if path.suffix in (".csv", ".npy") and path.is_file():
+        return Table(source, None, [read_series(path)]).checked()
+    if ":" not in source and (path.suffix or "/" in source):
+        raise InputError(f"{source}: no such file or folder")
+    name, options = split_spec(source)
+    if name == "turning":
+        return turning(with_options(Turning(), options, name))
+    if options:
+        raise InputError(f"{name!r} takes no options; only the built-in task 'turning' does")
+    return from_archive(name).checked()
+
+
+def _read_archive_files(path: Path) -> Table:
+    files: list[tuple[Path, Split | None]] = [(path, None)]
+    if path.stem.endswith("_TRAIN"):
+        files = [(path, "train")]
+        beside = path.with_name(path.name.replace("_TRAIN.ts", "_TEST.ts"))
+        if beside.is_file():
+            files.append((beside, "test"))
+    task, records = None, list[Record]()
+    for file, split in files:
+        task, found = read_ts(file, split)
+        records += found
+    return Table(str(path), task, records)

@@ -1,0 +1,88 @@
+"""Cycles through the coarse levels, and the first guess that comes up from the coarsest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from timeloom.mgrit.propagators import Propagator
+from timeloom.mgrit.relax import Level, relax, residual, serial
+from timeloom.mgrit.restrict import correct, interpolate, restrict
+
+
+@dataclass
+class Hierarchy:
+    """All coarse levels; `levels[0]` is level 1, whose points are the chunk starts."""
+
+    levels: list[Level]
+    weight: float
+    kind: str
+    """`V` or `F`."""
+    size_of: Callable[[Tensor], float]
+    """The largest entry of a residual relative to the state's scale."""
+    left: dict[int, float] = field(default_factory=dict)
+    """What the last visit left of each level's own residual; the coarsest is solved exactly and has none."""
+
+    @staticmethod
+    def build(
+        propagators: list[Propagator],
+        factors: tuple[int, ...],
+        relaxations: tuple[int, ...],
+        like: Tensor,
+        *,
+        weight: float,
+        kind: str,
+        size_of: Callable[[Tensor], float],
+    ) -> Hierarchy:
+        """Levels over points like the chunk starts `(C, B, S)`; factors and relaxations are those of levels 1, 2, …"""
+        levels, steps = [], len(like) - 1
+        for propagate, factor, sweeps in zip(propagators, (*factors, 1), relaxations, strict=True):
+            points = propagate.span.new_zeros(steps + 1, *like.shape[1:])
+            levels.append(Level(propagate, steps, factor, sweeps, points, points.clone()))
+            steps //= factor
+        return Hierarchy(levels, weight, kind, size_of)
+
+    def leave(self) -> tuple[float, ...]:
+        """What was left on levels 1, 2, … by the last correction, once."""
+        left, self.left = self.left, {}
+        return tuple(left[depth] for depth in sorted(left))
+
+    def correction(self, starts: Tensor, jumps: Tensor) -> Tensor:
+        """How the chunk starts `(C, B, S)` are to move, given what is missing at them (not read at the first)."""
+        top = self.levels[0]
+        points = restrict(starts.to(top.f.dtype), jumps[1:], top)
+        self._visit(0, self.kind)
+        return (top.u - points).to(starts.dtype)
+
+    def guess(self, starts: Tensor, nested: bool) -> Tensor:
+        """Chunk starts from the coarsest level up, `(C, B, S)`; `nested` runs a V-cycle on every level on the way."""
+        for level in self.levels:
+            level.u = starts[:1].to(level.f.dtype).repeat(level.steps + 1, 1, 1)
+            source = level.propagate.source()
+            level.f[1:] = 0 if source is None else source
+        serial(self.levels[-1])
+        for depth in reversed(range(len(self.levels) - 1)):
+            interpolate(self.levels[depth], self.levels[depth + 1])
+            if nested:
+                self._down_and_up(depth, "V")
+        self.left = {}
+        return self.levels[0].u.to(starts.dtype)
+
+    def _visit(self, depth: int, kind: str) -> None:
+        """Solve a level: exactly if it is the coarsest, else by a V-cycle, or by an F- and then a V-cycle."""
+        if depth == len(self.levels) - 1:
+            serial(self.levels[depth])
+            return
+        self._down_and_up(depth, kind)
+        if kind == "F":
+            self._down_and_up(depth, "V")
+        self.left[depth] = self.size_of(residual(self.levels[depth]))
+
+    def _down_and_up(self, depth: int, kind: str) -> None:
+        level, coarser = self.levels[depth], self.levels[depth + 1]
+        relax(level, self.weight)
+        before = restrict(level.u[:: level.factor].clone(), residual(level), coarser)
+        self._visit(depth + 1, kind)
+        correct(level, coarser, before)

@@ -1,0 +1,191 @@
+"""The fine grid of multigrid: relaxation by sweeps over all chunks, residual, correction from the coarse levels, stop.
+
+A sweep from the chunk starts is F-relaxation, and the ends it returns are Φ at the next C-points. So the jump between a
+chunk's end and the next one's start is the residual, and to start where the predecessor ended is C-relaxation.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from timeloom.mgrit.cycle import Hierarchy
+from timeloom.mgrit.diagnosis import diagnose, stalled
+from timeloom.mgrit.grid import Coarsening
+from timeloom.report import SolveReport
+from timeloom.solve import Boundaries, Chain, Plan, certified, contraction, march
+
+Entered = tuple[Tensor, Tensor, Tensor | None]
+"""Starts, ends and leak of chunks that were entered early."""
+
+
+@dataclass(frozen=True)
+class MGRITPlan(Plan):
+    """How to cycle. `max_iters` is the most cycles, `chunk` the first coarsening factor."""
+
+    coarsening: Coarsening = field(default_factory=lambda: Coarsening((), "frozen", "mean"))
+    relaxations: tuple[int, ...] = ()
+    """C-relaxations of every level before it goes down: 0 for F, 1 for FCF, 2 for FCFCF."""
+    weight: float = 1.0
+    kind: str = "V"
+    skip_down: bool = False
+    nested: bool = False
+    limited: bool = False
+    """Whether the user fixed the number of cycles: what they leave was asked for."""
+
+    @property
+    def method(self) -> str:
+        return f"mgrit[{self.kind}, {len(self.coarsening.factors) + 1} levels]"
+
+    def march(self, chain: Chain) -> SolveReport:
+        if chain.links == 1:
+            return march(chain, self)
+        began, entered = time.perf_counter(), None
+        if self.warmup and chain.guess is None:
+            rows = torch.arange(len(chain.segments), device="cpu")
+            entered = chain.enter(chain.segments, self.warmup, rows, False)
+            report = None if chain.certify is None else certified(chain.certify(*entered[:2]), self, began)
+            if report is not None:
+                return report
+        return _Solve(chain, self, entered, began).run()
+
+
+class _Solve:
+    """One solve: the chunk starts and ends, the coarse levels, and what every cycle left."""
+
+    def __init__(self, chain: Chain, plan: MGRITPlan, entered: Entered | None, began: float) -> None:
+        self.chain = chain
+        self.plan = plan
+        self.began = began
+        self.state = Boundaries(chain, entered)
+        self.entered = entered is not None
+        self.residual = math.inf
+        self.residuals: list[float] = []
+        self.levels: list[tuple[float, ...]] = []
+
+    @cached_property
+    def hierarchy(self) -> Hierarchy:
+        """The coarse levels, made when first needed: many networks forget within one relaxation."""
+        plan = self.plan
+        assert self.chain.coarsen is not None
+        return Hierarchy.build(
+            self.chain.coarsen(plan.coarsening),
+            plan.coarsening.factors[1:],
+            plan.relaxations[1:],
+            self.state.starts,
+            weight=plan.weight,
+            kind=plan.kind,
+            size_of=self._size_of,
+        )
+
+    def run(self) -> SolveReport:
+        plan, state = self.plan, self.state
+        if plan.nested or plan.skip_down:
+            self._guess()
+        if self.entered:
+            self.residual = state.measure(plan.tolerance)
+        else:
+            self._sweep(state.solvable)
+        if plan.skip_down:
+            self._end_cycle()  # the way up was the first
+        given_up = ""
+        while not state.converged:
+            given_up = self._why_stop()
+            if given_up:
+                break
+            self._cycle()
+            self._end_cycle()
+        if not self.residuals:
+            self._end_cycle()
+        fell_back = not state.converged and plan.on_divergence == "sequential"
+        sensible = state.converged or not math.isfinite(self.residual)
+        advice = "" if sensible else diagnose(self.levels, plan.coarsening, plan.relaxations, plan.kind)
+        if not state.converged:
+            state.finish(hopeless_only=not fell_back)
+        return SolveReport(
+            solver=plan.method,
+            chunk=plan.chunk,
+            iterations=len(self.residuals),
+            residuals=tuple(self.residuals),
+            tolerance=plan.tolerance,
+            converged=state.converged or fell_back,
+            fell_back=fell_back,
+            contraction=contraction(self.residuals),
+            seconds=time.perf_counter() - self.began,
+            reason="; ".join(filter(None, (plan.reason, given_up))),
+            warmup=plan.warmup,
+            levels=tuple(self.levels),
+            advice=advice,
+        )
+
+    def _guess(self) -> None:
+        """First starts from the coarse levels, where they are finite."""
+        state = self.state
+        guess = self._inside(self.hierarchy.guess(state.starts, self.plan.nested))
+        usable = state.unknown.unsqueeze(-1) & guess.isfinite().all(-1, keepdim=True)
+        state.starts = torch.where(usable, guess, state.starts)
+
+    def _inside(self, starts: Tensor) -> Tensor:
+        bound = self.chain.bound
+        return starts if bound is None else torch.clamp(starts, -bound, bound)
+
+    def _cycle(self) -> None:
+        """Relax, then correct from the coarse levels; ends with F-relaxation, so that all states fit their starts.
+
+        A correction that makes things worse is taken back, and C-relaxation takes its place: where coarse steps do not
+        resemble the network, relaxation goes on alone. Not so in a fixed number of cycles, whose work is fixed too.
+        """
+        state = self.state
+        for _ in range(self.plan.relaxations[0]):
+            if not self._move(self.plan.weight * state.jump):
+                return
+        before, relaxed = self.residual, torch.cat([state.starts[:1], state.ends[:-1]])
+        correction = self.hierarchy.correction(state.starts, state.jump)
+        self._move(torch.where(correction.isfinite().all(-1, keepdim=True), correction, state.jump))
+        if not self.residual <= before and not self.plan.limited:
+            self._move(relaxed - state.starts)
+
+    def _move(self, delta: Tensor) -> bool:
+        """Move the chunk starts and relax the chunks that moved; returns whether there is something left to do."""
+        rows = self.state.move(delta, self.plan.tolerance)
+        if rows.numel() == 0:
+            return False
+        self._sweep(rows)
+        return not self.state.converged
+
+    def _sweep(self, rows: Tensor) -> None:
+        """F-relaxation, and the residual at the C-points that comes with it."""
+        self.state.run(rows, False)
+        self.residual = self.state.measure(self.plan.tolerance)
+
+    def _size_of(self, missing: Tensor) -> float:
+        """Largest entry of a coarse level's residual, relative to the state's scale as on the fine grid."""
+        scale = self.state.scale.amax((0, 1))
+        return float((missing.abs() / scale).amax().nan_to_num(nan=math.inf)) if missing.numel() else 0.0
+
+    def _end_cycle(self) -> None:
+        """Keep what a cycle left, on the fine grid and on the coarse levels that it went through.
+
+        The last of a fixed number of cycles ends with C- and F-relaxation: no other will smooth what it left.
+        """
+        if self.plan.limited and len(self.residuals) + 1 == self.plan.max_iters and not self.state.converged:
+            self._move(self.plan.weight * self.state.jump)
+        built = "hierarchy" in self.__dict__
+        self.residuals.append(self.residual)
+        self.levels.append((self.residual, *(self.hierarchy.leave() if built else ())))
+
+    def _why_stop(self) -> str:
+        """Why it makes no sense to go on, or nothing."""
+        cycles, plan = len(self.residuals), self.plan
+        if cycles >= plan.max_iters:
+            if plan.limited:
+                return f"stopped after {cycles} cycles, as asked for: inexact, residual {self.residual:.1e}"
+            return f"gave up after max_iters={plan.max_iters} cycles"
+        if not math.isfinite(self.residual) and not plan.limited:
+            return "gave up: the values are not finite"
+        return stalled(self.residuals)

@@ -1,0 +1,204 @@
+"""Φ of every coarse level: one coarse step for each interval, all intervals asked for as one batch.
+
+Intervals stand in marching order, forward or backward in time; interval i of a level leads from its point i to i + 1. A
+coarse level is made of the level above it alone, so spans, inputs and everything else are only ever merged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from timeloom.cells.base import Cell
+from timeloom.cells.coarse import Coarse, Pull, UsersOwn, geometric
+from timeloom.mgrit.grid import Coarsening
+from timeloom.problem import Recurrence
+
+
+class Propagator(Protocol):
+    """Φ of one level."""
+
+    @property
+    def span(self) -> Tensor:
+        """Fine steps in every interval, `(N, B, 1)`, in the dtype that the level is solved in."""
+
+    def __call__(self, at: slice, state: Tensor) -> Tensor:
+        """Φ of the intervals `at` applied to their states `(k, B, S)`."""
+
+    def source(self) -> Tensor | None:
+        """What every interval adds to Φ by itself, `(N, B, S)`: the right-hand side of a first guess; None for zero."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Coarse steps of the states: `Φ(h) = coarse(h; inputs, span)`, from `origin` where a reset lies in between."""
+
+    coarse: Coarse
+    span: Tensor
+    inputs: Tensor
+    resets: Tensor | None
+    origin: Tensor
+
+    @staticmethod
+    def of(problem: Recurrence, coarsening: Coarsening) -> list[Propagator]:
+        cell = _wide(problem.cell)
+        span, inputs, resets = _chunks(problem, coarsening, cell)
+        origin = problem.initial.to(span.dtype)
+        level = Forward(_coarse_step(cell, coarsening), span[:-1], inputs[:-1], _first(resets, -1), origin)
+        levels: list[Propagator] = [level]
+        for factor in coarsening.factors[1:]:
+            level = level._merged(factor, coarsening.inputs)
+            levels.append(level)
+        return levels
+
+    def _merged(self, factor: int, kind: str) -> Forward:
+        span, inputs = _merge(self.span, self.inputs, factor, kind, earliest=0)
+        resets = None if self.resets is None else _grouped(self.resets, factor).any(1)
+        return Forward(self.coarse, span, inputs, resets, self.origin)
+
+    def __call__(self, at: slice, state: Tensor) -> Tensor:
+        if self.resets is not None:
+            state = torch.where(self.resets[at], self.origin, state)
+        flat = (value.flatten(0, 1) for value in (state, self.inputs[at], self.span[at]))
+        return self.coarse.step(*flat).view_as(state)
+
+    def source(self) -> None:
+        """Nothing: the inputs are part of the coarse step."""
+
+
+@dataclass(frozen=True)
+class Adjoint:
+    """Coarse steps of the adjoints, linear: `Φ(λ) = (∂coarse/∂h)ᵀ λ` at the states that intervals begin with.
+
+    An interval with a reset in it passes nothing on; one that a sequence ends in passes on `final`, what is known
+    there. `incoming` is the sum of the loss's own gradients inside each interval. Only the first guess needs it: from
+    then on the fine grid's residual holds them exactly.
+    """
+
+    cell: Cell
+    coarse: Coarse
+    span: Tensor
+    inputs: Tensor
+    state: Tensor
+    incoming: Tensor | None
+    resets: Tensor | None
+    ends: Tensor | None
+    final: Tensor
+
+    @staticmethod
+    def of(
+        problem: Recurrence,
+        states: list[Tensor],
+        incoming: Tensor | None,
+        final: Tensor,
+        anchors: Tensor,
+        coarsening: Coarsening,
+    ) -> list[Propagator]:
+        chunk, cell = coarsening.factors[0], _wide(problem.cell)
+        span, inputs, resets = _chunks(problem, coarsening, cell)
+        begins = torch.cat([part[: problem.steps : chunk] for part in states], -1).to(span.dtype)
+        sources = None
+        if incoming is not None:
+            sources = pad(_sums(incoming, problem, chunk), (0, cell.size - incoming.shape[-1])).to(span.dtype)
+        span, inputs, begins = (value.flip(0)[:-1] for value in (span, inputs, begins))
+        sources, resets = (None if value is None else value.flip(0)[:-1] for value in (sources, resets))
+        ends = None if problem.lengths is None else anchors[1:].unsqueeze(-1).to(begins.device)
+        step = _coarse_step(cell, coarsening)
+        level = Adjoint(cell, step, span, inputs, begins, sources, resets, ends, final.to(span.dtype))
+        levels: list[Propagator] = [level]
+        for factor in coarsening.factors[1:]:
+            level = level._merged(factor, coarsening.inputs)
+            levels.append(level)
+        return levels
+
+    def _merged(self, factor: int, kind: str) -> Adjoint:
+        span, inputs = _merge(self.span, self.inputs, factor, kind, earliest=-1)
+        incoming = None if self.incoming is None else _grouped(self.incoming, factor).sum(1)
+        begins = _grouped(self.state, factor)[:, -1]
+        resets, ends = (None if mark is None else _grouped(mark, factor).any(1) for mark in (self.resets, self.ends))
+        return Adjoint(self.cell, self.coarse, span, inputs, begins, incoming, resets, ends, self.final)
+
+    @cached_property
+    def _pull(self) -> Pull:
+        return self.coarse.linearise(self.state, self.inputs, self.span)
+
+    def __call__(self, at: slice, state: Tensor) -> Tensor:
+        back = self._pull(at, state)
+        if self.resets is not None:
+            back = back.masked_fill(self.resets[at], 0)
+        return back if self.ends is None else torch.where(self.ends[at], self.final, back)
+
+    def source(self) -> Tensor | None:
+        """The mean gradient through one step, and from there on through the leak alone: `(1 + d + …) Jᵀ ḡ`."""
+        if self.incoming is None:
+            return None
+        rows = (self.state.flatten(0, 1), self.inputs.flatten(0, 1))
+        mean = (self.incoming / self.span.clamp(min=1)).flatten(0, 1)
+        leak, span = self.cell.leak(*rows).clamp(-1, 1), self.span.flatten(0, 1)
+        total = geometric(leak, leak.pow(span), span)
+        source = (total * self.cell.vjp(*rows, mean)[0]).view_as(self.state)
+        return source if self.ends is None else source.masked_fill(self.ends, 0)
+
+
+def _wide(cell: Cell) -> Cell:
+    """The cell in float64, where its weights can be had.
+
+    A gate to the power of a long span magnifies its last bit by that span, and the full approximation scheme takes
+    differences of such steps.
+    """
+    return cell.with_weights(tuple(weight.double() for weight in cell.weights)) if cell.weights else cell
+
+
+def _coarse_step(cell: Cell, coarsening: Coarsening) -> Coarse:
+    return UsersOwn(cell, coarsening.coarse) if callable(coarsening.coarse) else cell.coarse(coarsening.coarse)
+
+
+def _chunks(problem: Recurrence, coarsening: Coarsening, cell: Cell) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Steps in each chunk `(C, B, 1)`, its inputs `(C, B, K)`, and whether a reset lies in it `(C, B, 1)`."""
+    chunk, u = coarsening.factors[0], problem.u
+    begins = torch.arange(0, problem.steps, chunk, device=u.device).unsqueeze(-1)
+    inside = (problem.ends_on_device() - begins).clamp(0, chunk)
+    dtype = cell.weights[0].dtype if cell.weights else problem.initial.dtype
+    span = inside.unsqueeze(-1).to(dtype)
+    if coarsening.inputs == "mean" and u.is_floating_point():
+        inputs = _sums(u, problem, chunk) / span.clamp(min=1)
+    else:  # the first step's; whole numbers (tokens) have no mean
+        inputs = u[::chunk]
+    inputs = inputs.to(dtype) if u.is_floating_point() else inputs
+    if problem.resets is None:
+        return span, inputs, None
+    return span, inputs, _sums(problem.resets.unsqueeze(-1).to(span.dtype), problem, chunk) > 0
+
+
+def _sums(values: Tensor, problem: Recurrence, chunk: int) -> Tensor:
+    """Sums over the steps of each chunk that lie inside their sequences: `(T, B, ·)` to `(C, B, ·)`."""
+    if problem.lengths is not None:
+        time = torch.arange(problem.steps, device=values.device).unsqueeze(-1)
+        values = torch.where((time < problem.ends_on_device()).unsqueeze(-1), values, 0)
+    whole = problem.steps // chunk * chunk
+    sums = values[:whole].unflatten(0, (-1, chunk)).sum(1) if whole else values[:0]
+    return sums if whole == problem.steps else torch.cat([sums, values[whole:].sum(0, keepdim=True)])
+
+
+def _merge(span: Tensor, inputs: Tensor, factor: int, kind: str, earliest: int) -> tuple[Tensor, Tensor]:
+    """Spans and inputs of `factor` intervals as of one; `earliest` is the place of the one that is first in time."""
+    spans, groups = _grouped(span, factor), _grouped(inputs, factor)
+    merged = spans.sum(1)
+    if kind == "inject" or not inputs.is_floating_point():
+        return merged, groups[:, earliest]
+    return merged, (groups * spans).sum(1) / merged.clamp(min=1)
+
+
+def _grouped(values: Tensor, factor: int) -> Tensor:
+    """`(N, ...)` to `(N // factor, factor, ...)`; what is left over belongs to no coarser interval."""
+    groups = len(values) // factor
+    return values[: groups * factor].reshape(groups, factor, *values.shape[1:])
+
+
+def _first(values: Tensor | None, stop: int) -> Tensor | None:
+    return None if values is None else values[:stop]

@@ -1,0 +1,64 @@
+"""Relaxation on one coarse level: all intervals between C-points side by side, one batched step at a time.
+
+A level solves `u[i+1] = Φ(i, u[i]) + f[i+1]`, i = 0 … N−1. Its C-points are 0, m, 2m, …; the others are F-points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from timeloom.mgrit.propagators import Propagator
+
+
+@dataclass
+class Level:
+    """One coarse level: Φ, the coarsening factor m to the next (1 on the coarsest), and what is solved for."""
+
+    propagate: Propagator
+    steps: int
+    factor: int
+    sweeps: int
+    """C-relaxations before going down, each followed by an F-relaxation: 0 for F, 1 for FCF, 2 for FCFCF."""
+    u: Tensor
+    """`(N + 1, B, S)`, the points."""
+    f: Tensor
+    """`(N + 1, B, S)`, the right-hand side; f[0] is not used."""
+
+    def after(self, at: slice) -> Tensor:
+        """`Φ(i, u[i]) + f[i+1]` for the steps i of a slice that ends at N: the points after them, as they should be."""
+        assert at.stop == self.steps
+        return self.propagate(at, self.u[at]) + self.f[at.start + 1 :: at.step]
+
+
+def f_relax(level: Level) -> None:
+    """March from every C-point over the F-points behind it."""
+    for j in range(level.factor - 1):
+        at = slice(j, level.steps, level.factor)
+        level.u[j + 1 :: level.factor] = level.after(at)
+
+
+def c_relax(level: Level, weight: float) -> None:
+    """Put every C-point where the point before it leads, or part of the way there."""
+    level.u[level.factor :: level.factor] += weight * residual(level)
+
+
+def residual(level: Level) -> Tensor:
+    """What is missing at every C-point but the first: `Φ(u[i−1]) + f[i] − u[i]`, i = m, 2m, …"""
+    m = level.factor
+    return level.after(slice(m - 1, level.steps, m)) - level.u[m::m]
+
+
+def relax(level: Level, weight: float) -> None:
+    """F, FCF, FCFCF, …"""
+    f_relax(level)
+    for _ in range(level.sweeps):
+        c_relax(level, weight)
+        f_relax(level)
+
+
+def serial(level: Level) -> None:
+    """Solve the coarsest level exactly, one step after the other."""
+    for i in range(level.steps):
+        level.u[i + 1] = (level.propagate(slice(i, i + 1), level.u[i : i + 1]) + level.f[i + 1])[0]

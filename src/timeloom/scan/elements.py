@@ -1,0 +1,37 @@
+"""What the elements of a linear recurrence may be, and how one is applied and two are composed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+Structure = Literal["diagonal", "dense", "block"]
+"""Shapes of one element `a` and of a state `h`: diagonal `(..., n)` and `(..., n)`; dense `(..., n, n)` and `(..., n)`;
+block `(..., 2, 2, n)` and `(..., 2, n)`, n matrices of 2 × 2 stored as four diagonals."""
+
+DIMS: dict[Structure, int] = {"diagonal": 0, "dense": 1, "block": 1}
+"""Dimensions that `a` has beyond those of `b`."""
+
+
+def apply(a: Tensor, h: Tensor, structure: Structure) -> Tensor:
+    """One transfer of a state."""
+    if structure == "dense":
+        return (a @ h.unsqueeze(-1)).squeeze(-1)
+    return a * h if structure == "diagonal" else (a * h.unsqueeze(-3)).sum(-2)
+
+
+def compose(later: Tensor, earlier: Tensor, structure: Structure) -> Tensor:
+    """The transfer of two steps."""
+    if structure == "dense":
+        return later @ earlier
+    if structure == "diagonal":
+        return later * earlier
+    return (later.unsqueeze(-2) * earlier.unsqueeze(-4)).sum(-3)
+
+
+def transpose(a: Tensor, structure: Structure) -> Tensor:
+    """The transposed elements, as a view."""
+    if structure == "diagonal":
+        return a
+    return a.transpose(-1, -2) if structure == "dense" else a.transpose(-3, -2)

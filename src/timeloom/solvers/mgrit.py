@@ -1,0 +1,123 @@
+"""Multigrid reduction in time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from timeloom.cells.coarse import UserStep
+from timeloom.solvers.base import Solver, check_choice, check_count
+
+CoarseKind = Literal["frozen", "implicit"]
+CoarseInputs = Literal["mean", "inject"]
+CycleKind = Literal["V", "F"]
+Guess = Literal["warmup", "nested", "initial"]
+
+MOST_CYCLES = 40
+"""Cycles at most, unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class MGRIT(Solver):
+    """Correct the chunk starts by coarser and coarser copies of the network, forward and backward (FAS cycles).
+
+    By default it cycles until the tolerance is met, so results and gradients are exact; `MGRIT.paper()` is the
+    published setting, which is not.
+
+    levels: how many, the fine one counted; None chooses from the length, so that cost grows like its logarithm.
+    coarsening: steps of a level that make one step of the next: one number for all levels, or one for each but the
+        coarsest; None takes long first chunks, as they suit the machine, and 4 from there on. No length has to be
+        divisible by it.
+    relaxation: `F`, `FCF`, `FCFCF`, …: one for all levels, or one for each from the finest on, the last for the rest.
+    weight: how far a C-relaxation goes; 1 goes all the way.
+    cycle: `V`, or `F`, which visits coarse levels more often.
+    cycles, backward_cycles: most cycles of the two passes; None goes on until the tolerance is met (or `max_iters`).
+    skip_down: the first cycle starts at the coarsest level and only comes up; then there is no other first guess.
+    guess: first guess of the chunk starts: `warmup` (run some steps before each chunk; enough by itself for a network
+        that forgets quickly), `nested` (up from the coarsest level, with a cycle on every level on the way), or
+        `initial` (the initial state everywhere; zero for gradients).
+    coarse: `frozen` (gates stand still for the interval; any cell), `implicit` (the paper's implicit step; GRU and
+        ImplicitGRU), or a step of your own, `step(h, x, span) -> h`, with span `(N, 1)` the steps it stands for.
+    coarse_inputs: what a coarse step reads of its interval's inputs: their `mean`, or the first one (`inject`, as the
+        paper does).
+    check_gradient_every: compare the gradient with the exact one on every so many backward passes; the backward report
+        then has `gradient`, with the relative error and the cosine. It costs a sequential pass.
+    gradient_tolerance: largest relative error of the gradient to accept in such a comparison; beyond it, both passes
+        get one cycle more from then on (where their number is fixed).
+    """
+
+    levels: int | None = None
+    coarsening: int | tuple[int, ...] | None = None
+    relaxation: str | tuple[str, ...] = "FCF"
+    weight: float = 1.0
+    cycle: CycleKind = "V"
+    cycles: int | None = None
+    backward_cycles: int | None = None
+    skip_down: bool = False
+    guess: Guess = "warmup"
+    coarse: CoarseKind | UserStep = "frozen"
+    coarse_inputs: CoarseInputs = "mean"
+    check_gradient_every: int | None = None
+    gradient_tolerance: float | None = None
+
+    @staticmethod
+    def paper(**changes: Any) -> MGRIT:
+        """The multigrid paper's setting: 3 levels, coarsened by 4, F-relaxation on the fine level and FCF below, 2
+        cycles forward and 1 backward, of which the first only comes up. Inexact: reports say how far off it is.
+        """
+        setting: dict[str, Any] = {
+            "levels": 3,
+            "coarsening": 4,
+            "relaxation": ("F", "FCF"),
+            "cycles": 2,
+            "backward_cycles": 1,
+            "skip_down": True,
+            "guess": "initial",
+            "coarse": "implicit",
+            "coarse_inputs": "inject",
+            "on_divergence": "ignore",
+        }
+        return MGRIT(**(setting | changes))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("levels", "cycles", "backward_cycles", "check_gradient_every"):
+            check_count(name, getattr(self, name))
+        if self.levels == 1:
+            raise ValueError("levels must be at least 2, the fine one counted: one level is solver='sequential'")
+        self._check_coarsening()
+        for relaxation in self.relaxations(1):
+            if not isinstance(relaxation, str) or not re.fullmatch("F(CF)*", relaxation):
+                raise ValueError(f"relaxation must be 'F', 'FCF', 'FCFCF', … or a tuple of such; got {relaxation!r}")
+        if not 0 < self.weight < 2:
+            raise ValueError(f"weight must lie between 0 and 2, got {self.weight}")
+        check_choice("cycle", self.cycle, get_args(CycleKind))
+        check_choice("guess", self.guess, get_args(Guess))
+        if not callable(self.coarse):
+            check_choice("coarse", self.coarse, get_args(CoarseKind))
+        check_choice("coarse_inputs", self.coarse_inputs, get_args(CoarseInputs))
+        if self.gradient_tolerance is not None and self.check_gradient_every is None:
+            raise ValueError("gradient_tolerance needs check_gradient_every: nothing is compared without it")
+
+    def _check_coarsening(self) -> None:
+        factors = self.coarsening if isinstance(self.coarsening, tuple) else (self.coarsening,)
+        for factor in factors:
+            check_count("coarsening", factor)
+            if factor == 1:
+                raise ValueError("coarsening must be at least 2: a factor of 1 is no coarser level")
+        if isinstance(self.coarsening, tuple):
+            if not factors or None in factors:
+                raise ValueError(f"coarsening must name a factor for each level but the coarsest, got {factors}")
+            if self.levels is not None and self.levels != len(factors) + 1:
+                raise ValueError(
+                    f"coarsening={self.coarsening} makes {len(factors) + 1} levels, and levels={self.levels} were "
+                    f"asked for: leave one of them out, or let them agree"
+                )
+
+    def relaxations(self, levels: int) -> tuple[str, ...]:
+        """The relaxation of each level, the finest first; at least those that were given."""
+        given = self.relaxation if isinstance(self.relaxation, tuple) else (self.relaxation,)
+        if not given:
+            raise ValueError("relaxation must be 'F', 'FCF', 'FCFCF', … or a tuple of such; got an empty tuple")
+        return given + given[-1:] * (levels - len(given))

@@ -1,0 +1,1 @@
+"""Training of the application: configuration, model, trainer, checkpoints, reports."""

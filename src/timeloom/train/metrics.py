@@ -1,0 +1,58 @@
+"""metrics.jsonl: a line for each training step, validation and comparison."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from timeloom.errors import InputError
+from timeloom.train.files import write_text
+
+NAME = "metrics.jsonl"
+
+
+class Metrics:
+    """The rows of a run, in memory and in its file."""
+
+    def __init__(self, folder: Path, up_to: int) -> None:
+        """Keep the rows of the first `up_to` steps, drop later ones: they will be made again."""
+        self.path = folder / NAME
+        self.rows = [row for row in read(self.path) if row["step"] <= up_to]
+        write_text(self.path, "".join(_line(row) for row in self.rows))
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def add(self, **row: Any) -> None:
+        """A row; it is in the file when this returns."""
+        self.rows.append(row)
+        try:
+            self._file.write(_line(row))
+            self._file.flush()
+        except OSError as error:
+            raise InputError(
+                f"cannot write {self.path}: {error.strerror or error}. Make room, and go on with "
+                f"timeloom train --resume {self.path.parent}"
+            ) from error
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """Rows of a kind: step, validation or torch."""
+        return [row for row in self.rows if row["kind"] == kind]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; a last line cut short by a crash is left out."""
+    rows = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row) + "\n"

@@ -1,0 +1,297 @@
+"""The training loop.
+
+Order, dropout and learning rate of a step are functions of the configuration and the step's number, and a checkpoint
+holds everything else: a resumed run is the same run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from timeloom.data import Batch, Examples, Splits, batches
+from timeloom.data.batches import collate, order
+from timeloom.errors import InputError
+from timeloom.report import SolveReport
+from timeloom.solvers import Sequential
+from timeloom.train import checkpoint
+from timeloom.train.checkpoint import BEST, LAST, Checkpoint, Progress
+from timeloom.train.comparison import MOST_SECONDS, chosen_steps, synchronize, torch_step
+from timeloom.train.config import OptimConfig, TrainConfig
+from timeloom.train.metrics import Metrics
+from timeloom.train.model import SequenceModel, solver_of
+from timeloom.train.objective import Score, loss_of
+from timeloom.words import of_reports
+
+Show = Callable[[dict[str, Any]], None]
+"""Told every row of metrics as it is made."""
+
+
+def device_of(name: str) -> torch.device:
+    """The device that was asked for, if it is there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"--device {name}: {str(error).splitlines()[0]}; `timeloom doctor` lists what there is"
+        ) from None
+    return device
+
+
+def build_model(config: TrainConfig, task: Any, classes: int, channels: int, device: torch.device) -> SequenceModel:
+    """The network, with the weights that the seed gives."""
+    torch.manual_seed(config.seed)
+    model = SequenceModel(config.model, channels, classes or 1, task, solver_of(config.solver))
+    return model.to(device, torch.float64 if config.precision == "float64" else torch.float32)
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return kind(model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+
+
+def learning_rate(config: OptimConfig, step: int, total: int) -> float:
+    """The rate of a step: a rise over the warm-up, then the schedule down to zero after the last step."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / (config.warmup + 1)
+    if config.schedule == "constant":
+        return config.lr
+    done = (step - config.warmup) / max(total - config.warmup, 1)
+    return config.lr * (1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What the solver did in one step, over all layers."""
+
+    sweeps: int
+    """Most sweeps that a layer's forward pass took."""
+    backward_sweeps: int
+    residual: float
+    """Largest jump left."""
+    fallbacks: int
+    """Solves that were finished sequentially."""
+    parallel: int
+    """Solves of the forward pass that cut time into chunks."""
+
+    @classmethod
+    def of(cls, model: SequenceModel) -> Solved:
+        forward = [report for _, report in reports_of(model)]
+        backward = [report.backward for report in forward if report.backward is not None]
+        both = forward + backward
+        return cls(
+            max((r.iterations for r in forward), default=0),
+            max((r.iterations for r in backward), default=0),
+            max((r.residuals[-1] for r in both if r.residuals), default=0.0),
+            sum(r.fell_back for r in both),
+            sum(_in_chunks(r) for r in forward),
+        )
+
+
+def _in_chunks(report: SolveReport) -> bool:
+    return report.solver != "sequential" and bool(report.residuals or report.warmup)
+
+
+def reports_of(model: SequenceModel) -> list[tuple[str, SolveReport]]:
+    """The reports of the last call, each with the layer and direction it is of."""
+    return [
+        (f"layer {number}" + (" reversed" if index % 2 else ""), report)
+        for number, layer in enumerate(model.recurrent_layers(), start=1)
+        for index, report in enumerate(layer.reports)
+    ]
+
+
+class Trainer:
+    """Trains a model on its data, in a folder of its own."""
+
+    def __init__(
+        self, config: TrainConfig, splits: Splits, folder: Path, resume: Checkpoint | None, show: Show
+    ) -> None:
+        self.config, self.splits, self.folder, self.show = config, splits, folder, show
+        self.device = device_of(config.device)
+        self.model = build_model(config, splits.task, len(splits.classes), splits.channels, self.device)
+        self.optimizer = make_optimizer(self.model, config.optim)
+        self.progress = Progress()
+        self.interrupted = False
+        self._steps_in_batch = 0
+        if resume is None:
+            if config.normalize:
+                self.model.fit_scale(splits.train)
+        else:
+            self._restore(resume)
+        self.per_epoch = math.ceil(len(splits.train) / config.optim.batch)
+        self.total = self.per_epoch * config.optim.epochs
+        self.metrics = Metrics(folder, self.progress.step)
+        self._compared = chosen_steps(
+            0 if isinstance(solver_of(config.solver), Sequential) else config.compare, self.total
+        )
+
+    def _restore(self, resume: Checkpoint) -> None:
+        if resume.classes != self.splits.classes or resume.channels != self.splits.channels:
+            raise InputError(f"{self.splits.source}: the data have changed since the run began; start a new one")
+        self.model.load_state_dict(resume.weights)
+        checkpoint.restore_optimizer(self.optimizer, resume.optimizer)
+        checkpoint.restore_experience(self.model, resume.experience)
+        self.progress = resume.progress
+
+    def run(self) -> None:
+        """Train to the end, or until the validation has stopped improving, or until `interrupt` was called."""
+        try:
+            while self.progress.step < self.total and not self._stopped_early and not self.interrupted:
+                self._one_step()
+                step = self.progress.step
+                if step % self.per_epoch == 0:
+                    self._validate()
+                if step % self.per_epoch == 0 or step % self.config.save_every == 0 or self.interrupted:
+                    self._save()
+        finally:
+            self.metrics.close()
+
+    def interrupt(self) -> None:
+        """Stop after the step under way, with a checkpoint."""
+        self.interrupted = True
+
+    @property
+    def _stopped_early(self) -> bool:
+        patience = self.config.optim.patience
+        return patience > 0 and self.progress.epochs_without >= patience
+
+    def _one_step(self) -> None:
+        step, begin = self.progress.step, time.perf_counter()
+        epoch, position = divmod(step, self.per_epoch)
+        size, seed = self.config.optim.batch, self.config.seed
+        chosen = order(len(self.splits.train), seed, epoch)[position * size : (position + 1) * size]
+        batch = self._moved(collate(self.splits.train, chosen))
+        self._steps_in_batch = len(batch.inputs)
+        fetched = time.perf_counter()
+        if step in self._compared:
+            self._compare(step, batch)
+        self._seed(step)
+        started = time.perf_counter()
+        rate = self._set_rate(self.optimizer, step)
+        loss = self._update(self.model, self.optimizer, batch).item()
+        synchronize(self.device)
+        seconds = time.perf_counter() - started
+        if not math.isfinite(loss):
+            raise InputError(
+                f"the loss of step {step} is {loss}: the training diverged. Lower --lr (now {self.config.optim.lr:g}) "
+                f"or --clip; the weights of the last checkpoint are in {self.folder / LAST}"
+            )
+        self.progress.step += 1
+        self.progress.elapsed += seconds
+        self._add(
+            kind="step", epoch=epoch, loss=loss, seconds=seconds, data_seconds=fetched - begin, lr=rate,
+            elapsed=self.progress.elapsed, **asdict(Solved.of(self.model)),
+        )  # fmt: skip
+
+    def _update(self, model: SequenceModel, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
+        """Forward, backward, clip, update; the loss."""
+        model.train()
+        with self._autocast():
+            loss = loss_of(model(batch.inputs, batch.lengths), batch.targets, self.splits.task)
+        optimizer.zero_grad()
+        loss.backward()
+        if self.config.optim.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), self.config.optim.clip)
+        optimizer.step()
+        return loss.detach()
+
+    def _compare(self, step: int, batch: Batch) -> None:
+        """The same step by torch's layers, on a copy."""
+        if sum(row["seconds"] for row in self.metrics.of("torch")) > MOST_SECONDS:
+            return
+        self._seed(step)
+
+        def optimizer_of(model: SequenceModel) -> torch.optim.Optimizer:
+            optimizer = make_optimizer(model, self.config.optim)
+            self._set_rate(optimizer, step)
+            return optimizer
+
+        theirs = torch_step(self.model, batch, self._update, optimizer_of)
+        self._add(kind="torch", step=step + 1, seconds=theirs.seconds, loss=theirs.loss)
+
+    def _validate(self) -> None:
+        """Measure on the validation series, and keep the weights if they are the best so far."""
+        solved = of_reports(reports_of(self.model), self._steps_in_batch)  # of the last training step
+        score = self.measure(self.splits.valid)
+        epoch = self.progress.step // self.per_epoch - 1
+        if score.loss < self.progress.best_loss:
+            self.progress.best_loss, self.progress.best_epoch, self.progress.epochs_without = score.loss, epoch, 0
+            checkpoint.save(self.folder / BEST, self._checkpoint(weights_only=True))
+        else:
+            self.progress.epochs_without += 1
+        self._add(
+            kind="validation", epoch=epoch, loss=score.loss, quality=score.quality, elapsed=self.progress.elapsed,
+            best=self.progress.epochs_without == 0, solved=solved,
+        )  # fmt: skip
+
+    def measure(self, data: Examples) -> Score:
+        """Loss and quality of the present weights."""
+        return measure(self.model, data, self.config.optim.batch, len(self.splits.classes), self.device, self._autocast)
+
+    def use_best(self) -> None:
+        """Put back the weights that did best on the validation series."""
+        self.model.load_state_dict(checkpoint.load(self.folder / BEST).weights)
+
+    def _checkpoint(self, weights_only: bool = False) -> Checkpoint:
+        splits = self.splits
+        about = (self.config, splits.task, splits.classes, splits.channels, self.progress, self.model.state_dict())
+        if weights_only:
+            return Checkpoint(*about)
+        return Checkpoint(*about, checkpoint.optimizer_tensors(self.optimizer), checkpoint.experience_of(self.model))
+
+    def _save(self) -> None:
+        checkpoint.save(self.folder / LAST, self._checkpoint())
+
+    def _add(self, **row: Any) -> None:
+        row = {"step": self.progress.step, **row}
+        self.metrics.add(**row)
+        self.show(row)
+
+    def _seed(self, step: int) -> None:
+        """Dropout of a step is the same whether or not the run was interrupted before it."""
+        torch.manual_seed((self.config.seed + 1) * 1_000_003 + step)
+
+    def _set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> float:
+        rate = learning_rate(self.config.optim, step, self.total)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _moved(self, batch: Batch) -> Batch:
+        return batch.to(self.device, self.model.offset.dtype)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return autocast(self.config, self.device)
+
+
+def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
+    """Half precision where the configuration asks for it."""
+    return torch.autocast(device.type, torch.bfloat16) if config.precision == "bf16" else nullcontext()
+
+
+def measure(
+    model: SequenceModel, data: Examples, size: int, classes: int, device: torch.device,
+    context: Callable[[], AbstractContextManager[Any]],
+) -> Score:  # fmt: skip
+    """Loss and quality of a model on labelled series."""
+    model.eval()
+    score = Score(model.task, classes)
+    with torch.no_grad():
+        for batch in batches(data, size):
+            moved = batch.to(device, model.offset.dtype)
+            with context():
+                answers = model(moved.inputs, moved.lengths)
+            score.add(answers.to(model.offset.dtype), moved.targets)
+    return score

@@ -1,0 +1,49 @@
+"""The command `timeloom`. It stands outside the package so that help appears without waiting for torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "train": "train a model on a built-in task, a folder of CSV/NPY files, a .ts file or a UEA/UCR set",
+    "evaluate": "measure a trained model, with serial and parallel inference compared",
+    "predict": "write a trained model's answers for new data to a CSV file",
+    "inspect": "show how solvers converge on a trained model, and what auto does and why",
+    "doctor": "check this machine: versions, devices, kernels, and a short self-test with a speedup",
+    "bench": "run the benchmarks of a source checkout",
+}
+
+
+def usage() -> str:
+    lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: timeloom COMMAND [options]",
+            "",
+            "Train recurrent networks parallel in time. `timeloom train` alone trains on a built-in task.",
+            "",
+            *lines,
+            "",
+            "timeloom COMMAND --help lists a command's options; --debug shows where an error came from.",
+        ]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    command, *rest = words
+    if command not in COMMANDS:
+        print(f"error: no command {command!r}; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    from timeloom.cli import run
+
+    return run(command, rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The command itself: it starts fast, knows its commands, and never shows a traceback unasked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import timeloom_command
+from timeloom import cli
+from timeloom.cli import bench
+
+SOURCE = str(Path(__file__).parents[1] / "src")
+
+
+def python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": SOURCE}, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    loaded = "[m for m in ('torch', 'tyro') if m in sys.modules]"
+    out = python(f"import sys, timeloom_command as command; command.main(['--help']); print({loaded})")
+    assert all(name in out for name in timeloom_command.COMMANDS)
+    assert out.endswith("[]\n")
+
+
+def test_importing_timeloom_needs_torch_alone() -> None:
+    libraries = (*cli.LIBRARIES, "matplotlib", "aeon")
+    added = f"[m for m in {libraries} if m in set(sys.modules) - before]"
+    assert python(f"import sys, torch; before = set(sys.modules); import timeloom; print({added})") == "[]\n"
+
+
+def test_every_command_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in timeloom_command.COMMANDS:
+        with pytest.raises(SystemExit) as caught:
+            timeloom_command.main([command, "--help"])
+        assert caught.value.code == 0
+        assert "usage" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert timeloom_command.main(["fly"]) == 2
+    assert "no command 'fly'; choose one of train" in capsys.readouterr().err
+
+
+def test_unexpected_errors_are_one_line_too_and_debug_shows_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(arguments: list[str]) -> int:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(bench, "main", broken)
+    assert cli.run("bench", []) == 1
+    assert capsys.readouterr().err == "error: RuntimeError: first line (run again with --debug to see where)\n"
+    with pytest.raises(RuntimeError, match="second line"):
+        cli.run("bench", ["--debug"])
+
+
+def test_a_missing_library_says_what_to_install() -> None:
+    assert cli.explain(ModuleNotFoundError("no tyro", name="tyro")) == (
+        "this command needs tyro: pip install 'timeloom[app]'"
+    )
+
+
+def test_bench_outside_of_a_checkout_says_where_to_go(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bench.timeloom, "__file__", str(tmp_path / "a" / "b" / "timeloom" / "__init__.py"))
+    assert cli.run("bench", ["headline"]) == 1
+    assert "`make bench`" in capsys.readouterr().err

@@ -1,0 +1,280 @@
+"""Readers of the application: what a file says is what the trainer gets, and a bad file is told in one line."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from timeloom.data import batches, examples, load, split
+from timeloom.data.batches import collate, order
+from timeloom.data.splits import PADDING
+from timeloom.errors import InputError
+from timeloom.solvers import Shooting
+from timeloom.spec import split_spec, with_options
+
+TWO_CHANNELS = """# a comment
+@problemName tiny
+@timeStamps false
+@univariate false
+@classLabel true b a
+@data
+1,2,3:4,5,6:a
+7,8:9,10:b
+"""
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_csv", ".csv").replace("_ts", ".ts")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_ts_of_two_channels_and_two_lengths(tmp_path: Path) -> None:
+    table = load(str(write(tmp_path, a_ts=TWO_CHANNELS) / "a.ts"))
+    assert table.task == "classification"
+    assert [record.label for record in table.records] == ["a", "b"]
+    assert table.records[0].values.tolist() == [[1, 4], [2, 5], [3, 6]]
+    assert table.records[1].values.tolist() == [[7, 9], [8, 10]]
+
+
+def test_ts_with_timestamps_and_a_target(tmp_path: Path) -> None:
+    text = "@timeStamps true\n@targetlabel true\n@data\n(2020-01-01 10:00:00,1.5),(2020-01-01 10:00:01,-2):0.25\n"
+    table = load(str(write(tmp_path, a_ts=text) / "a.ts"))
+    assert table.task == "regression"
+    assert table.records[0].label == 0.25
+    assert table.records[0].values.tolist() == [[1.5], [-2]]
+
+
+def test_the_test_file_beside_the_training_file_is_read_too(tmp_path: Path) -> None:
+    (tmp_path / "Tiny_TRAIN.ts").write_text(TWO_CHANNELS)
+    (tmp_path / "Tiny_TEST.ts").write_text(TWO_CHANNELS)
+    for source in (tmp_path, tmp_path / "Tiny_TRAIN.ts"):
+        assert [record.split for record in load(str(source)).records] == ["train", "train", "test", "test"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("1,2,3\n", "line 1: expected a line that starts with @"),
+        ("@classLabel true a b\n", "no @data line"),
+        ("@classLabel true a b\n@data\n1,2,3:4,5:a\n", "line 3: channels of different lengths (3, 2)"),
+        ("@classLabel true a b\n@data\n1,2,3:4,\n", "line 3: the label '4,' is not among those of the header"),
+        ("@classLabel true a b\n@data\n1,x,3:a\n", "line 3: expected a number, got 'x'"),
+        ("@classLabel true a b\n@data\n1,?,3:a\n", "line 3 has a missing or infinite value at step 1, channel 0"),
+        ("@classLabel true a b\n@data\n", "no series found"),
+        ("@classLabel true a b\n@data\n1,2:a\n1,2:3,4:b\n", "line 4 has 2 channels"),
+    ],
+)
+def test_a_bad_ts_file_is_told_with_its_place(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load(str(write(tmp_path, a_ts=text) / "a.ts"))
+    assert told in str(caught.value)
+
+
+def test_folder_with_an_index_of_labels(tmp_path: Path) -> None:
+    write(tmp_path, labels_csv="file,label,split\na.csv,up,train\nb.npy,down,test\n", a_csv="left,right\n1,2\n3,4\n")
+    numpy.save(tmp_path / "b.npy", numpy.array([[5.0, 6.0]]))
+    table = load(str(tmp_path))
+    assert [(r.name, r.label, r.split, r.values.tolist()) for r in table.records] == [
+        ("a.csv", "up", "train", [[1, 2], [3, 4]]),
+        ("b.npy", "down", "test", [[5, 6]]),
+    ]
+
+
+def test_folder_with_numbers_to_predict(tmp_path: Path) -> None:
+    table = load(str(write(tmp_path, labels_csv="file,target\na.csv,1.5\n", a_csv="1\n2\n")))
+    assert table.task == "regression"
+    assert table.records[0].label == 1.5
+
+
+def test_folders_named_by_class(tmp_path: Path) -> None:
+    table = load(str(write(tmp_path, up__a_csv="1\n2\n", down__a_csv="3\n")))
+    assert [(r.name, r.label) for r in table.records] == [("down/a.csv", "down"), ("up/a.csv", "up")]
+
+
+def test_a_label_at_every_step(tmp_path: Path) -> None:
+    write(tmp_path, a_csv="x,label,y\n1,rest,2\n3,move,4\n")
+    numpy.save(tmp_path / "b.npy", numpy.zeros((3, 2)))
+    numpy.save(tmp_path / "b.labels.npy", numpy.array(["rest", "rest", "move"]))
+    table = load(str(tmp_path))
+    assert table.task == "labelling"
+    assert [r.label for r in table.records] == [["rest", "move"], ["rest", "rest", "move"]]
+    assert table.records[0].values.tolist() == [[1, 2], [3, 4]]
+
+
+def test_a_folder_without_labels_cannot_be_trained_on(tmp_path: Path) -> None:
+    table = load(str(write(tmp_path, a_csv="1\n2\n")))
+    assert table.task is None
+    with pytest.raises(InputError, match="no labels found"):
+        split(table, 0.2, 0.2, 0)
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"a_csv": "1,2\n3\n"}, "line 2: 1 columns, expected 2"),
+        ({"a_csv": "1,2\n3,\n"}, "missing or infinite value at step 1, channel 1"),
+        ({"a_csv": "x,y\n1,z\n"}, "line 2: expected a number, got 'z'"),
+        ({"a_csv": ""}, "the file is empty"),
+        ({"a_csv": "x,y\n"}, "a.csv is empty"),
+        ({"labels_csv": "file,label\na.csv,up\n"}, "a.csv: no such file"),
+        ({"labels_csv": "name,class\na.csv,up\n"}, "expected the columns 'file' and 'label'"),
+        ({"labels_csv": "file,label\na.csv,\n", "a_csv": "1\n"}, "line 2: no label"),
+        ({"labels_csv": "file,target\na.csv,much\n", "a_csv": "1\n"}, "line 2: expected a number, got 'much'"),
+        ({"labels_csv": "file,label,split\na.csv,up,dev\n", "a_csv": "1\n"}, "split must be train, valid or test"),
+        ({"labels_csv": "file,label\na.csv,up\na.csv,up\n", "a_csv": "1\n"}, "a.csv is listed twice"),
+        ({"a_csv": "x,label\n1,up\n", "b_csv": "x\n1\n"}, "b.csv has no label column and others have"),
+        ({}, "no .csv or .npy files"),
+    ],
+)
+def test_a_bad_folder_is_told_with_its_place(tmp_path: Path, files: dict[str, str], told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load(str(write(tmp_path, **files)))
+    assert told in str(caught.value)
+
+
+def test_half_an_array_is_told(tmp_path: Path) -> None:
+    numpy.save(tmp_path / "a.npy", numpy.zeros((50, 2)))
+    whole = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"not a whole \.npy file"):
+        load(str(tmp_path))
+
+
+def test_the_built_in_task_is_the_same_every_time() -> None:
+    one, other = load("turning:length=128,train=4,valid=2,test=2"), load("turning:length=128,train=4,valid=2,test=2")
+    assert len(one.records) == 8
+    for a, b in zip(one.records, other.records, strict=True):
+        assert a.values.shape == (128, 4)
+        assert torch.equal(a.values, b.values)
+    drawn_otherwise = load("turning:length=128,train=4,valid=2,test=2,seed=1")
+    assert not torch.equal(one.records[0].values, drawn_otherwise.records[0].values)
+    train, test = one.records[0].values, one.records[6].values
+    assert not torch.equal(train, test)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("nowhere/data.ts", "no such file or folder"),
+        ("turning:length=many", "length='many' is not a whole number"),
+        ("turning:size=3", "turning has no option 'size'; it has: length, train"),
+        ("turning:length", "expected name:option=value"),
+        ("turning:length=3", "length must be at least 64"),
+        ("EigenWorms:length=3", "takes no options"),
+    ],
+)
+def test_a_source_that_is_not_there_is_told(source: str, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load(source)
+    assert told in str(caught.value)
+
+
+def stand_in_for_aeon(monkeypatch: pytest.MonkeyPatch, **contents: object) -> None:
+    """aeon itself is too large to install for two calls."""
+    package, datasets = types.ModuleType("aeon"), types.ModuleType("aeon.datasets")
+    vars(datasets).update(contents)
+    monkeypatch.setitem(sys.modules, "aeon", package)
+    monkeypatch.setitem(sys.modules, "aeon.datasets", datasets)
+
+
+def test_a_set_of_the_archive_without_aeon_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aeon", None)
+    with pytest.raises(InputError, match=r"pip install 'timeloom\[archive\]'"):
+        load("EigenWorms")
+
+
+def test_a_set_of_the_archive_comes_with_its_official_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_classification(name: str, split: str) -> tuple[object, object]:
+        assert name == "Tiny"
+        if split == "train":
+            return numpy.arange(12.0).reshape(2, 2, 3), numpy.array(["a", "b"])  # series, channels, steps
+        return [numpy.zeros((2, 5)), numpy.ones((2, 4))], numpy.array(["b", "a"])  # of unequal lengths: a list
+
+    stand_in_for_aeon(monkeypatch, load_classification=load_classification)
+    records = load("Tiny").records
+    assert [(r.split, r.label, tuple(r.values.shape)) for r in records] == [
+        ("train", "a", (3, 2)), ("train", "b", (3, 2)), ("test", "b", (5, 2)), ("test", "a", (4, 2)),
+    ]  # fmt: skip
+    assert records[0].values.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_an_archive_out_of_reach_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_classification(name: str, split: str) -> None:
+        raise OSError("no route to host")
+
+    stand_in_for_aeon(monkeypatch, load_classification=load_classification)
+    with pytest.raises(InputError, match=r"could not load 'Tiny' \(OSError: no route to host\)"):
+        load("Tiny")
+
+
+def many(tmp_path: Path, count: int = 20) -> Path:
+    index = ["file,label"]
+    for i in range(count):
+        (tmp_path / f"s{i}.csv").write_text(f"{i}\n" * (3 + i % 4))
+        index.append(f"s{i}.csv,{'10' if i % 4 else '9'}")
+    (tmp_path / "labels.csv").write_text("\n".join(index))
+    return tmp_path
+
+
+def test_splits_share_nothing_and_hold_every_class(tmp_path: Path) -> None:
+    made = split(load(str(many(tmp_path))), 0.2, 0.25, seed=3)
+    parts = [set(part.names) for part in (made.train, made.valid, made.test)]
+    assert sum(len(part) for part in parts) == len(set.union(*parts)) == 20
+    assert made.classes == ("9", "10")  # as numbers, not as text
+    for part in (made.train, made.valid, made.test):
+        assert {int(target) for target in part.targets} == {0, 1}
+    assert len(made.test) == 5
+    again = split(load(str(tmp_path)), 0.2, 0.25, seed=3)
+    assert [part.names for part in (again.train, again.test)] == [part.names for part in (made.train, made.test)]
+
+
+def test_unknown_labels_and_single_classes_are_told(tmp_path: Path) -> None:
+    table = load(str(many(tmp_path)))
+    with pytest.raises(InputError, match="has the label '9', which is none of 10, 11"):
+        examples(table.records, "classification", ["10", "11"], "here")
+    write(tmp_path, labels_csv="file,label\ns0.csv,up\ns1.csv,up\ns2.csv,up\ns3.csv,up\n")
+    with pytest.raises(InputError, match="all training series have the label 'up'"):
+        split(load(str(tmp_path)), 0.2, 0.2, 0)
+
+
+def test_batches_pad_and_say_the_lengths(tmp_path: Path) -> None:
+    table = load(str(many(tmp_path, 6)))
+    data = examples(table.records, "classification", ["9", "10"], "here")
+    batch = collate(data, [0, 3])  # 3 and 6 steps
+    assert batch.inputs.shape == (6, 2, 1)
+    assert batch.lengths is not None
+    assert batch.lengths.tolist() == [3, 6]
+    assert batch.inputs[3:, 0].abs().sum() == 0
+    assert collate(data, [0, 4]).lengths is None
+    assert sum(len(batch.targets) for batch in batches(data, 4)) == 6
+
+
+def test_step_labels_are_padded_with_what_losses_leave_out(tmp_path: Path) -> None:
+    write(tmp_path, a_csv="x,label\n1,u\n2,v\n", b_csv="x,label\n1,v\n")
+    data = examples(load(str(tmp_path)).records, "labelling", ["u", "v"], "here")
+    assert collate(data, [0, 1]).targets.tolist() == [[0, 1], [1, PADDING]]
+
+
+def test_the_order_of_an_epoch_is_a_function_of_seed_and_epoch() -> None:
+    assert order(50, 1, 2) == order(50, 1, 2)
+    assert order(50, 1, 2) != order(50, 1, 3)
+    assert order(50, 1, 2) != order(50, 2, 2)
+    assert sorted(order(50, 1, 2)) == list(range(50))
+
+
+def test_specs_are_read_by_the_types_of_the_options() -> None:
+    name, options = split_spec("shooting:chunk=64,tol=1e-3,correction=newton,warmup=none")
+    assert name == "shooting"
+    assert with_options(Shooting(warmup=3), options, name) == Shooting(chunk=64, tol=1e-3, correction="newton")
+    with pytest.raises(InputError, match="correction='best' is not one of auto, none, diag, newton"):
+        with_options(Shooting(), {"correction": "best"}, "shooting")
+    with pytest.raises(InputError, match="tol must be positive"):
+        with_options(Shooting(), {"tol": "-1"}, "shooting")

@@ -1,0 +1,118 @@
+"""`timeloom inspect` and `timeloom doctor`: what they say is what the solvers did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from timeloom import cli
+from timeloom.cli import doctor
+from timeloom.cli.inspect import residual_charts
+from timeloom.report import SolveReport
+from timeloom.solvers import Auto
+from timeloom.train.config import ModelConfig
+from timeloom.train.inspection import inspect_model
+from timeloom.train.model import SequenceModel
+from timeloom.words import of_reports
+
+FORWARD, BACKWARD = 0, 1
+
+
+def model_of(bias: float, layers: int = 1, bidirectional: bool = False) -> SequenceModel:
+    """A GRU whose update gate's bias says how long it remembers."""
+    torch.manual_seed(0)
+    config = ModelConfig(hidden=8, layers=layers, bidirectional=bidirectional)
+    model = SequenceModel(config, 2, 3, "classification", Auto())
+    for layer in model.recurrent_layers():
+        for name, parameter in layer.named_parameters():
+            if name.startswith("bias_hh"):
+                parameter.data[8:16] += bias
+    return model
+
+
+def test_the_stronger_correction_needs_fewer_sweeps_on_a_long_memory(one_thread: None) -> None:
+    found = inspect_model(model_of(bias=4.0), torch.randn(800, 1, 2), None, every=True)
+    assert found.chunk == 50
+    sweeps = {trial.name: trial.sweeps() for trial in found.trials}
+    assert list(sweeps)[:5] == ["torch", "auto", "shooting none", "shooting diag", "shooting newton"]
+    assert {"DEER", "ELK", "MGRIT", "Picard"} < set(sweeps)
+    for way in (FORWARD, BACKWARD):
+        none, diag, newton = (sweeps[f"shooting {name}"][way] for name in ("none", "diag", "newton"))
+        assert none > diag >= newton
+    for trial in found.trials:
+        assert trial.difference < 1e-4
+        assert trial.seconds > 0
+    assert found.trials[0].difference == 0
+
+
+def test_what_auto_learned_of_the_memory_grows_with_it(one_thread: None) -> None:
+    short, long = (inspect_model(model_of(bias), torch.randn(2000, 1, 2), None) for bias in (0.0, 2.0))
+    assert short.memory[0][1] is not None
+    assert long.memory[0][1] is not None
+    assert short.memory[0][1] < long.memory[0][1]
+    words = " ".join(short.words())
+    assert "auto, layer 1 forward: cut 2,000 steps into" in words
+    assert f"after about {short.memory[0][1]:,} of 2,000 steps" in words
+    assert "Fastest on this batch" in words
+
+
+def test_ragged_batches_and_both_directions_can_be_looked_at(one_thread: None) -> None:
+    model = model_of(0.0, layers=2, bidirectional=True)
+    found = inspect_model(model, torch.randn(90, 3, 2), torch.tensor([90, 17, 40]))
+    assert [where for where, _ in found.trials[1].reports] == [
+        "layer 1", "layer 1 reversed", "layer 2", "layer 2 reversed",
+    ]  # fmt: skip
+    assert max(trial.difference for trial in found.trials) < 1e-4
+    charts = residual_charts(found)
+    assert len(charts) == 8
+    assert all("<svg" in chart and "newton" in chart for chart in charts)
+    assert model.blocks[0].recurrent.solver == Auto()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_same_words_are_said_once() -> None:
+    report = SolveReport.sequential(10, "as asked")
+    (told,) = of_reports([("layer 1", report), ("layer 2", report)], 10)
+    assert told[0] == "layer 1 forward, layer 2 forward"
+    assert "one after the other" in told[1]
+
+
+def test_inspect_writes_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = "turning:length=640,train=4,valid=2,test=2"
+    run = tmp_path / "run"
+    options = ["--data", data, "--hidden", "6", "--epochs", "1", "--compare", "0", "--out", str(run), "--debug"]
+    assert cli.run("train", options) == 0
+    assert cli.run("inspect", [str(run), "--batch", "2", "--debug"]) == 0
+    assert "Fastest on this batch" in capsys.readouterr().out
+    text = (run / "inspect.html").read_text()
+    assert "What auto does, and why" in text
+    assert text.count("<svg") == 2
+    assert cli.run("inspect", [str(run), "--batch", "0"]) == 1
+    assert "--batch must be at least 1" in capsys.readouterr().err
+
+
+def test_doctor_measures_and_says_that_all_is_well(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "SECONDS", 0.0)
+    assert cli.run("doctor", ["--steps", "512", "--debug"]) == 0
+    out = capsys.readouterr().out
+    assert "CPU kernels" in out
+    assert "x faster" in out
+    assert "All is well." in out
+
+
+def test_doctor_tells_when_results_differ(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "SECONDS", 0.0)
+    plain = doctor.parallelize
+
+    def broken(layer: torch.nn.Module) -> torch.nn.Module:
+        with torch.no_grad():
+            layer.weight_hh_l0 *= 1.01  # type: ignore[operator]
+        return plain(layer)
+
+    monkeypatch.setattr(doctor, "parallelize", broken)
+    assert cli.run("doctor", ["--steps", "512", "--debug"]) == 1
+    assert "TOO MUCH" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +29,7 @@ from timeloom.distributed import (
     traffic,
 )
 from timeloom.distributed.group import group_of
-from timeloom.solvers import Auto, Sequential, Shooting, Solver
+from timeloom.solvers import DEER, MGRIT, Auto, Jacobi, Picard, QuasiDEER, Sequential, Shooting, Solver
 
 D, H, B = 3, 5, 3
 Case = Callable[[DeviceMesh], None]
@@ -42,6 +43,17 @@ SOLVERS: dict[str, Solver] = {
     "sequential": Sequential(),
     "gives up": Shooting(chunk=4, correction="none", max_iters=1),
     "sequential adjoint": Shooting(chunk=4, adjoint="sequential"),
+    "scan adjoint": Shooting(chunk=4, adjoint="scan"),
+    "scan adjoint, all levels": Shooting(chunk=4, adjoint="scan", adjoint_levels=20),
+    "mgrit": MGRIT(),
+    "mgrit, F": MGRIT(coarsening=3, cycle="F", guess="nested"),
+    "mgrit, in order": MGRIT(coarsening=(2, 2), coarse_inputs="inject", relaxation=("F", "FCFCF"), weight=0.9),
+    "mgrit, comes up": MGRIT(coarsening=2, skip_down=True),
+    "mgrit adjoint": Shooting(chunk=4, adjoint="mgrit"),
+    "deer": DEER(),
+    "quasi-deer": QuasiDEER(max_iters=60),
+    "picard": Picard(max_iters=60),
+    "jacobi": Jacobi(max_iters=60),
 }
 
 
@@ -92,9 +104,13 @@ def compare(
     tolerance: float = 1e-12,
     regime: tuple[float, float] = (0.0, 1.0),
     again: int = 1,
+    same: bool = False,
     **options: Any,
 ) -> Model:
-    """Ranks against one process by torch's own layer (by our own sweeps for ragged sequences), in float64."""
+    """Ranks against one process by torch's own layer (by our own sweeps for ragged sequences), in float64.
+
+    same: compare with one process by the same solver instead, reports too.
+    """
     torch.manual_seed(0)
     model = Model(kind, solver, **options).double()
     with torch.no_grad():
@@ -111,7 +127,8 @@ def compare(
         marks["resets"] = torch.rand(steps, B) < 0.1
         marks["resets"][steps // 2 :, 0] = True
     truth = copy.deepcopy(model)
-    truth.layer.solver = Sequential() if not ragged else Shooting(chunk=steps)
+    if not same:
+        truth.layer.solver = Sequential() if not ragged else Shooting(chunk=steps)
     expected = results(truth, x, h0, None, marks)
     model.to(dtype)
     local = dict(marks)
@@ -125,12 +142,20 @@ def compare(
         wanted = whole[mine] if name in ("y", "grad x") else whole
         error = float((value.detach().double() - wanted).abs().max() / whole.abs().max())
         assert error <= tolerance, f"{name} is off by {error:.1e}: {model.layer.reports}"
+    for ours, theirs in zip(model.layer.reports, truth.layer.reports, strict=True) if same else ():
+        for mine, one in ((ours, theirs), (ours.backward, theirs.backward)):
+            assert (mine.iterations, mine.fell_back) == (one.iterations, one.fell_back), (mine, one)
     return model
 
 
 def layers(kind: str, solver: str, **more: Any) -> Case:
     def case(mesh: DeviceMesh) -> None:
-        compare(kind, SOLVERS[solver], mesh, **more)
+        model = compare(kind, SOLVERS[solver], mesh, **more)
+        for report in model.layer.reports:
+            backward = report.backward or report
+            assert solver == "gives up" or not (report.fell_back or backward.fell_back), report
+            if "scan" in solver and mesh["time"].size() > 1:
+                assert backward.iterations <= 2, backward  # linear: one correction is exact
 
     return case
 
@@ -178,10 +203,24 @@ def converges_as_one_process(mesh: DeviceMesh) -> None:
         assert model.layer.reports[0].iterations <= most, model.layer.reports[0]
 
 
+def cycles_as_one_process(mesh: DeviceMesh) -> None:
+    """Slices of whole coarse intervals: the same grids, so the same iterates, converged or not."""
+    long_memory = {"steps": 384, "regime": (3.0, 1.0), "same": True}
+    for kind in ("ImplicitGRU", "GRU"):
+        compare(kind, MGRIT.paper(), mesh, **long_memory)
+    for options in ({"cycle": "F"}, {"weight": 0.8, "relaxation": ("F", "FCF")}):
+        fixed = MGRIT(levels=3, coarsening=4, guess="initial", cycles=2, backward_cycles=2, tol=1e-15, **options)
+        compare("GRU", replace(fixed, on_divergence="ignore"), mesh, **long_memory)
+    compare("LSTM", MGRIT(levels=3, coarsening=4, guess="nested", tol=1e-9), mesh, **long_memory, tolerance=1e-7)
+    ragged = MGRIT(levels=3, coarsening=4, cycles=1, backward_cycles=1, skip_down=True, on_divergence="ignore")
+    compare("GRU", ragged, mesh, **long_memory, ragged="lengths resets")
+
+
 def any_cell(mesh: DeviceMesh) -> None:
     """`unroll` of cells that only autograd can differentiate."""
     pairs = {"module": "none", "elementwise": "diag", "function of tuple": "newton", "function": "auto"}
-    for name, solver in pairs.items():
+    more = {"module": "mgrit, F", "function": "deer", "function of tuple": "scan adjoint, all levels"}
+    for name, solver in (*pairs.items(), *more.items()):
         net = zoo.network(name)
         x, initial = zoo.data(net, 29, 2)
         cell = net.recurrence(x, initial).cell
@@ -248,8 +287,18 @@ def beyond_the_layer(mesh: DeviceMesh) -> None:
 
 CASES: dict[str, Case] = {
     **{f"GRU, {name}": layers("GRU", name) for name in SOLVERS},
-    **{f"LSTM, {name}": layers("LSTM", name) for name in ("diag", "newton", "auto", "gives up")},
-    **{f"RNN, {name}": layers("RNN", name) for name in ("none", "diag", "auto")},
+    **{f"LSTM, {name}": layers("LSTM", name) for name in ("diag", "newton", "auto", "gives up", "mgrit", "quasi-deer")},
+    **{f"RNN, {name}": layers("RNN", name) for name in ("none", "diag", "auto", "deer")},
+    **{
+        f"{name}, both ways, ragged": layers(
+            "GRU", name, bidirectional=True, num_layers=2, ragged="zero lengths resets", tolerance=1e-11
+        )
+        for name in ("mgrit, in order", "mgrit, comes up", "deer", "scan adjoint, all levels")
+    },
+    **{
+        f"{name}, both ways, lengths": layers("GRU", name, bidirectional=True, ragged="lengths", tolerance=1e-11)
+        for name in ("none", "mgrit, in order", "mgrit, F", "scan adjoint", "scan adjoint, all levels")
+    },
     "two layers both ways": layers("GRU", "diag", num_layers=2, bidirectional=True),
     "LSTM both ways, ragged": layers("LSTM", "diag", bidirectional=True, ragged="lengths resets"),
     "GRU both ways, ragged": layers("GRU", "newton", bidirectional=True, num_layers=2, ragged="zero lengths resets"),
@@ -259,11 +308,14 @@ CASES: dict[str, Case] = {
     "resets": layers("GRU", "diag", ragged="resets"),
     "one step a rank": layers("GRU", "diag", steps=4),
     "one step a rank, auto": layers("LSTM", "auto", steps=4, bidirectional=True),
+    "one step a rank, mgrit": layers("GRU", "mgrit, F", steps=4),
+    "one step a rank, deer": layers("GRU", "deer", steps=4),
     "long memory": layers("GRU", "diag", regime=(4.0, 1.0), steps=61),
     "gives up exactly": gives_up_exactly,
     "float32": float32,
     "misses the express lane": misses_the_express_lane,
     "converges as one process": converges_as_one_process,
+    "cycles as one process": cycles_as_one_process,
     "any cell": any_cell,
     "few bytes": few_bytes,
     "beyond the layer": beyond_the_layer,

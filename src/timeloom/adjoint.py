@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
 from timeloom.eager import eager
-from timeloom.linearize import carry, window_of
+from timeloom.linearize import carry, leaving, window_of
 from timeloom.memory import empty
 from timeloom.mgrit.monitor import compare
 from timeloom.mgrit.propagators import Adjoint as CoarseAdjoint
@@ -56,9 +56,11 @@ def solve_backwards(
     incoming: Tensor | None,
     final_grad: Tensor,
     march: Callable[[Chain], Found],
+    onward: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None, Found]:
     """Gate gradients `(T, B, G)`, the gradient of the state before the first step and of the one that resets put back,
     both `(B, S)`, the latter None without resets, and what `march` returns.
+    `onward`: whether the chain goes on on another rank.
     """
     sweeper = choose_sweeper(problem)
     if incoming is not None:
@@ -123,8 +125,9 @@ def solve_backwards(
         fading=True,
         guess=_guess(problem, plan, carrying, incoming, final_grad),
         carry=None if carrying is None else lambda jump, *_: carrying(jump.flip(0), None).flip(0),
+        leave=_leaving(problem, states, plan),
         certify=sweeper.certifier(0.0, fading=True),
-        coarsen=lambda coarsening: CoarseAdjoint.of(problem, states, incoming, final_grad, anchors, coarsening),
+        coarsen=lambda coarsening: CoarseAdjoint.of(problem, states, incoming, final_grad, anchors, coarsening, onward),
     )
     found = march(chain)
     into_resets = None if reset_grads is None else reset_grads.view(links, batch, -1).sum(0)
@@ -166,6 +169,17 @@ def _carrying(problem: Recurrence, states: list[Tensor], plan: Plan) -> Carrying
         return None
     window, at = window_of(problem, how), torch.cat(states, -1)
     return lambda jump, incoming: carry(how, window, jump, at, backwards=True, incoming=incoming)
+
+
+def _leaving(
+    problem: Recurrence, states: list[Tensor], plan: Plan
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None] | None:
+    how = plan.linearization
+    if how is None:
+        return None
+    return lambda moves, _: leaving(
+        how, window_of(problem, how, passing=True), moves.flip(0), torch.cat(states, -1), backwards=True
+    )
 
 
 def _guess(

@@ -67,6 +67,8 @@ class Chain:
     """`(C, B, S)`, starts to begin with instead of `neutral`."""
     carry: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
     """`carry(jumps, starts, damping)`: what linearised single steps make of the jumps, `(C, B, S)`; see `linearize`."""
+    leave: Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None] | None = None
+    """`leave(moves, starts)`: with `carry`, what moves of all starts mean beyond the last link; see `leaving` there."""
     certify: Callable[[Tensor, Tensor], Tensor | float] | None = None
     """`certify(starts, ends)`: a bound of the largest relative jump, a number (on the device), where that is quick."""
     coarsen: Callable[[Coarsening], list[Propagator]] | None = None
@@ -291,6 +293,10 @@ class Boundaries:
             starts = torch.clamp(starts, -self.chain.bound, self.chain.bound)
         self.starts = torch.where(moved.unsqueeze(-1), starts, self.starts)
         return moved.reshape(-1).nonzero().squeeze(-1).cpu()
+
+    def rests(self, moved: Tensor) -> bool:
+        """Whether there is nothing to run again where these rows have moved."""
+        return moved.numel() == 0
 
     def arriving(self) -> Tensor:
         """What comes to each start from the link before it, `(C, B, S)`; the start itself where nothing does."""

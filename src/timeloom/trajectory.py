@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from timeloom.linearize import carry, window_of
+from timeloom.linearize import carry, leaving, window_of
 from timeloom.mgrit.propagators import Forward
 from timeloom.problem import Recurrence, Segments, cut, empty_states
 from timeloom.report import SolveReport
@@ -24,8 +24,10 @@ def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> 
     return states, plan.march(forward_chain(problem, plan, sweeper, states))
 
 
-def forward_chain(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper, states: list[Tensor]) -> Chain:
-    """The chain of chunks, first to last; sweeps write `states`."""
+def forward_chain(
+    problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper, states: list[Tensor], onward: bool = False
+) -> Chain:
+    """The chain of chunks, first to last; sweeps write `states`. `onward`: whether it goes on on another rank."""
     segments = cut(problem, plan.chunk)
     lengths = problem.ends()
 
@@ -55,8 +57,9 @@ def forward_chain(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper, st
         bound=problem.cell.bound(problem.initial),
         guess=_starts_from(problem.guess, plan.chunk, problem.initial),
         carry=_carry(problem, plan),
+        leave=_leave(problem, plan),
         certify=sweeper.certifier(SHARE_OF_BOX, fading=False),
-        coarsen=lambda coarsening: Forward.of(problem, coarsening),
+        coarsen=lambda coarsening: Forward.of(problem, coarsening, onward),
     )
 
 
@@ -71,6 +74,14 @@ def _carry(problem: Recurrence, plan: Plan) -> Callable[[Tensor, Tensor, Tensor 
         return None
     window = window_of(problem, how)
     return lambda jump, starts, damping: carry(how, window, jump, starts, False, damping)
+
+
+def _leave(problem: Recurrence, plan: Plan) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None] | None:
+    how = plan.linearization
+    if how is None:
+        return None
+    window = window_of(problem, how)
+    return lambda moves, starts: leaving(how, window, moves, starts)
 
 
 def final_state(problem: Recurrence, states: list[Tensor]) -> Tensor:

@@ -77,11 +77,14 @@ class RankBoundaries(Boundaries):
         self.sequences = torch.arange(chain.first.shape[0], device=device)
         self.entry_link = (alive & chain.anchors).to(torch.uint8).argmax(0).to(device)
         self.last_link = (links - 1 - alive.flip(0).to(torch.uint8).argmax(0)).to(device)
-        self.starts[self.entry_link, self.sequences] = chain.first
-        self.unknown[0] |= self.joint  # a sequence that comes from another rank enters at the first link
+        self.starts[self._entry] = chain.first
+        self._inside = self.unknown
+        self.unknown = self._inside.index_put(self._entry, self.joint)
         self.correction: Correction = "none"
         """What the next exchange is to tell about transfers."""
         self._transfers: Tensor | None = None
+        self._moves: Tensor | None = None
+        """Of all starts here, if the first one stays where it is."""
         self._heard: Heard | None = None
         self._tolerance = 0.0
         self._moved = True
@@ -95,28 +98,35 @@ class RankBoundaries(Boundaries):
         assert self._heard is not None
         return self._heard
 
+    @property
+    def _entry(self) -> tuple[Tensor, Tensor]:
+        return self.entry_link, self.sequences
+
     def at_entry(self, values: Tensor) -> Tensor:
-        return values[self.entry_link, self.sequences]
+        return values[self._entry]
 
     def last_ends(self) -> Tensor:
         return self.ends[self.last_link, self.sequences]
 
     def arriving(self) -> Tensor:
-        arriving = super().arriving()
+        entry = self.at_entry(self.starts)
         if self._arrived is not None:
-            arriving[0] = torch.where(self.joint.unsqueeze(-1), self._arrived, arriving[0])
-        return arriving
+            entry = torch.where(self.joint.unsqueeze(-1), self._arrived, entry)
+        return super().arriving().index_put(self._entry, entry)
 
     def measure(self, tolerance: float) -> float:
         """The largest relative jump on all ranks and between them: one collective."""
         self._arrived = None
         self.jump[0] = 0
+        everything, self.unknown = self.unknown, self._inside
         super().measure(tolerance)
+        self.unknown = everything
         self._heard = self._exchange()
         place = self.line.place
         if place > 0:
             self._arrived = self.heard.ends[place - 1]
-            self.jump[0] = torch.where(self.joint.unsqueeze(-1), self._arrived - self.starts[0], 0)
+            jump = torch.where(self.joint.unsqueeze(-1), self._arrived - self.at_entry(self.starts), 0)
+            self.jump[self._entry] = jump
             self.scale = self._scales()
             if self.chain.fading:
                 self.scale = torch.maximum(self.scale, self.heard.prefix[place])
@@ -142,6 +152,10 @@ class RankBoundaries(Boundaries):
         self._moved = rows.numel() > 0
         self._settle(self.at_entry(self.starts))
         return rows
+
+    def rests(self, moved: Tensor) -> bool:
+        """Never: other ranks may have something to run."""
+        return False
 
     def finish(self, hopeless_only: bool = False) -> None:
         bad = ~(self.heard.worst <= self._tolerance)
@@ -177,9 +191,10 @@ class RankBoundaries(Boundaries):
         link, start = self.entry_link.clone(), self.at_entry(self.starts).clone()
         if self._heard is None:
             return link, start
-        start = torch.where(self._bad[0].unsqueeze(-1), self.arriving()[0], start)
+        at_once = self.at_entry(self._bad)
+        start = torch.where(at_once.unsqueeze(-1), self.at_entry(self.arriving()), start)
         first_link = self._bad.to(torch.uint8).argmax(0)
-        later = ~self._bad[0] & self._bad.any(0)
+        later = ~at_once & self._bad.any(0)
         link = torch.where(later, first_link, link)
         return link, torch.where(later.unsqueeze(-1), self.ends[first_link - 1, self.sequences], start)
 
@@ -252,10 +267,13 @@ class RankBoundaries(Boundaries):
 
     def _leaving(self) -> tuple[Tensor, Tensor] | None:
         """How this rank's own jumps move the state that it ends with, and how a move of its entry does."""
+        if self.chain.carry is not None and self.chain.leave is not None:
+            self._moves = self.chain.carry(self.jump, self.starts, None)
+            return self.chain.leave(self._moves, self.starts)
         if self.correction == "none":
             return None
         transfers = self._transfers = self._all_transfers()
-        structure = _structure(transfers[0].shape[1:], self.shape[2])
+        structure = _structure(transfers[0])
         moves = linear_scan(_before(transfers), self.jump)
         through = transfers[0]
         for transfer in transfers[1:].unbind(0):
@@ -270,8 +288,12 @@ class RankBoundaries(Boundaries):
 
     def _carry(self, correction: Correction) -> Tensor:
         """The moves of all starts here, by what jumps here and on the ranks before mean for them."""
-        jump = self.jump.clone()
-        jump[0] = torch.where(self.joint.unsqueeze(-1), self.heard.shift[self.line.place], jump[0])
+        shift = torch.where(self.joint.unsqueeze(-1), self.heard.shift[self.line.place], 0)
+        jump = self.jump.index_put(self._entry, shift)
+        if self.chain.carry is not None:
+            if self._moves is not None and not bool(self.joint.any()):
+                return self._or_jump(self._moves)
+            return self._or_jump(self.chain.carry(jump, self.starts, None))
         if self._transfers is None or correction == "none":
             return jump
         return self._or_jump(linear_scan(_before(self._transfers), jump))
@@ -282,12 +304,18 @@ def _carry(jump: Tensor, pushed: Tensor, through: Tensor, joints: Tensor) -> Ten
     source = torch.zeros_like(jump)
     source[1:] = torch.where(joints[1:].unsqueeze(-1), pushed[:-1] + jump[1:], 0)
     before = torch.where(joints.view(*joints.shape, *[1] * (through.dim() - 2)), _before(through), 0)
-    moves = linear_scan(before, source)
+    structure = _structure(through[0])
+    if structure == "block":
+        moves = linear_scan(before, source.unflatten(-1, (2, -1)), structure=structure).flatten(-2)
+    else:
+        moves = linear_scan(before, source, structure=structure)
     return torch.where(moves.isfinite().all(-1, keepdim=True), moves, jump)
 
 
-def _structure(shape: torch.Size, size: int) -> Structure:
-    return "diagonal" if shape == (size,) else "dense"
+def _structure(element: Tensor) -> Structure:
+    """Of an element `(B, ...)`."""
+    structures: dict[int, Structure] = {2: "diagonal", 3: "dense", 4: "block"}
+    return structures[element.dim()]
 
 
 def _before(transfers: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def _certify(
     if not (same and worst <= plan.inside.tolerance):
         return None
     report = SolveReport(
-        solver=f"shooting[none] over {len(line.alive)} ranks",
+        solver=f"{plan.inside.method} over {len(line.alive)} ranks",
         chunk=plan.inside.chunk,
         iterations=1,
         residuals=(worst,),

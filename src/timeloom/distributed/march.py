@@ -48,19 +48,18 @@ def march_over_ranks(
     if entered is not None:
         rows = rows[rows < len(chain.first)] if reenter else rows[:0]
     residuals: list[float] = []
+    polished = False
     while True:
         if rows.numel():
             state.run(rows, correction == "diag")
         state.correction = correction
         residuals.append(state.measure(plan.tolerance))
+        given_up = "" if state.converged else _why_stop(residuals, plan, state.heard.moved)
         if state.converged:
-            given_up = ""
-            break
-        given_up = why_stop(residuals, plan)
-        if not math.isfinite(residuals[-1]):
-            given_up = given_up or "the values are not finite"
-        if not state.heard.moved:
-            given_up = given_up or "the corrections vanished"
+            if polished or residuals[-1] <= plan.polish or len(residuals) >= plan.max_iters:
+                break
+            polished = True
+            state.demand(plan.polish)
         if given_up:
             break
         rows = state.correct(correction, plan)
@@ -70,7 +69,7 @@ def march_over_ranks(
         state.finish(hopeless_only=not fell_back)
     return state.marched(
         SolveReport(
-            solver=f"shooting[{correction}] over {len(line.alive)} ranks",
+            solver=f"{plan.name or f'shooting[{correction}]'} over {len(line.alive)} ranks",
             chunk=plan.chunk,
             iterations=len(residuals),
             residuals=tuple(residuals),
@@ -83,6 +82,14 @@ def march_over_ranks(
             warmup=lead,
         )
     )
+
+
+def _why_stop(residuals: list[float], plan: Plan, moved: bool) -> str:
+    """Why it makes no sense to go on, or nothing; `moved`: whether the last correction did anything on any rank."""
+    given_up = why_stop(residuals, plan)
+    if not given_up and not math.isfinite(residuals[-1]):
+        return "the values are not finite"
+    return given_up or ("" if moved else "the corrections vanished")
 
 
 def _next_correction(plan: Plan, current: Correction, residuals: list[float], size: int) -> Correction:

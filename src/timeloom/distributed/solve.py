@@ -12,6 +12,7 @@ from timeloom.adjoint import Note, attach, solve_backwards
 from timeloom.distributed.boundaries import Check, Marched, Settle
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.march import march_over_ranks, pipeline_over_ranks
+from timeloom.distributed.multigrid import RankMGRITPlan, cycle_over_ranks
 from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks
 from timeloom.distributed.span import Line, Span
 from timeloom.problem import Recurrence, Segments, empty_states
@@ -84,7 +85,7 @@ def solve_states(problem: Recurrence, plan: RankPlan) -> tuple[list[Tensor], Mar
         for part, value in zip(states, entry.split(problem.cell.parts, -1), strict=True):
             part[0] = value
 
-    chain = forward_chain(entered, plan.inside, sweeper, states)
+    chain = forward_chain(entered, plan.inside, sweeper, states, line.goes_on)
     chain = replace(chain, first=first, neutral=problem.initial, bound=problem.cell.bound(problem.initial))
     return states, _march(chain, plan, settle, partial(_blame, line, problem), problem.resets is not None)
 
@@ -98,11 +99,13 @@ def solve_adjoint(
     initial state is this rank's contribution to it.
     """
     line = plan.line
+    if incoming is None and isinstance(plan.inside, RankMGRITPlan):  # other ranks may have something
+        incoming = problem.initial.new_zeros(problem.steps, problem.batch, problem.cell.parts[0])
     try:
         first = backward_guess(problem, states, incoming, final_grad, plan, problem.ends())
         gate_grads, begin_grad, into_resets, marched = solve_backwards(
             problem, states, plan.inside, incoming, first,
-            lambda chain: _march(chain, plan, lambda _: None, lambda: None, False),
+            lambda chain: _march(chain, plan, lambda _: None, lambda: None, False), line.goes_on,
         )  # fmt: skip
     except BaseException as error:
         line.group.stopped(error)
@@ -163,6 +166,8 @@ def backward_guess(
 def _march(chain: Chain, plan: RankPlan, settle: Settle, check: Check, reenter: bool) -> Marched:
     if plan.pipelined:
         return pipeline_over_ranks(chain, plan.inside, plan.line, settle, check)
+    if isinstance(plan.inside, RankMGRITPlan):
+        return cycle_over_ranks(chain, plan.inside, plan.line, settle, check, plan.lead, reenter)
     return march_over_ranks(chain, plan.inside, plan.line, settle, check, plan.lead, reenter)
 
 

@@ -67,6 +67,11 @@ class Line:
         """This rank's place in line."""
         return self._at(self.group.rank)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a rank behind this one."""
+        return self.place + 1 < self.group.size
+
     def _at(self, place: int) -> int:
         """A place in line from a rank in order of time, and the other way round."""
         return self.group.size - 1 - place if self.backwards else place

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import zoo
 from rank_processes import mesh_of, takes_part
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 import timeloom as tl
 from timeloom.distributed import (
     TimeParallel,
+    Traffic,
     average_gradients,
     last_over_time,
     mean_over_time,
@@ -241,24 +243,43 @@ def any_cell(mesh: DeviceMesh) -> None:
 
 
 def few_bytes(mesh: DeviceMesh) -> None:
-    """What travels does not grow with T: O(B n) an iteration without dense transfers, O(B n²) with."""
+    """What travels does not grow with T: O(B n) an iteration without dense transfers, O(B n²) with, in one exchange."""
     ranks = mesh["time"].size()
-    if ranks == 1:
-        return
     for correction, width in (("none", 2 * H + 3), ("diag", 4 * H + 3), ("newton", 3 * H + H * H + 3)):
-        sent = []
-        for steps in (40, 400):
-            torch.manual_seed(0)
-            layer = tl.GRU(D, H, solver=Shooting(chunk=steps, correction=correction, warmup=0, max_iters=50))
-            layer = layer.double()
-            x = shard(torch.randn(steps, B, D, dtype=torch.float64), mesh)
-            before = traffic(mesh)
-            with time_parallel(mesh), torch.no_grad():
-                layer(x)
-            report, count = layer.reports[0], traffic(mesh).since(before)
-            assert count.collectives == 1 + report.iterations
-            sent.append((count.bytes - 80) / report.iterations)
-        assert sent == [8 * B * width] * 2
+        for steps in (40, 400) if ranks > 1 else ():
+            solver = Shooting(chunk=steps, correction=correction, warmup=0, max_iters=50)
+            (forward, backward), report = sent(solver, steps, mesh)
+            agreeing, lone = 80, 8 * B * H  # at the beginning; the final state's gradient, which ranks add up
+            assert forward.collectives == 1 + report.iterations
+            assert forward.bytes == agreeing + 8 * B * width * report.iterations
+            assert backward.collectives == 1 + report.backward.iterations
+            assert backward.bytes == lone + 8 * B * (width + 2) * report.backward.iterations
+
+
+def few_bytes_a_cycle(mesh: DeviceMesh) -> None:
+    """Multigrid sends a few states for each level and cycle, and has more levels for longer sequences, no more."""
+    for steps in (300, 3000) if mesh["time"].size() > 1 else ():
+        solver = MGRIT(coarsening=4, guess="initial", cycles=2, backward_cycles=2, tol=1e-15, on_divergence="ignore")
+        (forward, _), report = sent(solver, steps, mesh)
+        levels = len(report.levels[-1]) + 1  # the coarsest, which leaves nothing, is not in the report
+        sweeps = 6  # first, C, correction, C, correction, and the last C-relaxation
+        exchanges = 2 * (1 + 2 * (levels - 2) + 1)  # down from the fine level, two on each between, one at the last
+        gathered = 4  # what the ranks' coarsest level is made of, once
+        assert forward.messages == 0
+        assert forward.collectives == 1 + sweeps + exchanges + gathered, (forward, levels)
+        assert forward.bytes <= 80 + 8 * B * (2 * H + 3) * (sweeps + exchanges) + 8 * B * 6 * H
+
+
+def sent(solver: Solver, steps: int, mesh: DeviceMesh) -> tuple[tuple[Traffic, Traffic], tl.SolveReport]:
+    """What a forward and a backward pass of one layer send."""
+    torch.manual_seed(0)
+    layer = tl.GRU(D, H, solver=solver).double()
+    x, before = shard(torch.randn(steps, B, D, dtype=torch.float64), mesh), traffic(mesh)
+    with time_parallel(mesh):
+        y, _ = layer(x)
+    between = traffic(mesh)
+    y.square().sum().backward()
+    return (between.since(before), traffic(mesh).since(between)), layer.reports[0]
 
 
 def beyond_the_layer(mesh: DeviceMesh) -> None:
@@ -306,10 +327,10 @@ CASES: dict[str, Case] = {
     "ragged, gives up": layers("GRU", "gives up", bidirectional=True, ragged="zero lengths resets"),
     "ragged, one chunk a rank": layers("LSTM", "one chunk a rank", ragged="lengths"),
     "resets": layers("GRU", "diag", ragged="resets"),
-    "one step a rank": layers("GRU", "diag", steps=4),
-    "one step a rank, auto": layers("LSTM", "auto", steps=4, bidirectional=True),
-    "one step a rank, mgrit": layers("GRU", "mgrit, F", steps=4),
-    "one step a rank, deer": layers("GRU", "deer", steps=4),
+    "one step a rank": layers("GRU", "diag", steps=8),
+    "one step a rank, auto": layers("LSTM", "auto", steps=8, bidirectional=True),
+    "one step a rank, mgrit": layers("GRU", "mgrit, F", steps=8),
+    "one step a rank, deer": layers("GRU", "deer", steps=8),
     "long memory": layers("GRU", "diag", regime=(4.0, 1.0), steps=61),
     "gives up exactly": gives_up_exactly,
     "float32": float32,
@@ -318,6 +339,7 @@ CASES: dict[str, Case] = {
     "cycles as one process": cycles_as_one_process,
     "any cell": any_cell,
     "few bytes": few_bytes,
+    "few bytes a cycle": few_bytes_a_cycle,
     "beyond the layer": beyond_the_layer,
 }
 
@@ -378,14 +400,27 @@ def with_fsdp(mesh: DeviceMesh) -> None:
 
 
 DATA_CASES: dict[str, Case] = {"DDP": with_ddp, "FSDP": with_fsdp}
-MESHES = {**{(1, size): CASES for size in (1, 2, 3, 4)}, (2, 2): DATA_CASES}
+FEW = (
+    *(f"GRU, {name}" for name in ("none", "newton", "auto", "sequential", "gives up", "scan adjoint", "mgrit", "deer")),
+    *("two layers both ways", "LSTM both ways, ragged", "ragged, gives up", "one step a rank", "cycles as one process"),
+    *("converges as one process", "few bytes a cycle"),
+)
+"""Cases for all numbers of ranks; two and three ranks run all."""
+MESHES = {
+    **{(1, size): CASES if size in (2, 3) else {name: CASES[name] for name in FEW} for size in (1, 2, 3, 4, 8)},
+    (2, 2): DATA_CASES,
+}
 
 
 def run_all(rank: int) -> dict[tuple[str, tuple[int, int]], str]:
-    """What went wrong ("" if nothing) by case and mesh, where this rank takes part; run by four processes."""
+    """What went wrong ("" if nothing) by case and mesh, where this rank takes part; run by eight processes."""
     found: dict[tuple[str, tuple[int, int]], str] = {}
     for shape, cases in MESHES.items():
         mesh = mesh_of(shape)
+        try:
+            dist.barrier()  # those that had nothing to do must not wait in the first case of this mesh
+        except RuntimeError:
+            return found  # a rank has failed
         for name, case in cases.items() if takes_part(mesh) else ():
             group = group_of(mesh, timedelta(seconds=60))
             try:

@@ -60,7 +60,7 @@ def takes_part(mesh: DeviceMesh) -> bool:
 def _run(work: Callable[..., Any], rank: int, size: int, port: int, send: Connection, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     try:
         result = work(rank, *args)
     except tl.distributed.RankError as error:

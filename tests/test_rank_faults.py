@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import timeloom as tl
 from timeloom.distributed import RankError, TimeParallel, shard, slice_of, sum_over_time, time_parallel
-from timeloom.solvers import Shooting
+from timeloom.solvers import MGRIT, Shooting
 
 RANKS = 3
 
@@ -31,7 +31,7 @@ def said(action: Callable[[], Any]) -> str:
     """The error that an action ends with."""
     try:
         action()
-    except (RankError, ValueError, tl.ConvergenceError) as error:
+    except (RankError, ValueError, NotImplementedError, tl.ConvergenceError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -59,13 +59,20 @@ def disagreeing(rank: int) -> dict[str, str]:
         "too few steps": said(lambda: slice_of(RANKS - 1, mesh)),
         "nan": said(call(layer(), shard(poisoned, mesh))),
         "nan, sequential": said(call(layer(solver="sequential"), shard(poisoned, mesh))),
+        "nan, mgrit": said(call(layer(solver=MGRIT(coarsening=2)), shard(poisoned, mesh))),
+        "nan, mgrit, inexact": said(call(layer(solver=MGRIT.paper()), shard(poisoned, mesh))),
+        "nan, deer": said(call(layer(solver="deer"), shard(poisoned, mesh))),
         "does not converge": said(call(hard, torch.randn(8, 2, 2))),
     }  # fmt: skip
     y, _ = TimeParallel(layer(), mesh)(shard(poisoned.nan_to_num(), mesh))
     expected, _ = layer()(poisoned.nan_to_num())
     found["after all"] = "" if torch.allclose(y, expected[slice_of(30, mesh)], atol=1e-6) else "wrong"
     found["slow"] = said(lambda: wait_for_a_slow_rank(rank, mesh))
-    return found
+    return found | {  # at last: a rank cannot know that the others refuse it, too
+        "elk": said(call(layer(solver="elk"), shard(poisoned, mesh))),
+        "checks": said(call(layer(solver=MGRIT(check_gradient_every=2)), shard(poisoned, mesh))),
+        "guess": said(call(layer(), torch.zeros(4, 2, 2), guess=torch.zeros(4, 2, 4))),
+    }
 
 
 def wait_for_a_slow_rank(rank: int, mesh: DeviceMesh) -> None:
@@ -97,6 +104,12 @@ def test_ranks_that_disagree_all_say_so_and_can_go_on() -> None:
         "too few steps": "ValueError: 2 steps cannot be split over 3",
         "nan": "RankError: rank 1 has inputs that are not finite, from step 4",
         "nan, sequential": "RankError: rank 1 has inputs that are not finite, from step 4",
+        "nan, mgrit": "RankError: rank 1 has inputs that are not finite, from step 4",
+        "nan, mgrit, inexact": "RankError: rank 1 has inputs that are not finite, from step 4",
+        "nan, deer": "RankError: rank 1 has inputs that are not finite, from step 4",
+        "elk": "NotImplementedError: ELK does not run over many ranks.*Use 'auto', 'shooting', 'mgrit'",
+        "checks": "NotImplementedError: check_gradient_every",
+        "guess": "NotImplementedError: over many ranks there are no guess=",
         "does not converge": "ConvergenceError",
         "after all": "^$",
         "slow": "^$",

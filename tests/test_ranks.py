@@ -11,8 +11,8 @@ Outcome = dict[tuple[str, tuple[int, int]], str]
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
-    """What came of all cases on each of four processes."""
-    found = launch(rank_cases.run_all, 4)
+    """What came of all cases on each of eight processes."""
+    found = launch(rank_cases.run_all, 8, seconds=400)
     assert all(isinstance(outcome, dict) for outcome in found), found
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.rendezvous import rendezvous
 
 from timeloom.distributed.faults import LOOK_EVERY, Faults, RankError
 from timeloom.report import ConvergenceError
@@ -181,12 +183,30 @@ def time_mesh(time: int | None = None, *, device: str | None = None) -> DeviceMe
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+        _start("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     world = dist.get_world_size()
     time = world if time is None else time
     if time < 1 or world % time:
         raise ValueError(f"time={time} does not divide the {world} processes: give a divisor of {world}")
     return init_device_mesh(device, (world // time, time), mesh_dim_names=("data", "time"))
+
+
+def _start(backend: str) -> None:
+    """Start torch.distributed. After a restart torchrun's store still holds what the processes before wrote, their
+    addresses among it, so it is used under another name then. Nodes count their restarts each for itself.
+    """
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    if attempt == 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        dist.init_process_group(backend)
+        return
+    if int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1:
+        raise RuntimeError(
+            "torchrun has restarted the processes of several nodes with a store that holds the addresses of the old "
+            "ones: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on all nodes"
+        )
+    store, rank, size = next(rendezvous("env://"))
+    store = PrefixStore(f"attempt/{attempt}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
 
 
 def group_of(mesh: DeviceMesh, timeout: timedelta | None = None) -> TimeGroup:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,46 +11,120 @@ import torch
 
 COLLECTIVES, WARMUP = 8, 30
 """Of a training step of one layer with a loss over all steps, and a typical warm-up."""
+KILOBYTES = 26
+"""What a rank contributes to them, for n = 32 and B = 1: nearly all of it the gradients of the weights."""
 PAPER = 6.5
 """The largest speedup that the multigrid paper reports, on CPUs."""
-CLUSTER_ALPHA = 0.02
-"""Milliseconds of an exchange a doubling of ranks, assumed for a cluster's network."""
-H200 = {"fixed": 3.0, "per_step": 0.194 / 16384, "alone": 0.194 / 16384, "alpha": 0.015}
-"""For GPUs: a call's fixed cost and its sweeps for n=32, B=1, as in results/gpu.md; NCCL's latency is assumed."""
+NODE = 8
+"""GPUs of a node."""
+NVLINK_GB, NETWORK_GB, ETHERNET_GB = 450.0, 50.0, 12.5
+"""GB a second in one direction: NVLink 4 (900 both ways, NVIDIA's data sheet of the H200), InfiniBand NDR (400 Gb/s),
+and 100 Gb Ethernet for the CPU cluster: nominal values."""
+NCCL_BASE, NCCL_NVLINK, NCCL_NETWORK = 3.6e-3, 0.47e-3, 2.7e-3
+"""Milliseconds of a ring in the protocol for small messages, to start and a hop, in a node and between nodes: what
+NCCL's own model assumes (github.com/NVIDIA/nccl, src/graph/tuning.cc; 1.8 × in a node where there are several)."""
+H200_FIXED, H200_PER_STEP = 3.0, 0.194 / 16384
+"""Milliseconds of a call and of a time step for n = 32, B = 1, measured on one H200 (results/gpu.md)."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """Milliseconds: `max(1, R/cores) · (fixed + per_step · (T/R + warm-up)) + collectives · α(R)`."""
+    """Milliseconds: `max(1, R/cores) · (fixed + per_step · (T/R + warm-up)) + collectives · α(R) + bytes / β`."""
 
     fixed: float
     per_step: float
 
-    def cost(self, ranks: int, steps: int, warmup: int, collectives: float, alpha: float, cores: float) -> float:
+    def cost(self, ranks: int, steps: int, warmup: int, talk: float, cores: float) -> float:
+        """`talk`: milliseconds of all exchanges."""
         turns = max(1.0, ranks / cores)
-        return turns * (self.fixed + self.per_step * (steps / ranks + warmup)) + collectives * alpha
+        return turns * (self.fixed + self.per_step * (steps / ranks + warmup)) + talk
 
     def predict(self, point: Any, alpha: float, cores: float) -> float:
         """Of a measured point."""
-        return self.cost(point.ranks, point.steps, point.warmup, point.collectives, alpha, cores)
+        return self.cost(point.ranks, point.steps, point.warmup, point.collectives * alpha, cores)
 
 
 def fit(points: Sequence[Any], alphas: dict[int, float], cores: int) -> Model:
-    """The constants with the least relative error."""
-    rows, targets = [], []
+    """γ from one rank by itself, then o from several; both with the least relative error."""
+    alone = [p for p in points if p.ranks == 1]
+    rows = torch.tensor([[1 / p.milliseconds, p.steps / p.milliseconds] for p in alone])
+    _, per_step = torch.linalg.lstsq(rows, torch.ones(len(rows), 1)).solution.flatten().tolist()
+    above = weight = 0.0
     for p in points:
-        turns, rest = max(1.0, p.ranks / cores), p.milliseconds - p.collectives * alphas[p.ranks]
-        rows.append([turns / p.milliseconds, turns * (p.steps / p.ranks + p.warmup) / p.milliseconds])
-        targets.append([rest / p.milliseconds])
-    fixed, per_step = torch.linalg.lstsq(torch.tensor(rows), torch.tensor(targets)).solution.clamp(min=0).flatten()
-    return Model(float(fixed), float(per_step))
+        if p.ranks > 1:
+            turns = max(1.0, p.ranks / cores)
+            rest = p.milliseconds - p.collectives * alphas[p.ranks] - turns * per_step * (p.steps / p.ranks + p.warmup)
+            above, weight = above + rest * turns / p.milliseconds**2, weight + (turns / p.milliseconds) ** 2
+    return Model(max(0.0, above / weight), per_step)
 
 
-def plot(path: Path, model: Model, measured: Sequence[tuple[int, float, int]], alone: float) -> None:
-    """Speed over one rank against the number of ranks: measured here, and what the model says of larger machines.
+@dataclass(frozen=True)
+class Machine:
+    """Something to predict for: what a rank computes at, and what an exchange between R of them takes."""
 
-    alone: milliseconds a time step of the ordinary path on one thread.
-    """
+    name: str
+    color: str
+    model: Model
+    alone: Model
+    """One rank by itself, the ordinary path."""
+    talk: Callable[[int], float]
+    """`talk(ranks)`: milliseconds of all exchanges of a training step."""
+
+    def speed(self, ranks: int, steps: int) -> float:
+        """Over one rank with the same sequence."""
+        alone = self.alone.cost(1, steps, 0, 0.0, 1)
+        return alone / self.model.cost(ranks, steps, WARMUP, self.talk(ranks), ranks)
+
+    def efficiency(self, ranks: int, steps: int) -> float:
+        """Of ranks with so many steps each, against one rank with as many."""
+        return self.alone.cost(1, steps, 0, 0.0, 1) / self.model.cost(
+            ranks, ranks * steps, WARMUP, self.talk(ranks), ranks
+        )
+
+
+def cpu_cluster(model: Model, alone: Model, hop: float) -> Machine:
+    """Cores like those measured here; gloo's ring, with the hop that was measured between two processes."""
+    return Machine("CPU cluster", "#0b6e99", model, alone, lambda ranks: _talk((ranks - 1) * hop, ranks, ETHERNET_GB))
+
+
+def h200_nodes() -> Machine:
+    """Nodes of 8 GPUs, NVLink inside and InfiniBand between them; NCCL's ring."""
+
+    def talk(ranks: int) -> float:
+        nodes = -(-ranks // NODE)
+        inside = NCCL_NVLINK * (1.8 if nodes > 1 else 1)
+        alpha = NCCL_BASE + (ranks - nodes) * inside + (nodes - 1) * NCCL_NETWORK
+        return _talk(alpha, ranks, NVLINK_GB if nodes == 1 else NETWORK_GB)
+
+    model = Model(H200_FIXED, H200_PER_STEP)
+    return Machine("H200 nodes", "#c8553d", model, model, talk)
+
+
+def _talk(alpha: float, ranks: int, gigabytes: float) -> float:
+    """A ring passes on what R − 1 others contribute."""
+    return COLLECTIVES * alpha + (ranks - 1) * KILOBYTES * 1024 / (gigabytes * 1e6)
+
+
+def table(machines: Sequence[Machine]) -> list[str]:
+    """Predicted speedups in words."""
+    ranks = (8, 64, 256, 1024)
+    lines = [
+        "| predicted | " + " | ".join(f"{r} ranks" for r in ranks) + " | best |",
+        "|---|" + "--:|" * (len(ranks) + 1),
+    ]
+    for machine in machines:
+        for exponent in (17, 20, 24):
+            speeds = {2**k: machine.speed(2**k, 2**exponent) for k in range(1, 11)}
+            best = max(speeds, key=lambda count: speeds[count])
+            cells = " | ".join(f"{speeds[r]:.3g}×" for r in ranks)
+            lines.append(f"| {machine.name}, T = 2^{exponent} | {cells} | {speeds[best]:.3g}× at {best} |")
+        cells = " | ".join(f"{100 * machine.efficiency(r, 2**20):.0f} %" for r in ranks)
+        lines.append(f"| {machine.name}, T = 2^20 · R: efficiency | {cells} | |")
+    return lines
+
+
+def plot(path: Path, machines: Sequence[Machine], measured: Sequence[tuple[int, float, int]]) -> None:
+    """Speed over one rank against the number of ranks: measured here, and what the model says of larger machines."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -59,25 +132,13 @@ def plot(path: Path, model: Model, measured: Sequence[tuple[int, float, int]], a
 
     ranks = [2**k for k in range(1, 11)]
     figure, (strong, weak) = pyplot.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
-    gpu = Model(H200["fixed"], H200["per_step"])
-    machines = [
-        ("CPU cluster", model, alone, 0.0, CLUSTER_ALPHA, "#0b6e99"),
-        ("H200 nodes", gpu, H200["alone"], H200["fixed"], H200["alpha"], "#c8553d"),
-    ]
-    for name, cost, each, fixed, latency, color in machines:
+    for machine in machines:
         for exponent, style in ((17, ":"), (20, "--"), (24, "-")):
-            steps = 2**exponent
-            speed = [
-                (fixed + each * steps) / cost.cost(r, steps, WARMUP, COLLECTIVES, latency * math.log2(r), r)
-                for r in ranks
-            ]
-            strong.plot(ranks, speed, style, color=color, label=f"{name}, T = 2^{exponent}")
-        slice_steps = 2**16
-        share = [
-            (fixed + each * slice_steps) / cost.cost(r, r * slice_steps, WARMUP, COLLECTIVES, latency * math.log2(r), r)
-            for r in ranks
-        ]
-        weak.plot(ranks, share, "-", color=color, label=f"{name}, T = 65,536 · R")
+            speed = [machine.speed(r, 2**exponent) for r in ranks]
+            strong.plot(ranks, speed, style, color=machine.color, label=f"{machine.name}, T = 2^{exponent}")
+        for exponent, style in ((16, ":"), (20, "--")):
+            share = [machine.efficiency(r, 2**exponent) for r in ranks]
+            weak.plot(ranks, share, style, color=machine.color, label=f"{machine.name}, T = 2^{exponent} · R")
     for count, ratio, steps in measured:
         if count > 1:
             strong.plot([count], [ratio], "k.")

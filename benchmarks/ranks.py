@@ -60,7 +60,7 @@ def measure(rank: int, ranks: int, port: int, send: Any) -> None:
     mesh = _start(rank, ranks, port)
     points = [_point(mesh, ranks, steps, batch) for batch in BATCHES for steps in STEPS]
     group, message = group_of(mesh), torch.zeros(2 * HIDDEN + 5)
-    exchange = statistics.quantiles([_seconds(lambda: group.gather(message)) for _ in range(300)], n=10)[0]
+    exchange = min(_seconds(lambda: group.gather(message)) for _ in range(300))
     if rank == 0:
         send.send((points, 1e3 * exchange))
     dist.barrier()
@@ -176,7 +176,8 @@ def table(points: list[Point], models: dict[int, Model], exchanges: dict[int, fl
         f"{cores} cores, one thread a rank, torch {torch.__version__}, n = {HIDDEN}, default weights. Command:",
         "`python -m benchmarks.ranks`. Fastest and median training step. The model of the fastest is "
         "`max(1, R/cores) · (o + γ (T/R + warm-up)) + collectives · α(R)`;",
-        "points that are held out were not fitted. With one rank the ordinary path runs, which has no such constants.",
+        "γ from one rank, o from two and four; points that are held out were not fitted. On one rank the ordinary path",
+        "runs, without o and α.",
         f"Load average of this machine as the run began: {load:.1f}. Ranks wait for each other: where it is much above",
         "0, their times say little.",
         "",
@@ -186,7 +187,7 @@ def table(points: list[Point], models: dict[int, Model], exchanges: dict[int, fl
     alone = {(p.steps, p.batch): p.milliseconds for p in points if p.ranks == 1}
     for p in points:
         guess = "–" if p.ranks == 1 else f"{models[p.batch].predict(p, exchanges[p.ranks], cores):.2f}"
-        guess += " (held out)" if held_out(p) else ""
+        guess += " (held out)" if p.ranks > 1 and held_out(p) else ""
         lines.append(
             f"| {p.ranks} | {p.steps} | {p.batch} | {p.milliseconds:.2f} | {p.median:.2f} | "
             f"{alone[p.steps, p.batch] / p.milliseconds:.2f}× | {guess} | {p.collectives} | {p.kilobytes:.1f} | "
@@ -210,10 +211,10 @@ def main() -> None:
     measured = {ranks: together([found[ranks] for found in repeats]) for ranks in RANKS}
     points = [point for found, _ in measured.values() for point in found]
     exchanges = {ranks: exchange for ranks, (_, exchange) in measured.items() if ranks > 1}
-    fitted = [point for point in points if point.ranks > 1 and not held_out(point)]
+    fitted = [point for point in points if not held_out(point)]
     models = {batch: fit([p for p in fitted if p.batch == batch], exchanges, cores) for batch in BATCHES}
     alone = {(p.steps, p.batch): p.milliseconds for p in points if p.ranks == 1}
-    single = Model(0.0, alone[max(STEPS), 1] / max(STEPS))
+    single = Model(0.0, models[1].per_step)
     machines = [rank_model.cpu_cluster(models[1], single, exchanges[2]), rank_model.h200_nodes()]
     text = table(points, models, exchanges, cores, load)
     text += "\n" + "\n".join([*overheads(turns), "", ASSUMED, "", *rank_model.table(machines)]) + "\n"
@@ -235,11 +236,11 @@ def main() -> None:
     plot(RESULTS / "ranks.png", machines, speeds)
 
 
-ASSUMED = """Predictions for n = 32, B = 1, over one rank with the same sequence. CPU cluster: o and γ of this table, gloo's
-ring with R − 1 hops of the exchange measured here between two processes, 100 Gb Ethernet. H200 nodes: a call of 3.0 ms and
-0.194 ms for 16,384 steps, as measured on one H200; rings with the latencies that NCCL's own model assumes (3.6 µs to start,
-0.47 µs a hop on NVLink, 2.7 µs between nodes: src/graph/tuning.cc), 450 GB/s and 50 GB/s. Latencies and bandwidths are
-assumptions; no GPUs and no network were measured."""
+ASSUMED = """Predictions for n = 32, B = 1, over one rank with the same sequence. CPU cluster: o and γ of this table,
+gloo's ring with R − 1 hops of the exchange measured here between two processes, 100 Gb Ethernet. H200 nodes: a call of
+3.0 ms and 0.194 ms for 16,384 steps, as measured on one H200; rings with the latencies that NCCL's own model assumes
+(3.6 µs to start, 0.47 µs a hop on NVLink, 2.7 µs between nodes: src/graph/tuning.cc), 450 GB/s and 50 GB/s. Latencies
+and bandwidths are assumptions; no GPUs and no network were measured."""
 
 
 if __name__ == "__main__":

@@ -186,6 +186,21 @@ def float32(mesh: DeviceMesh) -> None:
             assert "[none] over" in report.solver, report  # by the express lane
 
 
+def float32_solvers(mesh: DeviceMesh) -> None:
+    """Compiled sweeps inside ranks, by every kind of solver, with long memory too."""
+    single = {"dtype": torch.float32, "steps": 201, "again": 2}
+    for regime, tolerance in (((0.0, 1.0), 1e-5), ((3.0, 1.0), 1e-4)):
+        for solver in (MGRIT(), MGRIT(coarsening=16, guess="nested"), DEER(), Shooting(chunk=20, adjoint="scan")):
+            model = compare("GRU", solver, mesh, regime=regime, tolerance=tolerance, **single)
+            report = model.layer.reports[0]
+            assert not report.fell_back, report
+            assert not report.backward.fell_back, report
+            if solver.adjoint == "scan" and mesh["time"].size() > 1:
+                assert "scan of slices" in report.backward.solver
+                assert report.backward.iterations <= 3, report.backward  # the third mends what rounding left
+    compare("LSTM", Shooting(chunk=20, adjoint="scan"), mesh, tolerance=1e-5, bidirectional=True, **single)
+
+
 def misses_the_express_lane(mesh: DeviceMesh) -> None:
     """Long memory in float32: one sweep is not certified, and the general driver goes on."""
     model = compare("GRU", Auto(), mesh, steps=401, dtype=torch.float32, tolerance=2e-5, regime=(4.0, 1.0))
@@ -334,6 +349,7 @@ CASES: dict[str, Case] = {
     "long memory": layers("GRU", "diag", regime=(4.0, 1.0), steps=61),
     "gives up exactly": gives_up_exactly,
     "float32": float32,
+    "float32, all solvers": float32_solvers,
     "misses the express lane": misses_the_express_lane,
     "converges as one process": converges_as_one_process,
     "cycles as one process": cycles_as_one_process,

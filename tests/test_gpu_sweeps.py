@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.problem import Recurrence, Segments, cut
-from timeloom.sweep import ReferenceSweeper
+from timeloom.sweep import ReferenceSweeper, gpu_layer
 from timeloom.sweep.gpu import GPUSweeper
 from timeloom.sweep.gpu_layer import GPULayer
+from timeloom.sweep.wide import WideSweeper
 
 pytest.importorskip("triton")
 
@@ -24,6 +25,7 @@ SIZES = [  # steps, batch, hidden, chunk, resets, lengths
     (24, 2, 16, 8, True, False),
     (25, 5, 33, 9, True, True),
 ]
+KINDS = [GPUSweeper, WideSweeper]
 CLOSE = {"rtol": 0.0, "atol": 2e-6}
 
 
@@ -75,15 +77,16 @@ def single(values: list[Tensor]) -> list[Tensor]:
     return [value.float() for value in values]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kernel", CELLS)
-def test_forward_and_leak(kernel: str, size: tuple[int, int, int, int, bool, bool]) -> None:
+def test_forward_and_leak(kernel: str, size: tuple[int, int, int, int, bool, bool], kind: type[GPUSweeper]) -> None:
     problem = draw(kernel, size)
     segments = cut(problem, size[3])
     alive = segments.end > segments.begin
     starts = 0.3 * torch.randn(len(segments), problem.cell.size)
     results = []
-    for sweeper in (GPUSweeper(problem), ReferenceSweeper(double(problem))):
+    for sweeper in (kind(problem), ReferenceSweeper(double(problem))):
         shape = (problem.steps + 1, problem.batch)
         states = [poisoned(sweeper.problem, *shape, width) for width in problem.cell.parts]
         ends, leak = sweeper.forward(segments, starts.to(sweeper.problem.u.dtype), states, want_leak=True)
@@ -93,16 +96,17 @@ def test_forward_and_leak(kernel: str, size: tuple[int, int, int, int, bool, boo
         torch.testing.assert_close(ours, truth, equal_nan=True, **CLOSE)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kernel", CELLS)
-def test_adjoint(kernel: str, size: tuple[int, int, int, int, bool, bool]) -> None:
+def test_adjoint(kernel: str, size: tuple[int, int, int, int, bool, bool], kind: type[GPUSweeper]) -> None:
     problem, exact = draw(kernel, size), double(draw(kernel, size))
     segments, states = cut(problem, size[3]), solved(exact)
     alive = segments.end > segments.begin
     ends = torch.randn(len(segments), problem.cell.size, dtype=torch.float64)
     incoming = torch.randn(problem.steps, problem.batch, problem.cell.parts[0], dtype=torch.float64)
     results = []
-    for sweeper, cast in ((GPUSweeper(problem), torch.float32), (ReferenceSweeper(exact), torch.float64)):
+    for sweeper, cast in ((kind(problem), torch.float32), (ReferenceSweeper(exact), torch.float64)):
         gates = poisoned(sweeper.problem, problem.steps, problem.batch, problem.cell.gate_width)
         into_resets = torch.zeros(ends.shape, dtype=cast)
         given = [part.to(cast) for part in states]
@@ -114,15 +118,16 @@ def test_adjoint(kernel: str, size: tuple[int, int, int, int, bool, bool]) -> No
 
 
 @pytest.mark.parametrize("lead", [1, 4, 30])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kernel", CELLS)
-def test_lead_in(kernel: str, size: tuple[int, int, int, int, bool, bool], lead: int) -> None:
+def test_lead_in(kernel: str, size: tuple[int, int, int, int, bool, bool], lead: int, kind: type[GPUSweeper]) -> None:
     """Entering a stretch early is the warm-up and the sweep that the reference makes in two passes."""
     problem, exact = draw(kernel, size), double(draw(kernel, size))
     segments, states = cut(problem, size[3]), solved(exact)
     alive = segments.end > segments.begin
     blank = single(solved(exact))
-    ours = GPUSweeper(problem).forward_entering(segments, lead, blank, False)
+    ours = kind(problem).forward_entering(segments, lead, blank, False)
     truth = ReferenceSweeper(exact).forward_entering(segments, lead, solved(exact), False)
     for a, b in zip(ours[:2], truth[:2], strict=True):
         torch.testing.assert_close(a[alive].double(), b[alive], **CLOSE)
@@ -132,7 +137,7 @@ def test_lead_in(kernel: str, size: tuple[int, int, int, int, bool, bool], lead:
     shape = (problem.steps, problem.batch, problem.cell.gate_width)
     gates, exact_gates = poisoned(problem, *shape), poisoned(exact, *shape)
     resets = torch.zeros(len(segments), problem.cell.size)
-    ours = GPUSweeper(problem).adjoint_entering(
+    ours = kind(problem).adjoint_entering(
         segments, lead, final.float(), single(states), incoming.float(), gates, resets, False
     )
     truth = ReferenceSweeper(exact).adjoint_entering(
@@ -168,34 +173,93 @@ def test_only_what_fits_the_kernels_is_theirs() -> None:
     assert ends.shape == (0, 5)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("warmup", [0, 25])
-@pytest.mark.parametrize("kernel", CELLS)
-def test_whole_layers(kernel: str, warmup: int, bias: bool) -> None:
-    """States and the gradients of everything, against torch in float64."""
+def layers(kernel: str, bias: bool, steps: int = 25, memory: float = 0.0) -> tuple[GPULayer, nn.RNNBase, Tensor]:
+    """A layer, torch's in float64, and its x."""
     torch.manual_seed(7)
     kind = {"gru": nn.GRU, "lstm": nn.LSTM}.get(kernel, nn.RNN)
     options = {"nonlinearity": kernel.removeprefix("rnn_")} if kind is nn.RNN else {}
-    exact = kind(6, 11, bias=bias, **options).float().double()
-    x = torch.randn(25, 3, 6, dtype=torch.float64, requires_grad=True)
-    parts = [torch.zeros(1, 3, 11, dtype=torch.float64, requires_grad=True) for _ in range(1 + (kind is nn.LSTM))]
+    exact = kind(6, 11, bias=bias, **options)
+    if memory:
+        with torch.no_grad():
+            exact.bias_ih_l0[11:22] += memory
+    exact = exact.double()
+    x = torch.randn(steps, 3, 6, dtype=torch.float64, requires_grad=True)
+    weights = [weight.detach().float() for weight in exact.parameters()] + [None] * (0 if bias else 2)
+    cell = {"gru": GRUCell.of, "lstm": lambda *given: LSTMCell(given[1])}.get(kernel)
+    made = RNNCell(weights[1], kernel.removeprefix("rnn_")) if cell is None else cell(*weights)
+    size = 22 if kernel == "lstm" else 11
+    return GPULayer(made, x.detach().float(), torch.zeros(3, size), *weights), exact, x
+
+
+def check_layer(layer: GPULayer, exact: nn.RNNBase, x: Tensor, way: tuple[int, int, int], close: float) -> None:
+    """States and the gradients of everything, against torch in float64."""
+    chunk, warmup, sweeps = way
+    parts = [torch.zeros(1, 3, 11, dtype=torch.float64, requires_grad=True) for _ in layer.parts]
     output, final = exact(x, tuple(parts) if len(parts) == 2 else parts[0])
     finals = torch.cat(final if isinstance(final, tuple) else [final], -1)
     incoming, at_end = torch.randn_like(output), torch.randn_like(finals[0])
     loss = (output * incoming).sum() + (finals[0] * at_end).sum()
     truth = torch.autograd.grad(loss, [x, *parts, *exact.parameters()])
-
-    weights = [weight.detach().float() for weight in exact.parameters()] + [None] * (0 if bias else 2)
-    cell = {"gru": GRUCell.of, "lstm": lambda *given: LSTMCell(given[1])}.get(kernel)
-    made = RNNCell(weights[1], kernel.removeprefix("rnn_")) if cell is None else cell(*weights)
-    layer = GPULayer(made, x.detach().float(), torch.zeros(3, finals.shape[-1]), *weights)
-    chunk = 8 if warmup else 25
-    kept, jump = layer.forward(chunk, warmup, 0.1, True)
-    assert float(jump) < 1e-6
-    torch.testing.assert_close(kept[0][1:].double(), output.detach(), **CLOSE)
-    grads, jump = layer.backward(chunk, warmup, kept, incoming.float(), at_end.float(), True)
-    assert float(jump) < 1e-6
+    kept, jump = layer.forward(chunk, warmup, 0.1, True, sweeps)
+    assert float(jump) < close
+    assert kept[0].dtype == layer.x.dtype
+    torch.testing.assert_close(kept[0][1:].double(), output.detach(), rtol=0.0, atol=close)
+    given = incoming.to(layer.x.dtype), at_end.float()
+    grads, jump = layer.backward(chunk, warmup, kept, *given, True, sweeps)
+    assert float(jump) < close
     initial = torch.cat([part[0] for part in truth[1 : 1 + len(parts)]], -1)
     for ours, expected in zip(grads, [truth[0], initial, *truth[1 + len(parts) :]], strict=False):
         assert ours is not None
-        torch.testing.assert_close(ours.double(), expected, rtol=0.0, atol=2e-6 * float(expected.abs().max()))
+        torch.testing.assert_close(ours.double(), expected, rtol=0.0, atol=close * float(expected.abs().max()))
+
+
+@pytest.fixture(params=["narrow", "wide"])
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers by both kinds of kernels, of any width."""
+    if request.param == "wide":
+        monkeypatch.setattr(gpu_layer, "LARGEST", dict.fromkeys(CELLS, 0))
+
+
+@pytest.mark.usefixtures("width")
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("way", [(25, 0, 1), (8, 25, 1), (8, 0, 4), (8, 2, 4)])
+@pytest.mark.parametrize("kernel", CELLS)
+def test_whole_layers(kernel: str, way: tuple[int, int, int], bias: bool) -> None:
+    check_layer(*layers(kernel, bias), way, 2e-6)
+
+
+@pytest.mark.usefixtures("width")
+@pytest.mark.parametrize("kernel", CELLS)
+def test_whole_layers_in_half_precision(kernel: str) -> None:
+    layer, exact, x = layers(kernel, True)
+    half = [None if weight is None else weight.half() for weight in (layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh)]
+    cell = layer.cell.with_weights(tuple(weight.half() for weight in layer.cell.weights))
+    check_layer(GPULayer(cell, layer.x.half(), layer.initial, *half), exact, x, (8, 25, 1), 3e-3)
+
+
+@pytest.mark.usefixtures("width")
+@pytest.mark.parametrize("memory", [4.0, 6.0])
+@pytest.mark.parametrize("kernel", ["gru", "lstm"])
+def test_long_memory_takes_few_corrected_sweeps(kernel: str, memory: float) -> None:
+    """Thirty chunks of a network that forgets over hundreds of steps: without corrections 30 sweeps would be needed.
+
+    Float32 leaves 1 − z few digits there, in torch as here.
+    """
+    check_layer(*layers(kernel, True, 120, memory), (4, 0, 9), 4e-5)
+
+
+def test_corrections_carry_jumps_along() -> None:
+    """`correct` against the recurrence it stands for, over more links than a program scans at once."""
+    problem = draw("lstm", (5, 2, 3, 5, False, False))
+    links, starts, ends = 600, *(torch.randn(1200, 6) for _ in "se")
+    leak = torch.rand(1200, 6)
+    for boxed in (True, False):
+        ours = GPUSweeper(problem).correct(starts, ends, leak, boxed).view(links, 2, 6)
+        delta, truth = torch.zeros(2, 6), [starts.view(links, 2, 6)[0]]
+        for p in range(1, links):
+            delta = leak.view(links, 2, 6)[p - 1] * delta + ends.view(links, 2, 6)[p - 1] - starts.view(links, 2, 6)[p]
+            truth.append(starts.view(links, 2, 6)[p] + delta)
+        expected, bound = torch.stack(truth), problem.cell.bound(problem.initial)
+        if boxed and bound is not None:
+            expected[1:] = expected[1:].clamp(-bound, bound)
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)

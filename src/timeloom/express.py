@@ -84,9 +84,9 @@ def kind_of(cell: Cell, x: Tensor) -> type[Layer] | None:
 def _forward(layer: Layer, plan: Plan, taped: bool, experience: Experience) -> tuple[list[Tensor], SolveReport] | None:
     """Kept tensors and report of one sweep; None where it is not certified or is not likely to be."""
     steps, began = len(layer.x), time.perf_counter()
-    if not _goes_at_once(plan, steps, experience):
+    if not _goes_at_once(layer, plan, steps, experience):
         return None
-    kept, jump = layer.forward(plan.chunk, plan.warmup, SHARE_OF_BOX, taped)
+    kept, jump = layer.forward(plan.chunk, plan.warmup, SHARE_OF_BOX, taped, plan.sweeps)
     report = _report(jump, plan, steps, began)
     experience.uncertified = report is None
     return None if report is None else (kept, report)
@@ -136,12 +136,12 @@ def _backward(
 ) -> tuple[Tensor | None, ...] | None:
     """Gradients of all inputs in one call; None where they are not certified or are not likely to be."""
     plan, steps = lane.plan, len(live[0])
-    if not _goes_at_once(plan, steps, lane.experience):
+    if not _goes_at_once(lane.kind, plan, steps, lane.experience):
         return None
     began = time.perf_counter()
     layer = lane.kind(lane.bare(*live[2:], None), *live)
     incoming, final = grads
-    found, jump = layer.backward(plan.chunk, plan.warmup, kept, incoming, final, want_x)
+    found, jump = layer.backward(plan.chunk, plan.warmup, kept, incoming, final, want_x, plan.sweeps)
     report = _report(jump, plan, steps, began)
     lane.experience.uncertified = report is None
     if report is None:
@@ -170,7 +170,9 @@ def solve_again(
     return tuple(None if leaf is None else next(found) for leaf in leaves)
 
 
-def _goes_at_once(plan: Plan, steps: int, experience: Experience) -> bool:
+def _goes_at_once(layer: Layer | type[Layer], plan: Plan, steps: int, experience: Experience) -> bool:
+    if plan.sweeps > 1:
+        return layer.corrects
     return experience.trusted and (plan.chunk >= steps or plan.warmup > 0) and not plan.check_gradient
 
 

@@ -36,6 +36,11 @@ class Recurrence:
     def batch(self) -> int:
         return self.u.shape[1]
 
+    @property
+    def rounded(self) -> Tensor:
+        """The tensor whose dtype bounds what can be asked of a solution: inputs in half precision, or the state."""
+        return self.u if self.u.element_size() < self.initial.element_size() else self.initial
+
     def detach(self) -> Recurrence:
         """The same off autograd's tape."""
         cell = self.cell.with_weights(tuple(weight.detach() for weight in self.cell.weights))
@@ -113,9 +118,12 @@ def _cut(steps: int, lengths: Tensor, chunk: int, backwards: bool) -> Segments:
     return Segments(sequence.reshape(-1), begin.reshape(-1), end.reshape(-1))
 
 
-def empty_states(steps: int, initial: Tensor, parts: tuple[int, ...], zeroed: bool = False) -> list[Tensor]:
+def empty_states(
+    steps: int, initial: Tensor, parts: tuple[int, ...], zeroed: bool = False, dtype: torch.dtype | None = None
+) -> list[Tensor]:
     """Room for all states from `initial` `(B, S)` on, which is there already: `(T + 1, B, part)` for each part."""
-    states = [empty(steps + 1, len(initial), width, like=initial) for width in parts]
+    like = initial if dtype is None else initial.to(dtype)
+    states = [empty(steps + 1, len(initial), width, like=like) for width in parts]
     for state, first in zip(states, initial.split(parts, -1), strict=True):
         if zeroed:
             state.zero_()

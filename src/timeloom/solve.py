@@ -100,6 +100,8 @@ class Plan:
     """What the report calls the method, in place of `shooting[correction]`."""
     patience: int = GIVE_UP_AFTER
     """Sweeps without halving the residual before it counts as not contracting."""
+    sweeps: int = 1
+    """Sweeps to make at once, with corrections by the leak between them, before anything is measured."""
     polish: float = math.inf
     """Residual above which a solve that meets the tolerance is corrected and swept once more."""
     check_gradient: bool = False
@@ -109,8 +111,8 @@ class Plan:
 
     @property
     def method(self) -> str:
-        """What ran where one sweep was enough, for the report."""
-        return "shooting[none]"
+        """What ran where the planned sweeps were enough, for the report."""
+        return "shooting[none]" if self.sweeps == 1 else "shooting[diag]"
 
     def march(self, chain: Chain) -> SolveReport:
         """Make the chain's links fit together, in this plan's way."""
@@ -190,7 +192,7 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
     return SolveReport(
         solver=plan.method,
         chunk=plan.chunk,
-        iterations=1,
+        iterations=plan.sweeps,
         residuals=(residual,),
         tolerance=plan.tolerance,
         converged=not captured,

@@ -19,7 +19,7 @@ from timeloom.distributed.solve import Over
 from timeloom.distributed.span import Span, agree
 from timeloom.eager import eager
 from timeloom.nn import native
-from timeloom.nn.precision import returned_in, solved_in
+from timeloom.nn.precision import products_in, returned_in, solved_in
 from timeloom.nn.sequence import (
     check_input,
     check_lengths,
@@ -34,9 +34,10 @@ from timeloom.nn.sequence import (
 from timeloom.problem import Recurrence
 from timeloom.recurrence import run
 from timeloom.report import SolveReport
-from timeloom.solvers.auto import Memory
+from timeloom.solvers.auto import Auto, Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import resolve
+from timeloom.sweep.gpu_layer import GPULayer
 from timeloom.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
 
 Hidden = tuple[Tensor, ...]
@@ -147,7 +148,8 @@ class Recurrent(nn.RNNBase):
         reason = "" if group is not None else obstacle or native.why(self, self._solver, input)
         if reason and not ragged:
             result = self._run_native(input, hx, reason)
-            if key is not None and not obstacle and len(self._known) < MOST_KNOWN:  # an obstacle may be gone next time
+            passing = obstacle or data.device.type == "cuda"  # it may be gone next time
+            if key is not None and not passing and len(self._known) < MOST_KNOWN:
                 self._known[key] = self.reports
             return result
         return self._run_own(data, packed, hx, lengths, resets, guess, group)
@@ -232,6 +234,10 @@ class Recurrent(nn.RNNBase):
     ) -> tuple[Tensor, Hidden]:  # fmt: skip
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
         compute = solved_in(x)
+        whole = lengths is None and resets is None and guess is None and span is None
+        express_only = whole and isinstance(self._solver, Auto)
+        if express_only and GPULayer.supports(self.mode.lower(), x, self.hidden_size) and self.proj_size == 0:
+            compute = products_in(x)
         returned = returned_in(native.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
         reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]
         finals: list[Tensor] = []
@@ -242,12 +248,12 @@ class Recurrent(nn.RNNBase):
                 outputs = []
                 for direction in range(2 if self.bidirectional else 1):
                     index = len(finals)
-                    initial = torch.cat([part[index] for part in hidden], -1).to(compute)
+                    initial = torch.cat([part[index] for part in hidden], -1).to(solved_in(x))
                     memory, record = memories.setdefault(index, Memory()), _recorder(reports, index)
                     given = (weights[index], lengths, resets, direction)
                     over = None if span is None else Over(span, bool(direction), index)
                     out, final = self._solve_one(y, initial, *given, memory, record, guess, index, over)
-                    outputs.append(out)
+                    outputs.append(out.to(compute))
                     finals.append(final)
                 y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
                 if self.dropout > 0 and self.training and layer < self.num_layers - 1:
@@ -296,6 +302,10 @@ class Recurrent(nn.RNNBase):
         if lengths is not None:
             check_lengths(lengths, span.steps, batch)
         return span
+
+    def memories(self) -> list[Memory]:
+        """What earlier calls showed, for every layer and direction that has been solved."""
+        return list(self._memories.values())
 
     @property
     def _stacked(self) -> int:

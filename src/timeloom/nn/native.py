@@ -15,7 +15,7 @@ from timeloom.solvers.auto import Auto
 from timeloom.solvers.base import Solver
 from timeloom.solvers.sequential import Sequential
 from timeloom.sweep.cpu_layer import MOST_INPUTS, MOST_UNITS
-from timeloom.sweep.gpu import LARGEST, has_triton
+from timeloom.sweep.gpu import has_triton
 from timeloom.sweep.native import unavailable
 
 if TYPE_CHECKING:
@@ -76,10 +76,12 @@ def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
     """Why torch's own layer is the faster one for a problem of this size, or None."""
     missing = ""
     if data.device.type == "cuda":
-        fused = module.hidden_size <= LARGEST[module.mode.lower()] and module.proj_size == 0 and has_triton()
-        if module.hidden_size <= PERSISTENT and data.dtype == torch.float32 and not fused:
+        kernels = module.proj_size == 0 and data.dtype != torch.float64 and has_triton()
+        if module.hidden_size <= PERSISTENT and data.dtype == torch.float32 and not kernels:
             return f"auto: cuDNN runs {module.hidden_size} hidden units in one kernel"
-        needed = SHORTEST_FUSED_ON_GPU if fused else SHORTEST_ON_GPU
+        needed = SHORTEST_FUSED_ON_GPU if kernels else SHORTEST_ON_GPU
+        if resting(module):
+            return "auto: the network forgets too slowly, and cuDNN is faster than one chunk"
     elif solved_in(data) != torch.float32 or module.proj_size > 0:
         needed = SHORTEST_IN_TORCH
     elif unavailable() is not None:
@@ -92,6 +94,17 @@ def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
     else:
         needed = SHORTEST[module.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]
     return f"auto: {steps} steps are too few to gain{missing}" if steps < needed else None
+
+
+def resting(module: Recurrent) -> bool:
+    """Whether shooting has turned out not to pay on any layer, and is not to be tried for some calls; counts this
+    one.
+    """
+    memories = module.memories()
+    rests = bool(memories) and all(memory.forward.pause > 0 or memory.backward.pause > 0 for memory in memories)
+    for experience in (side for memory in memories for side in (memory.forward, memory.backward)) if rests else ():
+        experience.pause = max(experience.pause - 1, 0)
+    return rests
 
 
 def _fills_the_cpu(hidden: int, inputs: int, batch: int) -> bool:

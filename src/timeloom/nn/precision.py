@@ -19,6 +19,14 @@ def solved_in(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype in HALF else x.dtype
 
 
+def products_in(x: Tensor) -> torch.dtype:
+    """What a GPU's kernels multiply in: half precision where x is, or where autocast wants it, as torch's layers do."""
+    device = x.device.type
+    if x.dtype == torch.float32 and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
 def returned_in(
     layer: Any, projected: bool, weight: Tensor, x: Tensor, hidden: tuple[Tensor, ...]
 ) -> tuple[torch.dtype, ...]:

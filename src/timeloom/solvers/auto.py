@@ -12,8 +12,8 @@ from timeloom.cells.generic import GenericCell
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve import Plan
-from timeloom.solvers.base import Solver
-from timeloom.sweep import CPUSweeper, GPUSweeper
+from timeloom.solvers.base import Correction, Solver
+from timeloom.sweep import CPUSweeper, GPUSweeper, WideSweeper
 
 ASSUMED_FORGETTING = 0.728
 """Forgetting of a network nothing is known about, a step: a freshly initialised GRU or LSTM forgets faster."""
@@ -25,11 +25,18 @@ MOST_MISSES = 4
 """Quick certificates that may fail by little, each making the warm-up longer, before they are not tried any more."""
 PATIENCE = 4
 """Sweeps that `auto` grants before it finishes sequentially: with more, the plain run would have been as fast."""
-ROWS_THAT_FILL_A_GPU = 8000
-"""Rows up to which a step of the GPU's sweep takes the same time."""
+ROWS_THAT_FILL_A_GPU = 270_000
+"""Units of all rows together up to which a step of the GPU's fused sweep takes the same time, at most 8,000 rows."""
+SWEEPS = 6
+"""Sweeps with corrections by the leak that meet the tolerance on most networks, however long their memory."""
+STEPS_PER_SWEEP = 12
+"""What a sweep on a GPU costs beside its steps, in steps: launches, and the correction."""
 NEWTON_UP_TO = 16
 """Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
 NEWTON_UP_TO_ON_GPU = 64
+FEW_SWEEPS = 2
+SPARE = 0.01
+"""A residual this much below the tolerance would have met it a sweep earlier."""
 LONGEST_PAUSE = 256
 """Calls after which `auto` looks again at a network that did not contract, at most."""
 
@@ -49,6 +56,8 @@ class Experience:
 
     forgetting: float | None = None
     """Factor by which one step shrinks a difference between two states, as an upper bound."""
+    sweeps: int | None = None
+    """Sweeps with corrections by the leak that were enough, where they were tried."""
     pause: int = 0
     """Calls for which shooting is not tried."""
     corrected: bool = False
@@ -89,6 +98,8 @@ class Experience:
         self.corrected = report.iterations > 1 or report.fell_back or bool(report.levels)
         self.misses += self.uncertified and not self.corrected
         self.uncertified = False
+        if report.solver == "shooting[diag]" and not report.warmup:
+            self._learn_sweeps(report)
         if report.warmup and report.residuals:
             first = report.residuals[0]
             seen = min(max(first, NOISE), 1.0) ** (1 / report.warmup)
@@ -99,11 +110,22 @@ class Experience:
             if self.misses > MOST_MISSES and first <= report.tolerance / 4:
                 self.misses = 0
 
+    def _learn_sweeps(self, report: SolveReport) -> None:
+        """Take in how many sweeps were needed. Few: the network may forget quickly again, so look at that afresh."""
+        if report.fell_back or not report.converged:
+            self.rest()
+            return
+        self.setbacks = 0
+        spare = report.residuals[-1] < SPARE * report.tolerance
+        self.sweeps = report.iterations - spare
+        if self.sweeps <= FEW_SWEEPS:
+            self.sweeps = self.forgetting = None
+
     def rest(self) -> None:
         """Shooting does not pay on this network as it is: leave it alone for a while, then look at it afresh."""
         self.setbacks += 1
         self.pause = min(4 * 2**self.setbacks, LONGEST_PAUSE)
-        self.forgetting = None
+        self.forgetting = self.sweeps = None
 
 
 @dataclass
@@ -123,10 +145,12 @@ class Memory:
 
 def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
     """The cheapest way to run this problem by our own sweeps."""
-    tolerance = solver.tolerance(problem.initial)
+    tolerance = solver.tolerance(problem.rounded)
     steps, batch = problem.steps, max(problem.batch, 1)
     overhead, within = step_overhead(problem), copies_inputs(problem)
     chunk, warmup = cheapest(steps, batch, Experience().warmup(tolerance), overhead, within)
+    correction: Correction = "auto"
+    sweeps = 1
     if chunk >= steps:
         reason = f"auto: one chunk is cheapest for T={steps}, B={batch}"
     elif experience.pause > 0:
@@ -137,22 +161,38 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
         needed = experience.warmup(tolerance)
         known = "assumed" if experience.forgetting is None else "learned"
         chunk, warmup = cheapest(steps, batch, needed, overhead, within)
-        if chunk < steps:
+        if experience.forgetting is not None and has_kernels_on_gpu(problem):
+            corrected, sweeps = _corrected(steps, batch, experience.sweeps or SWEEPS, overhead, (chunk, warmup))
+        if sweeps > 1:
+            chunk, warmup, correction = corrected, 0, "diag"
+            reason = f"auto: {-(-steps // chunk)} chunks, {sweeps} sweeps with corrections by the leak"
+        elif chunk < steps:
             reason = f"auto: {-(-steps // chunk)} chunks, warm-up of {warmup} steps {known}"
         else:
             experience.rest()
             reason = f"auto: one chunk, the network forgets too slowly; looking again in {experience.pause + 1} calls"
     return Plan(
         chunk=max(chunk, 1),
-        correction="auto",
+        correction=correction,
         warmup=warmup,
         tolerance=tolerance,
-        max_iters=solver.max_iters or PATIENCE,
+        max_iters=solver.max_iters or (PATIENCE if sweeps == 1 else 2 * SWEEPS),
         on_divergence=solver.on_divergence,
         reason=reason,
         leak_is_cheap=leak_is_cheap(problem),
         newton_up_to=newton_up_to(problem),
+        sweeps=sweeps,
     )
+
+
+def _corrected(steps: int, batch: int, sweeps: int, overhead: float, uncorrected: tuple[int, int]) -> tuple[int, int]:
+    """Chunk and number of sweeps with corrections between them, where that is cheaper than one sweep after a warm-up;
+    one sweep otherwise.
+    """
+    chunk, _ = cheapest(steps, batch, STEPS_PER_SWEEP, overhead)
+    cost = sweeps * _cost(steps, batch, chunk, STEPS_PER_SWEEP, overhead, torch.get_num_threads())
+    pays = chunk < steps and cost < _cost(steps, batch, *uncorrected, overhead, torch.get_num_threads())
+    return (chunk, sweeps) if pays else (uncorrected[0], 1)
 
 
 def cheapest(steps: int, batch: int, warmup: int, overhead: float, within_chunk: bool = False) -> tuple[int, int]:
@@ -168,20 +208,28 @@ def cheapest(steps: int, batch: int, warmup: int, overhead: float, within_chunk:
 def _cheapest(
     steps: int, batch: int, warmup: int, overhead: float, within_chunk: bool, threads: int
 ) -> tuple[int, int]:
-    best, best_cost = (steps, 0), steps * (overhead + math.ceil(batch / threads))
+    best, best_cost = (steps, 0), _cost(steps, batch, steps, 0, overhead, threads)
     chunks = 2
     while chunks <= steps // 4:
         chunk = math.ceil(steps / chunks)
-        cost = (chunk + warmup) * (overhead + math.ceil(chunks * batch / threads))
+        cost = _cost(steps, batch, chunk, warmup, overhead, threads)
         if cost < best_cost and not (within_chunk and warmup > chunk):
             best, best_cost = (chunk, warmup), cost
         chunks *= 2
     return best
 
 
+def _cost(steps: int, batch: int, chunk: int, warmup: int, overhead: float, threads: int) -> float:
+    return (chunk + warmup) * (overhead + math.ceil(math.ceil(steps / chunk) * batch / threads))
+
+
 def copies_inputs(problem: Recurrence) -> bool:
     """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
-    return not (CPUSweeper.supports(problem) or GPUSweeper.supports(problem))
+    return not (CPUSweeper.supports(problem) or has_kernels_on_gpu(problem))
+
+
+def has_kernels_on_gpu(problem: Recurrence) -> bool:
+    return GPUSweeper.supports(problem) or WideSweeper.supports(problem)
 
 
 def leak_is_cheap(problem: Recurrence) -> bool:
@@ -192,7 +240,7 @@ def leak_is_cheap(problem: Recurrence) -> bool:
 
 def newton_up_to(problem: Recurrence) -> int:
     """Largest state for which dense transfers may pay; none beside compiled sweeps, which run all of time in less."""
-    if CPUSweeper.supports(problem):
+    if CPUSweeper.supports(problem) or problem.rounded is not problem.initial:
         return 0
     return NEWTON_UP_TO if problem.u.device.type == "cpu" else NEWTON_UP_TO_ON_GPU
 
@@ -201,9 +249,12 @@ def step_overhead(problem: Recurrence) -> float:
     """What one step costs by itself, in units of what it costs for a row more on one thread."""
     if CPUSweeper.supports(problem):
         return 0.5
+    size, n = problem.cell.size, problem.cell.parts[0]
     if GPUSweeper.supports(problem):
-        return ROWS_THAT_FILL_A_GPU / torch.get_num_threads()
-    size = problem.cell.size
+        return min(8000, ROWS_THAT_FILL_A_GPU / n) / torch.get_num_threads()
+    if WideSweeper.supports(problem):
+        microseconds_per_row = 3e-8 * n * n + 1.1e-5 * n
+        return 4 / microseconds_per_row / torch.get_num_threads()
     microseconds_per_row = 6e-5 * size * size + 0.01 * size
     if problem.u.device.type != "cpu":
         microseconds_per_row /= 100

@@ -75,7 +75,7 @@ def plan_backward(solver: Solver, problem: Recurrence, experience: Experience) -
     if isinstance(solver, Stepwise) and solver.adjoint == "same":
         how = replace(solver.linearization(problem.cell), elements="dense", probes=None, damped=False)
         return _plan_linear_adjoint(solver, problem, how, "linear scan")
-    solver = replace(solver, tol=solver.adjoint_tolerance(problem.initial))
+    solver = replace(solver, tol=solver.adjoint_tolerance(problem.rounded))
     if solver.adjoint == "mgrit" and not isinstance(solver, MGRIT):
         solver = MGRIT(tol=solver.tol, max_iters=solver.max_iters, on_divergence=solver.on_divergence)
     if isinstance(solver, MGRIT):
@@ -86,7 +86,7 @@ def plan_backward(solver: Solver, problem: Recurrence, experience: Experience) -
 
 
 def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
-    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem.initial)
+    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem.rounded)
     warmup = Experience().warmup(tolerance) if solver.warmup is None else solver.warmup
     chunk = min(solver.chunk or cheapest_chunk(problem, warmup, steps), steps)
     return Plan(
@@ -103,7 +103,7 @@ def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
 
 
 def _plan_mgrit(solver: MGRIT, problem: Recurrence, cycles: int | None, experience: Experience) -> MGRITPlan:
-    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem.initial)
+    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem.rounded)
     factors = fit(
         steps, solver.levels, solver.coarsening, lambda: cheapest_chunk(problem, Experience().warmup(tolerance), steps)
     )
@@ -114,7 +114,7 @@ def plan_cycles(
     solver: MGRIT, problem: Recurrence, cycles: int | None, experience: Experience, factors: tuple[int, ...]
 ) -> MGRITPlan:
     """How to cycle through levels coarsened by these factors."""
-    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem.initial)
+    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem.rounded)
     if not callable(solver.coarse):
         problem.cell.coarse(solver.coarse)  # refused here, whether it will be needed or not
     chunk = factors[0] if factors else steps
@@ -155,14 +155,14 @@ def _plan_stepwise(solver: Stepwise, problem: Recurrence) -> Plan:
         chunk=1,
         correction="none",
         warmup=0,
-        tolerance=solver.tolerance(problem.initial),
+        tolerance=solver.tolerance(problem.rounded),
         max_iters=max_iters,
         on_divergence=solver.on_divergence,
         reason="",
         linearization=how,
         name=solver.name,
         patience=STEPWISE_PATIENCE if solver.max_iters is None else max_iters,
-        polish=solver.adjoint_tolerance(problem.initial),
+        polish=solver.adjoint_tolerance(problem.rounded),
     )
 
 
@@ -182,7 +182,7 @@ def _plan_linear_adjoint(solver: Solver, problem: Recurrence, how: Linearization
         chunk=1,
         correction="none",
         warmup=0,
-        tolerance=solver.adjoint_tolerance(problem.initial),
+        tolerance=solver.adjoint_tolerance(problem.rounded),
         max_iters=MOST_SWEEPS,
         on_divergence=solver.on_divergence,
         reason="",
@@ -203,7 +203,7 @@ def _one_chunk(solver: Solver, problem: Recurrence, reason: str) -> Plan:
         chunk=max(problem.steps, 1),
         correction="none",
         warmup=0,
-        tolerance=solver.tolerance(problem.initial),
+        tolerance=solver.tolerance(problem.rounded),
         max_iters=1,
         on_divergence=solver.on_divergence,
         reason=reason,

@@ -4,12 +4,13 @@ from timeloom.problem import Recurrence
 from timeloom.sweep.cpu import CPUSweeper
 from timeloom.sweep.gpu import GPUSweeper
 from timeloom.sweep.reference import ReferenceSweeper
+from timeloom.sweep.wide import WideSweeper
 
 
 def sweeper(problem: Recurrence) -> ReferenceSweeper:
     """The fastest sweeper that can run this problem."""
-    kind = next(kind for kind in (CPUSweeper, GPUSweeper, ReferenceSweeper) if kind.supports(problem))
+    kind = next(kind for kind in (CPUSweeper, GPUSweeper, WideSweeper, ReferenceSweeper) if kind.supports(problem))
     return kind(problem)
 
 
-__all__ = ["CPUSweeper", "GPUSweeper", "ReferenceSweeper", "sweeper"]
+__all__ = ["CPUSweeper", "GPUSweeper", "ReferenceSweeper", "WideSweeper", "sweeper"]

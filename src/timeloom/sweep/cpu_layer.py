@@ -45,7 +45,10 @@ class CPULayer(Layer):
         has_gates = len(self.w_hh) > self.n
         return [empty(steps, batch, 4 * self.n, like=self.initial)] if keep and has_gates else []
 
-    def forward(self, chunk: int, warmup: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], float]:
+    def forward(
+        self, chunk: int, warmup: int, share_of_box: float, keep: bool, sweeps: int = 1
+    ) -> tuple[list[Tensor], float]:
+        assert sweeps == 1, "corrections are the general solver's"
         states, tape, n = empty_states(len(self.x), self.initial, self.parts), self._empty_tape(keep), self.n
         bias = self.bias()
         tensors: Tensors = {"x": self.x.contiguous(), "units": units_of(self.cell)}
@@ -63,7 +66,9 @@ class CPULayer(Layer):
         incoming: Tensor | None,
         final: Tensor | None,
         want_x: bool,
+        sweeps: int = 1,
     ) -> tuple[tuple[Tensor | None, ...], float]:
+        assert sweeps == 1, "corrections are the general solver's"
         steps, batch, _ = self.x.shape
         final = torch.zeros_like(self.initial) if final is None else final.contiguous()
         x_grads = empty(*self.x.shape, like=self.x) if want_x else None

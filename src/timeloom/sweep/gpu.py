@@ -1,4 +1,4 @@
-"""Sweeps by Triton kernels: GRU, LSTM and RNN of up to 128 units on a GPU. Signature and twin: the reference."""
+"""Sweeps by Triton kernels: GRU, LSTM and RNN on a GPU, all steps in one launch. Signature and twin: the reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from timeloom.problem import Recurrence, Segments
 from timeloom.sweep.reference import ReferenceSweeper, floor_of, units_of
 
 LARGEST = {"gru": 128, "lstm": 64, "rnn_tanh": 128, "rnn_relu": 128}
-"""Hidden units up to which the recurrent weights fit on the chip, by kernel."""
+"""Hidden units up to which the recurrent weights fit on the chip, by kernel; beyond, see `wide.py`."""
 ROWS = 16
 """Stretches a program runs side by side: the fewest that the matrix units take, so that most programs are in flight."""
 SLOPES = {"gru": 5, "lstm": 6, "rnn_tanh": 1, "rnn_relu": 1}
@@ -28,7 +28,11 @@ def has_triton() -> bool:
 
 
 class GPUSweeper(ReferenceSweeper):
-    """Runs stretches of a recurrence on the GPU, all steps in one launch; dense transfers stay with the reference."""
+    """Runs stretches of a recurrence on the GPU, all steps in one launch; dense transfers stay with the reference.
+
+    Starts and ends are float32; the weights' dtype is that of the products, and inputs and states may be half precision
+    too. `tape` `(T, B, SLOPES n)` receives what the adjoint needs of every step while the states are stored.
+    """
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
@@ -40,11 +44,12 @@ class GPUSweeper(ReferenceSweeper):
             and has_triton()
         )
 
-    def __init__(self, problem: Recurrence) -> None:
+    def __init__(self, problem: Recurrence, tape: Tensor | None = None) -> None:
         super().__init__(problem)
         from timeloom.sweep import gpu_kernels  # Triton is imported only where it is used
 
         self._kernels = gpu_kernels
+        self._tape = tape
         kernel, w_hh = problem.cell.kernel, problem.cell.weights[0]
         assert kernel is not None
         self._n = problem.cell.parts[0]
@@ -52,15 +57,16 @@ class GPUSweeper(ReferenceSweeper):
         self._units = units_of(problem.cell)
         self._inputs, self._initial = problem.u.contiguous(), problem.initial.contiguous()
         self._marks = None if problem.resets is None else problem.resets.contiguous().view(torch.uint8)
-        units = max(16, 1 << (self._n - 1).bit_length())
+        self._padded = max(16, 1 << (self._n - 1).bit_length())
         self._options: dict[str, Any] = {
             "CELL": getattr(gpu_kernels, kernel.upper()),
-            "UNITS": units,
+            "UNITS": self._padded,
             "RESETS": problem.resets is not None,
             "PRECISION": "tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
-            "num_warps": 4 if units <= 32 else 8,
+            "num_warps": 4 if self._padded <= 32 else 8,
         }
         self._slopes: tuple[list[Tensor], Tensor] | None = None
+        self._bound: Tensor | None = None
 
     def forward(
         self, segments: Segments, starts: Tensor, states: list[Tensor] | None = None, want_leak: bool = False
@@ -69,7 +75,7 @@ class GPUSweeper(ReferenceSweeper):
         return ends, leak
 
     def forward_entering(
-        self, segments: Segments, lead: int, states: list[Tensor], want_leak: bool
+        self, segments: Segments, lead: int, states: list[Tensor] | None, want_leak: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         starts = self._initial.new_empty(len(segments), self.cell.size)
         return self._forward(segments, starts, states, want_leak, lead)
@@ -79,10 +85,15 @@ class GPUSweeper(ReferenceSweeper):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         ends = torch.empty_like(starts)
         leak = torch.empty_like(starts) if want_leak else None
-        tensors = (self._inputs, self._weights, self._units, self._initial, starts, ends, leak, *_two(states))
-        flags = {"LED": lead > 0, "KEEP": states is not None, "LEAK": want_leak}
-        self._launch(self._kernels.forward_kernel, segments, (*tensors, *segments.on(starts.device)), lead, flags)
+        tensors = (self._inputs, self._weights, self._units, self._initial, starts, ends, leak, *two(states))
+        columns = segments.on(starts.device)
+        flags = self._forward_flags(states, want_leak, lead)
+        self._launch(self._kernels.forward_kernel, segments, (*tensors, self._tape, *columns), lead, flags)
         return starts, ends, leak
+
+    def _forward_flags(self, states: list[Tensor] | None, want_leak: bool, lead: int) -> dict[str, bool]:
+        keep = states is not None
+        return {"LED": lead > 0, "KEEP": keep, "TAPE": keep and self._tape is not None, "LEAK": want_leak}
 
     def adjoint(
         self,
@@ -105,7 +116,7 @@ class GPUSweeper(ReferenceSweeper):
         final: Tensor,
         states: list[Tensor],
         incoming: Tensor | None,
-        gate_grads: Tensor,
+        gate_grads: Tensor | None,
         reset_grads: Tensor | None,
         want_leak: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -151,28 +162,54 @@ class GPUSweeper(ReferenceSweeper):
         """A bound of the largest relative jump between each stretch's end and the next one's start."""
         floor = floor_of(self.cell, share_of_box)
         worst = starts.new_zeros(())
-        rows, tile, options = len(starts), 32, self._options
+        rows, tile = len(starts), 32
         self._kernels.jumps_kernel[(-(-rows // tile),)](
             starts, ends, worst, rows, self.problem.batch, self._n, floor,
-            ROWS=tile, UNITS=options["UNITS"], PARTS=len(self.cell.parts),
+            ROWS=tile, UNITS=min(128, self._padded), PARTS=len(self.cell.parts),
         )  # fmt: skip
         return worst
 
+    def correct(self, starts: Tensor, ends: Tensor, leak: Tensor, boxed: bool) -> Tensor:
+        """New starts from the jumps between stretches of sequences of one length, carried along by their leak.
+
+        `boxed` keeps them where the cell's states live.
+        """
+        corrected = torch.empty_like(starts)
+        if self._bound is None:
+            self._bound = self.cell.bound(self._initial)
+        bound, columns = self._bound if boxed else None, 16
+        links, width = len(starts) // self.problem.batch, self._initial.numel()
+        self._kernels.correct_kernel[(-(-width // columns),)](
+            starts, ends, leak, bound, corrected, links, width,
+            BOXED=bound is not None, LINKS=min(256, 1 << (links - 1).bit_length()), COLUMNS=columns,
+        )  # fmt: skip
+        return corrected
+
     def _slopes_at(self, states: list[Tensor]) -> Tensor:
         """Derivatives of all steps at these states, computed once for all sweeps of a backward pass."""
+        if self._tape is not None:
+            return self._tape
         if self._slopes is None or self._slopes[0] is not states:
-            steps, batch = self._inputs.shape[:2]
-            slopes = empty(steps, batch, SLOPES[str(self.cell.kernel)] * self._n, like=self._initial)
-            tensors = (self._inputs, self._weights, self._units, self._initial, *_two(states), self._marks, slopes)
-            tile = 32
-            self._kernels.slopes_kernel[(-(-steps * batch // tile),)](
-                *tensors, steps * batch, batch, self._n, ROWS=tile, **self._options
-            )
-            self._slopes = (states, slopes)
+            self._slopes = (states, self._differentiate(states))
         return self._slopes[1]
 
+    def _differentiate(self, states: list[Tensor]) -> Tensor:
+        """What `tape` would hold, `(T, B, SLOPES n)`."""
+        slopes = self.room_for_tape(self.problem)
+        tensors = (self._inputs, self._weights, self._units, self._initial, *two(states), self._marks, slopes)
+        (steps, batch), tile = self._inputs.shape[:2], 32
+        self._kernels.slopes_kernel[(-(-steps * batch // tile),)](
+            *tensors, steps * batch, batch, self._n, ROWS=tile, **self._options
+        )
+        return slopes
 
-def _two(states: list[Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
+    @staticmethod
+    def room_for_tape(problem: Recurrence) -> Tensor:
+        width = SLOPES[str(problem.cell.kernel)] * problem.cell.parts[0]
+        return empty(problem.steps, problem.batch, width, like=problem.u)
+
+
+def two(states: list[Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
     """States of h and c; None where there is none."""
     if states is None:
         return None, None

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: SIM108, SIM109 (Triton compiles these branches away; its language has no `in`)
+# ruff: noqa: SIM109 (Triton compiles these branches away; its language has no `in`)
 """Chunk sweeps of GRU, LSTM and RNN on a GPU, in Triton: the recurrent weights stay on the chip for all steps.
 
 A program runs ROWS stretches side by side. Stretch i is `begin[i] ≤ t < end[i]` of sequence `seq[i]`. With a lead-in it
@@ -15,155 +15,134 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-GRU: tl.constexpr = tl.constexpr(0)
-LSTM: tl.constexpr = tl.constexpr(1)
-RNN_TANH: tl.constexpr = tl.constexpr(2)
-RNN_RELU: tl.constexpr = tl.constexpr(3)
+from timeloom.sweep.gpu_gates import (
+    GRU,
+    LSTM,
+    RNN_RELU,
+    RNN_TANH,
+    advance,
+    load_gate,
+    load_rows,
+    load_slopes,
+    load_state,
+    pull,
+    store_gate_grads,
+    store_leak,
+    store_rows,
+    store_slopes,
+    store_state,
+)
+
+__all__ = [
+    "GRU", "LSTM", "RNN_RELU", "RNN_TANH", "adjoint_kernel", "correct_kernel", "forward_kernel", "jumps_kernel",
+    "slopes_kernel",
+]  # fmt: skip
 
 
 @triton.jit
-def tanh(x):
-    return 2 * tl.sigmoid(2 * x) - 1
+def load_inputs(inputs, token, j, n, live, CELL: tl.constexpr):
+    """Every gate's input; the first in place of those that a cell does not have."""
+    GATES: tl.constexpr = 3 if CELL == GRU else (4 if CELL == LSTM else 1)
+    u0 = load_rows(inputs, token, GATES * n, 0, j, n, live)
+    u1 = u0
+    u2 = u0
+    u3 = u0
+    if GATES >= 3:
+        u1 = load_rows(inputs, token, GATES * n, n, j, n, live)
+        u2 = load_rows(inputs, token, GATES * n, 2 * n, j, n, live)
+    if GATES == 4:
+        u3 = load_rows(inputs, token, GATES * n, 3 * n, j, n, live)
+    return u0, u1, u2, u3
 
 
 @triton.jit
-def load_gate(weights, gate, n, k, j, TRANSPOSED: tl.constexpr):
-    """One gate's weights, `[k, j] = W[gate n + j, k]`, or as stored if TRANSPOSED."""
-    inside = (k[:, None] < n) & (j[None, :] < n)
-    if TRANSPOSED:
-        at = (gate * n + k[:, None]) * n + j[None, :]
-    else:
-        at = (gate * n + j[None, :]) * n + k[:, None]
-    return tl.load(weights + at, mask=inside, other=0.0)
+def load_weights(weights, n, j, CELL: tl.constexpr, TRANSPOSED: tl.constexpr):
+    w0 = load_gate(weights, 0, n, j, j, TRANSPOSED)
+    w1 = w0
+    w2 = w0
+    w3 = w0
+    if CELL == GRU or CELL == LSTM:
+        w1 = load_gate(weights, 1, n, j, j, TRANSPOSED)
+        w2 = load_gate(weights, 2, n, j, j, TRANSPOSED)
+    if CELL == LSTM:
+        w3 = load_gate(weights, 3, n, j, j, TRANSPOSED)
+    return w0, w1, w2, w3
 
 
 @triton.jit
-def load_rows(base, token, width, offset, j, n, live):
-    """`base[token, offset + j]` for every row, zeros outside: (ROWS, UNITS) in float32."""
-    at = token[:, None] * width + offset + j[None, :]
-    return tl.load(base + at, mask=live[:, None] & (j[None, :] < n), other=0.0).to(tl.float32)
-
-
-@triton.jit
-def store_rows(base, token, width, offset, j, n, live, value):
-    at = token[:, None] * width + offset + j[None, :]
-    tl.store(base + at, value.to(base.dtype.element_ty), mask=live[:, None] & (j[None, :] < n))
+def products(h, w0, w1, w2, w3, CELL: tl.constexpr, PRECISION: tl.constexpr):
+    """h times every gate's weights."""
+    a = h.to(w0.dtype)
+    p0 = tl.dot(a, w0, input_precision=PRECISION)
+    p1 = p0
+    p2 = p0
+    p3 = p0
+    if CELL == GRU or CELL == LSTM:
+        p1 = tl.dot(a, w1, input_precision=PRECISION)
+        p2 = tl.dot(a, w2, input_precision=PRECISION)
+    if CELL == LSTM:
+        p3 = tl.dot(a, w3, input_precision=PRECISION)
+    return p0, p1, p2, p3
 
 
 @triton.jit
 def forward_kernel(
-    inputs, weights, units, initial, starts, ends, leak, h_states, c_states, seq, begin, end, resets,
+    inputs, weights, units, initial, starts, ends, leak, h_states, c_states, slopes, seq, begin, end, resets,
     rows, batch, n, longest, lead,
     CELL: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, LED: tl.constexpr, KEEP: tl.constexpr,
-    LEAK: tl.constexpr, RESETS: tl.constexpr, PRECISION: tl.constexpr,
+    TAPE: tl.constexpr, LEAK: tl.constexpr, RESETS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Run stretches from `starts` (R, S); or, led in from `initial`, put the states at their begins there."""
-    GATES: tl.constexpr = 3 if CELL == GRU else (4 if CELL == LSTM else 1)
-    PARTS: tl.constexpr = 2 if CELL == LSTM else 1
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < rows
     j = tl.arange(0, UNITS)
     b = tl.load(seq + row, mask=live, other=0)
     first = tl.load(begin + row, mask=live, other=0)
     last = tl.load(end + row, mask=live, other=0)
-    w0 = load_gate(weights, 0, n, j, j, False)
-    if GATES >= 3:
-        w1 = load_gate(weights, 1, n, j, j, False)
-        w2 = load_gate(weights, 2, n, j, j, False)
-    if GATES == 4:
-        w3 = load_gate(weights, 3, n, j, j, False)
-    if CELL != LSTM:
-        unit = tl.load(units + j, mask=j < n, other=0.0)[None, :]
+    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, False)
+    unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
     if LED:
         enter = tl.maximum(first - lead, 0)
-        h = load_rows(initial, b, PARTS * n, 0, j, n, live)
-        if CELL == LSTM:
-            c = load_rows(initial, b, PARTS * n, n, j, n, live)
+        h, c = load_state(initial, b, n, j, live, CELL)
     else:
         enter = first
-        h = load_rows(starts, row, PARTS * n, 0, j, n, live)
-        if CELL == LSTM:
-            c = load_rows(starts, row, PARTS * n, n, j, n, live)
+        h, c = load_state(starts, row, n, j, live, CELL)
     kept = tl.full((ROWS, UNITS), 1.0, tl.float32)
     steps = longest + lead if LED else longest
-    token = enter * batch + b
-    fetch = live & (enter < last)
-    u0 = load_rows(inputs, token, GATES * n, 0, j, n, fetch)
-    if GATES >= 3:
-        u1 = load_rows(inputs, token, GATES * n, n, j, n, fetch)
-        u2 = load_rows(inputs, token, GATES * n, 2 * n, j, n, fetch)
-    if GATES == 4:
-        u3 = load_rows(inputs, token, GATES * n, 3 * n, j, n, fetch)
+    u0, u1, u2, u3 = load_inputs(inputs, enter * batch + b, j, n, live & (enter < last), CELL)
     for step in range(steps):
         t = enter + step
         alive = live & (t < last)
         if LED:
-            at_begin = alive & (t == first)
-            store_rows(starts, row, PARTS * n, 0, j, n, at_begin, h)
-            if CELL == LSTM:
-                store_rows(starts, row, PARTS * n, n, j, n, at_begin, c)
+            store_state(starts, row, n, j, alive & (t == first), h, c, CELL)
         if RESETS:
             fresh = tl.load(resets + t * batch + b, mask=alive, other=0) != 0
-            h = tl.where(fresh[:, None], load_rows(initial, b, PARTS * n, 0, j, n, fresh), h)
-            if CELL == LSTM:
-                c = tl.where(fresh[:, None], load_rows(initial, b, PARTS * n, n, j, n, fresh), c)
-            if LEAK:
-                kept = tl.where(fresh[:, None], 0.0, kept)
-        token = (t + 1) * batch + b
-        fetch = live & (t + 1 < last)
-        v0 = load_rows(inputs, token, GATES * n, 0, j, n, fetch)
-        if GATES >= 3:
-            v1 = load_rows(inputs, token, GATES * n, n, j, n, fetch)
-            v2 = load_rows(inputs, token, GATES * n, 2 * n, j, n, fetch)
-        if GATES == 4:
-            v3 = load_rows(inputs, token, GATES * n, 3 * n, j, n, fetch)
-        a = h.to(w0.dtype)
-        if CELL == GRU:
-            reset = tl.sigmoid(u0 + tl.dot(a, w0, input_precision=PRECISION))
-            update = tl.sigmoid(u1 + tl.dot(a, w1, input_precision=PRECISION))
-            candidate = tanh(u2 + reset * (unit + tl.dot(a, w2, input_precision=PRECISION)))
-            new = candidate + update * (h - candidate)
-            keep = update
-        elif CELL == LSTM:
-            write = tl.sigmoid(u0 + tl.dot(a, w0, input_precision=PRECISION))
-            forget = tl.sigmoid(u1 + tl.dot(a, w1, input_precision=PRECISION))
-            candidate = tanh(u2 + tl.dot(a, w2, input_precision=PRECISION))
-            output = tl.sigmoid(u3 + tl.dot(a, w3, input_precision=PRECISION))
-            new_c = forget * c + write * candidate
-            new = output * tanh(new_c)
-            keep = forget
-            c = tl.where(alive[:, None], new_c, c)
-        else:
-            argument = u0 + tl.dot(a, w0, input_precision=PRECISION)
-            if CELL == RNN_TANH:
-                new = tanh(argument)
-                keep = (1 - new * new) * unit
-            else:
-                new = tl.where(argument > 0, argument, 0.0 * argument)
-                keep = tl.where(new > 0, unit, 0.0)
-        h = tl.where(alive[:, None], new, h)
+            origin, origin_c = load_state(initial, b, n, j, fresh, CELL)
+            h = tl.where(fresh[:, None], origin, h)
+            c = tl.where(fresh[:, None], origin_c, c)
+            kept = tl.where(fresh[:, None], 0.0, kept)
+        token = t * batch + b
+        v0, v1, v2, v3 = load_inputs(inputs, token + batch, j, n, live & (t + 1 < last), CELL)
+        p0, p1, p2, p3 = products(h, w0, w1, w2, w3, CELL, PRECISION)
+        new, new_c, keep = advance(u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
         counted = alive & (t >= first)
+        if TAPE:
+            store_slopes(slopes, token, j, n, counted, u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
+        h = tl.where(alive[:, None], new, h)
+        c = tl.where(alive[:, None], new_c, c)
         if LEAK:
             kept = tl.where(counted[:, None], kept * keep, kept)
         if KEEP:
-            store_rows(h_states, token, n, 0, j, n, counted, h)
+            store_rows(h_states, token + batch, n, 0, j, n, counted, h)
             if CELL == LSTM:
-                store_rows(c_states, token, n, 0, j, n, counted, c)
+                store_rows(c_states, token + batch, n, 0, j, n, counted, c)
         u0 = v0
-        if GATES >= 3:
-            u1 = v1
-            u2 = v2
-        if GATES == 4:
-            u3 = v3
-    store_rows(ends, row, PARTS * n, 0, j, n, live, h)
-    if CELL == LSTM:
-        store_rows(ends, row, PARTS * n, n, j, n, live, c)
+        u1 = v1
+        u2 = v2
+        u3 = v3
+    store_state(ends, row, n, j, live, h, c, CELL)
     if LEAK:
-        if CELL == LSTM:
-            store_rows(leak, row, PARTS * n, 0, j, n, live, 0.0 * kept)
-            store_rows(leak, row, PARTS * n, n, j, n, live, kept)
-        else:
-            store_rows(leak, row, n, 0, j, n, live, kept)
+        store_leak(leak, row, n, j, live, kept, CELL)
 
 
 @triton.jit
@@ -171,69 +150,24 @@ def slopes_kernel(
     inputs, weights, units, initial, h_states, c_states, resets, slopes, tokens, batch, n,
     CELL: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, RESETS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What the adjoint needs of every step, all steps at once: derivatives of the new state by the gates' arguments.
-
-    `slopes` is (T, B, SLOPES n). GRU: by reset, update, candidate, inner product, and what passes by (the update gate).
-    LSTM: of c by h, then by input, forget and candidate gate, of h by the output gate, and what passes by (the forget
-    gate). RNN: by the argument.
-    """
-    GATES: tl.constexpr = 3 if CELL == GRU else (4 if CELL == LSTM else 1)
-    PARTS: tl.constexpr = 2 if CELL == LSTM else 1
-    WIDTH: tl.constexpr = 5 if CELL == GRU else (6 if CELL == LSTM else 1)
+    """What the adjoint needs of every step, all steps at once, into `slopes` (T, B, SLOPES n): see `store_slopes`."""
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = token < tokens
     j = tl.arange(0, UNITS)
     h = load_rows(h_states, token, n, 0, j, n, live)
+    c = h
     if CELL == LSTM:
         c = load_rows(c_states, token, n, 0, j, n, live)
     if RESETS:
         fresh = tl.load(resets + token, mask=live, other=0) != 0
-        b = token % batch
-        h = tl.where(fresh[:, None], load_rows(initial, b, PARTS * n, 0, j, n, fresh), h)
-        if CELL == LSTM:
-            c = tl.where(fresh[:, None], load_rows(initial, b, PARTS * n, n, j, n, fresh), c)
-    w = load_gate(weights, 0, n, j, j, False)
-    a = h.to(w.dtype)
-    u0 = load_rows(inputs, token, GATES * n, 0, j, n, live) + tl.dot(a, w, input_precision=PRECISION)
-    if GATES >= 3:
-        w = load_gate(weights, 1, n, j, j, False)
-        u1 = load_rows(inputs, token, GATES * n, n, j, n, live) + tl.dot(a, w, input_precision=PRECISION)
-        w = load_gate(weights, 2, n, j, j, False)
-        inner = tl.dot(a, w, input_precision=PRECISION)
-        u2 = load_rows(inputs, token, GATES * n, 2 * n, j, n, live)
-    if GATES == 4:
-        w = load_gate(weights, 3, n, j, j, False)
-        u3 = load_rows(inputs, token, GATES * n, 3 * n, j, n, live) + tl.dot(a, w, input_precision=PRECISION)
-    if CELL == GRU:
-        reset = tl.sigmoid(u0)
-        update = tl.sigmoid(u1)
-        inner += tl.load(units + j, mask=j < n, other=0.0)[None, :]
-        candidate = tanh(u2 + reset * inner)
-        by_candidate = (1 - update) * (1 - candidate * candidate)
-        store_rows(slopes, token, WIDTH * n, 0, j, n, live, by_candidate * inner * reset * (1 - reset))
-        store_rows(slopes, token, WIDTH * n, n, j, n, live, (h - candidate) * update * (1 - update))
-        store_rows(slopes, token, WIDTH * n, 2 * n, j, n, live, by_candidate)
-        store_rows(slopes, token, WIDTH * n, 3 * n, j, n, live, by_candidate * reset)
-        store_rows(slopes, token, WIDTH * n, 4 * n, j, n, live, update)
-    elif CELL == LSTM:
-        write = tl.sigmoid(u0)
-        forget = tl.sigmoid(u1)
-        candidate = tanh(u2 + inner)
-        output = tl.sigmoid(u3)
-        squashed = tanh(forget * c + write * candidate)
-        store_rows(slopes, token, WIDTH * n, 0, j, n, live, output * (1 - squashed * squashed))
-        store_rows(slopes, token, WIDTH * n, n, j, n, live, candidate * write * (1 - write))
-        store_rows(slopes, token, WIDTH * n, 2 * n, j, n, live, c * forget * (1 - forget))
-        store_rows(slopes, token, WIDTH * n, 3 * n, j, n, live, write * (1 - candidate * candidate))
-        store_rows(slopes, token, WIDTH * n, 4 * n, j, n, live, squashed * output * (1 - output))
-        store_rows(slopes, token, WIDTH * n, 5 * n, j, n, live, forget)
-    else:
-        if CELL == RNN_TANH:
-            new = tanh(u0)
-            slope = 1 - new * new
-        else:
-            slope = tl.where(u0 > 0, 1.0, 0.0)
-        store_rows(slopes, token, n, 0, j, n, live, slope)
+        origin, origin_c = load_state(initial, token % batch, n, j, fresh, CELL)
+        h = tl.where(fresh[:, None], origin, h)
+        c = tl.where(fresh[:, None], origin_c, c)
+    unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
+    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, False)
+    u0, u1, u2, u3 = load_inputs(inputs, token, j, n, live, CELL)
+    p0, p1, p2, p3 = products(h, w0, w1, w2, w3, CELL, PRECISION)
+    store_slopes(slopes, token, j, n, live, u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
 
 
 @triton.jit
@@ -249,141 +183,78 @@ def adjoint_kernel(
     With a lead-in, a stretch is entered `lead` steps behind its end with a zero gradient, or at its sequence's end with
     `final`; `starts` then receives the gradient at its end.
     """
-    GRADS: tl.constexpr = 4 if CELL == GRU or CELL == LSTM else 1
-    PARTS: tl.constexpr = 2 if CELL == LSTM else 1
-    WIDTH: tl.constexpr = 5 if CELL == GRU else (6 if CELL == LSTM else 1)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < rows
     j = tl.arange(0, UNITS)
     b = tl.load(seq + row, mask=live, other=0)
     first = tl.load(begin + row, mask=live, other=0)
     last = tl.load(end + row, mask=live, other=0)
-    w0 = load_gate(weights, 0, n, j, j, True)
-    if GRADS == 4:
-        w1 = load_gate(weights, 1, n, j, j, True)
-        w2 = load_gate(weights, 2, n, j, j, True)
-    if CELL == LSTM:
-        w3 = load_gate(weights, 3, n, j, j, True)
+    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, True)
+    unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
     if LED:
         length = tl.load(lengths + b, mask=live, other=0)
         enter = tl.minimum(last + lead, length)
-        at_end = live & (enter == length)
-        d_h = load_rows(final, b, PARTS * n, 0, j, n, at_end)
-        if CELL == LSTM:
-            d_c = load_rows(final, b, PARTS * n, n, j, n, at_end)
+        d_h, d_c = load_state(final, b, n, j, live & (enter == length), CELL)
     else:
         enter = last
-        d_h = load_rows(starts, row, PARTS * n, 0, j, n, live)
-        if CELL == LSTM:
-            d_c = load_rows(starts, row, PARTS * n, n, j, n, live)
+        d_h, d_c = load_state(starts, row, n, j, live, CELL)
     kept = tl.full((ROWS, UNITS), 1.0, tl.float32)
     diverted = tl.zeros((ROWS, UNITS), tl.float32)
     diverted_c = tl.zeros((ROWS, UNITS), tl.float32)
     steps = longest + lead if LED else longest
     token = (enter - 1) * batch + b
     fetch = live & (enter > first)
-    s0 = load_rows(slopes, token, WIDTH * n, 0, j, n, fetch)
-    if GRADS == 4:
-        s1 = load_rows(slopes, token, WIDTH * n, n, j, n, fetch)
-        s2 = load_rows(slopes, token, WIDTH * n, 2 * n, j, n, fetch)
-        s3 = load_rows(slopes, token, WIDTH * n, 3 * n, j, n, fetch)
-        s4 = load_rows(slopes, token, WIDTH * n, 4 * n, j, n, fetch)
-    if CELL == LSTM:
-        s5 = load_rows(slopes, token, WIDTH * n, 5 * n, j, n, fetch)
+    s0, s1, s2, s3, s4, s5 = load_slopes(slopes, token, j, n, fetch, CELL)
     if INCOMING:
         direct = load_rows(incoming, token, n, 0, j, n, fetch)
     for step in range(steps):
         t = enter - 1 - step
         alive = live & (t >= first)
         if LED:
-            at_last = alive & (t == last - 1)
-            store_rows(starts, row, PARTS * n, 0, j, n, at_last, d_h)
-            if CELL == LSTM:
-                store_rows(starts, row, PARTS * n, n, j, n, at_last, d_c)
+            store_state(starts, row, n, j, alive & (t == last - 1), d_h, d_c, CELL)
         token = t * batch + b
         before = token - batch
         fetch = live & (t > first)
-        p0 = load_rows(slopes, before, WIDTH * n, 0, j, n, fetch)
-        if GRADS == 4:
-            p1 = load_rows(slopes, before, WIDTH * n, n, j, n, fetch)
-            p2 = load_rows(slopes, before, WIDTH * n, 2 * n, j, n, fetch)
-            p3 = load_rows(slopes, before, WIDTH * n, 3 * n, j, n, fetch)
-            p4 = load_rows(slopes, before, WIDTH * n, 4 * n, j, n, fetch)
-        if CELL == LSTM:
-            p5 = load_rows(slopes, before, WIDTH * n, 5 * n, j, n, fetch)
+        q0, q1, q2, q3, q4, q5 = load_slopes(slopes, before, j, n, fetch, CELL)
         grad = d_h
         if INCOMING:
             grad += direct
             direct = load_rows(incoming, before, n, 0, j, n, fetch)
+        g0, g1, g2, g3, back, back_c, keep = pull(grad, d_c, s0, s1, s2, s3, s4, s5, unit, CELL)
+        back += tl.dot(g0.to(w0.dtype), w0, input_precision=PRECISION)
         if CELL == GRU:
-            g0 = grad * s0
-            g1 = grad * s1
-            g2 = grad * s2
-            g3 = grad * s3
-            back = tl.dot(g0.to(w0.dtype), w0, input_precision=PRECISION)
             back += tl.dot(g1.to(w0.dtype), w1, input_precision=PRECISION)
             back += tl.dot(g3.to(w0.dtype), w2, input_precision=PRECISION)
-            back += grad * s4
-            keep = s4
         elif CELL == LSTM:
-            d_cell = d_c + grad * s0
-            g0 = d_cell * s1
-            g1 = d_cell * s2
-            g2 = d_cell * s3
-            g3 = grad * s4
-            back = tl.dot(g0.to(w0.dtype), w0, input_precision=PRECISION)
             back += tl.dot(g1.to(w0.dtype), w1, input_precision=PRECISION)
             back += tl.dot(g2.to(w0.dtype), w2, input_precision=PRECISION)
             back += tl.dot(g3.to(w0.dtype), w3, input_precision=PRECISION)
-            back_c = d_cell * s5
-            keep = s5
-        else:
-            g0 = grad * s0
-            back = tl.dot(g0.to(w0.dtype), w0, input_precision=PRECISION)
-            keep = s0 * tl.load(units + j, mask=j < n, other=0.0)[None, :]
         counted = alive & (t < last)
         if KEEP:
-            store_rows(gate_grads, token, GRADS * n, 0, j, n, counted, g0)
-            if GRADS == 4:
-                store_rows(gate_grads, token, GRADS * n, n, j, n, counted, g1)
-                store_rows(gate_grads, token, GRADS * n, 2 * n, j, n, counted, g2)
-                store_rows(gate_grads, token, GRADS * n, 3 * n, j, n, counted, g3)
+            store_gate_grads(gate_grads, token, j, n, counted, g0, g1, g2, g3, CELL)
         if LEAK:
             kept = tl.where(counted[:, None], kept * keep, kept)
         if RESETS:
             fresh = tl.load(resets + token, mask=alive, other=0) != 0
             into = (fresh & counted)[:, None]
             diverted += tl.where(into, back, 0.0)
+            diverted_c += tl.where(into, back_c, 0.0)
             back = tl.where(fresh[:, None], 0.0, back)
-            if CELL == LSTM:
-                diverted_c += tl.where(into, back_c, 0.0)
-                back_c = tl.where(fresh[:, None], 0.0, back_c)
-            if LEAK:
-                kept = tl.where(into, 0.0, kept)
+            back_c = tl.where(fresh[:, None], 0.0, back_c)
+            kept = tl.where(into, 0.0, kept)
         d_h = tl.where(alive[:, None], back, d_h)
-        if CELL == LSTM:
-            d_c = tl.where(alive[:, None], back_c, d_c)
-        s0 = p0
-        if GRADS == 4:
-            s1 = p1
-            s2 = p2
-            s3 = p3
-            s4 = p4
-        if CELL == LSTM:
-            s5 = p5
-    store_rows(ends, row, PARTS * n, 0, j, n, live, d_h)
-    if CELL == LSTM:
-        store_rows(ends, row, PARTS * n, n, j, n, live, d_c)
+        d_c = tl.where(alive[:, None], back_c, d_c)
+        s0 = q0
+        s1 = q1
+        s2 = q2
+        s3 = q3
+        s4 = q4
+        s5 = q5
+    store_state(ends, row, n, j, live, d_h, d_c, CELL)
     if RESETS and KEEP:
-        store_rows(reset_grads, row, PARTS * n, 0, j, n, live, diverted)
-        if CELL == LSTM:
-            store_rows(reset_grads, row, PARTS * n, n, j, n, live, diverted_c)
+        store_state(reset_grads, row, n, j, live, diverted, diverted_c, CELL)
     if LEAK:
-        if CELL == LSTM:
-            store_rows(leak, row, PARTS * n, 0, j, n, live, 0.0 * kept)
-            store_rows(leak, row, PARTS * n, n, j, n, live, kept)
-        else:
-            store_rows(leak, row, n, 0, j, n, live, kept)
+        store_leak(leak, row, n, j, live, kept, CELL)
 
 
 @triton.jit
@@ -399,12 +270,54 @@ def jumps_kernel(
     j = tl.arange(0, UNITS)
     found = 0.0
     for part in tl.static_range(PARTS):
-        start = load_rows(starts, row, PARTS * n, part * n, j, n, inner)
-        end = load_rows(ends, row - batch, PARTS * n, part * n, j, n, inner)
-        scale = tl.maximum(tl.max(tl.maximum(tl.abs(start), tl.abs(end)), 1), floor if part == 0 else 0.0)
-        difference = end - start
-        jump = tl.max(tl.where(difference == difference, tl.abs(difference), float("inf")), 1)
+        scale = tl.zeros((ROWS,), tl.float32) + (floor if part == 0 else 0.0)
+        jump = tl.zeros((ROWS,), tl.float32)
+        for unit in range(0, n, UNITS):
+            start = load_rows(starts, row, PARTS * n, part * n, unit + j, n, inner)
+            end = load_rows(ends, row - batch, PARTS * n, part * n, unit + j, n, inner)
+            scale = tl.maximum(scale, tl.max(tl.maximum(tl.abs(start), tl.abs(end)), 1))
+            difference = end - start
+            finite = tl.where(difference == difference, tl.abs(difference), float("inf"))
+            jump = tl.maximum(jump, tl.max(finite, 1))
         relative = jump / tl.maximum(scale, 1e-37)
         relative = tl.where(relative == relative, relative, float("inf"))  # an infinite scale says nothing
         found = tl.maximum(found, tl.max(tl.where(jump > 0, relative, 0.0), 0))
     tl.atomic_max(worst, found)
+
+
+@triton.jit
+def compose(a, b, later_a, later_b):
+    """First `y = a x + b`, then the later one."""
+    return a * later_a, b * later_a + later_b
+
+
+@triton.jit
+def correct_kernel(
+    starts, ends, leak, bound, corrected, links, width, BOXED: tl.constexpr, LINKS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """New starts from the jumps between stretches, carried along by their leak: `δ[p] = leak[p−1] δ[p−1] + jump[p]`.
+
+    All are `(links, width)`; `bound` `(width,)` is a box that starts stay in.
+    """
+    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < width
+    delta = tl.zeros((COLUMNS,), tl.float32)
+    if BOXED:
+        box = tl.load(bound + column, mask=inside, other=0.0)[None, :]
+    link = tl.arange(0, LINKS)
+    for done in range(0, links, LINKS):
+        p = done + link
+        here = p[:, None] * width + column[None, :]
+        known = (p[:, None] < links) & inside[None, :]
+        after = known & (p[:, None] > 0)
+        start = tl.load(starts + here, mask=known, other=0.0)
+        end = tl.load(ends + here - width, mask=after, other=0.0)
+        keep = tl.load(leak + here - width, mask=after, other=0.0)
+        jump = tl.where(after, end - start, 0.0)
+        product, total = tl.associative_scan((keep, jump), 0, compose)
+        moved = product * delta[None, :] + total
+        new = tl.where(after, end + (moved - jump), start)
+        if BOXED:
+            new = tl.where(after, tl.minimum(tl.maximum(new, -box), box), new)
+        tl.store(corrected + here, new, mask=known)
+        delta = tl.sum(tl.where((link == LINKS - 1)[:, None], moved, 0.0), 0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,34 +14,55 @@ from timeloom.memory import empty
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.sweep.gpu import LARGEST, GPUSweeper, has_triton
 from timeloom.sweep.layer import Layer
+from timeloom.sweep.wide import WideSweeper
+
+PRODUCTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class GPULayer(Layer):
-    """GRU and RNN of up to 128 units, LSTM of up to 64, in float32. Keeps the projected inputs."""
+    """GRU, LSTM and RNN of any width; x and weights in float32 or half precision, the initial state in float32.
+
+    Keeps the derivatives of every step `(T, B, SLOPES n)`.
+    """
+
+    corrects: ClassVar[bool] = True
 
     @staticmethod
     def supports(kernel: str, x: Tensor, n: int) -> bool:
-        fits = x.device.type == "cuda" and x.dtype == torch.float32 and n <= LARGEST[kernel]
-        return fits and x.shape[1] > 0 and has_triton()
+        return x.device.type == "cuda" and x.dtype in PRODUCTS and x.shape[1] > 0 and has_triton()
 
     def sweeper(self, problem: Recurrence, keep: bool) -> tuple[GPUSweeper, list[Tensor]]:
-        return GPUSweeper(problem), [problem.u]
+        tape = [GPUSweeper.room_for_tape(problem)] if keep else []
+        kind = GPUSweeper if self.n <= LARGEST[self.kernel] else WideSweeper
+        return kind(problem, *tape), tape
 
-    def forward(self, chunk: int, warmup: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
+    def forward(
+        self, chunk: int, warmup: int, share_of_box: float, keep: bool, sweeps: int = 1
+    ) -> tuple[list[Tensor], Tensor | float]:
         steps, batch, _ = self.x.shape
         bias, flat = self.bias(), self.x.flatten(0, 1)
-        u = torch.mm(flat, self.w_ih.t()) if bias is None else torch.addmm(bias, flat, self.w_ih.t())
-        sweeper = GPUSweeper(Recurrence(self.cell, u.view(steps, batch, -1), self.initial))
-        states = empty_states(steps, self.initial, self.parts)
+        with as_precise_as_cudnn():
+            u = torch.mm(flat, self.w_ih.t()) if bias is None else torch.addmm(bias, flat, self.w_ih.t())
+        sweeper, tape = self.sweeper(Recurrence(self.cell, u.view(steps, batch, -1), self.initial), keep)
+        states = empty_states(steps, self.initial, self.parts, dtype=u.dtype)
         segments = cut_evenly(steps, batch, chunk, False)
+        links = -(-steps // chunk)
         jump: Tensor | float = 0.0
-        if warmup == 0:
+        if links == 1:
             sweeper.forward(segments, self.initial, states)
+            return states + tape, jump
+        into = states if sweeps == 1 else None
+        if warmup:
+            starts, ends, leak = sweeper.forward_entering(segments, warmup, into, sweeps > 1)
         else:
-            starts, ends, _ = sweeper.forward_entering(segments, warmup, states, False)
-            jump = sweeper.certify(starts, ends, share_of_box)
-        return [*states, sweeper.problem.u], jump
+            starts = self.initial.repeat(links, 1)
+            ends, leak = sweeper.forward(segments, starts, into, sweeps > 1)
+        for left in reversed(range(sweeps - 1)):
+            assert leak is not None
+            starts = sweeper.correct(starts, ends, leak, boxed=True)
+            ends, leak = sweeper.forward(segments, starts, None if left else states, left > 0)
+        return states + tape, sweeper.certify(starts, ends, share_of_box)
 
     def backward(
         self,
@@ -48,29 +72,65 @@ class GPULayer(Layer):
         incoming: Tensor | None,
         final: Tensor | None,
         want_x: bool,
+        sweeps: int = 1,
     ) -> tuple[tuple[Tensor | None, ...], Tensor | float]:
-        *states, u = kept
-        steps, batch, n = *self.x.shape[:2], self.n
-        cell = self.cell
-        sweeper = GPUSweeper(Recurrence(cell, u, self.initial))
-        final = torch.zeros_like(self.initial) if final is None else final
+        *states, slopes = kept
+        cell, (steps, batch) = self.cell, self.x.shape[:2]
+        sweeper = self._sweeper_back(slopes)
+        final = torch.zeros_like(self.initial) if final is None else final.to(self.initial.dtype)
         incoming = None if incoming is None else incoming.contiguous()
-        gate_grads = empty(steps, batch, cell.gate_width, like=self.initial)
+        gate_grads = empty(steps, batch, cell.gate_width, like=slopes)
         segments = cut_evenly(steps, batch, chunk, True)
+        links = -(-steps // chunk)
         jump: Tensor | float = 0.0
-        if warmup == 0:
-            begins, _ = sweeper.adjoint(segments, final, states, incoming, gate_grads)
+        into = gate_grads if sweeps == 1 or links == 1 else None
+        if links == 1:
+            begins, _ = sweeper.adjoint(segments, final, states, incoming, into)
         else:
-            ends, begins, _ = sweeper.adjoint_entering(
-                segments, warmup, final, states, incoming, gate_grads, None, False
-            )
+            if warmup:
+                entry = (segments, warmup, final, states, incoming, into, None, sweeps > 1)
+                ends, begins, leak = sweeper.adjoint_entering(*entry)
+            else:
+                ends = torch.cat([final, final.new_zeros((links - 1) * batch, final.shape[1])])
+                begins, leak = sweeper.adjoint(segments, ends, states, incoming, into, None, sweeps > 1)
+            for left in reversed(range(sweeps - 1)):
+                assert leak is not None
+                ends = sweeper.correct(ends, begins, leak, boxed=False)
+                into = None if left else gate_grads
+                begins, leak = sweeper.adjoint(segments, ends, states, incoming, into, None, left > 0)
             jump = sweeper.certify(ends, begins, 0.0)
-        flat = gate_grads.flatten(0, 1)
-        d_u, x = cell.input_grads(flat), self.x.flatten(0, 1)
-        w_hh, *b_hn = cell.weight_grads([part[:-1].flatten(0, 1) for part in states], flat)
+        with as_precise_as_cudnn():
+            return self._gradients(states, gate_grads.flatten(0, 1), begins[-batch:], want_x), jump
+
+    def _sweeper_back(self, slopes: Tensor) -> GPUSweeper:
+        """Sweeps of gradients: they read the tape, and no inputs."""
+        kind = GPUSweeper if self.n <= LARGEST[self.kernel] else WideSweeper
+        return kind(Recurrence(self.cell, slopes, self.initial), slopes)
+
+    def _gradients(
+        self, states: list[Tensor], gate_grads: Tensor, d_initial: Tensor, want_x: bool
+    ) -> tuple[Tensor | None, ...]:
+        cell, n = self.cell, self.n
+        d_u, x = cell.input_grads(gate_grads), self.x.flatten(0, 1)
+        w_hh, *b_hn = cell.weight_grads([part[:-1].flatten(0, 1) for part in states], gate_grads)
         d_x = torch.mm(d_u, self.w_ih).view(self.x.shape) if want_x else None
         b_ih = b_hh = None
         if self.b_ih is not None:
             b_ih = b_hh = d_u.sum(0)
             b_hh = torch.cat([b_ih[: 2 * n], *b_hn]) if b_hn else b_ih.clone()
-        return (d_x, begins[-batch:], torch.mm(d_u.t(), x), w_hh, b_ih, b_hh), jump
+        return d_x, d_initial, torch.mm(d_u.t(), x), w_hh, b_ih, b_hh
+
+
+@contextmanager
+def as_precise_as_cudnn() -> Iterator[None]:
+    """Products of float32 matrices in tf32 where torch lets cuDNN's layers do so: theirs are."""
+    matmul = torch.backends.cuda.matmul
+    before, wanted = matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    if before == wanted:
+        yield
+        return
+    matmul.allow_tf32 = wanted
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before

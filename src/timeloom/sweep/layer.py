@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ class Layer(ABC):
     b_ih: Tensor | None
     b_hh: Tensor | None
 
+    corrects: ClassVar[bool] = False
+    """Whether it can make more than one sweep."""
+
     @staticmethod
     @abstractmethod
     def supports(kernel: str, x: Tensor, n: int) -> bool:
@@ -40,9 +44,11 @@ class Layer(ABC):
         """
 
     @abstractmethod
-    def forward(self, chunk: int, warmup: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
+    def forward(
+        self, chunk: int, warmup: int, share_of_box: float, keep: bool, sweeps: int = 1
+    ) -> tuple[list[Tensor], Tensor | float]:
         """States of h and c `(T + 1, B, n)`, what is kept for `backward` behind them, and the largest relative jump
-        between chunks.
+        between chunks, after so many sweeps with corrections by the leak between them.
         """
 
     @abstractmethod
@@ -54,6 +60,7 @@ class Layer(ABC):
         incoming: Tensor | None,
         final: Tensor | None,
         want_x: bool,
+        sweeps: int = 1,
     ) -> tuple[tuple[Tensor | None, ...], Tensor | float]:
         """Gradients of x (when wanted), the initial state, w_ih, w_hh, b_ih and b_hh, and the largest relative jump.
 

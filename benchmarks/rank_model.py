@@ -34,28 +34,24 @@ class Model:
     fixed: float
     per_step: float
 
+    def compute(self, ranks: int, steps: int, warmup: int) -> float:
+        """What one rank computes."""
+        return self.fixed + self.per_step * (steps / ranks + warmup)
+
     def cost(self, ranks: int, steps: int, warmup: int, talk: float, cores: float) -> float:
         """`talk`: milliseconds of all exchanges."""
-        turns = max(1.0, ranks / cores)
-        return turns * (self.fixed + self.per_step * (steps / ranks + warmup)) + talk
+        return max(1.0, ranks / cores) * self.compute(ranks, steps, warmup) + talk
 
     def predict(self, point: Any, alpha: float, cores: float) -> float:
         """Of a measured point."""
         return self.cost(point.ranks, point.steps, point.warmup, point.collectives * alpha, cores)
 
 
-def fit(points: Sequence[Any], alphas: dict[int, float], cores: int) -> Model:
-    """γ from one rank by itself, then o from several; both with the least relative error."""
-    alone = [p for p in points if p.ranks == 1]
-    rows = torch.tensor([[1 / p.milliseconds, p.steps / p.milliseconds] for p in alone])
-    _, per_step = torch.linalg.lstsq(rows, torch.ones(len(rows), 1)).solution.flatten().tolist()
-    above = weight = 0.0
-    for p in points:
-        if p.ranks > 1:
-            turns = max(1.0, p.ranks / cores)
-            rest = p.milliseconds - p.collectives * alphas[p.ranks] - turns * per_step * (p.steps / p.ranks + p.warmup)
-            above, weight = above + rest * turns / p.milliseconds**2, weight + (turns / p.milliseconds) ** 2
-    return Model(max(0.0, above / weight), per_step)
+def fit(points: Sequence[Any]) -> Model:
+    """The constants with the least relative error, from the time that a rank computes."""
+    rows = torch.tensor([[1 / p.computing, (p.steps / p.ranks + p.warmup) / p.computing] for p in points])
+    fixed, per_step = torch.linalg.lstsq(rows, torch.ones(len(rows), 1)).solution.flatten().tolist()
+    return Model(fixed, per_step)
 
 
 @dataclass(frozen=True)

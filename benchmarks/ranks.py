@@ -48,6 +48,8 @@ class Point:
     milliseconds: float
     """The fastest round: ranks wait for each other, so whatever else the machine does is seen many times over."""
     median: float
+    computing: float
+    """Milliseconds of processor time of one rank, the least of all rounds: waiting and other programs are not in it."""
     collectives: int
     kilobytes: float
     """Sent by one rank."""
@@ -110,16 +112,18 @@ def _point(mesh: Any, ranks: int, steps: int, batch: int) -> Point:
 
     for _ in range(WARM_UPS):
         step()
-    before, taken = traffic(mesh), []
+    before, taken, computed = traffic(mesh), [], []
     for _ in range(ROUNDS):
         dist.barrier()
+        began = time.process_time()
         taken.append(_seconds(step))
+        computed.append(time.process_time() - began)
     sent = traffic(mesh).since(before)
     report = layer.reports[0]
     sweeps = (report.iterations, report.backward.iterations if report.backward else 0)
     return Point(
         ranks, steps, batch, 1e3 * min(taken),
-        1e3 * statistics.median(taken), sent.collectives // ROUNDS,
+        1e3 * statistics.median(taken), 1e3 * min(computed), sent.collectives // ROUNDS,
         sent.bytes / ROUNDS / 1024, report.warmup, sweeps,
     )  # fmt: skip
 
@@ -151,7 +155,8 @@ def together(repeats: list[tuple[list[Point], float]]) -> tuple[list[Point], flo
     points = []
     for same in zip(*(found for found, _ in repeats), strict=True):
         best = min(same, key=lambda point: point.milliseconds)
-        points.append(replace(best, median=statistics.median(point.median for point in same)))
+        median, computing = statistics.median(p.median for p in same), min(p.computing for p in same)
+        points.append(replace(best, median=median, computing=computing))
     return points, min(exchange for _, exchange in repeats)
 
 
@@ -174,24 +179,28 @@ def table(points: list[Point], models: dict[int, Model], exchanges: dict[int, fl
         "# One GRU sequence over many processes, forward + backward, float32",
         "",
         f"{cores} cores, one thread a rank, torch {torch.__version__}, n = {HIDDEN}, default weights. Command:",
-        "`python -m benchmarks.ranks`. Fastest and median training step. The model of the fastest is "
-        "`max(1, R/cores) · (o + γ (T/R + warm-up)) + collectives · α(R)`;",
-        "γ from one rank, o from two and four; points that are held out were not fitted. On one rank the ordinary path",
-        "runs, without o and α.",
+        "`python -m benchmarks.ranks`. Fastest and median training step, and the processor time of one rank in it. The",
+        "model of a rank's processor time is `o + γ (T/R + warm-up)`, that of the fastest step",
+        "`max(1, R/cores) · (o + γ (T/R + warm-up)) + collectives · α(R)`, with α the fastest exchange. The longest",
+        "sequence was not fitted (held out).",
         f"Load average of this machine as the run began: {load:.1f}. Ranks wait for each other: where it is much above",
-        "0, their times say little.",
+        "0, times of steps say little, and processor times tell what a rank does.",
         "",
-        "| ranks | T | B | ms | median | speed over 1 rank | model ms | collectives | KiB sent | warm-up | sweeps |",
-        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+        "| ranks | T | B | ms | median | speed over 1 rank | model ms | processor ms | model | collectives | KiB sent "
+        "| warm-up | sweeps |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     alone = {(p.steps, p.batch): p.milliseconds for p in points if p.ranks == 1}
     for p in points:
-        guess = "–" if p.ranks == 1 else f"{models[p.batch].predict(p, exchanges[p.ranks], cores):.2f}"
-        guess += " (held out)" if p.ranks > 1 and held_out(p) else ""
+        step, compute = "–", "–"
+        if p.ranks > 1:
+            model, held = models[p.batch], " (held out)" if held_out(p) else ""
+            step = f"{model.predict(p, exchanges[p.ranks], cores):.2f}{held}"
+            compute = f"{model.compute(p.ranks, p.steps, p.warmup):.2f}{held}"
         lines.append(
             f"| {p.ranks} | {p.steps} | {p.batch} | {p.milliseconds:.2f} | {p.median:.2f} | "
-            f"{alone[p.steps, p.batch] / p.milliseconds:.2f}× | {guess} | {p.collectives} | {p.kilobytes:.1f} | "
-            f"{p.warmup} | {list(p.sweeps)} |"
+            f"{alone[p.steps, p.batch] / p.milliseconds:.2f}× | {step} | {p.computing:.2f} | {compute} | "
+            f"{p.collectives} | {p.kilobytes:.1f} | {p.warmup} | {list(p.sweeps)} |"
         )
     lines += ["", "| B | o, ms a step | γ, µs a time step |", "|--:|--:|--:|"]
     lines += [f"| {batch} | {m.fixed:.2f} | {1e3 * m.per_step:.3f} |" for batch, m in models.items()]
@@ -212,9 +221,9 @@ def main() -> None:
     points = [point for found, _ in measured.values() for point in found]
     exchanges = {ranks: exchange for ranks, (_, exchange) in measured.items() if ranks > 1}
     fitted = [point for point in points if not held_out(point)]
-    models = {batch: fit([p for p in fitted if p.batch == batch], exchanges, cores) for batch in BATCHES}
+    models = {batch: fit([p for p in fitted if p.batch == batch and p.ranks > 1]) for batch in BATCHES}
     alone = {(p.steps, p.batch): p.milliseconds for p in points if p.ranks == 1}
-    single = Model(0.0, models[1].per_step)
+    single = fit([p for p in fitted if p.batch == 1 and p.ranks == 1])
     machines = [rank_model.cpu_cluster(models[1], single, exchanges[2]), rank_model.h200_nodes()]
     text = table(points, models, exchanges, cores, load)
     text += "\n" + "\n".join([*overheads(turns), "", ASSUMED, "", *rank_model.table(machines)]) + "\n"

@@ -24,6 +24,7 @@ from timeloom.distributed import (
     average_gradients,
     last_over_time,
     mean_over_time,
+    multigrid,
     shard,
     slice_of,
     sum_over_time,
@@ -233,6 +234,17 @@ def cycles_as_one_process(mesh: DeviceMesh) -> None:
     compare("GRU", ragged, mesh, **long_memory, ragged="lengths resets")
 
 
+def levels_of_all_ranks(mesh: DeviceMesh) -> None:
+    """Beyond so many ranks the level that all of them take over is coarsened, too."""
+    before, multigrid.COARSEST = multigrid.COARSEST, 4
+    try:
+        solver, hard = MGRIT(coarsening=4, cycle="F", guess="nested"), {"steps": 60, "regime": (3.0, 1.0)}
+        model = compare("GRU", solver, mesh, ragged="lengths", bidirectional=True, **hard)
+        assert not model.layer.reports[0].fell_back, model.layer.reports
+    finally:
+        multigrid.COARSEST = before
+
+
 def any_cell(mesh: DeviceMesh) -> None:
     """`unroll` of cells that only autograd can differentiate."""
     pairs = {"module": "none", "elementwise": "diag", "function of tuple": "newton", "function": "auto"}
@@ -353,6 +365,7 @@ CASES: dict[str, Case] = {
     "misses the express lane": misses_the_express_lane,
     "converges as one process": converges_as_one_process,
     "cycles as one process": cycles_as_one_process,
+    "levels of all ranks": levels_of_all_ranks,
     "any cell": any_cell,
     "few bytes": few_bytes,
     "few bytes a cycle": few_bytes_a_cycle,
@@ -419,7 +432,7 @@ DATA_CASES: dict[str, Case] = {"DDP": with_ddp, "FSDP": with_fsdp}
 FEW = (
     *(f"GRU, {name}" for name in ("none", "newton", "auto", "sequential", "gives up", "scan adjoint", "mgrit", "deer")),
     *("two layers both ways", "LSTM both ways, ragged", "ragged, gives up", "one step a rank", "cycles as one process"),
-    *("converges as one process", "few bytes a cycle"),
+    *("converges as one process", "levels of all ranks", "few bytes a cycle"),
 )
 """Cases for all numbers of ranks; two and three ranks run all."""
 MESHES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import torch
 
-COLLECTIVES, WARMUP = 8, 30
-"""Of a training step of one layer with a loss over all steps, and a typical warm-up."""
-KILOBYTES = 26
-"""What a rank contributes to them, for n = 32 and B = 1: nearly all of it the gradients of the weights."""
+COLLECTIVES, WARMUP = 7, 30
+"""Small ones of a training step of one layer with a loss over all steps, and a typical warm-up."""
+KILOBYTES = 25
+"""The gradients of the weights for n = 32, which ranks sum in one more."""
+RING_UP_TO = 8
+"""Ranks up to which small collectives go round a ring; beyond, in log₂ R rounds (timeloom.distributed.group)."""
 PAPER = 6.5
 """The largest speedup that the multigrid paper reports, on CPUs."""
 NODE = 8
@@ -20,9 +23,12 @@ NODE = 8
 NVLINK_GB, NETWORK_GB, ETHERNET_GB = 450.0, 50.0, 12.5
 """GB a second in one direction: NVLink 4 (900 both ways, NVIDIA's data sheet of the H200), InfiniBand NDR (400 Gb/s),
 and 100 Gb Ethernet for the CPU cluster: nominal values."""
-NCCL_BASE, NCCL_NVLINK, NCCL_NETWORK = 3.6e-3, 0.47e-3, 2.7e-3
-"""Milliseconds of a ring in the protocol for small messages, to start and a hop, in a node and between nodes: what
-NCCL's own model assumes (github.com/NVIDIA/nccl, src/graph/tuning.cc; 1.8 × in a node where there are several)."""
+NCCL_RING, NCCL_TREE, NCCL_NVLINK, NCCL_NETWORK, NCCL_TREE_NETWORK = 3.6e-3, 4.4e-3, 0.5e-3, 2.7e-3, 5.0e-3
+"""Milliseconds in the protocol for small messages: to start a ring and a tree, and a hop on NVLink, between nodes, and
+between nodes of a tree: what NCCL's own model assumes (github.com/NVIDIA/nccl, src/graph/tuning.cc; NVLink 1.8 × slower
+where there are several nodes)."""
+NCCL_LAUNCH = 0.02
+"""Milliseconds to launch a pair of messages: an assumption."""
 H200_FIXED, H200_PER_STEP = 3.0, 0.194 / 16384
 """Milliseconds of a call and of a time step for n = 32, B = 1, measured on one H200 (results/gpu.md)."""
 
@@ -79,26 +85,35 @@ class Machine:
 
 
 def cpu_cluster(model: Model, alone: Model, hop: float) -> Machine:
-    """Cores like those measured here; gloo's ring, with the hop that was measured between two processes."""
-    return Machine("CPU cluster", "#0b6e99", model, alone, lambda ranks: _talk((ranks - 1) * hop, ranks, ETHERNET_GB))
+    """Cores like those measured here; every hop takes what was measured between two processes."""
+
+    def talk(ranks: int) -> float:
+        ring = 2 * (ranks - 1) * hop + _bandwidth(ranks, ETHERNET_GB)
+        return COLLECTIVES * hop * (ranks - 1 if ranks <= RING_UP_TO else math.ceil(math.log2(ranks))) + ring
+
+    return Machine("CPU cluster", "#0b6e99", model, alone, talk)
 
 
 def h200_nodes() -> Machine:
-    """Nodes of 8 GPUs, NVLink inside and InfiniBand between them; NCCL's ring."""
+    """Nodes of 8 GPUs, NVLink inside and InfiniBand between them; NCCL's rings, trees and messages."""
 
     def talk(ranks: int) -> float:
-        nodes = -(-ranks // NODE)
-        inside = NCCL_NVLINK * (1.8 if nodes > 1 else 1)
-        alpha = NCCL_BASE + (ranks - nodes) * inside + (nodes - 1) * NCCL_NETWORK
-        return _talk(alpha, ranks, NVLINK_GB if nodes == 1 else NETWORK_GB)
+        if ranks <= NODE:
+            small, tree, gigabytes = NCCL_RING + (ranks - 1) * NCCL_NVLINK, 2 * (ranks - 1) * NCCL_NVLINK, NVLINK_GB
+        else:  # every round beyond the first three leaves the node
+            rounds, nodes = math.ceil(math.log2(ranks)), ranks // NODE
+            small = rounds * NCCL_LAUNCH + 3 * NCCL_NVLINK + (rounds - 3) * NCCL_NETWORK
+            tree = 2 * ((NODE - 1) * 1.8 * NCCL_NVLINK + math.ceil(math.log2(nodes)) * NCCL_TREE_NETWORK)
+            gigabytes = NETWORK_GB
+        return COLLECTIVES * small + NCCL_TREE + tree + _bandwidth(ranks, gigabytes)
 
     model = Model(H200_FIXED, H200_PER_STEP)
     return Machine("H200 nodes", "#c8553d", model, model, talk)
 
 
-def _talk(alpha: float, ranks: int, gigabytes: float) -> float:
-    """A ring passes on what R − 1 others contribute."""
-    return COLLECTIVES * alpha + (ranks - 1) * KILOBYTES * 1024 / (gigabytes * 1e6)
+def _bandwidth(ranks: int, gigabytes: float) -> float:
+    """Milliseconds of the weights' gradients on the way: twice through every link."""
+    return 2 * (ranks - 1) / ranks * KILOBYTES * 1024 / (gigabytes * 1e6)
 
 
 def table(machines: Sequence[Machine]) -> list[str]:

@@ -22,6 +22,7 @@ from timeloom.distributed import (
     TimeParallel,
     Traffic,
     average_gradients,
+    group,
     last_over_time,
     mean_over_time,
     multigrid,
@@ -31,7 +32,6 @@ from timeloom.distributed import (
     time_parallel,
     traffic,
 )
-from timeloom.distributed.group import group_of
 from timeloom.solvers import DEER, MGRIT, Auto, Jacobi, Picard, QuasiDEER, Sequential, Shooting, Solver
 
 D, H, B = 3, 5, 3
@@ -245,6 +245,22 @@ def levels_of_all_ranks(mesh: DeviceMesh) -> None:
         multigrid.COARSEST = before
 
 
+def many_ranks_gather_in_rounds(mesh: DeviceMesh) -> None:
+    """Beyond so many ranks what they say is doubled in every round, not passed round a ring."""
+    before, group.RING_UP_TO = group.RING_UP_TO, 1
+    try:
+        ranks, own = group.group_of(mesh), torch.full((2, 3), float(mesh.get_local_rank("time")), dtype=torch.float64)
+        for dtype in (torch.float64, torch.int64, torch.uint8):
+            gathered = ranks.gather(own.to(dtype).t())
+            assert gathered.shape == (ranks.size, 3, 2)
+            assert gathered[:, 2, 1].tolist() == list(range(ranks.size))
+        assert ranks.sum(own)[0, 0] == sum(range(ranks.size))
+        compare("LSTM", SOLVERS["diag"], mesh, bidirectional=True, ragged="lengths resets")
+        compare("GRU", SOLVERS["mgrit, in order"], mesh)
+    finally:
+        group.RING_UP_TO = before
+
+
 def any_cell(mesh: DeviceMesh) -> None:
     """`unroll` of cells that only autograd can differentiate."""
     pairs = {"module": "none", "elementwise": "diag", "function of tuple": "newton", "function": "auto"}
@@ -366,6 +382,7 @@ CASES: dict[str, Case] = {
     "converges as one process": converges_as_one_process,
     "cycles as one process": cycles_as_one_process,
     "levels of all ranks": levels_of_all_ranks,
+    "many ranks gather in rounds": many_ranks_gather_in_rounds,
     "any cell": any_cell,
     "few bytes": few_bytes,
     "few bytes a cycle": few_bytes_a_cycle,
@@ -433,6 +450,7 @@ FEW = (
     *(f"GRU, {name}" for name in ("none", "newton", "auto", "sequential", "gives up", "scan adjoint", "mgrit", "deer")),
     *("two layers both ways", "LSTM both ways, ragged", "ragged, gives up", "one step a rank", "cycles as one process"),
     *("converges as one process", "levels of all ranks", "few bytes a cycle"),
+    "many ranks gather in rounds",
 )
 """Cases for all numbers of ranks; two and three ranks run all."""
 MESHES = {
@@ -451,12 +469,12 @@ def run_all(rank: int) -> dict[tuple[str, tuple[int, int]], str]:
         except RuntimeError:
             return found  # a rank has failed
         for name, case in cases.items() if takes_part(mesh) else ():
-            group = group_of(mesh, timedelta(seconds=60))
+            ranks = group.group_of(mesh, timedelta(seconds=60))
             try:
                 case(mesh)
                 found[name, shape] = ""
             except Exception as error:
                 found[name, shape] = traceback.format_exc()
-                group.stopped(error)  # the others may be waiting for this rank
+                ranks.stopped(error)  # the others may be waiting for this rank
                 return found
     return found

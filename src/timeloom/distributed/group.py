@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,11 @@ from timeloom.solvers.auto import Memory
 
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others in one exchange."""
+RING_UP_TO = 8
+"""Ranks up to which torch gathers, round a ring in most backends, with a hop for every rank. Beyond, ranks double what
+they have in every round."""
+SMALL = 4096
+"""Numbers up to which many ranks form a sum by gathering."""
 
 
 @dataclass
@@ -60,15 +66,34 @@ class TimeGroup:
         tensor = tensor.detach().contiguous()
         if self.size == 1:
             return tensor.unsqueeze(0)
-        gathered = tensor.new_empty(self.size, *tensor.shape)
         self._count(tensor, collective=True)
+        if self.size > RING_UP_TO:
+            return self._gather_by_doubling(tensor)
+        gathered = tensor.new_empty(self.size, *tensor.shape)
         self._wait(
             lambda: dist.all_gather(list(gathered.unbind(0)), tensor, group=self.group, async_op=True), gathered.device
         )
         return gathered
 
+    def _gather_by_doubling(self, tensor: Tensor) -> Tensor:
+        """In ⌈log₂ R⌉ rounds: every rank passes all it has to the one as many places before it as it has tensors."""
+        held = tensor.unsqueeze(0)  # of this rank and those behind it, the first rank being behind the last
+        while len(held) < self.size:
+            told, heard = held[: self.size - len(held)], len(held)
+            arriving = torch.empty_like(told, memory_format=torch.contiguous_format)
+            to, source = (self.rank - heard) % self.size, (self.rank + heard) % self.size
+            messages = [
+                dist.P2POp(dist.isend, told, group=self.group, group_peer=to),
+                dist.P2POp(dist.irecv, arriving, group=self.group, group_peer=source),
+            ]
+            self._wait(partial(self._messages, messages, tensor.device), tensor.device)
+            held = torch.cat([held, arriving])
+        return held.roll(self.rank, 0)
+
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, as a new tensor."""
+        if self.size > RING_UP_TO and tensor.numel() <= SMALL:
+            return self.gather(tensor).sum(0)
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
         if self.size == 1:
             return total
@@ -79,15 +104,18 @@ class TimeGroup:
     def send(self, tensor: Tensor, rank: int) -> None:
         tensor = tensor.contiguous()
         self._count(tensor, collective=False)
-        self._wait(lambda: self._message(dist.isend(tensor, group=self.group, group_dst=rank), tensor), tensor.device)
+        message = dist.P2POp(dist.isend, tensor, group=self.group, group_peer=rank)
+        self._wait(partial(self._messages, [message], tensor.device), tensor.device)
 
     def receive(self, like: Tensor, rank: int) -> Tensor:
         tensor = torch.empty_like(like, memory_format=torch.contiguous_format)
-        self._wait(lambda: self._message(dist.irecv(tensor, group=self.group, group_src=rank), tensor), tensor.device)
+        message = dist.P2POp(dist.irecv, tensor, group=self.group, group_peer=rank)
+        self._wait(partial(self._messages, [message], tensor.device), tensor.device)
         return tensor
 
-    def _message(self, work: Any, tensor: Tensor) -> Any:
-        return _Blocking(work, self.timeout + LOOK_EVERY) if tensor.device.type == "cpu" else work
+    def _messages(self, messages: list[dist.P2POp], device: torch.device) -> Any:
+        works = dist.batch_isend_irecv(messages)
+        return _Blocking(works, self.timeout + LOOK_EVERY) if device.type == "cpu" else _Queued(works)
 
     def memories(self, owner: Any) -> dict[int, Memory]:
         """What solves over these ranks have shown about a module or cell: the same on all of them, so kept apart from
@@ -141,18 +169,19 @@ def _done(work: Any, faults: Faults) -> bool:
 
 
 class _Blocking:
-    """A message between two ranks as a collective's work: to stop waiting for one would break gloo's connections, so
+    """Messages between ranks as a collective's work: to stop waiting for one would break gloo's connections, so
     another thread waits.
     """
 
-    def __init__(self, work: Any, timeout: timedelta) -> None:
+    def __init__(self, works: list[Any], timeout: timedelta) -> None:
         self._error: RuntimeError | None = None
-        self._thread = threading.Thread(target=self._run, args=(work, timeout), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(works, timeout), daemon=True)
         self._thread.start()
 
-    def _run(self, work: Any, timeout: timedelta) -> None:
+    def _run(self, works: list[Any], timeout: timedelta) -> None:
         try:
-            work.wait(timeout)
+            for work in works:
+                work.wait(timeout)
         except RuntimeError as error:
             self._error = error
 
@@ -165,6 +194,17 @@ class _Blocking:
             raise self._error
         if self._thread.is_alive():
             raise RuntimeError("it takes longer")
+
+
+class _Queued:
+    """Messages on a device's stream, as a collective's work."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
 
 
 def _first_line(error: RuntimeError) -> str:

@@ -48,16 +48,17 @@ class Model:
         """`talk`: milliseconds of all exchanges."""
         return max(1.0, ranks / cores) * self.compute(ranks, steps, warmup) + talk
 
-    def predict(self, point: Any, alpha: float, cores: float) -> float:
-        """Of a measured point."""
-        return self.cost(point.ranks, point.steps, point.warmup, point.collectives * alpha, cores)
 
-
-def fit(points: Sequence[Any]) -> Model:
-    """The constants with the least relative error, from the time that a rank computes."""
-    rows = torch.tensor([[1 / p.computing, (p.steps / p.ranks + p.warmup) / p.computing] for p in points])
-    fixed, per_step = torch.linalg.lstsq(rows, torch.ones(len(rows), 1)).solution.flatten().tolist()
-    return Model(fixed, per_step)
+def fit(points: Sequence[Any]) -> tuple[Model, Model]:
+    """One rank by itself, and several: each with its own fixed cost and both with one cost a time step, which together
+    have the least relative error in the time that a rank computes.
+    """
+    rows = [
+        [float(p.ranks == 1), float(p.ranks > 1), p.steps / p.ranks + (p.warmup if p.ranks > 1 else 0)] for p in points
+    ]
+    scaled = torch.tensor(rows) / torch.tensor([[p.computing] for p in points])
+    alone, several, per_step = torch.linalg.lstsq(scaled, torch.ones(len(rows), 1)).solution.flatten().tolist()
+    return Model(max(0.0, alone), per_step), Model(max(0.0, several), per_step)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Machine:
         )
 
 
-def cpu_cluster(model: Model, alone: Model, hop: float) -> Machine:
+def cpu_cluster(alone: Model, model: Model, hop: float) -> Machine:
     """Cores like those measured here; every hop takes what was measured between two processes."""
 
     def talk(ranks: int) -> float:
@@ -160,6 +161,9 @@ def plot(path: Path, machines: Sequence[Machine], measured: Sequence[tuple[int, 
     weak.set(xscale="log", xlabel="ranks", ylabel="efficiency", title="Weak scaling", ylim=(0, 1.1))
     strong.legend(fontsize=7)
     weak.legend(fontsize=7)
-    figure.suptitle("GRU, n = 32, B = 1: dots measured on 2 cores (4 ranks share them), lines predicted", fontsize=10)
+    figure.suptitle(
+        "GRU, n = 32, B = 1: lines predicted; dots: processor time of one rank over that of each of several, measured",
+        fontsize=10,
+    )
     figure.savefig(path, dpi=130, facecolor="white")
     pyplot.close(figure)

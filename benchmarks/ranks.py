@@ -9,6 +9,7 @@ is than a plain call: both in turns, in one process.
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -160,31 +161,34 @@ def together(repeats: list[tuple[list[Point], float]]) -> tuple[list[Point], flo
     return points, min(exchange for _, exchange in repeats)
 
 
-def overheads(turns: dict[tuple[int, int], list[list[float]]]) -> list[str]:
+def overhead(taken: list[list[float]]) -> dict[str, float]:
+    """Of turns of a plain call and of one rank."""
+    plain, one = (statistics.median(column) for column in zip(*taken, strict=True))
+    return {"plain": plain, "one rank": one, "ratio": statistics.median(ranked / alone for alone, ranked in taken)}
+
+
+def overheads(found: dict[str, dict[str, float]]) -> list[str]:
     """How much slower one rank is than a plain call, in words."""
     lines = [f"One rank beside a plain call, {TURNS} turns each, one after the other, in one process:", ""]
-    lines += [
-        "| T | B | plain, median ms | one rank, median ms | median of the turns' ratios |",
-        "|--:|--:|--:|--:|--:|",
-    ]
-    for (steps, batch), taken in turns.items():
-        plain, one = (statistics.median(column) for column in zip(*taken, strict=True))
-        ratio = statistics.median(ranked / alone for alone, ranked in taken)
-        lines.append(f"| {steps} | {batch} | {plain:.3f} | {one:.3f} | {ratio:.3f} |")
+    lines += ["| | plain, median ms | one rank, median ms | median of the ratios |", "|---|--:|--:|--:|"]
+    lines += [f"| {name} | {m['plain']:.3f} | {m['one rank']:.3f} | {m['ratio']:.3f} |" for name, m in found.items()]
     return lines
 
 
-def table(points: list[Point], models: dict[int, Model], exchanges: dict[int, float], cores: int, load: float) -> str:
+def table(
+    points: list[Point], models: dict[int, tuple[Model, Model]], exchanges: dict[int, float], facts: dict[str, Any]
+) -> str:
+    cores = facts["cores"]
     lines = [
         "# One GRU sequence over many processes, forward + backward, float32",
         "",
-        f"{cores} cores, one thread a rank, torch {torch.__version__}, n = {HIDDEN}, default weights. Command:",
+        f"{cores} cores, one thread a rank, torch {facts['torch']}, n = {HIDDEN}, default weights. Command:",
         "`python -m benchmarks.ranks`. Fastest and median training step, and the processor time of one rank in it. The",
-        "model of a rank's processor time is `o + γ (T/R + warm-up)`, that of the fastest step",
-        "`max(1, R/cores) · (o + γ (T/R + warm-up)) + collectives · α(R)`, with α the fastest exchange. The longest",
-        "sequence was not fitted (held out).",
-        f"Load average of this machine as the run began: {load:.1f}. Ranks wait for each other: where it is much above",
-        "0, times of steps say little, and processor times tell what a rank does.",
+        "model of a rank's processor time is `o + γ (T/R + warm-up)` (one rank by itself: `o₁ + γ T`), that of the",
+        "fastest step `max(1, R/cores) · (o + γ (T/R + warm-up)) + collectives · α(R)`, with α the fastest exchange. The",
+        "longest sequence was not fitted (held out).",
+        f"Load average of this machine as the run began: {facts['load']:.1f}. Ranks wait for each other: well above 0,",
+        "times of steps say little, and processor times tell what a rank does.",
         "",
         "| ranks | T | B | ms | median | speed over 1 rank | model ms | processor ms | model | collectives | KiB sent "
         "| warm-up | sweeps |",
@@ -192,18 +196,18 @@ def table(points: list[Point], models: dict[int, Model], exchanges: dict[int, fl
     ]
     alone = {(p.steps, p.batch): p.milliseconds for p in points if p.ranks == 1}
     for p in points:
-        step, compute = "–", "–"
-        if p.ranks > 1:
-            model, held = models[p.batch], " (held out)" if held_out(p) else ""
-            step = f"{model.predict(p, exchanges[p.ranks], cores):.2f}{held}"
-            compute = f"{model.compute(p.ranks, p.steps, p.warmup):.2f}{held}"
+        held = " (held out)" if held_out(p) else ""
+        model, warmup = (models[p.batch][0], 0) if p.ranks == 1 else (models[p.batch][1], p.warmup)
+        compute = f"{model.compute(p.ranks, p.steps, warmup):.2f}{held}"
+        step = f"{model.cost(p.ranks, p.steps, warmup, p.collectives * exchanges.get(p.ranks, 0), cores):.2f}{held}"
         lines.append(
             f"| {p.ranks} | {p.steps} | {p.batch} | {p.milliseconds:.2f} | {p.median:.2f} | "
             f"{alone[p.steps, p.batch] / p.milliseconds:.2f}× | {step} | {p.computing:.2f} | {compute} | "
             f"{p.collectives} | {p.kilobytes:.1f} | {p.warmup} | {list(p.sweeps)} |"
         )
-    lines += ["", "| B | o, ms a step | γ, µs a time step |", "|--:|--:|--:|"]
-    lines += [f"| {batch} | {m.fixed:.2f} | {1e3 * m.per_step:.3f} |" for batch, m in models.items()]
+    lines += ["", "| B | o₁, ms | o, ms | γ, µs a time step |", "|--:|--:|--:|--:|"]
+    for batch, (alone_model, model) in models.items():
+        lines.append(f"| {batch} | {alone_model.fixed:.2f} | {model.fixed:.2f} | {1e3 * model.per_step:.3f} |")
     lines += ["", "One exchange: " + ", ".join(f"{1e3 * ms:.0f} µs on {r} ranks" for r, ms in exchanges.items()) + "."]
     return "\n".join(lines) + "\n"
 
@@ -212,45 +216,46 @@ def held_out(point: Point) -> bool:
     return point.steps == max(STEPS)
 
 
-def main() -> None:
+def measured() -> dict[str, Any]:
+    """All that is measured, as it is stored."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    load = os.getloadavg()[0]
-    turns = launch(1, measure_overhead)
+    load, turns = os.getloadavg()[0], launch(1, measure_overhead)
     repeats = [{ranks: launch(ranks) for ranks in RANKS} for _ in range(REPEATS)]
-    measured = {ranks: together([found[ranks] for found in repeats]) for ranks in RANKS}
-    points = [point for found, _ in measured.values() for point in found]
-    exchanges = {ranks: exchange for ranks, (_, exchange) in measured.items() if ranks > 1}
-    fitted = [point for point in points if not held_out(point)]
-    models = {batch: fit([p for p in fitted if p.batch == batch and p.ranks > 1]) for batch in BATCHES}
-    alone = {(p.steps, p.batch): p.milliseconds for p in points if p.ranks == 1}
-    single = fit([p for p in fitted if p.batch == 1 and p.ranks == 1])
-    single = replace(single, per_step=min(single.per_step, models[1].per_step))  # no gain from the fit alone
-    machines = [rank_model.cpu_cluster(models[1], single, exchanges[2]), rank_model.h200_nodes()]
-    text = table(points, models, exchanges, cores, load)
-    text += "\n" + "\n".join([*overheads(turns), "", ASSUMED, "", *rank_model.table(machines)]) + "\n"
-    print(text)
-    (RESULTS / "ranks.md").write_text(text)
-    facts = {
+    found = {ranks: together([repeat[ranks] for repeat in repeats]) for ranks in RANKS}
+    return {
         "cores": cores,
         "load": load,
         "torch": torch.__version__,
-        "points": [asdict(p) for p in points],
-        "exchange_ms": exchanges,
-        "one_rank_over_plain": {
-            f"T={steps}, B={batch}": statistics.median(one / plain for plain, one in taken)
-            for (steps, batch), taken in turns.items()
-        },
+        "points": [asdict(point) for points, _ in found.values() for point in points],
+        "exchange_ms": {str(ranks): exchange for ranks, (_, exchange) in found.items() if ranks > 1},
+        "overhead": {f"T = {steps}, B = {batch}": overhead(taken) for (steps, batch), taken in turns.items()},
     }
-    (RESULTS / "ranks.json").write_text(json.dumps(facts, indent=1) + "\n")
-    speeds = [(p.ranks, alone[p.steps, p.batch] / p.milliseconds, p.steps) for p in points if p.batch == 1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stored", action="store_true", help="measure nothing: fit and draw what is stored")
+    stored = RESULTS / "ranks.json"
+    facts = json.loads(stored.read_text()) if parser.parse_args().stored else measured()
+    stored.write_text(json.dumps(facts, indent=1) + "\n")
+    points = [Point(**point) for point in facts["points"]]
+    exchanges = {int(ranks): exchange for ranks, exchange in facts["exchange_ms"].items()}
+    fitted = [point for point in points if not held_out(point)]
+    models = {batch: fit([point for point in fitted if point.batch == batch]) for batch in BATCHES}
+    machines = [rank_model.cpu_cluster(*models[1], exchanges[2]), rank_model.h200_nodes()]
+    text = table(points, models, exchanges, facts)
+    text += "\n" + "\n".join([*overheads(facts["overhead"]), "", ASSUMED, "", *rank_model.table(machines)]) + "\n"
+    print(text)
+    (RESULTS / "ranks.md").write_text(text)
+    alone = {p.steps: p.computing for p in points if p.ranks == 1 and p.batch == 1}
+    speeds = [(p.ranks, alone[p.steps] / p.computing, p.steps) for p in points if p.batch == 1]
     plot(RESULTS / "ranks.png", machines, speeds)
 
 
 ASSUMED = """Predictions for n = 32, B = 1, over one rank with the same sequence; seven small collectives, which go
 round a ring up to 8 ranks and take log₂ R rounds beyond, and one sum of 25 KiB. CPU cluster: o and γ of this table;
 every hop takes the exchange measured here between two processes; gloo's ring of 2 (R − 1) hops for the sum, 100 Gb
-Ethernet.
-H200 nodes: a call of 3.0 ms and 0.194 ms for 16,384 steps, as measured on one H200; hops as NCCL's own model assumes
+Ethernet. H200 nodes: a call of 3.0 ms and 0.194 ms for 16,384 steps, as measured on one H200; hops as NCCL's own model assumes
 them (3.6 µs to start a ring, 4.4 µs a tree; 0.5 µs a hop on NVLink, 2.7 µs between nodes, 5 µs in a tree between nodes:
 src/graph/tuning.cc), 20 µs to launch messages, 450 and 50 GB/s. Latencies and bandwidths are assumptions; no GPUs and
 no network were measured."""

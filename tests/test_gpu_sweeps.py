@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.problem import Recurrence, Segments, cut
-from timeloom.sweep import ReferenceSweeper, gpu_layer
+from timeloom.sweep import ReferenceSweeper, gpu_layer, wide
 from timeloom.sweep.gpu import GPUSweeper
 from timeloom.sweep.gpu_layer import GPULayer
 from timeloom.sweep.wide import WideSweeper
@@ -213,11 +213,13 @@ def check_layer(layer: GPULayer, exact: nn.RNNBase, x: Tensor, way: tuple[int, i
         torch.testing.assert_close(ours.double(), expected, rtol=0.0, atol=close * float(expected.abs().max()))
 
 
-@pytest.fixture(params=["narrow", "wide"])
+@pytest.fixture(params=["narrow", "wide", "by library"])
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers by both kinds of kernels, of any width."""
-    if request.param == "wide":
+    """Layers by all kinds of kernels, of any width."""
+    if request.param != "narrow":
         monkeypatch.setattr(gpu_layer, "LARGEST", dict.fromkeys(CELLS, 0))
+    if request.param == "by library":
+        monkeypatch.setattr(wide, "BY_LIBRARY", 0)
 
 
 @pytest.mark.usefixtures("width")
@@ -239,13 +241,12 @@ def test_whole_layers_in_half_precision(kernel: str) -> None:
 
 @pytest.mark.usefixtures("width")
 @pytest.mark.parametrize("memory", [4.0, 6.0])
-@pytest.mark.parametrize("kernel", ["gru", "lstm"])
-def test_long_memory_takes_few_corrected_sweeps(kernel: str, memory: float) -> None:
+def test_long_memory_takes_few_corrected_sweeps(memory: float) -> None:
     """Thirty chunks of a network that forgets over hundreds of steps: without corrections 30 sweeps would be needed.
 
     Float32 leaves 1 − z few digits there, in torch as here.
     """
-    check_layer(*layers(kernel, True, 120, memory), (4, 0, 9), 4e-5)
+    check_layer(*layers("gru", True, 120, memory), (4, 0, 9), 4e-5)
 
 
 def test_corrections_carry_jumps_along() -> None:

@@ -35,6 +35,8 @@ NEWTON_UP_TO = 16
 """Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
 NEWTON_UP_TO_ON_GPU = 64
 FEW_SWEEPS = 2
+SMALLEST_SHARE = 1 / 16
+"""Share of the tolerance that a jump between chunks is granted at least, however long the memory."""
 SPARE = 0.01
 """A residual this much below the tolerance would have met it a sweep earlier."""
 LONGEST_PAUSE = 256
@@ -165,6 +167,8 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
             corrected, sweeps = _corrected(steps, batch, experience.sweeps or SWEEPS, overhead, (chunk, warmup))
         if sweeps > 1:
             chunk, warmup, correction = corrected, 0, "diag"
+            if solver.tol is None and experience.forgetting is not None:  # jumps add up over a long memory
+                tolerance *= max(1 - experience.forgetting**chunk, SMALLEST_SHARE)
             reason = f"auto: {-(-steps // chunk)} chunks, {sweeps} sweeps with corrections by the leak"
         elif chunk < steps:
             reason = f"auto: {-(-steps // chunk)} chunks, warm-up of {warmup} steps {known}"

@@ -31,7 +31,8 @@ class GPUSweeper(ReferenceSweeper):
     """Runs stretches of a recurrence on the GPU, all steps in one launch; dense transfers stay with the reference.
 
     Starts and ends are float32; the weights' dtype is that of the products, and inputs and states may be half precision
-    too. `tape` `(T, B, SLOPES n)` receives what the adjoint needs of every step while the states are stored.
+    too. `tape` `(T, B, SLOPES n)` receives what the adjoint needs of every step while the states are stored;
+    sweeps that read it add the gate gradients up, too.
     """
 
     @staticmethod
@@ -46,6 +47,7 @@ class GPUSweeper(ReferenceSweeper):
 
     def __init__(self, problem: Recurrence, tape: Tensor | None = None) -> None:
         super().__init__(problem)
+        self._summed: Tensor | None = None
         from timeloom.sweep import gpu_kernels  # Triton is imported only where it is used
 
         self._kernels = gpu_kernels
@@ -138,11 +140,21 @@ class GPUSweeper(ReferenceSweeper):
         begins = torch.empty_like(ends)
         leak = torch.empty_like(ends) if want_leak else None
         lengths = self.problem.ends_on_device() if lead else None
-        tensors = (self._slopes_at(states), self._weights, self._units, final, ends, begins, leak, incoming, *into)
-        flags = {"LED": lead > 0, "KEEP": into[0] is not None, "INCOMING": incoming is not None, "LEAK": want_leak}
+        keep, slopes, (gate_grads, reset_grads) = into[0] is not None, self._slopes_at(states), into
+        sums = ends.new_empty(len(ends), self.cell.gate_width) if keep and self._tape is not None else None
+        outputs = (leak, incoming, gate_grads, sums, reset_grads)
+        tensors = (slopes, self._weights, self._units, final, ends, begins, *outputs)
+        flags = {"LED": lead > 0, "KEEP": keep, "INCOMING": incoming is not None, "LEAK": want_leak}
+        flags["SUM"] = sums is not None
         columns = (*segments.on(ends.device), lengths)
         self._launch(self._kernels.adjoint_kernel, segments, (*tensors, *columns), lead, flags)
+        self._summed = sums
         return ends, begins, leak
+
+    def bias_grads(self, gate_grads: Tensor) -> Tensor:
+        """The sum `(G,)` of the gate gradients `(T, B, G)` that the last sweep of all stretches stored."""
+        ones = gate_grads.new_ones(1, gate_grads.shape[0] * gate_grads.shape[1])
+        return torch.mm(ones, gate_grads.flatten(0, 1)).squeeze(0) if self._summed is None else self._summed.sum(0)
 
     def _launch(
         self, kernel: Any, segments: Segments, tensors: tuple[Tensor | None, ...], lead: int, flags: dict[str, bool]
@@ -177,11 +189,11 @@ class GPUSweeper(ReferenceSweeper):
         corrected = torch.empty_like(starts)
         if self._bound is None:
             self._bound = self.cell.bound(self._initial)
-        bound, columns = self._bound if boxed else None, 16
+        bound, columns = self._bound if boxed else None, 4
         links, width = len(starts) // self.problem.batch, self._initial.numel()
         self._kernels.correct_kernel[(-(-width // columns),)](
             starts, ends, leak, bound, corrected, links, width,
-            BOXED=bound is not None, LINKS=min(256, 1 << (links - 1).bit_length()), COLUMNS=columns,
+            BOXED=bound is not None, LINKS=min(1024, 1 << (links - 1).bit_length()), COLUMNS=columns,
         )  # fmt: skip
         return corrected
 

@@ -172,16 +172,16 @@ def slopes_kernel(
 
 @triton.jit
 def adjoint_kernel(
-    slopes, weights, units, final, starts, ends, leak, incoming, gate_grads, reset_grads,
+    slopes, weights, units, final, starts, ends, leak, incoming, gate_grads, sums, reset_grads,
     seq, begin, end, lengths, resets,
     rows, batch, n, longest, lead,
     CELL: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, LED: tl.constexpr, KEEP: tl.constexpr,
-    INCOMING: tl.constexpr, LEAK: tl.constexpr, RESETS: tl.constexpr, PRECISION: tl.constexpr,
+    SUM: tl.constexpr, INCOMING: tl.constexpr, LEAK: tl.constexpr, RESETS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Carry gradients back along stretches, from `starts` (R, S), given at their ends, to `ends`, at their begins.
 
     With a lead-in, a stretch is entered `lead` steps behind its end with a zero gradient, or at its sequence's end with
-    `final`; `starts` then receives the gradient at its end.
+    `final`; `starts` then receives the gradient at its end. `sums` (R, G) receives the sum of its gate gradients.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < rows
@@ -201,6 +201,10 @@ def adjoint_kernel(
     kept = tl.full((ROWS, UNITS), 1.0, tl.float32)
     diverted = tl.zeros((ROWS, UNITS), tl.float32)
     diverted_c = tl.zeros((ROWS, UNITS), tl.float32)
+    sum0 = tl.zeros((ROWS, UNITS), tl.float32)
+    sum1 = tl.zeros((ROWS, UNITS), tl.float32)
+    sum2 = tl.zeros((ROWS, UNITS), tl.float32)
+    sum3 = tl.zeros((ROWS, UNITS), tl.float32)
     steps = longest + lead if LED else longest
     token = (enter - 1) * batch + b
     fetch = live & (enter > first)
@@ -232,6 +236,11 @@ def adjoint_kernel(
         counted = alive & (t < last)
         if KEEP:
             store_gate_grads(gate_grads, token, j, n, counted, g0, g1, g2, g3, CELL)
+        if SUM:
+            sum0 += tl.where(counted[:, None], g0, 0.0)
+            sum1 += tl.where(counted[:, None], g1, 0.0)
+            sum2 += tl.where(counted[:, None], g2, 0.0)
+            sum3 += tl.where(counted[:, None], g3, 0.0)
         if LEAK:
             kept = tl.where(counted[:, None], kept * keep, kept)
         if RESETS:
@@ -251,6 +260,8 @@ def adjoint_kernel(
         s4 = q4
         s5 = q5
     store_state(ends, row, n, j, live, d_h, d_c, CELL)
+    if SUM:
+        store_gate_grads(sums, row, j, n, live, sum0, sum1, sum2, sum3, CELL)
     if RESETS and KEEP:
         store_state(reset_grads, row, n, j, live, diverted, diverted_c, CELL)
     if LEAK:

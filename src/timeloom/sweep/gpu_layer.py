@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from timeloom.cells.base import sum_outer
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.sweep.gpu import LARGEST, GPUSweeper, has_triton
@@ -100,7 +101,8 @@ class GPULayer(Layer):
                 begins, leak = sweeper.adjoint(segments, ends, states, incoming, into, None, left > 0)
             jump = sweeper.certify(ends, begins, 0.0)
         with as_precise_as_cudnn():
-            return self._gradients(states, gate_grads.flatten(0, 1), begins[-batch:], want_x), jump
+            b_sum = None if self.b_ih is None else sweeper.bias_grads(gate_grads).to(gate_grads.dtype)
+            return self._gradients(states, gate_grads.flatten(0, 1), b_sum, begins[-batch:], want_x), jump
 
     def _sweeper_back(self, slopes: Tensor) -> GPUSweeper:
         """Sweeps of gradients: they read the tape, and no inputs."""
@@ -108,17 +110,21 @@ class GPULayer(Layer):
         return kind(Recurrence(self.cell, slopes, self.initial), slopes)
 
     def _gradients(
-        self, states: list[Tensor], gate_grads: Tensor, d_initial: Tensor, want_x: bool
+        self, states: list[Tensor], gate_grads: Tensor, b_sum: Tensor | None, d_initial: Tensor, want_x: bool
     ) -> tuple[Tensor | None, ...]:
+        """From gate gradients `(N, G)` and their sum `(G,)`."""
         cell, n = self.cell, self.n
-        d_u, x = cell.input_grads(gate_grads), self.x.flatten(0, 1)
-        w_hh, *b_hn = cell.weight_grads([part[:-1].flatten(0, 1) for part in states], gate_grads)
+        d_u, x, before = cell.input_grads(gate_grads), self.x.flatten(0, 1), states[0][:-1].flatten(0, 1)
+        if self.kernel == "gru":
+            w_hh = torch.cat([sum_outer(gate_grads[:, : 2 * n], before), sum_outer(gate_grads[:, 3 * n :], before)])
+        else:
+            w_hh = sum_outer(gate_grads, before)
         d_x = torch.mm(d_u, self.w_ih).view(self.x.shape) if want_x else None
         b_ih = b_hh = None
-        if self.b_ih is not None:
-            b_ih = b_hh = d_u.sum(0)
-            b_hh = torch.cat([b_ih[: 2 * n], *b_hn]) if b_hn else b_ih.clone()
-        return d_x, d_initial, torch.mm(d_u.t(), x), w_hh, b_ih, b_hh
+        if b_sum is not None:
+            b_ih = b_sum[: len(self.w_hh)]
+            b_hh = torch.cat([b_sum[: 2 * n], b_sum[3 * n :]]) if self.kernel == "gru" else b_ih.clone()
+        return d_x, d_initial, sum_outer(d_u, x), w_hh, b_ih, b_hh
 
 
 @contextmanager

@@ -10,9 +10,13 @@ from torch import Tensor
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.sweep.gpu import LARGEST, GPUSweeper, has_triton, two
 
+BY_LIBRARY = 768
+"""Hidden units from which on torch's matrix product and a kernel for the gates are faster than one kernel for both; not
+where resets put rows of the state aside."""
+
 
 class WideSweeper(GPUSweeper):
-    """Runs stretches of a recurrence of any width on the GPU, one launch for each step."""
+    """Runs stretches of a recurrence of any width on the GPU, one or two launches for each step."""
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
@@ -30,7 +34,7 @@ class WideSweeper(GPUSweeper):
 
         self._steps = wide_kernels
         self._across: Tensor | None = None
-        self._gates = len(self._weights) // self._n
+        self._by_library = self._n >= BY_LIBRARY and problem.resets is None
 
     def _forward(
         self, segments: Segments, starts: Tensor, states: list[Tensor] | None, want_leak: bool, lead: int
@@ -41,9 +45,12 @@ class WideSweeper(GPUSweeper):
         leak = self._whole(starts) if want_leak else None
         fixed = (self._inputs, self._weights, self._units, self._initial, starts, ends, leak, *two(states), self._tape)
         flags = self._forward_flags(states, want_leak, lead)
-        launch = _Launches(self._steps.forward_step, len(segments), self._n, self._marked(flags))
+        ready = self._weights.new_empty(len(segments), len(self._weights)) if self._by_library else None
+        launch = self._launches(self._steps.forward_step, len(segments), flags)
         for step in range(segments.longest + lead):
-            launch((*fixed, state, following, *columns, self._marks), self._sizes(segments, lead, step))
+            if ready is not None:
+                torch.mm(state[:, : self._n].to(ready.dtype), self._weights.t(), out=ready)
+            launch((*fixed, state, following, ready, *columns, self._marks), self._sizes(segments, lead, step))
             state, following = following, state if step else torch.empty_like(starts)
         return starts, ends, leak
 
@@ -62,20 +69,21 @@ class WideSweeper(GPUSweeper):
         leak = self._whole(ends) if want_leak else None
         if into[1] is not None:
             into[1].zero_()
-        if self._across is None:
+        if self._across is None and not self._by_library:
             self._across = self._weights.t().contiguous()
         lengths = self.problem.ends_on_device() if lead else None
         fixed = (self._slopes_at(states), self._across, self._units, final, ends, begins, leak, incoming, *into)
-        gates = self._across.new_empty(len(segments), self.cell.gate_width)
+        gates = self._weights.new_empty(len(segments), len(self._weights))
+        ready = self._weights.new_empty(len(segments), self._n) if self._by_library else None
         following, passing = torch.empty_like(gates), torch.empty_like(ends)
         columns = (*segments.on(ends.device), lengths, self._marks)
         flags = {"LED": lead > 0, "KEEP": into[0] is not None, "INCOMING": incoming is not None, "LEAK": want_leak}
         for product in (False, True):
-            launch = _Launches(
-                self._steps.adjoint_step, len(segments), self._n, self._marked(flags | {"PRODUCT": product})
-            )
+            launch = self._launches(self._steps.adjoint_step, len(segments), flags | {"PRODUCT": product})
             for step in range(1, segments.longest + lead + 1) if product else range(1):
-                launch((*fixed, gates, following, passing, *columns), self._sizes(segments, lead, step))
+                if product and ready is not None:
+                    torch.mm(gates, self._weights, out=ready)
+                launch((*fixed, gates, following, passing, ready, *columns), self._sizes(segments, lead, step))
                 gates, following = following, gates
         return ends, begins, leak
 
@@ -89,9 +97,14 @@ class WideSweeper(GPUSweeper):
     def _sizes(self, segments: Segments, lead: int, step: int) -> tuple[int, ...]:
         return len(segments), self.problem.batch, self._n, lead, step
 
-    def _marked(self, flags: dict[str, bool]) -> dict[str, Any]:
-        options = {name: self._options[name] for name in ("CELL", "RESETS", "PRECISION")}
-        return options | flags
+    def _launches(self, kernel: Any, rows: int, flags: dict[str, bool]) -> _Launches:
+        options: dict[str, Any] = {name: self._options[name] for name in ("CELL", "RESETS", "PRECISION")}
+        if self._by_library:
+            tiles = {"ROWS": 8, "UNITS": 128, "DEPTH": 16}
+        else:
+            tiles = {"ROWS": 64 if rows >= 64 else 16, "UNITS": 32}
+            tiles["DEPTH"] = 32 if self._weights.dtype == torch.float32 else 64
+        return _Launches(kernel, rows, self._n, options | tiles | flags | {"READY": self._by_library})
 
     def _differentiate(self, states: list[Tensor]) -> Tensor:
         problem = self.problem
@@ -100,8 +113,9 @@ class WideSweeper(GPUSweeper):
         scratch = torch.empty_like(state)
         fixed = (self._inputs, self._weights, self._units, self._initial, None, scratch, None, None, None, slopes)
         flags = {"LED": False, "KEEP": False, "TAPE": True, "LEAK": False}
-        launch = _Launches(self._steps.forward_step, len(steps), self._n, self._marked(flags))
-        launch((*fixed, state, scratch, *steps.on(state.device), self._marks), self._sizes(steps, 0, 0))
+        ready = torch.mm(state[:, : self._n].to(self._weights.dtype), self._weights.t()) if self._by_library else None
+        launch = self._launches(self._steps.forward_step, len(steps), flags)
+        launch((*fixed, state, scratch, ready, *steps.on(state.device), self._marks), self._sizes(steps, 0, 0))
         return slopes
 
 
@@ -110,17 +124,16 @@ class _Launches:
     types: of a launch a step, that is most of the host's time.
     """
 
-    def __init__(self, kernel: Any, rows: int, n: int, flags: dict[str, Any]) -> None:
-        tiles: dict[str, Any] = {"ROWS": 64 if rows >= 64 else 16, "UNITS": 32 if n < 512 else 64, "DEPTH": 32}
-        self._grid = (-(-rows // tiles["ROWS"]), -(-n // tiles["UNITS"]), 1)
-        self._kernel, self._flags = kernel, tiles | flags
+    def __init__(self, kernel: Any, rows: int, n: int, constants: dict[str, Any]) -> None:
+        self._grid = (-(-rows // constants["ROWS"]), -(-n // constants["UNITS"]), 1)
+        self._kernel, self._constants = kernel, constants
         self._compiled: Any = None
 
     def __call__(self, tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> None:
         if self._grid[0] == 0:
             return
         if self._compiled is None:
-            self._compiled = self._kernel[self._grid](*tensors, *sizes, **self._flags, num_warps=4)
+            self._compiled = self._kernel[self._grid](*tensors, *sizes, **self._constants, num_warps=4, num_stages=4)
         else:
-            constants = (self._flags[name] for name in self._kernel.arg_names[len(tensors) + len(sizes) :])
+            constants = (self._constants[name] for name in self._kernel.arg_names[len(tensors) + len(sizes) :])
             self._compiled[self._grid](*tensors, *sizes, *constants)

@@ -3,8 +3,8 @@
 """One step of all stretches of a wide GRU, LSTM or RNN in Triton: more weights than a multiprocessor holds.
 
 A launch is a step; what the next one reads of all units travels through a buffer. A program makes UNITS units of ROWS
-stretches: a product with the recurrent weights, DEPTH deep at a time, and the gates behind it. Layouts and twin are
-those of `gpu_kernels.py`.
+stretches: a product with the recurrent weights, DEPTH deep at a time, and the gates behind it; or the gates alone,
+where the products are READY. Layouts and twin are those of `gpu_kernels.py`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from timeloom.sweep.gpu_kernels import load_inputs
 
 @triton.jit(do_not_specialize=["lead", "step"])
 def forward_step(
-    inputs, weights, units, initial, starts, ends, leak, h_states, c_states, slopes, state, following,
+    inputs, weights, units, initial, starts, ends, leak, h_states, c_states, slopes, state, following, ready,
     seq, begin, end, resets, rows, batch, n, lead, step,
     CELL: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, DEPTH: tl.constexpr, LED: tl.constexpr,
-    KEEP: tl.constexpr, TAPE: tl.constexpr, LEAK: tl.constexpr, RESETS: tl.constexpr, PRECISION: tl.constexpr,
+    KEEP: tl.constexpr, TAPE: tl.constexpr, LEAK: tl.constexpr, RESETS: tl.constexpr, READY: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """From `state` (R, S) to `following`: the step that lies `step` behind each stretch's entry, `lead` early.
 
@@ -61,22 +62,25 @@ def forward_step(
         h = tl.where(fresh[:, None], origin, h)
         c = tl.where(fresh[:, None], origin_c, c)
     u0, u1, u2, u3 = load_inputs(inputs, token, j, n, alive, CELL)
-    p0 = tl.zeros((ROWS, UNITS), tl.float32)
-    p1 = tl.zeros((ROWS, UNITS), tl.float32)
-    p2 = tl.zeros((ROWS, UNITS), tl.float32)
-    p3 = tl.zeros((ROWS, UNITS), tl.float32)
-    for depth in range(0, n, DEPTH):
-        k = depth + tl.arange(0, DEPTH)
-        a = load_rows(state, row, PARTS * n, 0, k, n, live)
-        if RESETS:
-            a = tl.where(fresh[:, None], load_rows(initial, b, PARTS * n, 0, k, n, fresh), a)
-        a = a.to(weights.dtype.element_ty)
-        p0 = tl.dot(a, load_gate(weights, 0, n, k, j, False), p0, input_precision=PRECISION)
-        if CELL == GRU or CELL == LSTM:
-            p1 = tl.dot(a, load_gate(weights, 1, n, k, j, False), p1, input_precision=PRECISION)
-            p2 = tl.dot(a, load_gate(weights, 2, n, k, j, False), p2, input_precision=PRECISION)
-        if CELL == LSTM:
-            p3 = tl.dot(a, load_gate(weights, 3, n, k, j, False), p3, input_precision=PRECISION)
+    if READY:
+        p0, p1, p2, p3 = load_inputs(ready, row, j, n, live, CELL)
+    else:
+        p0 = tl.zeros((ROWS, UNITS), tl.float32)
+        p1 = tl.zeros((ROWS, UNITS), tl.float32)
+        p2 = tl.zeros((ROWS, UNITS), tl.float32)
+        p3 = tl.zeros((ROWS, UNITS), tl.float32)
+        for depth in range(0, n, DEPTH):
+            k = depth + tl.arange(0, DEPTH)
+            a = load_rows(state, row, PARTS * n, 0, k, n, live)
+            if RESETS:
+                a = tl.where(fresh[:, None], load_rows(initial, b, PARTS * n, 0, k, n, fresh), a)
+            a = a.to(weights.dtype.element_ty)
+            p0 = tl.dot(a, load_gate(weights, 0, n, k, j, False), p0, input_precision=PRECISION)
+            if CELL == GRU or CELL == LSTM:
+                p1 = tl.dot(a, load_gate(weights, 1, n, k, j, False), p1, input_precision=PRECISION)
+                p2 = tl.dot(a, load_gate(weights, 2, n, k, j, False), p2, input_precision=PRECISION)
+            if CELL == LSTM:
+                p3 = tl.dot(a, load_gate(weights, 3, n, k, j, False), p3, input_precision=PRECISION)
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
     new, new_c, keep = advance(u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
     if TAPE:
@@ -99,18 +103,18 @@ def forward_step(
 @triton.jit(do_not_specialize=["lead", "step"])
 def adjoint_step(
     slopes, across, units, final, starts, ends, leak, incoming, gate_grads, reset_grads, gates, following, passing,
-    seq, begin, end, lengths, resets, rows, batch, n, lead, step,
+    ready, seq, begin, end, lengths, resets, rows, batch, n, lead, step,
     CELL: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, DEPTH: tl.constexpr, LED: tl.constexpr,
     KEEP: tl.constexpr, INCOMING: tl.constexpr, LEAK: tl.constexpr, RESETS: tl.constexpr, PRODUCT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    READY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """From the gate gradients of one step, `gates` (R, G), to those of the step before, `following`.
+    """From the gate gradients of one step that go through h, `gates` (R, gates · n), to those of the step before,
+    `following`.
 
     `across` (n, gates · n) are the recurrent weights transposed; `passing` (R, S) is what passes by the gates. The
     first launch has no product: its stretches are entered. The last one finds nothing but `ends`.
     """
     GATES: tl.constexpr = 3 if CELL == GRU else (4 if CELL == LSTM else 1)
-    GRADS: tl.constexpr = 4 if CELL == GRU or CELL == LSTM else 1
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < rows
     j = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
@@ -131,14 +135,17 @@ def adjoint_step(
     if PRODUCT:
         crossed = live & (t + 1 < enter) & (t + 1 >= first)
         back, back_c = load_state(passing, row, n, j, crossed, CELL)
-        for gate in tl.static_range(GATES):
-            for depth in range(0, n, DEPTH):
-                k = depth + tl.arange(0, DEPTH)
-                at = row[:, None] * (GRADS * n) + (3 if CELL == GRU and gate == 2 else gate) * n + k[None, :]
-                a = tl.load(gates + at, mask=crossed[:, None] & (k[None, :] < n), other=0.0)
-                at = j[None, :] * (GATES * n) + gate * n + k[:, None]
-                w = tl.load(across + at, mask=(k[:, None] < n) & (j[None, :] < n), other=0.0)
-                back = tl.dot(a, w, back, input_precision=PRECISION)
+        if READY:
+            back += load_rows(ready, row, n, 0, j, n, crossed)
+        else:
+            for gate in tl.static_range(GATES):
+                for depth in range(0, n, DEPTH):
+                    k = depth + tl.arange(0, DEPTH)
+                    at = row[:, None] * (GATES * n) + gate * n + k[None, :]
+                    a = tl.load(gates + at, mask=crossed[:, None] & (k[None, :] < n), other=0.0)
+                    at = j[None, :] * (GATES * n) + gate * n + k[:, None]
+                    w = tl.load(across + at, mask=(k[:, None] < n) & (j[None, :] < n), other=0.0)
+                    back = tl.dot(a, w, back, input_precision=PRECISION)
         if RESETS:
             fresh = tl.load(resets + token + batch, mask=crossed, other=0) != 0
             if KEEP:
@@ -160,7 +167,12 @@ def adjoint_step(
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
     s0, s1, s2, s3, s4, s5 = load_slopes(slopes, token, j, n, alive, CELL)
     g0, g1, g2, g3, back, back_c, keep = pull(grad, d_c, s0, s1, s2, s3, s4, s5, unit, CELL)
-    store_gate_grads(following, row, j, n, alive, g0, g1, g2, g3, CELL)
+    store_rows(following, row, GATES * n, 0, j, n, alive, g0)
+    if GATES >= 3:
+        store_rows(following, row, GATES * n, n, j, n, alive, g1)
+        store_rows(following, row, GATES * n, 2 * n, j, n, alive, g3 if CELL == GRU else g2)
+    if GATES == 4:
+        store_rows(following, row, GATES * n, 3 * n, j, n, alive, g3)
     store_state(passing, row, n, j, alive, back, back_c, CELL)
     if KEEP:
         store_gate_grads(gate_grads, token, j, n, counted, g0, g1, g2, g3, CELL)

@@ -256,9 +256,9 @@ ASSUMED = """Predictions for n = 32, B = 1, over one rank with the same sequence
 round a ring up to 8 ranks and take log₂ R rounds beyond, and one sum of 25 KiB. CPU cluster: o and γ of this table;
 every hop takes the exchange measured here between two processes; gloo's ring of 2 (R − 1) hops for the sum, 100 Gb
 Ethernet. H200 nodes: a call of 3.0 ms and 0.194 ms for 16,384 steps, as measured on one H200; hops as NCCL's own model
-assumes them (3.6 µs to start a ring, 4.4 µs a tree; 0.5 µs a hop on NVLink, 2.7 µs between nodes, 5 µs in a tree between
-nodes: src/graph/tuning.cc), 20 µs to launch messages, 450 and 50 GB/s. Latencies and bandwidths are assumptions; no GPUs and
-no network were measured."""
+assumes them (3.6 µs to start a ring, 4.4 µs a tree; 0.5 µs a hop on NVLink, 2.7 µs between nodes, 5 µs in a tree
+between nodes: src/graph/tuning.cc), 20 µs to launch messages, 450 and 50 GB/s. Latencies and bandwidths are
+assumptions; no GPUs and no network were measured."""
 
 
 if __name__ == "__main__":

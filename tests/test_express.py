@@ -35,7 +35,7 @@ def no_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         pytest.fail("the general path was taken")
 
-    for where, what in ((base, "run"), (express, "solve_states"), (express, "_solve_again")):
+    for where, what in ((base, "run"), (express, "solve_states"), (express, "solve_again")):
         monkeypatch.setattr(where, what, refuse)
 
 

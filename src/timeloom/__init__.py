@@ -1,6 +1,6 @@
 """timeloom: train nonlinear recurrent networks parallel in time."""
 
-from timeloom import solvers
+from timeloom import distributed, solvers
 from timeloom.chain import chain_backward
 from timeloom.check import CellReport, check_cell
 from timeloom.inspection import Inspection, inspect
@@ -26,6 +26,7 @@ __all__ = [
     "WarmStarts",
     "chain_backward",
     "check_cell",
+    "distributed",
     "inspect",
     "linear_scan",
     "odeint",

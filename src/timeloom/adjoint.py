@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,30 +13,56 @@ from torch.nn.functional import pad
 from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
 from timeloom.eager import eager
-from timeloom.linearize import carry, window_of
+from timeloom.linearize import carry, leaving, window_of
 from timeloom.memory import empty
 from timeloom.mgrit.monitor import compare
-from timeloom.mgrit.propagators import Adjoint
+from timeloom.mgrit.propagators import Adjoint as CoarseAdjoint
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.report import GradientCheck, SolveReport
 from timeloom.solve import Chain, Plan
 from timeloom.sweep import sweeper as choose_sweeper
-from timeloom.trajectory import final_state, solve_states
+from timeloom.trajectory import solve_states
 
 Note = Callable[[SolveReport], None]
+Found = TypeVar("Found")
+Adjoint = Callable[[Recurrence, list[Tensor], Tensor | None, Tensor | None], tuple[Tensor, Tensor, SolveReport]]
+"""`solve_adjoint` with a plan, or what stands in for it over many ranks."""
 
 
 def solve_adjoint(
-    problem: Recurrence, states: list[Tensor], plan: Plan, incoming: Tensor | None, final_grad: Tensor | None
+    problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: Plan
 ) -> tuple[Tensor, Tensor, SolveReport]:
     """Gate gradients `(T, B, G)`, the gradient of the initial state `(B, S)`, and the report.
 
     `incoming` `(T, B, ≤ S)` is the loss's gradient on the leading part of every state, `final_grad` `(B, S)` on the
     last.
     """
-    sweeper = choose_sweeper(problem)
     if final_grad is None:
         final_grad = torch.zeros_like(problem.initial)
+    gate_grads, initial_grad, into_resets, report = solve_backwards(
+        problem, states, plan, incoming, final_grad, plan.march
+    )
+    if into_resets is not None:
+        initial_grad += into_resets
+    if plan.check_gradient:
+        report = replace(report, gradient=_beside_exact(problem, states, gate_grads, plan, incoming, final_grad))
+    return gate_grads, initial_grad, report
+
+
+def solve_backwards(
+    problem: Recurrence,
+    states: list[Tensor],
+    plan: Plan,
+    incoming: Tensor | None,
+    final_grad: Tensor,
+    march: Callable[[Chain], Found],
+    onward: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None, Found]:
+    """Gate gradients `(T, B, G)`, the gradient of the state before the first step and of the one that resets put back,
+    both `(B, S)`, the latter None without resets, and what `march` returns.
+    `onward`: whether the chain goes on on another rank.
+    """
+    sweeper = choose_sweeper(problem)
     if incoming is not None:
         incoming = incoming.contiguous()
     links, batch = -(-problem.steps // plan.chunk), problem.batch
@@ -74,14 +100,14 @@ def solve_adjoint(
         keep(rows, where, begins, into_resets)
         return ends, begins, leak
 
-    def finish(bad_links: Tensor, sequences: Tensor, ends: Tensor) -> None:
+    def finish(bad_links: Tensor, sequences: Tensor, ends: Tensor) -> Tensor:
         chain_rows = (bad_links * batch + sequences).cpu()
         if reset_grads is not None:
             later = torch.arange(links, device=device)[:, None] >= bad_links
             kept = reset_grads.view(links, batch, -1)
             kept[:, sequences] = torch.where(later.unsqueeze(-1), 0, kept[:, sequences])  # what overflowed there too
         rows = segments[chain_rows]
-        sweep(Segments(rows.sequence, torch.zeros_like(rows.begin), rows.end), ends, chain_rows, False)
+        return sweep(Segments(rows.sequence, torch.zeros_like(rows.begin), rows.end), ends, chain_rows, False)[0]
 
     anchors = (segments.end == lengths[segments.sequence]) & (segments.end > segments.begin)
     anchors = anchors.view(links, batch)
@@ -99,15 +125,13 @@ def solve_adjoint(
         fading=True,
         guess=_guess(problem, plan, carrying, incoming, final_grad),
         carry=None if carrying is None else lambda jump, *_: carrying(jump.flip(0), None).flip(0),
+        leave=_leaving(problem, states, plan),
         certify=sweeper.certifier(0.0, fading=True),
-        coarsen=lambda coarsening: Adjoint.of(problem, states, incoming, final_grad, anchors, coarsening),
+        coarsen=lambda coarsening: CoarseAdjoint.of(problem, states, incoming, final_grad, anchors, coarsening, onward),
     )
-    report = plan.march(chain)
-    if reset_grads is not None:
-        initial_grad += reset_grads.view(links, batch, -1).sum(0)
-    if plan.check_gradient:
-        report = replace(report, gradient=_beside_exact(problem, states, gate_grads, plan, incoming, final_grad))
-    return gate_grads, initial_grad, report
+    found = march(chain)
+    into_resets = None if reset_grads is None else reset_grads.view(links, batch, -1).sum(0)
+    return gate_grads, initial_grad, into_resets, found
 
 
 def _beside_exact(
@@ -121,7 +145,7 @@ def _beside_exact(
     """These gradients beside those of a sequential forward and backward pass, for the same gradient of the loss."""
     serial = Plan(problem.steps, "none", 0, plan.tolerance, 1, plan.on_divergence, "the truth to compare with")
     exact_states, _ = solve_states(problem, serial, choose_sweeper(problem))
-    exact_gates, _, _ = solve_adjoint(problem, exact_states, serial, incoming, final_grad)
+    exact_gates, _, _ = solve_adjoint(problem, exact_states, incoming, final_grad, serial)
     given, exact = (
         _weight_grads(problem, at, gates) or (gates,)
         for at, gates in ((states, gate_grads), (exact_states, exact_gates))
@@ -145,6 +169,17 @@ def _carrying(problem: Recurrence, states: list[Tensor], plan: Plan) -> Carrying
         return None
     window, at = window_of(problem, how), torch.cat(states, -1)
     return lambda jump, incoming: carry(how, window, jump, at, backwards=True, incoming=incoming)
+
+
+def _leaving(
+    problem: Recurrence, states: list[Tensor], plan: Plan
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None] | None:
+    how = plan.linearization
+    if how is None:
+        return None
+    return lambda moves, _: leaving(
+        how, window_of(problem, how, passing=True), moves.flip(0), torch.cat(states, -1), backwards=True
+    )
 
 
 def _guess(
@@ -177,14 +212,14 @@ class _Solved(torch.autograd.Function):
 
     @staticmethod
     def keep(
-        ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, shared: Tensor | None
+        ctx: Any, problem: Recurrence, states: list[Tensor], solve: Adjoint, note: Note, shared: Tensor | None
     ) -> None:
         ctx.set_materialize_grads(False)
-        ctx.cell, ctx.lengths, ctx.resets, ctx.plan, ctx.note = (
+        ctx.cell, ctx.lengths, ctx.resets, ctx.solve, ctx.note = (
             problem.cell,
             problem.lengths,
             problem.resets,
-            plan,
+            solve,
             note,
         )
         ctx.cell = problem.cell.with_weights(())
@@ -207,11 +242,11 @@ class HandWritten(_Solved):
 
     @staticmethod
     def forward(
-        ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, *_: Tensor
+        ctx: Any, problem: Recurrence, states: list[Tensor], final: Tensor, solve: Adjoint, note: Note, *_: Tensor
     ) -> tuple[Tensor, Tensor]:
         outputs, shared = output_of(states)
-        _Solved.keep(ctx, problem, states, plan, note, shared)
-        return outputs, final_state(problem, states)
+        _Solved.keep(ctx, problem, states, solve, note, shared)
+        return outputs, final
 
     @staticmethod
     @eager
@@ -224,13 +259,13 @@ class HandWritten(_Solved):
     def gradients(
         ctx: Any, problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        gate_grads, initial_grad, report = solve_adjoint(problem, states, ctx.plan, incoming, final_grad)
+        gate_grads, initial_grad, report = ctx.solve(problem, states, incoming, final_grad)
         ctx.note(report)
         cell = problem.cell
         weight_grads: tuple[Tensor | None, ...] = (None,) * len(cell.weights)
-        if any(ctx.needs_input_grad[6:]):
+        if any(ctx.needs_input_grad[7:]):
             weight_grads = _weight_grads(problem, states, gate_grads)
-        return None, None, None, None, cell.input_grads(gate_grads), initial_grad, *weight_grads
+        return None, None, None, None, None, cell.input_grads(gate_grads), initial_grad, *weight_grads
 
 
 class AttachAdjoint(_Solved):
@@ -242,35 +277,36 @@ class AttachAdjoint(_Solved):
 
     @staticmethod
     def forward(
-        ctx: Any, problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, *_: Tensor
+        ctx: Any, problem: Recurrence, states: list[Tensor], final: Tensor, solve: Adjoint, note: Note, *_: Tensor
     ) -> tuple[Tensor, Tensor]:
         outputs = torch.cat([part[1:] for part in states], -1)
-        _Solved.keep(ctx, problem, states, plan, note, None)
-        return outputs, final_state(problem, states)
+        _Solved.keep(ctx, problem, states, solve, note, None)
+        return outputs, final
 
     @staticmethod
     @eager
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         problem, states = _Solved.recall(ctx)
-        adjoints, initial_grad, report = solve_adjoint(problem, states, ctx.plan, *grads)
+        adjoints, initial_grad, report = ctx.solve(problem, states, *grads)
         ctx.note(report)
-        return None, None, None, None, adjoints.flatten(0, 1), initial_grad
+        return None, None, None, None, None, adjoints.flatten(0, 1), initial_grad
 
 
 def attach(
-    problem: Recurrence, states: list[Tensor], plan: Plan, note: Note, u: Tensor, initial: Tensor, cell: Cell
-) -> tuple[Tensor, Tensor]:
+    problem: Recurrence, states: list[Tensor], final: Tensor, solve: Adjoint, note: Note, u: Tensor, initial: Tensor,
+    cell: Cell,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs `(T, B, ·)` and final state `(B, S)` on autograd's tape.
 
-    `problem` is what was solved, detached; `u`, `initial` and `cell` are the live ones. For a generic cell the
-    outputs are whole states.
+    `problem` is what was solved, detached, with its `states` and `final` state; `solve` is to do so backward. `u`,
+    `initial` and `cell` are the live ones. For a generic cell the outputs are whole states.
     """
     if isinstance(cell, GenericCell):
         previous = torch.cat(_previous(problem, states), -1).flatten(0, 1)
         live = (cell.step(previous, u.flatten(0, 1)), initial)
-        outputs, final = AttachAdjoint.apply(problem, states, plan, note, *live)
+        outputs, final = AttachAdjoint.apply(problem, states, final, solve, note, *live)
     else:
-        outputs, final = HandWritten.apply(problem, states, plan, note, u, initial, *cell.weights)
+        outputs, final = HandWritten.apply(problem, states, final, solve, note, u, initial, *cell.weights)
     return outputs, final
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import Note, attach, output_of, refuse_second_order
+from timeloom.adjoint import Adjoint, Note, attach, output_of, refuse_second_order, solve_adjoint
 from timeloom.cells.base import Cell
 from timeloom.eager import eager
 from timeloom.problem import Recurrence
@@ -46,7 +47,7 @@ def run(
     taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
     with torch.no_grad():
         cell = bare(*weights)
-        kind = _kind(cell, x)
+        kind = kind_of(cell, x)
         if kind is None:
             return None
         sizes = Recurrence(cell, x, initial)  # all that a plan looks at
@@ -73,7 +74,7 @@ def run(
     return outputs, final
 
 
-def _kind(cell: Cell, x: Tensor) -> type[Layer] | None:
+def kind_of(cell: Cell, x: Tensor) -> type[Layer] | None:
     """Whose kernels can run such a layer, if any."""
     if cell.kernel is None:
         return None
@@ -124,7 +125,10 @@ class _Express(torch.autograd.Function):
         live, kept = saved[:6], list(saved[7:])
         with torch.autocast(live[0].device.type, enabled=False):  # it may be on around the backward pass
             found = _backward(ctx.lane, live, kept, grads, ctx.needs_input_grad[3])
-            return None, None, None, *(found or _solve_again(ctx.lane, live, kept, grads))
+            if found is None:
+                adjoint = partial(solve_adjoint, plan=ctx.lane.plan)
+                found = solve_again(ctx.lane.project, live, kept, grads, adjoint, ctx.lane.note)
+            return None, None, None, *found
 
 
 def _backward(
@@ -146,18 +150,20 @@ def _backward(
     return found
 
 
-def _solve_again(
-    lane: _Lane, live: Sequence[Tensor | None], kept: list[Tensor], grads: Sequence[Tensor | None]
-) -> tuple[Tensor | None, ...]:
+def solve_again(
+    project: Project, live: Sequence[Tensor | None], kept: list[Tensor], grads: Sequence[Tensor | None],
+    adjoint: Adjoint, note: Note,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of all inputs by the general path."""
     with torch.enable_grad():
         leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in live]
         x, initial, *weights = leaves
-        cell, u = lane.project(x, *weights)
+        cell, u = project(x, *weights)
         assert initial is not None
         problem = Recurrence(cell, u, initial)
         states = kept[: len(cell.parts)]
-        results = attach(problem.detach(), states, lane.plan, lane.note, u, initial, cell)
+        final = torch.cat([part[-1].detach() for part in states], -1)
+        results = attach(problem.detach(), states, final, adjoint, note, u, initial, cell)
     asked = [result for result, grad in zip(results, grads, strict=True) if grad is not None]
     given = [leaf for leaf in leaves if leaf is not None]
     found = iter(torch.autograd.grad(asked, given, [grad for grad in grads if grad is not None]))

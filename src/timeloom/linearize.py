@@ -13,7 +13,7 @@ from torch import Tensor
 from timeloom.memory import all_finite, room
 from timeloom.problem import Recurrence
 from timeloom.scan import linear_scan, native
-from timeloom.scan.elements import Structure
+from timeloom.scan.elements import Structure, apply, compose, transpose
 from timeloom.scan.kalman import damped_scan
 from timeloom.scan.linear import Method
 
@@ -48,8 +48,11 @@ Window = Callable[[int, int, slice, Tensor], Tensor]
 """`window(first, last, sequences, states)`: elements of the steps first ≤ t < last of some sequences."""
 
 
-def window_of(problem: Recurrence, how: Linearization) -> Window:
-    """What linearises a window of steps at given previous states `(last − first, B, S)`."""
+def window_of(problem: Recurrence, how: Linearization, passing: bool = False) -> Window:
+    """What linearises a window of steps at given previous states `(last − first, B, S)`.
+
+    Steps past the end of a sequence are zero, or, if `passing`, pass on what they are given.
+    """
 
     def window(first: int, last: int, sequences: slice, previous: Tensor) -> Tensor:
         u, initial = problem.u[first:last, sequences], problem.initial[sequences]
@@ -69,17 +72,34 @@ def window_of(problem: Recurrence, how: Linearization) -> Window:
         elements = elements.view(*u.shape[:2], *elements.shape[1:])  # splits the rows, whatever their order in memory
         if dead is None:
             return elements
-        return elements.masked_fill(dead.view(*dead.shape, *[1] * (elements.dim() - 2)), 0)
+        elements = elements.masked_fill(dead.view(*dead.shape, *[1] * (elements.dim() - 2)), 0)
+        return elements + _passed(problem, how, first, last, sequences) if passing else elements
 
     return window
+
+
+def _passed(problem: Recurrence, how: Linearization, first: int, last: int, sequences: slice) -> Tensor:
+    """The identity at steps past a sequence's end, zero elsewhere: elements `(last − first, B, ...)`."""
+    size, like = problem.cell.size, problem.initial
+    unit = torch.ones(size, dtype=like.dtype, device=like.device)
+    if how.elements == "dense":
+        unit = unit.diag()
+    elif how.elements == "block":
+        unit = torch.eye(2, dtype=like.dtype, device=like.device).unsqueeze(-1).expand(2, 2, size // 2)
+    past = _past(problem, first, last, sequences).to(like.dtype)
+    return past.view(*past.shape, *[1] * unit.dim()) * unit
+
+
+def _past(problem: Recurrence, first: int, last: int, sequences: slice) -> Tensor:
+    """Steps that lie past a sequence's end, `(last − first, B)`."""
+    return torch.arange(first, last, device=problem.u.device)[:, None] >= problem.ends_on_device()[sequences]
 
 
 def _not_carried(problem: Recurrence, first: int, last: int, sequences: slice) -> Tensor | None:
     """Steps that begin with a reset or lie past a sequence's end, `(last − first, B)`."""
     dead = None if problem.resets is None else problem.resets[first:last, sequences]
     if problem.lengths is not None:
-        time = torch.arange(first, last, device=problem.u.device)[:, None]
-        past = time >= problem.ends_on_device()[sequences]
+        past = _past(problem, first, last, sequences)
         dead = past if dead is None else dead | past
     return dead
 
@@ -123,6 +143,41 @@ def carry(
                 _refuse_bad_elements(elements, previous, sources, first + shift, sequences)
             delta[first:last, sequences] = found
     return delta
+
+
+def leaving(
+    how: Linearization, window: Window, delta: Tensor, states: Tensor, backwards: bool = False
+) -> tuple[Tensor, Tensor] | None:
+    """Beyond the last step (the first one, backwards): where moves `delta` `(T, B, S)` of all states lead, `(B, S)`,
+    and how a move of the first (last) one alone does: the product of all elements, `(B, ...)`; None where none do.
+    """
+    if how.elements == "zero":
+        return None
+    edge, shift = (0, 1) if backwards else (len(delta) - 1, -1)
+    if how.elements == "identity":
+        return delta[edge], torch.ones_like(delta[edge])
+    structure, pushed, products = _structure(how), [], []
+    for sequences, windows in _windows(how, delta, backwards):
+        product = None
+        for first, last in [(first + shift, last + shift) for first, last in windows] + [(edge, edge + 1)]:
+            elements = window(first, last, sequences, states[first:last, sequences])
+            elements = transpose(elements.flip(0), structure) if backwards else elements
+            whole = _product(elements, structure)
+            product = whole if product is None else compose(whole, product, structure)
+        assert product is not None
+        moves = delta[edge, sequences]
+        moves = moves.unflatten(-1, (2, -1)) if structure == "block" else moves
+        pushed.append(apply(elements[0], moves, structure).flatten(1))
+        products.append(product)
+    return torch.cat(pushed), torch.cat(products)
+
+
+def _product(elements: Tensor, structure: Structure) -> Tensor:
+    """Of all elements `(T, B, ...)`, the first one applied first."""
+    while len(elements) > 1:
+        paired = compose(elements[1::2], elements[: len(elements) - 1 : 2], structure)
+        elements = torch.cat([paired, elements[-1:]]) if len(elements) % 2 else paired
+    return elements[0]
 
 
 def _windows(how: Linearization, jump: Tensor, backwards: bool) -> Iterator[tuple[slice, list[tuple[int, int]]]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import Note, attach
+from timeloom.adjoint import Note, attach, solve_adjoint
 from timeloom.problem import Recurrence
 from timeloom.report import ConvergenceError, SolveReport
 from timeloom.solvers.auto import Memory
@@ -43,13 +44,17 @@ def run(
     record(report)
     if guess is not None and report.converged:
         guess.save(slot, detached, states)
-    if not _needs_grad(problem):
-        outputs = torch.cat([part[1:] for part in states], -1) if problem.cell.whole_state_out else states[0][1:]
-        return outputs, final_state(detached, states)
-
-    adjoint_plan = plan_backward(solver, detached, memory.backward)
+    final = final_state(detached, states)
+    if not needs_grad(problem):
+        return outputs_of(detached, states), final
+    adjoint = partial(solve_adjoint, plan=plan_backward(solver, detached, memory.backward))
     note = noting(report, solver, memory, record)
-    return attach(detached, states, adjoint_plan, note, problem.u, problem.initial, problem.cell)
+    return attach(detached, states, final, adjoint, note, problem.u, problem.initial, problem.cell)
+
+
+def outputs_of(problem: Recurrence, states: list[Tensor]) -> Tensor:
+    """What a run returns of all states, `(T, B, ·)`."""
+    return torch.cat([part[1:] for part in states], -1) if problem.cell.whole_state_out else states[0][1:]
 
 
 def noting(report: SolveReport, solver: Solver, memory: Memory, record: Record) -> Note:
@@ -80,7 +85,7 @@ def raise_if_asked(report: SolveReport, solver: Solver) -> None:
         raise ConvergenceError(report)
 
 
-def _needs_grad(problem: Recurrence) -> bool:
+def needs_grad(problem: Recurrence) -> bool:
     """Whether a gradient may be asked for; a generic cell's parameters cannot be seen from outside."""
     if not torch.is_grad_enabled():
         return False

@@ -57,8 +57,8 @@ class Chain:
     enter: Enter
     transfer: Callable[[Segments, Tensor], Tensor]
     """`transfer(segments, starts)`: the dense transfers of all links."""
-    finish: Callable[[Tensor, Tensor, Tensor], None]
-    """`finish(links, sequences, starts)`: run these sequences sequentially from these links on."""
+    finish: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """`finish(links, sequences, starts)`: run these sequences sequentially from these links on; returns their ends."""
     bound: Tensor | None = None
     fading: bool = False
     """Whether values fade along the chain, as gradients do away from the loss: jumps are then measured by the largest
@@ -67,6 +67,8 @@ class Chain:
     """`(C, B, S)`, starts to begin with instead of `neutral`."""
     carry: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
     """`carry(jumps, starts, damping)`: what linearised single steps make of the jumps, `(C, B, S)`; see `linearize`."""
+    leave: Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None] | None = None
+    """`leave(moves, starts)`: with `carry`, what moves of all starts mean beyond the last link; see `leaving` there."""
     certify: Callable[[Tensor, Tensor], Tensor | float] | None = None
     """`certify(starts, ends)`: a bound of the largest relative jump, a number (on the device), where that is quick."""
     coarsen: Callable[[Coarsening], list[Propagator]] | None = None
@@ -147,7 +149,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
                 break
             polished = True
             state.demand(plan.polish)
-        given_up = "" if state.converged else _why_stop(residuals, plan)
+        given_up = "" if state.converged else why_stop(residuals, plan)
         if given_up:
             break
         correction = _choose(plan, correction, residuals, state)
@@ -268,8 +270,7 @@ class Boundaries:
         Where values fade, the largest that has come so far along the chain. Never the largest of all: what is nothing
         beside the last state may be all of an early one, and the other way round.
         """
-        largest = self.starts.abs()
-        largest[1:] = torch.maximum(largest[1:], self.ends[:-1].abs())
+        largest = torch.maximum(self.starts.abs(), self.arriving().abs())
         largest = torch.where(largest.isfinite(), largest, 0)
         widest = [part.amax(-1, keepdim=True).expand_as(part) for part in largest.split(self.chain.parts, -1)]
         scale = torch.cat(widest, -1)
@@ -287,16 +288,29 @@ class Boundaries:
 
     def move(self, delta: Tensor, tolerance: float) -> Tensor:
         """Move the starts by `delta`, unfinished sequences alone; returns the rows that moved and must be run again."""
-        unfinished = self._bad.any(0)
-        if not all_finite(self.jump):
-            unfinished &= self.jump.isfinite().all(-1).all(0)
-        moved = ((delta.abs() / self.scale).amax(-1) > WORTH_MOVING * tolerance) & self.unknown & unfinished
+        moved = (delta.abs() / self.scale).amax(-1) > WORTH_MOVING * tolerance
+        moved &= self.unknown & self._unfinished()
         # starts + δ, written so that a start whose predecessor does not move becomes its end to the last bit
-        starts = torch.cat([self.starts[:1], self.ends[:-1]]) + (delta - self.jump)
+        starts = self.arriving() + (delta - self.jump)
         if self.chain.bound is not None:
             starts = torch.clamp(starts, -self.chain.bound, self.chain.bound)
         self.starts = torch.where(moved.unsqueeze(-1), starts, self.starts)
         return moved.reshape(-1).nonzero().squeeze(-1).cpu()
+
+    def rests(self, moved: Tensor) -> bool:
+        """Whether there is nothing to run again where these rows have moved."""
+        return moved.numel() == 0
+
+    def arriving(self) -> Tensor:
+        """What comes to each start from the link before it, `(C, B, S)`; the start itself where nothing does."""
+        return torch.cat([self.starts[:1], self.ends[:-1]])
+
+    def _unfinished(self) -> Tensor:
+        """Sequences that are worth correcting, `(B,)`."""
+        unfinished = self._bad.any(0)
+        if not all_finite(self.jump):
+            unfinished &= self.jump.isfinite().all(-1).all(0)
+        return unfinished
 
     def _carry(self, correction: Correction) -> Tensor:
         """`δ[p] = A[p−1] δ[p−1] + jump[p]`; plain jumps where A has overflowed."""
@@ -333,7 +347,7 @@ class Boundaries:
         self.chain.finish(first_bad, sequences, self.ends[first_bad - 1, sequences])
 
 
-def _why_stop(residuals: list[float], plan: Plan) -> str:
+def why_stop(residuals: list[float], plan: Plan) -> str:
     """Why it makes no sense to go on, or nothing."""
     if len(residuals) >= plan.max_iters:
         return f"gave up after max_iters={plan.max_iters} sweeps"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from timeloom.linearize import carry, window_of
+from timeloom.linearize import carry, leaving, window_of
 from timeloom.mgrit.propagators import Forward
 from timeloom.problem import Recurrence, Segments, cut, empty_states
 from timeloom.report import SolveReport
@@ -21,6 +21,13 @@ def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> 
     Steps past the end of a sequence hold zeros.
     """
     states = empty_states(problem.steps, problem.initial, problem.cell.parts, zeroed=problem.lengths is not None)
+    return states, plan.march(forward_chain(problem, plan, sweeper, states))
+
+
+def forward_chain(
+    problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper, states: list[Tensor], onward: bool = False
+) -> Chain:
+    """The chain of chunks, first to last; sweeps write `states`. `onward`: whether it goes on on another rank."""
     segments = cut(problem, plan.chunk)
     lengths = problem.ends()
 
@@ -30,14 +37,14 @@ def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> 
     def enter(rows: Segments, lead: int, _: Tensor, want_leak: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         return sweeper.forward_entering(rows, lead, states, want_leak)
 
-    def finish(links: Tensor, sequences: Tensor, starts: Tensor) -> None:
+    def finish(links: Tensor, sequences: Tensor, starts: Tensor) -> Tensor:
         rows = segments[(links * problem.batch + sequences).cpu()]
-        sweeper.forward(Segments(rows.sequence, rows.begin, lengths[rows.sequence]), starts, states)
+        return sweeper.forward(Segments(rows.sequence, rows.begin, lengths[rows.sequence]), starts, states)[0]
 
     links = -(-problem.steps // plan.chunk)
     anchors = torch.zeros(links, problem.batch, dtype=torch.bool, device="cpu")
     anchors[:1] = True
-    chain = Chain(
+    return Chain(
         segments=segments,
         first=problem.initial,
         neutral=problem.initial,
@@ -50,10 +57,10 @@ def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> 
         bound=problem.cell.bound(problem.initial),
         guess=_starts_from(problem.guess, plan.chunk, problem.initial),
         carry=_carry(problem, plan),
+        leave=_leave(problem, plan),
         certify=sweeper.certifier(SHARE_OF_BOX, fading=False),
-        coarsen=lambda coarsening: Forward.of(problem, coarsening),
+        coarsen=lambda coarsening: Forward.of(problem, coarsening, onward),
     )
-    return states, plan.march(chain)
 
 
 def _starts_from(guess: Tensor | None, chunk: int, initial: Tensor) -> Tensor | None:
@@ -67,6 +74,14 @@ def _carry(problem: Recurrence, plan: Plan) -> Callable[[Tensor, Tensor, Tensor 
         return None
     window = window_of(problem, how)
     return lambda jump, starts, damping: carry(how, window, jump, starts, False, damping)
+
+
+def _leave(problem: Recurrence, plan: Plan) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None] | None:
+    how = plan.linearization
+    if how is None:
+        return None
+    window = window_of(problem, how)
+    return lambda moves, starts: leaving(how, window, moves, starts)
 
 
 def final_state(problem: Recurrence, states: list[Tensor]) -> Tensor:

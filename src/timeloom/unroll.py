@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.generic import GenericCell, State
+from timeloom.distributed.context import time_group
+from timeloom.distributed.planning import plan_over_ranks
+from timeloom.distributed.solve import Over, run_over_ranks
+from timeloom.distributed.span import agree
 from timeloom.eager import eager
 from timeloom.problem import Recurrence
 from timeloom.recurrence import on_tape, run
@@ -42,12 +46,21 @@ def unroll(
         It changes how many sweeps are needed, not the result.
     Returns the states after every step, `(T, B, n)` (or a tuple), and the report.
     """
-    resolved = resolve(solver)
+    resolved, group = resolve(solver), time_group()
     _check(cell, h0, xs)
     generic = GenericCell(cell, h0, xs.shape[2:])
     begin = None if guess is None else _guess(generic, guess, xs)
     reports: list[SolveReport] = []
     problem = Recurrence(generic, xs.flatten(2) if xs.dim() > 2 else xs.unsqueeze(-1), generic.pack(h0))
+    if group is not None:
+        if begin is not None:
+            raise NotImplementedError("over many ranks there is no guess=: leave it out")
+        memories, name = group.memories(cell), f"a cell with states of {generic.parts}"
+        span = agree(group, problem.u, None, None, name, torch.is_grad_enabled(), resolved, memories)
+        memory, over = memories.setdefault(0, Memory()), Over(span, False, 0)
+        plan = plan_over_ranks(resolved, problem.detach(), memory.forward, span, over.line(problem.batch))
+        states, _ = run_over_ranks(problem, resolved, memory, reports.append, over, plan)
+        return generic.unpack(states), reports[0]
     if transformed() and not isinstance(resolved, Sequential):
         states, _ = on_tape(problem, reports.append, f"no sweeps {WHERE}")
     else:

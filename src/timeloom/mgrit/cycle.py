@@ -52,37 +52,59 @@ class Hierarchy:
     def correction(self, starts: Tensor, jumps: Tensor) -> Tensor:
         """How the chunk starts `(C, B, S)` are to move, given what is missing at them (not read at the first)."""
         top = self.levels[0]
-        points = restrict(starts.to(top.f.dtype), jumps[1:], top)
-        self._visit(0, self.kind)
+        points = self.hand_down(starts.to(top.f.dtype), jumps, top)
+        self.visit(0, self.kind)
         return (top.u - points).to(starts.dtype)
 
     def guess(self, starts: Tensor, nested: bool) -> Tensor:
         """Chunk starts from the coarsest level up, `(C, B, S)`; `nested` runs a V-cycle on every level on the way."""
         for level in self.levels:
             level.u = starts[:1].to(level.f.dtype).repeat(level.steps + 1, 1, 1)
-            source = level.propagate.source()
-            level.f[1:] = 0 if source is None else source
-        serial(self.levels[-1])
+        self.set_sources()
+        self.solve_coarsest()
         for depth in reversed(range(len(self.levels) - 1)):
             interpolate(self.levels[depth], self.levels[depth + 1])
             if nested:
-                self._down_and_up(depth, "V")
+                self.down_and_up(depth, "V")
         self.left = {}
         return self.levels[0].u.to(starts.dtype)
 
-    def _visit(self, depth: int, kind: str) -> None:
+    def set_sources(self) -> None:
+        """Right-hand sides of a first guess."""
+        for level in self.levels:
+            source = level.propagate.source()
+            level.f[1:] = 0 if source is None else source
+
+    def hand_down(self, points: Tensor, missing: Tensor, coarse: Level) -> Tensor:
+        """Give a coarse level its points `(N + 1, B, S)` and what is missing at them; returns the points."""
+        return restrict(points, missing[1:], coarse)
+
+    def restrict(self, level: Level, coarser: Level) -> Tensor:
+        """Give a level's C-points and what is missing at them to the next coarser level; returns the points."""
+        return restrict(level.u[:: level.factor].clone(), residual(level), coarser)
+
+    def relax(self, level: Level) -> None:
+        """F, FCF, FCFCF, …"""
+        relax(level, self.weight)
+
+    def solve_coarsest(self) -> None:
+        """One step after the other."""
+        serial(self.levels[-1])
+
+    def visit(self, depth: int, kind: str) -> None:
         """Solve a level: exactly if it is the coarsest, else by a V-cycle, or by an F- and then a V-cycle."""
         if depth == len(self.levels) - 1:
-            serial(self.levels[depth])
+            self.solve_coarsest()
             return
-        self._down_and_up(depth, kind)
+        self.down_and_up(depth, kind)
         if kind == "F":
-            self._down_and_up(depth, "V")
+            self.down_and_up(depth, "V")
         self.left[depth] = self.size_of(residual(self.levels[depth]))
 
-    def _down_and_up(self, depth: int, kind: str) -> None:
+    def down_and_up(self, depth: int, kind: str) -> None:
+        """One V- or F-cycle from this level down."""
         level, coarser = self.levels[depth], self.levels[depth + 1]
-        relax(level, self.weight)
-        before = restrict(level.u[:: level.factor].clone(), residual(level), coarser)
-        self._visit(depth + 1, kind)
+        self.relax(level)
+        before = self.restrict(level, coarser)
+        self.visit(depth + 1, kind)
         correct(level, coarser, before)

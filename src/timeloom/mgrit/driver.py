@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,8 +21,8 @@ from timeloom.mgrit.grid import Coarsening
 from timeloom.report import SolveReport
 from timeloom.solve import Boundaries, Chain, Plan, certified, contraction, march
 
-Entered = tuple[Tensor, Tensor, Tensor | None]
-"""Starts, ends and leak of chunks that were entered early."""
+Build = Callable[..., Hierarchy]
+"""`Hierarchy.build`, or what stands in for it over many ranks."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,31 @@ class MGRITPlan(Plan):
             report = None if chain.certify is None else certified(chain.certify(*entered[:2]), self, began)
             if report is not None:
                 return report
-        return _Solve(chain, self, entered, began).run()
+        state = Boundaries(chain, entered)
+        return Cycles(chain, self, state, state.solvable if entered is None else None, began).run()
 
 
-class _Solve:
-    """One solve: the chunk starts and ends, the coarse levels, and what every cycle left."""
+class Cycles:
+    """One solve: the chunk starts and ends, the coarse levels, and what every cycle left.
 
-    def __init__(self, chain: Chain, plan: MGRITPlan, entered: Entered | None, began: float) -> None:
+    rows: chunks to run first; None where all of them have been run.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        plan: MGRITPlan,
+        state: Boundaries,
+        rows: Tensor | None,
+        began: float,
+        build: Build = Hierarchy.build,
+    ) -> None:
         self.chain = chain
         self.plan = plan
         self.began = began
-        self.state = Boundaries(chain, entered)
-        self.entered = entered is not None
+        self.state = state
+        self.rows = rows
+        self.build = build
         self.residual = math.inf
         self.residuals: list[float] = []
         self.levels: list[tuple[float, ...]] = []
@@ -73,7 +87,7 @@ class _Solve:
         """The coarse levels, made when first needed: many networks forget within one relaxation."""
         plan = self.plan
         assert self.chain.coarsen is not None
-        return Hierarchy.build(
+        return self.build(
             self.chain.coarsen(plan.coarsening),
             plan.coarsening.factors[1:],
             plan.relaxations[1:],
@@ -87,10 +101,10 @@ class _Solve:
         plan, state = self.plan, self.state
         if plan.nested or plan.skip_down:
             self._guess()
-        if self.entered:
+        if self.rows is None:
             self.residual = state.measure(plan.tolerance)
         else:
-            self._sweep(state.solvable)
+            self._sweep(self.rows)
         if plan.skip_down:
             self._end_cycle()  # the way up was the first
         given_up = ""
@@ -144,7 +158,7 @@ class _Solve:
         for _ in range(self.plan.relaxations[0]):
             if not self._move(self.plan.weight * state.jump):
                 return
-        before, relaxed = self.residual, torch.cat([state.starts[:1], state.ends[:-1]])
+        before, relaxed = self.residual, state.arriving()
         correction = self.hierarchy.correction(state.starts, state.jump)
         self._move(torch.where(correction.isfinite().all(-1, keepdim=True), correction, state.jump))
         if not self.residual <= before and not self.plan.limited:
@@ -153,7 +167,7 @@ class _Solve:
     def _move(self, delta: Tensor) -> bool:
         """Move the chunk starts and relax the chunks that moved; returns whether there is something left to do."""
         rows = self.state.move(delta, self.plan.tolerance)
-        if rows.numel() == 0:
+        if self.state.rests(rows):
             return False
         self._sweep(rows)
         return not self.state.converged

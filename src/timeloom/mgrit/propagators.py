@@ -1,12 +1,14 @@
 """Φ of every coarse level: one coarse step for each interval, all intervals asked for as one batch.
 
 Intervals stand in marching order, forward or backward in time; interval i of a level leads from its point i to i + 1. A
-coarse level is made of the level above it alone, so spans, inputs and everything else are only ever merged.
+coarse level is made of the level above it alone, so spans, inputs and everything else are only ever merged. A level
+that goes `onward` has one interval more than its points have between them: it leads to a point on another rank.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -33,6 +35,19 @@ class Propagator(Protocol):
     def source(self) -> Tensor | None:
         """What every interval adds to Φ by itself, `(N, B, S)`: the right-hand side of a first guess; None for zero."""
 
+    def joined(self, gather: Gather, first: Tensor, heads: Tensor) -> Propagator:
+        """Φ from rank to rank, where each has one interval, and `gather` brings together those of all.
+
+        first: `(B, S)`, what each sequence starts from; heads: `(R − 1, B, 1)`, whether it does where an interval ends.
+        """
+
+    def merged(self, factor: int, kind: str) -> Propagator:
+        """Φ of the next coarser level; `kind` says what becomes of the inputs, as in `Coarsening`."""
+
+
+Gather = Callable[[Tensor], Tensor]
+"""`gather(values)`: of values for each interval, those of all ranks' last one, but the last rank's: `(R − 1, B, ·)`."""
+
 
 @dataclass(frozen=True)
 class Forward:
@@ -43,23 +58,27 @@ class Forward:
     inputs: Tensor
     resets: Tensor | None
     origin: Tensor
+    onward: bool = False
 
     @staticmethod
-    def of(problem: Recurrence, coarsening: Coarsening) -> list[Propagator]:
+    def of(problem: Recurrence, coarsening: Coarsening, onward: bool = False) -> list[Propagator]:
         cell = _wide(problem.cell)
         span, inputs, resets = _chunks(problem, coarsening, cell)
         origin = problem.initial.to(span.dtype)
-        level = Forward(_coarse_step(cell, coarsening), span[:-1], inputs[:-1], _first(resets, -1), origin)
+        stop = None if onward else -1
+        resets = None if resets is None else resets[:stop]
+        level = Forward(_coarse_step(cell, coarsening), span[:stop], inputs[:stop], resets, origin, onward)
         levels: list[Propagator] = [level]
         for factor in coarsening.factors[1:]:
-            level = level._merged(factor, coarsening.inputs)
+            level = level.merged(factor, coarsening.inputs)
             levels.append(level)
         return levels
 
-    def _merged(self, factor: int, kind: str) -> Forward:
-        span, inputs = _merge(self.span, self.inputs, factor, kind, earliest=0)
-        resets = None if self.resets is None else _grouped(self.resets, factor).any(1)
-        return Forward(self.coarse, span, inputs, resets, self.origin)
+    def merged(self, factor: int, kind: str) -> Forward:
+        """Φ of the next coarser level."""
+        span, inputs = _merge(self.span, self.inputs, factor, kind, 0, self.onward)
+        resets = None if self.resets is None else _grouped(self.resets, factor, self.onward).any(1)
+        return Forward(self.coarse, span, inputs, resets, self.origin, self.onward)
 
     def __call__(self, at: slice, state: Tensor) -> Tensor:
         if self.resets is not None:
@@ -69,6 +88,10 @@ class Forward:
 
     def source(self) -> None:
         """Nothing: the inputs are part of the coarse step."""
+
+    def joined(self, gather: Gather, first: Tensor, heads: Tensor) -> Forward:
+        resets = None if self.resets is None else gather(self.resets)
+        return replace(self, span=gather(self.span), inputs=gather(self.inputs), resets=resets, onward=False)
 
 
 @dataclass(frozen=True)
@@ -89,6 +112,7 @@ class Adjoint:
     resets: Tensor | None
     ends: Tensor | None
     final: Tensor
+    onward: bool = False
 
     @staticmethod
     def of(
@@ -98,6 +122,7 @@ class Adjoint:
         final: Tensor,
         anchors: Tensor,
         coarsening: Coarsening,
+        onward: bool = False,
     ) -> list[Propagator]:
         chunk, cell = coarsening.factors[0], _wide(problem.cell)
         span, inputs, resets = _chunks(problem, coarsening, cell)
@@ -105,23 +130,29 @@ class Adjoint:
         sources = None
         if incoming is not None:
             sources = pad(_sums(incoming, problem, chunk), (0, cell.size - incoming.shape[-1])).to(span.dtype)
-        span, inputs, begins = (value.flip(0)[:-1] for value in (span, inputs, begins))
-        sources, resets = (None if value is None else value.flip(0)[:-1] for value in (sources, resets))
-        ends = None if problem.lengths is None else anchors[1:].unsqueeze(-1).to(begins.device)
+        stop = None if onward else -1
+        span, inputs, begins = (value.flip(0)[:stop] for value in (span, inputs, begins))
+        sources, resets = (None if value is None else value.flip(0)[:stop] for value in (sources, resets))
+        ends = None
+        if problem.lengths is not None:  # a sequence that ends on another rank is that rank's to know
+            ends = pad(anchors[1:], (0, 0, 0, int(onward))).unsqueeze(-1).to(begins.device)
         step = _coarse_step(cell, coarsening)
-        level = Adjoint(cell, step, span, inputs, begins, sources, resets, ends, final.to(span.dtype))
+        level = Adjoint(cell, step, span, inputs, begins, sources, resets, ends, final.to(span.dtype), onward)
         levels: list[Propagator] = [level]
         for factor in coarsening.factors[1:]:
-            level = level._merged(factor, coarsening.inputs)
+            level = level.merged(factor, coarsening.inputs)
             levels.append(level)
         return levels
 
-    def _merged(self, factor: int, kind: str) -> Adjoint:
-        span, inputs = _merge(self.span, self.inputs, factor, kind, earliest=-1)
-        incoming = None if self.incoming is None else _grouped(self.incoming, factor).sum(1)
-        begins = _grouped(self.state, factor)[:, -1]
-        resets, ends = (None if mark is None else _grouped(mark, factor).any(1) for mark in (self.resets, self.ends))
-        return Adjoint(self.cell, self.coarse, span, inputs, begins, incoming, resets, ends, self.final)
+    def merged(self, factor: int, kind: str) -> Adjoint:
+        """Φ of the next coarser level."""
+        span, inputs = _merge(self.span, self.inputs, factor, kind, -1, self.onward)
+        incoming = None if self.incoming is None else _grouped(self.incoming, factor, self.onward, none=True).sum(1)
+        begins = _grouped(self.state, factor, self.onward)[:, -1]
+        resets, ends = (
+            None if mark is None else _grouped(mark, factor, self.onward).any(1) for mark in (self.resets, self.ends)
+        )
+        return Adjoint(self.cell, self.coarse, span, inputs, begins, incoming, resets, ends, self.final, self.onward)
 
     @cached_property
     def _pull(self) -> Pull:
@@ -131,7 +162,10 @@ class Adjoint:
         back = self._pull(at, state)
         if self.resets is not None:
             back = back.masked_fill(self.resets[at], 0)
-        return back if self.ends is None else torch.where(self.ends[at], self.final, back)
+        if self.ends is None:
+            return back
+        back = torch.where(self.span[at] == 0, state, back)  # nothing lies in it: it passes on what it is given
+        return torch.where(self.ends[at], self.final, back)
 
     def source(self) -> Tensor | None:
         """The mean gradient through one step, and from there on through the leak alone: `(1 + d + …) Jᵀ ḡ`."""
@@ -143,6 +177,22 @@ class Adjoint:
         total = geometric(leak, leak.pow(span), span)
         source = (total * self.cell.vjp(*rows, mean)[0]).view_as(self.state)
         return source if self.ends is None else source.masked_fill(self.ends, 0)
+
+    def joined(self, gather: Gather, first: Tensor, heads: Tensor) -> Adjoint:
+        incoming, resets, ends = (
+            None if value is None else gather(value) for value in (self.incoming, self.resets, self.ends)
+        )
+        return replace(
+            self,
+            span=gather(self.span),
+            inputs=gather(self.inputs),
+            state=gather(self.state),
+            incoming=incoming,
+            resets=resets,
+            ends=None if ends is None else ends | heads,
+            final=first.to(self.final.dtype),
+            onward=False,
+        )
 
 
 def _wide(cell: Cell) -> Cell:
@@ -185,20 +235,22 @@ def _sums(values: Tensor, problem: Recurrence, chunk: int) -> Tensor:
     return sums if whole == problem.steps else torch.cat([sums, values[whole:].sum(0, keepdim=True)])
 
 
-def _merge(span: Tensor, inputs: Tensor, factor: int, kind: str, earliest: int) -> tuple[Tensor, Tensor]:
+def _merge(span: Tensor, inputs: Tensor, factor: int, kind: str, earliest: int, onward: bool) -> tuple[Tensor, Tensor]:
     """Spans and inputs of `factor` intervals as of one; `earliest` is the place of the one that is first in time."""
-    spans, groups = _grouped(span, factor), _grouped(inputs, factor)
+    spans, groups = _grouped(span, factor, onward, none=True), _grouped(inputs, factor, onward)
     merged = spans.sum(1)
     if kind == "inject" or not inputs.is_floating_point():
         return merged, groups[:, earliest]
     return merged, (groups * spans).sum(1) / merged.clamp(min=1)
 
 
-def _grouped(values: Tensor, factor: int) -> Tensor:
-    """`(N, ...)` to `(N // factor, factor, ...)`; what is left over belongs to no coarser interval."""
+def _grouped(values: Tensor, factor: int, onward: bool, none: bool = False) -> Tensor:
+    """`(N, ...)` to `(N // factor, factor, ...)`; what is left over belongs to no coarser interval, or to a last one
+    that leads onward. The rest of that one repeats its last value, or is filled with zeros where there is to be `none`.
+    """
+    missing = -len(values) % factor if onward else 0
+    if missing:
+        filler = values[-1:].expand(missing, *values.shape[1:])
+        values = torch.cat([values, torch.zeros_like(filler) if none else filler])
     groups = len(values) // factor
     return values[: groups * factor].reshape(groups, factor, *values.shape[1:])
-
-
-def _first(values: Tensor | None, stop: int) -> Tensor | None:
-    return None if values is None else values[:stop]

@@ -24,7 +24,7 @@ class Level:
     u: Tensor
     """`(N + 1, B, S)`, the points."""
     f: Tensor
-    """`(N + 1, B, S)`, the right-hand side; f[0] is not used."""
+    """`(N + 1, B, S)`, the right-hand side; f[0] is used where the point before is on another rank."""
 
     def after(self, at: slice) -> Tensor:
         """`Φ(i, u[i]) + f[i+1]` for the steps i of a slice that ends at N: the points after them, as they should be."""

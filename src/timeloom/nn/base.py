@@ -12,6 +12,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from timeloom import express
 from timeloom.cells.base import Cell
+from timeloom.distributed.context import time_group
+from timeloom.distributed.express import run_layer_over_ranks
+from timeloom.distributed.group import TimeGroup
+from timeloom.distributed.solve import Over
+from timeloom.distributed.span import Span, agree
 from timeloom.eager import eager
 from timeloom.nn import native
 from timeloom.nn.precision import products_in, returned_in, solved_in
@@ -39,6 +44,8 @@ Hidden = tuple[Tensor, ...]
 """Initial or final states, one `(layers · directions, B, part)` for each part of the state: h, or h and c."""
 MOST_KNOWN = 64
 """Shapes that a layer remembers to leave to torch."""
+ANY_LENGTH = 2**62
+"""No bound on lengths yet, where other ranks hold the rest of the sequences."""
 Weights = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]
 """w_ih, w_hh, b_ih, b_hh and w_hr of one layer and direction; None where there is none."""
 
@@ -115,8 +122,9 @@ class Recurrent(nn.RNNBase):
             after every step, with the shape of the output (an LSTM: a pair h, c). It changes how many sweeps are
             needed, not the result, and nothing where torch's own layer runs.
         """
-        key = None
-        if type(input) is Tensor and lengths is None and resets is None and guess is None:
+        key, group = None, time_group()
+        unmarked = lengths is None and resets is None and guess is None
+        if group is None and type(input) is Tensor and unmarked:
             key = (input.shape, input.dtype, input.device, torch.is_grad_enabled())
         known = self._known.get(key)
         if known is not None:  # a short call: every look at it counts
@@ -135,7 +143,10 @@ class Recurrent(nn.RNNBase):
         obstacle = native.obstacle(data)
         if obstacle and ragged:
             raise NotImplementedError(f"lengths= and resets= are for timeloom's own sweeps, and there are {obstacle}")
-        reason = obstacle or native.why(self, self._solver, input)
+        if group is not None and (obstacle or packed is not None or guess is not None):
+            no = "no guess=" if guess is not None else "no packed sequences: give a padded tensor and lengths="
+            raise NotImplementedError(f"over many ranks there are {obstacle or no}")
+        reason = "" if group is not None else obstacle or native.why(self, self._solver, input)
         if reason and not ragged:
             result = self._run_native(input, hx, reason)
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
@@ -145,7 +156,7 @@ class Recurrent(nn.RNNBase):
             if key is not None and not passing and len(self._known) < MOST_KNOWN:
                 self._known[key] = self.reports
             return result
-        return self._run_own(data, packed, hx, lengths, resets, guess)
+        return self._run_own(data, packed, hx, lengths, resets, guess, group)
 
     def _run_native(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
         """Torch's own layer: what is fastest, or what was asked for."""
@@ -163,6 +174,7 @@ class Recurrent(nn.RNNBase):
         lengths: Tensor | None,
         resets: Tensor | None,
         guess: Tensor | tuple[Tensor, ...] | WarmBatch | None,
+        group: TimeGroup | None,
     ) -> tuple[Any, Any]:
         if packed is None and data.dim() not in (2, 3):
             raise ValueError(f"{self._get_name()}: Expected input to be 2D or 3D, got {data.dim()}D instead")
@@ -175,10 +187,13 @@ class Recurrent(nn.RNNBase):
             x = data if batched else data.unsqueeze(1)
             x = x.transpose(0, 1) if self.batch_first and batched else x
         steps, batch = x.shape[:2]
-        if steps == 0:
+        if steps == 0 and group is None:
             raise RuntimeError(f"Expected sequence length to be larger than 0 in RNN, got input {tuple(data.shape)}")
         permutation = None if packed is None else packed.sorted_indices
         hidden = self._hidden_in(hx, batched, batch, x, permutation)
+        span = None if group is None else self._agree(group, x, hidden, weights, lengths, resets)
+        if span is not None:
+            lengths = span.lengths_on(span.group.rank)
         if lengths is not None:
             lengths = lengths if packed is not None else check_lengths(lengths, steps, batch)
             x = x if packed is not None else mask_padding(x, lengths)
@@ -186,7 +201,7 @@ class Recurrent(nn.RNNBase):
             resets = resets if batched or not isinstance(resets, Tensor) else resets.unsqueeze(1)
             resets = check_resets(resets, steps, batch, self.batch_first and batched, x.device)
         begin = None if guess is None else self._guess(guess, batched, steps, batch, permutation)
-        y, final = self._solve(x, hidden, weights, lengths, resets, begin)
+        y, final = self._solve(x, hidden, weights, lengths, resets, begin, span)
         if packed is not None:
             final = tuple(self.permute_part(part, packed.unsorted_indices) for part in final)
             return pack_like(y, lengths, packed), self._hidden_out(final)  # type: ignore[arg-type]
@@ -220,16 +235,18 @@ class Recurrent(nn.RNNBase):
 
     def _solve(
         self, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Tensor | None, resets: Tensor | None,
-        guess: Guess | None,
+        guess: Guess | None, span: Span | None,
     ) -> tuple[Tensor, Hidden]:  # fmt: skip
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
         compute = solved_in(x)
-        express_only = lengths is None and resets is None and guess is None and isinstance(self._solver, Auto)
+        whole = lengths is None and resets is None and guess is None and span is None
+        express_only = whole and isinstance(self._solver, Auto)
         if express_only and GPULayer.supports(self.mode.lower(), x, self.hidden_size) and self.proj_size == 0:
             compute = products_in(x)
         returned = returned_in(native.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
         reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]
         finals: list[Tensor] = []
+        memories = self._memories if span is None else span.group.memories(self)
         with torch.autocast(x.device.type, enabled=False):
             y = x.to(compute)
             for layer in range(self.num_layers):
@@ -237,9 +254,10 @@ class Recurrent(nn.RNNBase):
                 for direction in range(2 if self.bidirectional else 1):
                     index = len(finals)
                     initial = torch.cat([part[index] for part in hidden], -1).to(solved_in(x))
-                    memory, record = self._memories.setdefault(index, Memory()), _recorder(reports, index)
+                    memory, record = memories.setdefault(index, Memory()), _recorder(reports, index)
                     given = (weights[index], lengths, resets, direction)
-                    out, final = self._solve_one(y, initial, *given, memory, record, guess, index)
+                    over = None if span is None else Over(span, bool(direction), index)
+                    out, final = self._solve_one(y, initial, *given, memory, record, guess, index, over)
                     outputs.append(out.to(compute))
                     finals.append(final)
                 y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
@@ -253,20 +271,42 @@ class Recurrent(nn.RNNBase):
     def _solve_one(
         self, x: Tensor, initial: Tensor, weights: Weights, lengths: Tensor | None, resets: Tensor | None,
         direction: int, memory: Memory, record: Callable[[SolveReport], None], guess: Guess | None, slot: int,
+        over: Over | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """One layer in one direction."""
         if direction:
             x = reverse(x, lengths)
-            resets = None if resets is None else reverse_resets(resets, lengths)
+            if resets is not None:
+                following = None if over is None else over.span.following(resets[0])
+                resets = reverse_resets(resets, lengths, following)
         cast = [None if weight is None else weight.to(x.dtype) for weight in weights]
         solved = None
-        if lengths is None and resets is None and guess is None:
+        if over is not None:
+            solved = run_layer_over_ranks(
+                self._bare, self._cell, x, initial, cast, lengths, resets, self._solver, memory, record, over
+            )
+        elif lengths is None and resets is None and guess is None:
             solved = express.run(self._bare, self._cell, x, initial, cast, self._solver, memory, record)
         if solved is None:
             problem = Recurrence(*self._cell(x, *cast), initial, lengths, resets)
             solved = run(problem, self._solver, memory, record, guess, slot)
         y, final = solved
         return reverse(y, lengths) if direction else y, final
+
+    def _agree(
+        self, group: TimeGroup, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Any, resets: Any
+    ) -> Span:
+        """What all ranks must know of each other before they solve together."""
+        batch = x.shape[1]
+        if lengths is not None:
+            lengths = check_lengths(lengths, ANY_LENGTH, batch)
+        live = (x, *hidden, *(weight for layer in weights for weight in layer))
+        taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
+        network = f"{self._get_name()}({super().extra_repr()})"
+        span = agree(group, x, lengths, resets, network, taped, self._solver, group.memories(self))
+        if lengths is not None:
+            check_lengths(lengths, span.steps, batch)
+        return span
 
     def memories(self) -> list[Memory]:
         """What earlier calls showed, for every layer and direction that has been solved."""

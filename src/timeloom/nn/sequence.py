@@ -40,12 +40,14 @@ def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
     return x[index, torch.arange(x.shape[1], device=x.device)]
 
 
-def reverse_resets(resets: Tensor, lengths: Tensor | None) -> Tensor:
+def reverse_resets(resets: Tensor, lengths: Tensor | None, following: Tensor | None = None) -> Tensor:
     """Resets of the reversed sequence: a cut between steps t−1 and t is met, coming back, before step t−1.
 
-    One at a sequence's end is then met before the first step, where the state is the initial one anyway.
+    One at a sequence's end is then met before the first step, where the state is the initial one anyway; `following`
+    `(B,)` says where the sequence goes on elsewhere with one.
     """
-    return reverse(torch.cat([resets[1:], torch.zeros_like(resets[:1])]), lengths)
+    behind = torch.zeros_like(resets[:1]) if following is None else following.unsqueeze(0)
+    return reverse(torch.cat([resets[1:], behind]), lengths)
 
 
 def mask_padding(x: Tensor, lengths: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from timeloom.errors import did_you_mean
 from timeloom.linearize import Linearization
 from timeloom.mgrit.driver import MGRITPlan
 from timeloom.mgrit.grid import Coarsening, fit
@@ -45,7 +46,10 @@ def resolve(solver: str | Solver) -> Solver:
     if isinstance(solver, str) and solver in _NAMED:
         return _NAMED[solver]()
     names = ", ".join(map(repr, _NAMED))
-    raise ValueError(f"solver must be one of {names} or an object from timeloom.solvers; got {solver!r}")
+    raise ValueError(
+        f"solver must be one of {names} or an object from timeloom.solvers; got {solver!r}"
+        f"{did_you_mean(solver, _NAMED)}"
+    )
 
 
 def names() -> tuple[str, ...]:
@@ -90,7 +94,7 @@ def plan_backward(solver: Solver, problem: Recurrence, experience: Experience) -
 def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
     steps, tolerance = max(problem.steps, 1), solver.tolerance(problem.rounded)
     warmup = Experience().warmup(tolerance) if solver.warmup is None else solver.warmup
-    chunk = min(solver.chunk or _cheapest_chunk(problem, warmup), steps)
+    chunk = min(solver.chunk or cheapest_chunk(problem, warmup, steps), steps)
     return Plan(
         chunk=chunk,
         correction=solver.correction,
@@ -107,8 +111,16 @@ def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
 def _plan_mgrit(solver: MGRIT, problem: Recurrence, cycles: int | None, experience: Experience) -> MGRITPlan:
     steps, tolerance = max(problem.steps, 1), solver.tolerance(problem.rounded)
     factors = fit(
-        steps, solver.levels, solver.coarsening, lambda: _cheapest_chunk(problem, Experience().warmup(tolerance))
+        steps, solver.levels, solver.coarsening, lambda: cheapest_chunk(problem, Experience().warmup(tolerance), steps)
     )
+    return plan_cycles(solver, problem, cycles, experience, factors)
+
+
+def plan_cycles(
+    solver: MGRIT, problem: Recurrence, cycles: int | None, experience: Experience, factors: tuple[int, ...]
+) -> MGRITPlan:
+    """How to cycle through levels coarsened by these factors."""
+    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem.rounded)
     if not callable(solver.coarse):
         problem.cell.coarse(solver.coarse)  # refused here, whether it will be needed or not
     chunk = factors[0] if factors else steps
@@ -135,9 +147,9 @@ def _plan_mgrit(solver: MGRIT, problem: Recurrence, cycles: int | None, experien
     )
 
 
-def _cheapest_chunk(problem: Recurrence, warmup: int) -> int:
-    steps, batch = max(problem.steps, 1), max(problem.batch, 1)
-    return cheapest(steps, batch, warmup, step_overhead(problem), copies_inputs(problem))[0]
+def cheapest_chunk(problem: Recurrence, warmup: int, steps: int) -> int:
+    """The chunk that takes least time for so many steps of a problem like this."""
+    return cheapest(steps, max(problem.batch, 1), warmup, step_overhead(problem), copies_inputs(problem))[0]
 
 
 def _plan_stepwise(solver: Stepwise, problem: Recurrence) -> Plan:

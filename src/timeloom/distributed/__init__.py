@@ -1,0 +1,22 @@
+"""One sequence over many processes: each rank holds a slice of time, of the inputs, states and outputs alike."""
+
+from timeloom.distributed.context import time_parallel
+from timeloom.distributed.faults import RankError
+from timeloom.distributed.group import Traffic, time_mesh, traffic
+from timeloom.distributed.parallel import TimeParallel, average_gradients
+from timeloom.distributed.sharding import last_over_time, mean_over_time, shard, slice_of, sum_over_time
+
+__all__ = [
+    "RankError",
+    "TimeParallel",
+    "Traffic",
+    "average_gradients",
+    "last_over_time",
+    "mean_over_time",
+    "shard",
+    "slice_of",
+    "sum_over_time",
+    "time_mesh",
+    "time_parallel",
+    "traffic",
+]

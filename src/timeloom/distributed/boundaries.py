@@ -1,0 +1,338 @@
+"""The unknowns of one rank, and the one exchange that fits them to those of all others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from timeloom.distributed.faults import RankError
+from timeloom.distributed.span import Line
+from timeloom.report import SolveReport
+from timeloom.scan import linear_scan
+from timeloom.scan.elements import Structure, apply, compose
+from timeloom.solve import SHARE_OF_BOX, Boundaries, Chain
+from timeloom.solvers.base import Correction
+
+Settle = Callable[[Tensor], None]
+"""Told the state `(B, S)` that this rank is entered with, whenever it changes."""
+Check = Callable[[], None]
+"""Called by all ranks together where values are not finite, to find out whose fault that is."""
+
+
+@dataclass(frozen=True)
+class Marched:
+    """What a march found beside the states: for each sequence the state that came to this rank from the one before
+    (`entry` `(B, S)`), and the one after the last step of all (`final` `(B, S)`).
+    """
+
+    report: SolveReport
+    entry: Tensor
+    final: Tensor
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What all ranks have said, in marching order: starts, ends `(R, B, S)` and errors `(R, B)`."""
+
+    ends: Tensor
+    prefix: Tensor
+    """Largest values, part by part, on the ranks before, `(R, B, S)`."""
+    error: Tensor
+    """Bound of the relative jumps inside each rank."""
+    joint_error: Tensor
+    """Relative jump at each rank's start."""
+    moved: bool
+    """Whether any rank had something to correct since the last exchange."""
+    shift: Tensor
+    """How far the start of each rank is to move, `(R, B, S)`."""
+
+    @property
+    def worst(self) -> Tensor:
+        return torch.maximum(self.error, self.joint_error)
+
+
+class RankBoundaries(Boundaries):
+    """The unknowns of one rank. Its entry, where the rank before ends, is unknown too wherever a sequence comes from
+    there. What is measured and decided is the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        entered: tuple[Tensor, Tensor, Tensor | None] | None,
+        line: Line,
+        settle: Settle,
+        check: Check,
+    ) -> None:
+        super().__init__(chain, entered)
+        device, links = chain.first.device, chain.links
+        alive = (chain.segments.end > chain.segments.begin).view(links, -1)
+        self.line, self._settle, self._check = line, settle, check
+        self.joints = line.joints.to(device)
+        self.joint = self.joints[line.place]
+        self.sequences = torch.arange(chain.first.shape[0], device=device)
+        self.entry_link = (alive & chain.anchors).to(torch.uint8).argmax(0).to(device)
+        self.last_link = (links - 1 - alive.flip(0).to(torch.uint8).argmax(0)).to(device)
+        self.starts[self._entry] = chain.first
+        self._inside = self.unknown
+        self.unknown = self._inside.index_put(self._entry, self.joint)
+        self.correction: Correction = "none"
+        """What the next exchange is to tell about transfers."""
+        self._transfers: Tensor | None = None
+        self._moves: Tensor | None = None
+        """Of all starts here, if the first one stays where it is."""
+        self._heard: Heard | None = None
+        self._tolerance = 0.0
+        self._moved = True
+        self._final_ends: Tensor | None = None
+        self._arrived: Tensor | None = None
+        self._open = torch.ones_like(self.joint)
+
+    @property
+    def heard(self) -> Heard:
+        """What the last exchange told."""
+        assert self._heard is not None
+        return self._heard
+
+    @property
+    def _entry(self) -> tuple[Tensor, Tensor]:
+        return self.entry_link, self.sequences
+
+    def at_entry(self, values: Tensor) -> Tensor:
+        return values[self._entry]
+
+    def last_ends(self) -> Tensor:
+        return self.ends[self.last_link, self.sequences]
+
+    def arriving(self) -> Tensor:
+        entry = self.at_entry(self.starts)
+        if self._arrived is not None:
+            entry = torch.where(self.joint.unsqueeze(-1), self._arrived, entry)
+        return super().arriving().index_put(self._entry, entry)
+
+    def measure(self, tolerance: float) -> float:
+        """The largest relative jump on all ranks and between them: one collective."""
+        self._arrived = None
+        self.jump[0] = 0
+        everything, self.unknown = self.unknown, self._inside
+        super().measure(tolerance)
+        self.unknown = everything
+        self._heard = self._exchange()
+        place = self.line.place
+        if place > 0:
+            self._arrived = self.heard.ends[place - 1]
+            jump = torch.where(self.joint.unsqueeze(-1), self._arrived - self.at_entry(self.starts), 0)
+            self.jump[self._entry] = jump
+            self.scale = self._scales()
+            if self.chain.fading:
+                self.scale = torch.maximum(self.scale, self.heard.prefix[place])
+            self.error = (self.jump.abs() / self.scale).amax(-1)
+        self._tolerance = tolerance
+        self.demand(tolerance)
+        self.converged = bool((self.heard.worst <= tolerance).all())
+        residual = float(self.heard.worst.max())
+        if not math.isfinite(residual):
+            self._check()
+        return residual
+
+    def demand(self, tolerance: float) -> None:
+        super().demand(tolerance)
+        worst = self.heard.worst
+        self._open = ~(worst <= tolerance).all(0) & worst.isfinite().all(0)
+
+    def _unfinished(self) -> Tensor:
+        return self._open
+
+    def move(self, delta: Tensor, tolerance: float) -> Tensor:
+        rows = super().move(delta, tolerance)
+        self._moved = rows.numel() > 0
+        self._settle(self.at_entry(self.starts))
+        return rows
+
+    def rests(self, moved: Tensor) -> bool:
+        """Never: other ranks may have something to run."""
+        return False
+
+    def finish(self, hopeless_only: bool = False) -> None:
+        bad = ~(self.heard.worst <= self._tolerance)
+        if hopeless_only:
+            bad = bad & ~self.heard.worst.isfinite().all(0)
+        if bool(bad.any()):
+            self.run_in_order(torch.where(bad.any(0), bad.to(torch.uint8).argmax(0), len(bad)).cpu())
+
+    def run_in_order(self, first_bad: Tensor) -> None:
+        """Run each sequence one step after the other from the first rank on that does not fit (`first_bad` `(B,)`).
+
+        Sequences go in groups, so that a rank works on one while the next rank works on the one before.
+        """
+        line, chain, place = self.line, self.chain, self.line.place
+        ends = self.last_ends()
+        link, start = self._first_to_run()
+        for group in torch.arange(len(first_bad), device="cpu").split(-(-len(first_bad) // len(line.alive))):
+            comes = line.joints[:, group] & (first_bad[group] < torch.arange(len(line.alive), device="cpu")[:, None])
+            if bool(comes[place].any()):
+                arrived = line.receive(ends[group])
+                mine = comes[place].to(ends.device).unsqueeze(-1)
+                start[group] = torch.where(mine, arrived, start[group])
+                link[group] = torch.where(mine.squeeze(-1), self.entry_link[group], link[group])
+            run = group[(comes[place] | (first_bad[group] == place)).cpu()].to(ends.device)
+            if run.numel():
+                ends[run] = chain.finish(link[run], run, start[run])
+            if place + 1 < len(line.alive) and bool(comes[place + 1].any()):
+                line.send(ends[group])
+        self._final_ends = line.gather(ends)
+
+    def _first_to_run(self) -> tuple[Tensor, Tensor]:
+        """The first link of each sequence here that does not fit, and what it should start from."""
+        link, start = self.entry_link.clone(), self.at_entry(self.starts).clone()
+        if self._heard is None:
+            return link, start
+        at_once = self.at_entry(self._bad)
+        start = torch.where(at_once.unsqueeze(-1), self.at_entry(self.arriving()), start)
+        first_link = self._bad.to(torch.uint8).argmax(0)
+        later = ~at_once & self._bad.any(0)
+        link = torch.where(later, first_link, link)
+        return link, torch.where(later.unsqueeze(-1), self.ends[first_link - 1, self.sequences], start)
+
+    def marched(self, report: SolveReport) -> Marched:
+        """What a march ends with, and what all of it is settled to."""
+        ends = self._final_ends if self._final_ends is not None else self.heard.ends
+        entry = self.chain.first
+        if self.line.place > 0:
+            entry = torch.where(self.joint.unsqueeze(-1), ends[self.line.place - 1], entry)
+        self._settle(entry)
+        return Marched(report, entry, self.line.last(ends, self.chain.first))
+
+    @property
+    def finite(self) -> bool:
+        """Whether all ranks end with finite values."""
+        ends = self._final_ends if self._final_ends is not None else self.heard.ends
+        return bool(ends.isfinite().all())
+
+    def _exchange(self) -> Heard:
+        """Tell all ranks about this one's boundaries and hear about theirs."""
+        parts, fading = self.chain.parts, self.chain.fading
+        batch = len(self.joint)
+        told = [self.starts.new_tensor([self.line.tag, self._moved]).expand(batch, 2), self.error.amax(0).unsqueeze(-1)]
+        told += [self.at_entry(self.starts), self.last_ends()]
+        if fading:
+            largest = torch.maximum(self.starts.abs(), self.ends.abs()).amax(0)
+            told += [by_part(values, parts) for values in (largest, self.jump.abs().amax(0))]
+        leaving = self._leaving()
+        if leaving is not None:
+            told += [leaving[0], leaving[1].flatten(1)]
+        widths = [part.shape[1] for part in told]
+        heard = self.line.gather(torch.cat([part.to(self.starts.dtype) for part in told], -1)).split(widths, -1)
+        tags = heard[0][:, 0, 0]
+        if bool((tags != self.line.tag).any()):
+            raise RankError(f"the time ranks are at different solves of a call: {tags.tolist()}")
+        moved, rest = bool(heard[0][:, :, 1].any()), list(heard[4:])
+        sizes = [rest.pop(0), rest.pop(0)] if fading else None
+        jump = torch.zeros_like(heard[2])
+        jump[1:] = torch.where(self.joints[1:].unsqueeze(-1), heard[3][:-1] - heard[2][1:], 0)
+        errors, starts, ends = heard[1:4]
+        prefix, error, joint_error = self._errors(jump, errors, starts, ends, sizes)
+        shift = jump
+        if leaving is not None:
+            shift = _carry(jump, rest[0], rest[1].unflatten(-1, leaving[1].shape[1:]), self.joints)
+        return Heard(ends, prefix, error, joint_error, moved, shift)
+
+    def _errors(
+        self, jump: Tensor, errors: Tensor, starts: Tensor, ends: Tensor, sizes: list[Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scale of the ranks before, errors inside and at the start of every rank; every rank computes the same.
+
+        sizes: the largest values and jumps of each rank, part by part, where values fade. Its scale is then at least
+        that of the ranks before: either way of measuring its jumps is a bound.
+        """
+        parts, inside = self.chain.parts, _no_nan(errors.squeeze(-1))
+        beside = by_part(starts.abs(), parts)
+        beside[1:] = torch.maximum(beside[1:], by_part(ends[:-1].abs(), parts))
+        scale, prefix = _finite(beside), torch.zeros_like(beside)
+        floor = torch.full_like(scale[0], torch.finfo(scale.dtype).tiny)
+        if self.chain.bound is not None:
+            box = SHARE_OF_BOX * self.chain.bound.isfinite().to(scale.dtype)
+            floor = torch.maximum(floor, by_part(box.expand_as(starts[0]), parts))
+        if sizes is not None:
+            largest, jumps = sizes
+            prefix[1:] = _finite(largest).cummax(0).values[:-1]
+            scale = torch.maximum(scale, prefix)
+            inside = torch.minimum(inside, _no_nan((jumps / torch.maximum(prefix, floor)).amax(-1)))
+        joint_error = _no_nan((by_part(jump.abs(), parts) / torch.maximum(scale, floor)).amax(-1))
+        return prefix.repeat_interleave(torch.tensor(parts, device=prefix.device), -1), inside, joint_error
+
+    def _leaving(self) -> tuple[Tensor, Tensor] | None:
+        """How this rank's own jumps move the state that it ends with, and how a move of its entry does."""
+        if self.chain.carry is not None and self.chain.leave is not None:
+            self._moves = self.chain.carry(self.jump, self.starts, None)
+            return self.chain.leave(self._moves, self.starts)
+        if self.correction == "none":
+            return None
+        transfers = self._transfers = self._all_transfers()
+        structure = _structure(transfers[0])
+        moves = linear_scan(_before(transfers), self.jump)
+        through = transfers[0]
+        for transfer in transfers[1:].unbind(0):
+            through = compose(transfer, through, structure)
+        return apply(transfers[-1], moves[-1], structure), through
+
+    def _all_transfers(self) -> Tensor:
+        """`A[p]` of each link, diagonal `(C, B, S)` or dense `(C, B, S, S)`."""
+        if self.correction == "diag":
+            return self.leak
+        return self.chain.transfer(self.chain.segments, self.starts.flatten(0, 1)).view(*self.shape, self.shape[2])
+
+    def _carry(self, correction: Correction) -> Tensor:
+        """The moves of all starts here, by what jumps here and on the ranks before mean for them."""
+        shift = torch.where(self.joint.unsqueeze(-1), self.heard.shift[self.line.place], 0)
+        jump = self.jump.index_put(self._entry, shift)
+        if self.chain.carry is not None:
+            if self._moves is not None and not bool(self.joint.any()):
+                return self._or_jump(self._moves)
+            return self._or_jump(self.chain.carry(jump, self.starts, None))
+        if self._transfers is None or correction == "none":
+            return jump
+        return self._or_jump(linear_scan(_before(self._transfers), jump))
+
+
+def _carry(jump: Tensor, pushed: Tensor, through: Tensor, joints: Tensor) -> Tensor:
+    """Moves of all ranks' starts: `δ[r] = P[r−1] δ[r−1] + pushed[r−1] + jump[r]`."""
+    source = torch.zeros_like(jump)
+    source[1:] = torch.where(joints[1:].unsqueeze(-1), pushed[:-1] + jump[1:], 0)
+    before = torch.where(joints.view(*joints.shape, *[1] * (through.dim() - 2)), _before(through), 0)
+    structure = _structure(through[0])
+    if structure == "block":
+        moves = linear_scan(before, source.unflatten(-1, (2, -1)), structure=structure).flatten(-2)
+    else:
+        moves = linear_scan(before, source, structure=structure)
+    return torch.where(moves.isfinite().all(-1, keepdim=True), moves, jump)
+
+
+def _structure(element: Tensor) -> Structure:
+    """Of an element `(B, ...)`."""
+    structures: dict[int, Structure] = {2: "diagonal", 3: "dense", 4: "block"}
+    return structures[element.dim()]
+
+
+def _before(transfers: Tensor) -> Tensor:
+    """The transfer of the link before each one; zero before the first."""
+    before = torch.zeros_like(transfers)
+    before[1:] = transfers[:-1]
+    return before
+
+
+def by_part(values: Tensor, parts: tuple[int, ...]) -> Tensor:
+    """The largest value of each part of the state: `(..., S)` to `(..., parts)`."""
+    return torch.stack([part.amax(-1) for part in values.split(parts, -1)], -1)
+
+
+def _finite(values: Tensor) -> Tensor:
+    return torch.where(values.isfinite(), values, 0)
+
+
+def _no_nan(errors: Tensor) -> Tensor:
+    return errors.nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -1,0 +1,196 @@
+"""The express lane over ranks: a whole layer's slice in one call each way, where one exchange certifies the result.
+
+What `timeloom.express` is on one process. Where the certificate fails, the general driver over ranks solves again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.adjoint import Note, output_of, refuse_second_order
+from timeloom.distributed.boundaries import Marched, by_part
+from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks, plan_over_ranks
+from timeloom.distributed.solve import (
+    Over,
+    backward_guess,
+    forward_guess,
+    head_of_sequence,
+    noting_rest,
+    rest,
+    run_over_ranks,
+    solve_adjoint,
+)
+from timeloom.eager import eager
+from timeloom.express import Bare, Project, Weights, kind_of, solve_again
+from timeloom.problem import Recurrence
+from timeloom.recurrence import Record, raise_if_asked
+from timeloom.report import SolveReport
+from timeloom.solve import SHARE_OF_BOX
+from timeloom.solvers.auto import Experience, Memory
+from timeloom.solvers.base import Solver
+from timeloom.sweep.layer import Layer
+
+
+def run_layer_over_ranks(
+    bare: Bare, project: Project, x: Tensor, initial: Tensor, weights: Weights, lengths: Tensor | None,
+    resets: Tensor | None, solver: Solver, memory: Memory, record: Record, over: Over,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Outputs of this rank's steps `(T_local, B, n)` and the final state of the whole sequence; differentiable."""
+    with torch.no_grad():
+        sizes = Recurrence(bare(*weights), x, initial)  # all that a plan looks at
+        plan = plan_over_ranks(solver, sizes, memory.forward, over.span, over.line(x.shape[1]))
+        kind = kind_of(sizes.cell, x) if lengths is None and resets is None else None
+    if kind is not None and memory.forward.trusted and plan.lead > 0:
+        solved = _run(kind, bare, project, x, initial, weights, solver, memory, record, over, plan)
+        if solved is not None:
+            return solved
+    problem = Recurrence(*project(x, *weights), initial, lengths, resets)
+    return run_over_ranks(problem, solver, memory, record, over, plan)
+
+
+def _run(
+    kind: type[Layer], bare: Bare, project: Project, x: Tensor, initial: Tensor, weights: Weights, solver: Solver,
+    memory: Memory, record: Record, over: Over, plan: RankPlan,
+) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    live: tuple[Any, ...] = (x, initial, *weights[:4])
+    taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
+    with torch.no_grad():
+        began, cell = time.perf_counter(), bare(*weights)
+        first = forward_guess(Recurrence(*project(x[-plan.lead :], *weights), initial), plan)
+        layer = kind(cell, x, first, *live[2:])
+        kept, jump = layer.forward(plan.inside.chunk, plan.inside.warmup, SHARE_OF_BOX, taped)
+        states = kept[: len(cell.parts)]
+        ends = torch.cat([part[-1] for part in states], -1)
+        marched = _certify(plan, first, ends, jump, cell.parts, cell.bound(initial), False, began)
+        if marched is None:
+            memory.forward.uncertified = True
+            return None
+        for part, value in zip(states, marched.entry.split(cell.parts, -1), strict=True):
+            part[0] = value
+    report = marched.report
+    memory.forward.learn(report)
+    rest(memory.forward, report, solver)
+    raise_if_asked(report, solver)
+    record(report)
+    if not taped:
+        return kept[0][1:], marched.final
+    line = over.line(x.shape[1], adjoint=True)
+    backward = plan_adjoint_over_ranks(solver, Recurrence(cell, x, initial), memory.backward, over.span, line)
+    note = noting_rest(report, solver, memory, record)
+    outputs, final = _Express.apply(
+        _Lane(kind, len(cell.parts), bare, project, backward, note, memory.backward), kept, marched.final, *live
+    )
+    return outputs, final
+
+
+def _certify(
+    plan: RankPlan, starts: Tensor, ends: Tensor, jump: Tensor | float, parts: tuple[int, ...], bound: Tensor | None,
+    fading: bool, began: float,
+) -> Marched | None:  # fmt: skip
+    """What one exchange shows of a sweep of all ranks: a result if all jumps, in ranks and between them, are small.
+
+    starts, ends: `(B, S)`, this rank's; jump: a bound of the relative jumps inside it.
+    """
+    line = plan.line
+    one = torch.ones_like(starts[:, :1])
+    heard = line.gather(torch.cat([starts, ends, one * jump, one * line.tag], -1))
+    size = starts.shape[1]
+    all_starts, all_ends, inside = heard[..., :size], heard[..., size : 2 * size], heard[:, 0, 2 * size]
+    joints = line.joints[1:].to(starts.device)
+    gap = by_part((all_ends[:-1] - all_starts[1:]).abs(), parts)
+    scale = by_part(torch.maximum(all_starts[1:].abs(), all_ends[:-1].abs()), parts)
+    if fading:
+        scale = scale.cummax(0).values
+    floor = torch.full_like(scale[0], torch.finfo(scale.dtype).tiny)
+    if bound is not None:
+        floor = torch.maximum(floor, SHARE_OF_BOX * by_part(bound.isfinite().to(floor.dtype).expand_as(starts), parts))
+    errors = torch.where(joints.unsqueeze(-1), gap / torch.maximum(scale, floor), 0)
+    worst = float(torch.maximum(errors.max(), inside.max()))
+    same = bool((heard[..., -1] == line.tag).all())
+    if not (same and worst <= plan.inside.tolerance):
+        return None
+    report = SolveReport(
+        solver=f"{plan.inside.method} over {len(line.alive)} ranks",
+        chunk=plan.inside.chunk,
+        iterations=1,
+        residuals=(worst,),
+        tolerance=plan.inside.tolerance,
+        converged=True,
+        fell_back=False,
+        contraction=None,
+        seconds=time.perf_counter() - began,
+        reason=plan.inside.reason,
+        warmup=plan.lead,
+    )
+    return Marched(report, all_ends[line.place - 1] if line.place else starts, line.last(all_ends, starts))
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """What the backward pass is told beside its tensors."""
+
+    kind: type[Layer]
+    parts: int
+    bare: Bare
+    project: Project
+    plan: RankPlan
+    note: Note
+    experience: Experience
+
+
+class _Express(torch.autograd.Function):
+    """Outputs `(T_local, B, n)` and final state `(B, S)` as a function of x, the initial state and torch's weights."""
+
+    @staticmethod
+    def forward(ctx: Any, lane: _Lane, kept: list[Tensor], final: Tensor, *live: Any) -> tuple[Tensor, Tensor]:
+        outputs, shared = output_of(kept[: lane.parts])
+        ctx.set_materialize_grads(False)
+        ctx.lane = lane
+        ctx.save_for_backward(*live, shared, *kept)
+        return outputs, final
+
+    @staticmethod
+    @eager
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
+        lane, saved = ctx.lane, ctx.saved_tensors
+        live, kept = saved[:6], list(saved[7:])
+        try:
+            with torch.autocast(live[0].device.type, enabled=False):  # it may be on around the backward pass
+                found = _backward(lane, live, kept, grads, ctx.needs_input_grad[3])
+                if found is None:
+                    adjoint = partial(solve_adjoint, plan=lane.plan)
+                    found = solve_again(lane.project, live, kept, grads, adjoint, lane.note)
+        except BaseException as error:
+            lane.plan.line.group.stopped(error)
+            raise
+        return None, None, None, *found
+
+
+def _backward(lane: _Lane, live: Any, kept: list[Tensor], grads: Any, want_x: bool) -> tuple[Tensor | None, ...] | None:
+    """Gradients of all inputs in one call; None where they are not certified or were not the last time."""
+    plan, (x, initial, *weights), (incoming, final_grad) = lane.plan, live, grads
+    if not (lane.experience.trusted and plan.lead > 0):
+        return None
+    began, cell = time.perf_counter(), lane.bare(*weights, None)
+    steps, states = len(x), kept[: len(cell.parts)]
+    head = Recurrence(*lane.project(x[: plan.lead], *weights), initial)
+    ends = torch.full((x.shape[1],), steps, device="cpu")
+    early = None if incoming is None else incoming[: plan.lead]
+    first = backward_guess(head, [part[: plan.lead + 1] for part in states], early, final_grad, plan, ends)
+    layer = lane.kind(cell, x, initial, *weights)
+    found, jump = layer.backward(plan.inside.chunk, plan.inside.warmup, kept, incoming, first, want_x)
+    begins = found[1]
+    assert begins is not None
+    marched = _certify(plan, first, begins, jump, cell.parts, None, True, began)
+    if marched is None:
+        lane.experience.uncertified = True
+        return None
+    lane.note(marched.report)
+    return found[0], torch.where(head_of_sequence(plan.line, begins), begins, 0), *found[2:]

@@ -1,0 +1,89 @@
+"""What a rank does when another one fails: no hang, and an error that names the rank and the cause."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+LOOK_EVERY = timedelta(seconds=0.2)
+"""How often a rank that waits for others looks whether one of them has failed."""
+GRACE = 2.0
+"""Seconds that ranks have to say that they are still there, once one has seen a failure."""
+LINGER = 1.0
+"""Seconds that a rank stays, at most, until the others know of a failure."""
+
+
+class RankError(RuntimeError):
+    """A rank of the time group failed, or the ranks do not agree. It is raised on every rank that is still there."""
+
+
+class Faults:
+    """A board that all ranks of a group can read: who failed and why, kept in the launcher's store."""
+
+    def __init__(self, store: Store, name: str, rank: int, size: int) -> None:
+        self._store = PrefixStore(f"timeloom/{name}", store)
+        self.rank, self.size = rank, size
+
+    def post(self, error: BaseException) -> None:
+        """Tell the others that this rank stops, and why."""
+        self._tell(f"rank {self.rank} stopped with {type(error).__name__}: {error}")
+
+    def look(self) -> None:
+        """Raise if another rank has failed."""
+        if self._has("fault"):
+            raise self._told()
+        if self._has("alarm"):
+            raise self.diagnose(self._try(lambda: self._store.get("alarm").decode()))
+
+    def diagnose(self, seen: str) -> RankError:
+        """Something failed here (`seen`): find out who does not answer any more."""
+        self._set(f"here/{self.rank}")
+        self._set("alarm", seen)
+        until = time.monotonic() + GRACE
+        while time.monotonic() < until:
+            if self._has("fault"):
+                return self._told()
+            time.sleep(0.05)
+        try:
+            missing = [rank for rank in range(self.size) if not self._store.check([f"here/{rank}"])]
+        except RuntimeError:
+            return RankError(f"the process that holds the group's store (rank 0, or the launcher) is gone; {seen}")
+        names = " and ".join(f"rank {rank}" for rank in missing)
+        cause = (
+            f"{names} stopped answering: killed, cut off, or hanging" if missing else "a message between ranks failed"
+        )
+        self._tell(f"{cause}; {seen}")
+        return RankError(f"{cause}; {seen}")
+
+    def _tell(self, fault: str) -> None:
+        self._set("fault", fault)
+        self._linger()
+
+    def _told(self) -> RankError:
+        error = RankError(self._try(lambda: self._store.get("fault").decode()))
+        self._linger()
+        return error
+
+    def _linger(self) -> None:
+        """Let the others read the board before this process, which may hold it, ends."""
+        self._set(f"told/{self.rank}")
+        until = time.monotonic() + LINGER
+        while time.monotonic() < until and not self._has(*(f"told/{rank}" for rank in range(self.size))):
+            time.sleep(0.05)
+
+    def _set(self, key: str, value: str = "1") -> None:
+        self._try(lambda: self._store.set(key, value))
+
+    def _has(self, *keys: str) -> bool:
+        return bool(self._try(lambda: self._store.check(list(keys))))
+
+    @staticmethod
+    def _try(ask: Any) -> Any:
+        """The store may be gone with the rank that held it."""
+        try:
+            return ask()
+        except RuntimeError:
+            return ""

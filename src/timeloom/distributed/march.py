@@ -1,0 +1,98 @@
+"""The driver over ranks: every rank marches along its own links, and one exchange a sweep fits the ranks together."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+
+from timeloom.distributed.boundaries import Check, Marched, RankBoundaries, Settle
+from timeloom.distributed.span import Line
+from timeloom.report import SolveReport
+from timeloom.solve import Chain, Plan, contraction, why_stop
+from timeloom.solvers.base import Correction
+
+
+def pipeline_over_ranks(chain: Chain, plan: Plan, line: Line, settle: Settle, check: Check) -> Marched:
+    """Run all sequences one step after the other, rank after rank."""
+    began = time.perf_counter()
+    state = RankBoundaries(chain, None, line, settle, check)
+    nobody = len(line.alive)
+    state.run_in_order(torch.where(line.alive.any(0), line.heads.to(torch.uint8).argmax(0), nobody))
+    if not state.finite:
+        check()
+    report = SolveReport.sequential(plan.chunk, plan.reason, plan.tolerance, time.perf_counter() - began)
+    return state.marched(report)
+
+
+def march_over_ranks(
+    chain: Chain, plan: Plan, line: Line, settle: Settle, check: Check, lead: int, reenter: bool
+) -> Marched:
+    """Make the links of all ranks fit together; the same report on all ranks, but for the chunk.
+
+    chain.first: `(B, S)`, the state to enter this rank with: known at the head of a sequence, a guess elsewhere.
+    lead: steps of the warm-up that found it.
+    reenter: whether `chain.enter` does not know of `chain.first`.
+    """
+    began = time.perf_counter()
+    correction: Correction = plan.correction
+    if correction == "auto":
+        correction = "diag" if plan.leak_is_cheap else "none"
+    entered = None
+    if plan.warmup and chain.links > 1:
+        everything = torch.arange(len(chain.segments), device="cpu")
+        entered = chain.enter(chain.segments, plan.warmup, everything, correction == "diag")
+    state = RankBoundaries(chain, entered, line, settle, check)
+    rows = state.solvable
+    if entered is not None:
+        rows = rows[rows < len(chain.first)] if reenter else rows[:0]
+    residuals: list[float] = []
+    polished = False
+    while True:
+        if rows.numel():
+            state.run(rows, correction == "diag")
+        state.correction = correction
+        residuals.append(state.measure(plan.tolerance))
+        given_up = "" if state.converged else _why_stop(residuals, plan, state.heard.moved)
+        if state.converged:
+            if polished or residuals[-1] <= plan.polish or len(residuals) >= plan.max_iters:
+                break
+            polished = True
+            state.demand(plan.polish)
+        if given_up:
+            break
+        rows = state.correct(correction, plan)
+        correction = _next_correction(plan, correction, residuals, state.shape[2])
+    fell_back = not state.converged and plan.on_divergence == "sequential"
+    if not state.converged:
+        state.finish(hopeless_only=not fell_back)
+    return state.marched(
+        SolveReport(
+            solver=f"{plan.name or f'shooting[{correction}]'} over {len(line.alive)} ranks",
+            chunk=plan.chunk,
+            iterations=len(residuals),
+            residuals=tuple(residuals),
+            tolerance=plan.tolerance,
+            converged=state.converged or fell_back,
+            fell_back=fell_back,
+            contraction=contraction(residuals),
+            seconds=time.perf_counter() - began,
+            reason="; ".join(filter(None, (plan.reason, given_up))),
+            warmup=lead,
+        )
+    )
+
+
+def _why_stop(residuals: list[float], plan: Plan, moved: bool) -> str:
+    """Why it makes no sense to go on, or nothing; `moved`: whether the last correction did anything on any rank."""
+    given_up = why_stop(residuals, plan)
+    if not given_up and not math.isfinite(residuals[-1]):
+        return "the values are not finite"
+    return given_up or ("" if moved else "the corrections vanished")
+
+
+def _next_correction(plan: Plan, current: Correction, residuals: list[float], size: int) -> Correction:
+    """What `auto` corrects with from the next sweep on: all ranks must choose alike, so by what all of them know."""
+    slow = len(residuals) > 2 and residuals[-1] > 0.3 * residuals[-2]
+    return "newton" if plan.correction == "auto" and slow and size <= plan.newton_up_to else current

@@ -1,0 +1,193 @@
+"""Multigrid over ranks: every level is split as the sequence is, and a rank's first point is a point of all levels.
+
+So F-relaxation stays inside ranks. C-relaxation and restriction pass on one state, from each rank's last interval to
+the next rank's first point. Where a level has one point a rank, all ranks take it over, and solve it and the coarser
+ones alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from timeloom.distributed.boundaries import Check, Marched, RankBoundaries, Settle
+from timeloom.distributed.span import Line
+from timeloom.mgrit.cycle import Hierarchy
+from timeloom.mgrit.driver import Cycles, MGRITPlan
+from timeloom.mgrit.grid import COARSEST, LATER_FACTOR
+from timeloom.mgrit.propagators import Adjoint, Propagator
+from timeloom.mgrit.relax import Level, f_relax, residual, serial
+from timeloom.solve import Chain
+
+
+@dataclass(frozen=True)
+class RankMGRITPlan(MGRITPlan):
+    """How to cycle over ranks."""
+
+    joined: bool = False
+    """Whether the coarsest level has one point a rank, so that all ranks take it over."""
+
+
+def cycle_over_ranks(
+    chain: Chain, plan: RankMGRITPlan, line: Line, settle: Settle, check: Check, lead: int, reenter: bool
+) -> Marched:
+    """`march_over_ranks` by multigrid."""
+    began, entered = time.perf_counter(), None
+    if plan.warmup and chain.links > 1:
+        everything = torch.arange(len(chain.segments), device="cpu")
+        entered = chain.enter(chain.segments, plan.warmup, everything, False)
+    state = RankBoundaries(chain, entered, line, settle, check)
+    rows = state.solvable
+    if entered is not None:
+        rows = rows[rows < len(chain.first)] if reenter else rows[:0]
+    report = Cycles(chain, plan, state, rows, began, partial(_build, state=state, plan=plan)).run()
+    return state.marched(replace(report, solver=f"{report.solver} over {len(line.alive)} ranks", warmup=lead))
+
+
+def _build(
+    propagators: list[Propagator],
+    factors: tuple[int, ...],
+    relaxations: tuple[int, ...],
+    like: Tensor,
+    *,
+    weight: float,
+    kind: str,
+    size_of: Callable[[Tensor], float],
+    state: RankBoundaries,
+    plan: RankMGRITPlan,
+) -> RankHierarchy:
+    """`Hierarchy.build` over ranks."""
+    for place, level in enumerate(propagators):
+        if isinstance(level, Adjoint) and level.ends is not None:  # what arrives is not known before
+            propagators[place] = replace(level, ends=level.ends & ~state.joint.unsqueeze(-1))
+    own = Hierarchy.build(propagators, factors, relaxations, like, weight=weight, kind=kind, size_of=size_of)
+    found = RankHierarchy(own.levels, weight, kind, size_of)
+    found.line, found.joint, found.entry = state.line, state.joint.unsqueeze(-1), state.entry_link
+    if plan.joined:
+        found.joined = _joined(
+            propagators[-1], state, plan, partial(Hierarchy, weight=weight, kind=kind, size_of=size_of)
+        )
+    return found
+
+
+def _joined(
+    last: Propagator, state: RankBoundaries, plan: RankMGRITPlan, make: Callable[[list[Level]], Hierarchy]
+) -> Hierarchy:
+    """The level with one point a rank, and coarser ones, on all ranks alike."""
+    line = state.line
+    ranks, batch = line.alive.shape
+
+    def gather(values: Tensor) -> Tensor:
+        mine = values[-1] if len(values) else values.new_zeros(values.shape[1:])
+        if mine.dtype == torch.bool:
+            return line.gather(mine.to(torch.uint8))[:-1].bool()
+        return line.gather(mine)[:-1]
+
+    first = line.gather(state.chain.first)
+    head = line.heads.to(torch.uint8).argmax(0).to(first.device)
+    begins = line.heads[line.place].to(first.device) & (state.entry_link == 0) & ~state.joint
+    heads = line.gather(begins.to(torch.uint8)).bool()[1:].unsqueeze(-1)
+    propagate = last.joined(gather, first[head, state.sequences], heads)
+    levels, steps, size = [], ranks - 1, state.shape[2]
+    while True:
+        factor = LATER_FACTOR if steps > COARSEST else 1
+        points = propagate.span.new_zeros(steps + 1, batch, size)
+        levels.append(Level(propagate, steps, factor, plan.relaxations[-1], points, points.clone()))
+        if factor == 1:
+            return make(levels)
+        propagate, steps = propagate.merged(factor, plan.coarsening.inputs), steps // factor
+
+
+class RankHierarchy(Hierarchy):
+    """The coarse levels of one rank."""
+
+    line: Line
+    joint: Tensor
+    """`(B, 1)`, whether a sequence comes to this rank from the one before."""
+    entry: Tensor
+    """`(B,)`, the point of the finest level that it comes to."""
+    joined: Hierarchy | None = None
+    """The coarsest level and coarser ones, of all ranks."""
+
+    def _leaving(self, level: Level, last: Tensor) -> Tensor:
+        """What leaves this rank where its last point of a level is `last`, `(B, S)`."""
+        if not self.line.goes_on:
+            return torch.zeros_like(last)
+        return level.propagate(slice(level.steps, level.steps + 1), last.unsqueeze(0))[0]
+
+    def _passed_on(self, *values: Tensor) -> list[Tensor]:
+        """The same values of the rank before: one collective."""
+        heard = self.line.gather(torch.stack(values))
+        return list(heard[self.line.place - 1] if self.line.place else torch.zeros_like(heard[0]))
+
+    def _at_first(self, level: Level, arrived: Tensor) -> Tensor:
+        """What is missing at this rank's first point."""
+        return torch.where(self.joint, arrived + level.f[0] - level.u[0], 0)
+
+    def relax(self, level: Level) -> None:
+        f_relax(level)
+        for _ in range(level.sweeps):
+            inner = residual(level)
+            (arrived,) = self._passed_on(self._leaving(level, level.u[-1]))
+            level.u[level.factor :: level.factor] += self.weight * inner
+            level.u[0] += self.weight * self._at_first(level, arrived)
+            f_relax(level)
+
+    def hand_down(self, points: Tensor, missing: Tensor, coarse: Level) -> Tensor:
+        points, missing = self._from_entry(points, missing)
+        (arrived,) = self._passed_on(self._leaving(coarse, points[-1]))
+        return self._restrict(points, missing, arrived, coarse)
+
+    def _from_entry(self, points: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
+        """Where a sequence enters behind empty chunks, they pass on what arrives: its entry is the first point, too."""
+        if not bool(self.entry.any()):
+            return points, missing
+        place = torch.arange(len(points), device=points.device).unsqueeze(-1)
+        empty = (place <= self.entry) & self.joint.squeeze(-1)
+        at = torch.where(empty, self.entry, place), torch.arange(len(self.entry), device=points.device)
+        return points[at], missing[at].masked_fill((empty & (place > 0)).unsqueeze(-1), 0)
+
+    def restrict(self, level: Level, coarser: Level) -> Tensor:
+        points, inner = level.u[:: level.factor].clone(), residual(level)
+        fine, coarse = self._passed_on(self._leaving(level, level.u[-1]), self._leaving(coarser, points[-1]))
+        missing = torch.cat([self._at_first(level, fine).unsqueeze(0), inner])
+        return self._restrict(points, missing, coarse, coarser)
+
+    def _restrict(self, points: Tensor, missing: Tensor, arrived: Tensor, coarse: Level) -> Tensor:
+        """`arrived`: what the coarse step of the rank before makes of its last point."""
+        super().hand_down(points, missing, coarse)
+        coarse.f[0] = missing[0] + points[0] - torch.where(self.joint, arrived, 0)
+        return points
+
+    def set_sources(self) -> None:
+        """What the last interval adds belongs to the next rank's first point: one collective for all levels."""
+        leaving = []
+        for level in self.levels:
+            source = level.propagate.source()
+            level.f[:] = 0
+            if source is not None:
+                level.f[1:] = source[: level.steps]
+                leaving.append(source[-1] if self.line.goes_on else torch.zeros_like(level.f[0]))
+        if leaving:
+            for level, arrived in zip(self.levels, self._passed_on(*leaving), strict=True):
+                level.f[0] = arrived
+
+    def solve_coarsest(self) -> None:
+        """On all ranks alike, or one rank after the other."""
+        level = self.levels[-1]
+        if self.joined is not None:
+            top = self.joined.levels[0]
+            top.u, top.f = self.line.gather(torch.cat([level.u, level.f])).transpose(0, 1).contiguous()
+            self.joined.visit(0, self.kind)
+            level.u[0] = top.u[self.line.place]
+            return
+        if self.line.place:
+            level.u[0] = torch.where(self.joint, self.line.receive(level.u[0]) + level.f[0], level.u[0])
+        serial(level)
+        if self.line.goes_on:
+            self.line.send(self._leaving(level, level.u[-1]))

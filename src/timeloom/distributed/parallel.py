@@ -1,0 +1,120 @@
+"""`TimeParallel`: a model whose sequences lie on many ranks."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.func import functional_call
+
+from timeloom.distributed.context import time_parallel
+from timeloom.distributed.group import TimeGroup, group_of
+
+
+class TimeParallel(nn.Module):
+    """A model over the time ranks of a mesh, in the manner of DistributedDataParallel.
+
+    The first argument of a call is this rank's slice in time of the input. Other arguments that require gradients (an
+    initial state) must be the same on all ranks. Gradients of parameters and arguments are those of the mean of the
+    time ranks' losses: where all of them compute the same loss, from a final state or by `sum_over_time`,
+    `mean_over_time` and `last_over_time`, they are that loss's, exactly as in one process. Each backward pass adds them
+    up once. For more ranks in the data dimension wrap this in DistributedDataParallel.
+
+    module: the model; its weights must be the same on all ranks.
+    """
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh, timeout: timedelta | None = None) -> None:
+        super().__init__()
+        _refuse_torch_layers(module)
+        self.module = module
+        self._mesh = mesh
+        self._timeout = timeout
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        group = group_of(self._mesh, self._timeout)
+        with time_parallel(self._mesh, self._timeout):
+            if group.size == 1:
+                return self.module(x, *args, **kwargs)
+            (x,) = _enter([x], group, shared=False)
+            args = tuple(_enter(list(args), group, shared=True))
+            kwargs = dict(zip(kwargs, _enter(list(kwargs.values()), group, shared=True), strict=True))
+            names, parameters = list(dict(self.module.named_parameters())), list(self.module.parameters())
+            live = dict(zip(names, _enter(parameters, group, shared=True), strict=True))
+            return functional_call(self.module, live, (x, *args), kwargs)
+
+
+def average_gradients(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Turn the gradients of a backward pass under `time_parallel` into those of the mean of the time ranks' losses.
+
+    For models that cannot be wrapped in `TimeParallel`, such as those that `fully_shard` spread over the data
+    dimension. Call it once, between the backward pass and the optimiser's step (or the clipping before it).
+    """
+    group = group_of(mesh)
+    held = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    local = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in held]
+    for grad, mean in zip(local, _means(local, group), strict=True):
+        grad.copy_(mean)
+
+
+def _enter(values: list[Any], group: TimeGroup, shared: bool) -> list[Any]:
+    """The values as the ranks use them: gradients that come back are averaged, or, of a slice, scaled alike."""
+    flat = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+    leaves = [part for part in flat if isinstance(part, Tensor) and part.requires_grad]
+    if not leaves or not torch.is_grad_enabled():
+        return values
+    entered = dict(zip(map(id, leaves), _Entry.apply(group, shared, *leaves), strict=True))
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, tuple) and type(value) is tuple:
+            return tuple(replaced(part) for part in value)
+        return entered.get(id(value), value)
+
+    return [replaced(value) for value in values]
+
+
+class _Entry(torch.autograd.Function):
+    """Identity on what enters the ranks; backward, from the sum of the ranks' losses to their mean."""
+
+    @staticmethod
+    def forward(ctx: Any, group: TimeGroup, shared: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.group, ctx.shared = group, shared
+        ctx.like = [tensor.new_empty(()).expand(tensor.shape) for tensor in tensors]
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        group = ctx.group
+        if not ctx.shared:
+            return None, None, *(None if grad is None else grad / group.size for grad in grads)
+        filled = [
+            torch.zeros_like(like, memory_format=torch.contiguous_format) if grad is None else grad
+            for grad, like in zip(grads, ctx.like, strict=True)
+        ]
+        used = filled[0].new_tensor([grad is not None for grad in grads])
+        used, *means = _means([used, *filled], group)
+        return None, None, *(mean if given > 0 else None for mean, given in zip(means, used.tolist(), strict=True))
+
+
+def _means(tensors: list[Tensor], group: TimeGroup) -> list[Tensor]:
+    """The mean over ranks of each tensor, in one exchange for each dtype."""
+    means = list(tensors)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        flat = group.sum(torch.cat([tensors[place].reshape(-1) for place in places])) / group.size
+        for place, mean in zip(places, flat.split([tensors[place].numel() for place in places]), strict=True):
+            means[place] = mean.view(tensors[place].shape)
+    return means
+
+
+def _refuse_torch_layers(module: nn.Module) -> None:
+    """Torch's own layers do not know that their sequence goes on elsewhere."""
+    for name, layer in module.named_modules():
+        if type(layer) in (nn.GRU, nn.LSTM, nn.RNN):
+            raise TypeError(
+                f"{name or 'the model'} is torch's own {type(layer).__name__}, which sees one rank's slice only: "
+                f"call timeloom.parallelize(model) first"
+            )

@@ -1,0 +1,192 @@
+"""One recurrence over many ranks, forward and backward: what `timeloom.recurrence` is on one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from timeloom.adjoint import Note, attach, solve_backwards
+from timeloom.distributed.boundaries import Check, Marched, Settle
+from timeloom.distributed.faults import RankError
+from timeloom.distributed.march import march_over_ranks, pipeline_over_ranks
+from timeloom.distributed.multigrid import RankMGRITPlan, cycle_over_ranks
+from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks
+from timeloom.distributed.span import Line, Span
+from timeloom.problem import Recurrence, Segments, empty_states
+from timeloom.recurrence import Record, needs_grad, noting, outputs_of, raise_if_asked
+from timeloom.report import SolveReport
+from timeloom.solve import Chain
+from timeloom.solvers.auto import Auto, Experience, Memory
+from timeloom.solvers.base import Solver
+from timeloom.sweep import sweeper as choose_sweeper
+from timeloom.trajectory import forward_chain
+
+
+@dataclass(frozen=True)
+class Over:
+    """Where a recurrence is solved: over which ranks, in which direction of time, and which one of a call it is."""
+
+    span: Span
+    backwards: bool
+    tag: int
+
+    def line(self, batch: int, adjoint: bool = False) -> Line:
+        """The ranks in marching order."""
+        return self.span.line(self.backwards != adjoint, batch, 2 * self.tag + adjoint)
+
+
+def run_over_ranks(
+    problem: Recurrence, solver: Solver, memory: Memory, record: Record, over: Over, plan: RankPlan
+) -> tuple[Tensor, Tensor]:
+    """Outputs of this rank's steps `(T_local, B, ·)` and the final state of the whole sequence `(B, S)`, on all ranks.
+
+    Differentiable. `problem` is this rank's slice, with the initial state of the whole sequence.
+    """
+    detached, span = problem.detach(), over.span
+    with torch.no_grad():
+        states, marched = solve_states(detached, plan)
+    report = marched.report
+    memory.forward.learn(report)
+    rest(memory.forward, report, solver)
+    raise_if_asked(report, solver)
+    record(report)
+    if not needs_grad(problem):
+        return outputs_of(detached, states), marched.final
+    line = over.line(problem.batch, adjoint=True)
+    adjoint = partial(solve_adjoint, plan=plan_adjoint_over_ranks(solver, detached, memory.backward, span, line))
+    note = noting_rest(report, solver, memory, record)
+    return attach(detached, states, marched.final, adjoint, note, problem.u, problem.initial, problem.cell)
+
+
+def noting_rest(report: SolveReport, solver: Solver, memory: Memory, record: Record) -> Note:
+    """`noting`, and `auto` is told of a backward pass that fell back."""
+    noted = noting(report, solver, memory, record)
+
+    def note(backward: SolveReport) -> None:
+        noted(backward)
+        rest(memory.backward, backward, solver)
+
+    return note
+
+
+def solve_states(problem: Recurrence, plan: RankPlan) -> tuple[list[Tensor], Marched]:
+    """This rank's states, before every step and after the last."""
+    line = plan.line
+    first = forward_guess(problem, plan) if plan.lead else problem.initial
+    # Resets put the state back to the true initial state, so the sweeps must know that one and not this rank's entry.
+    entered = problem if problem.resets is not None else replace(problem, initial=first)
+    sweeper = choose_sweeper(entered)
+    states = empty_states(problem.steps, first, problem.cell.parts, zeroed=problem.lengths is not None)
+
+    def settle(entry: Tensor) -> None:
+        for part, value in zip(states, entry.split(problem.cell.parts, -1), strict=True):
+            part[0] = value
+
+    chain = forward_chain(entered, plan.inside, sweeper, states, line.goes_on)
+    chain = replace(chain, first=first, neutral=problem.initial, bound=problem.cell.bound(problem.initial))
+    return states, _march(chain, plan, settle, partial(_blame, line, problem), problem.resets is not None)
+
+
+def solve_adjoint(
+    problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: RankPlan
+) -> tuple[Tensor, Tensor, SolveReport]:
+    """`timeloom.adjoint.solve_adjoint` over ranks, for a loss that is the sum of what the ranks compute.
+
+    So `final_grad` is what this rank's loss says about the final state, which all ranks have, and the gradient of the
+    initial state is this rank's contribution to it.
+    """
+    line = plan.line
+    if incoming is None and isinstance(plan.inside, RankMGRITPlan):  # other ranks may have something
+        incoming = problem.initial.new_zeros(problem.steps, problem.batch, problem.cell.parts[0])
+    try:
+        first = backward_guess(problem, states, incoming, final_grad, plan, problem.ends())
+        gate_grads, begin_grad, into_resets, marched = solve_backwards(
+            problem, states, plan.inside, incoming, first,
+            lambda chain: _march(chain, plan, lambda _: None, lambda: None, False), line.goes_on,
+        )  # fmt: skip
+    except BaseException as error:
+        line.group.stopped(error)
+        raise
+    initial_grad = torch.where(head_of_sequence(line, begin_grad), begin_grad, 0)
+    return gate_grads, initial_grad if into_resets is None else initial_grad + into_resets, marched.report
+
+
+def head_of_sequence(line: Line, like: Tensor) -> Tensor:
+    """Whether a backward march ends on this rank, where the sequence begins, `(B, 1)`; a sequence of no steps at all is
+    the last one's in line.
+    """
+    ends_here = line.alive[line.place] & (line.alive[line.place + 1 :].sum(0) == 0)
+    if line.place == len(line.alive) - 1:
+        ends_here = ends_here | ~line.alive.any(0)
+    return ends_here.to(like.device).unsqueeze(-1)
+
+
+def forward_guess(problem: Recurrence, plan: RankPlan) -> Tensor:
+    """The state to enter this rank with, `(B, S)`: the initial one where a sequence begins here, else a guess from the
+    last steps of the rank before. Looks at the last steps of `problem` only.
+    """
+    line, lengths = plan.line, problem.ends()
+    rows = Segments(torch.arange(problem.batch, device="cpu"), (lengths - plan.lead).clamp(min=0), lengths)
+    guesses = line.gather(choose_sweeper(problem).forward(rows, problem.initial)[0])
+    if line.place == 0:
+        return problem.initial
+    joint = line.joints[line.place].to(guesses.device).unsqueeze(-1)
+    return torch.where(joint, guesses[line.place - 1], problem.initial)
+
+
+def backward_guess(
+    problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: RankPlan,
+    lengths: Tensor,
+) -> Tensor:  # fmt: skip
+    """The gradient to enter this rank with, `(B, S)`: that of the final state where a sequence ends here, else a guess
+    from the first steps of the rank behind. `problem` may hold the first steps only; `lengths` `(B,)` are those of all.
+    """
+    line, size = plan.line, problem.cell.size
+    own = torch.zeros_like(problem.initial) if final_grad is None else final_grad
+    told = own
+    if plan.lead:
+        everyone = torch.arange(problem.batch, device="cpu")
+        rows = Segments(everyone, torch.zeros_like(lengths), lengths.clamp(max=plan.lead))
+        # Most losses on the final state are the same on all ranks.
+        whole = (line.heads[line.place] & (rows.end == lengths)).to(own.device).unsqueeze(-1)
+        entry = torch.where(whole, own * len(line.alive), 0)
+        guess, _ = choose_sweeper(problem).adjoint(rows, entry, states, incoming)
+        told = torch.cat([own, guess], -1)
+    heard = line.gather(told)
+    total, guesses = heard[..., :size].sum(0), heard[..., size:]
+    if line.place == 0:
+        return total
+    known = (~line.joints[line.place]).to(own.device).unsqueeze(-1)
+    return torch.where(known, total, guesses[line.place - 1] if plan.lead else 0)
+
+
+def _march(chain: Chain, plan: RankPlan, settle: Settle, check: Check, reenter: bool) -> Marched:
+    if plan.pipelined:
+        return pipeline_over_ranks(chain, plan.inside, plan.line, settle, check)
+    if isinstance(plan.inside, RankMGRITPlan):
+        return cycle_over_ranks(chain, plan.inside, plan.line, settle, check, plan.lead, reenter)
+    return march_over_ranks(chain, plan.inside, plan.line, settle, check, plan.lead, reenter)
+
+
+def rest(experience: Experience, report: SolveReport, solver: Solver) -> None:
+    """`auto` leaves a network alone for a while that the ranks could not fit together."""
+    if isinstance(solver, Auto) and report.fell_back:
+        experience.rest()
+
+
+def _blame(line: Line, problem: Recurrence) -> None:
+    """Raise on all ranks if the inputs of one are not finite, by its name; where all are, the network overflows."""
+    bad = ~problem.u.isfinite().all(-1)
+    if problem.lengths is not None:
+        bad &= (torch.arange(problem.steps, device="cpu")[:, None] < problem.lengths.cpu()).to(bad.device)
+    found = bad.any(1).to(torch.uint8)
+    first = found.argmax() if bool(found.any()) else torch.tensor(-1, device=found.device)
+    for rank, step in enumerate(line.group.gather(first).tolist()):
+        if step >= 0:
+            raise RankError(
+                f"rank {rank} has inputs that are not finite, from step {step} of its slice on (in the layer's "
+                f"direction): look at x, the layer before, and the weights"
+            )

@@ -1,0 +1,144 @@
+"""What all ranks must know before they solve together: how long each slice is, and that they mean the same problem."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from timeloom.distributed.faults import RankError
+from timeloom.distributed.group import TimeGroup
+from timeloom.solvers.auto import Memory
+from timeloom.solvers.base import Solver
+
+
+@dataclass(frozen=True)
+class Span:
+    """A sequence over ranks: the steps that each holds, in order of time."""
+
+    group: TimeGroup
+    sizes: tuple[int, ...]
+    lengths: Tensor | None
+    """Lengths `(B,)` of whole sequences, on the CPU."""
+
+    @property
+    def steps(self) -> int:
+        return sum(self.sizes)
+
+    def lengths_on(self, rank: int) -> Tensor | None:
+        """Steps of each sequence that lie on a rank, `(B,)`."""
+        if self.lengths is None:
+            return None
+        return (self.lengths - sum(self.sizes[:rank])).clamp(0, self.sizes[rank])
+
+    def following(self, first: Tensor) -> Tensor:
+        """The next rank's `first`; zeros on the last rank."""
+        gathered = self.group.gather(first.to(torch.uint8)).to(first.dtype)
+        last = self.group.rank == self.group.size - 1
+        return torch.zeros_like(first) if last else gathered[self.group.rank + 1]
+
+    def line(self, backwards: bool, batch: int, tag: int) -> Line:
+        """The ranks in marching order."""
+        alive = torch.ones(self.group.size, batch, dtype=torch.bool, device="cpu")
+        if self.lengths is not None:
+            begins = torch.tensor([sum(self.sizes[:rank]) for rank in range(self.group.size)], device="cpu")
+            alive = self.lengths > begins[:, None]
+        return Line(self.group, backwards, alive.flip(0) if backwards else alive, tag)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The ranks in marching order: the state that one ends with is what the next one starts from.
+
+    alive: `(R, B)`, whether a rank holds steps of a sequence: it does so on ranks that follow each other.
+    tag: says which solve of a call this is.
+    """
+
+    group: TimeGroup
+    backwards: bool
+    alive: Tensor
+    tag: int
+
+    @property
+    def place(self) -> int:
+        """This rank's place in line."""
+        return self._at(self.group.rank)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a rank behind this one."""
+        return self.place + 1 < self.group.size
+
+    def _at(self, place: int) -> int:
+        """A place in line from a rank in order of time, and the other way round."""
+        return self.group.size - 1 - place if self.backwards else place
+
+    @property
+    def heads(self) -> Tensor:
+        """`(R, B)`, whether a rank is the first that holds steps of a sequence: its start is known."""
+        return self.alive & (self.alive.cumsum(0) == 1)
+
+    @property
+    def joints(self) -> Tensor:
+        """`(R, B)`, whether a sequence comes to a rank from the one before it."""
+        return self.alive & ~self.heads
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Every rank's tensor in marching order, `(R, ...)`."""
+        gathered = self.group.gather(tensor)
+        return gathered.flip(0) if self.backwards else gathered
+
+    def send(self, tensor: Tensor) -> None:
+        """To the next rank in line."""
+        self.group.send(tensor, self._at(self.place + 1))
+
+    def receive(self, like: Tensor) -> Tensor:
+        """From the rank before this one in line."""
+        return self.group.receive(like, self._at(self.place - 1))
+
+    def last(self, values: Tensor, otherwise: Tensor) -> Tensor:
+        """Of `values` `(R, B, ·)` in marching order, each sequence's from the last rank that holds steps of it."""
+        size = self.alive.shape[0]
+        at = (size - 1 - self.alive.flip(0).to(torch.uint8).argmax(0)).to(values.device)
+        found = values[at, torch.arange(len(at), device=values.device)]
+        return torch.where(self.alive.any(0).to(values.device).unsqueeze(-1), found, otherwise)
+
+
+def agree(
+    group: TimeGroup, x: Tensor, lengths: Tensor | None, resets: Tensor | None, network: str, taped: bool,
+    solver: Solver, memories: dict[int, Memory],
+) -> Span:  # fmt: skip
+    """Find out how many steps of x `(T_local, B, ...)` each rank holds; raises on all ranks where they do not fit.
+
+    lengths `(B,)` are those of whole sequences. `network` says what is to be solved, `taped` whether gradients may be
+    asked for.
+    """
+    facts: dict[str, int | str] = {
+        "the batch size": x.shape[1],
+        "the input's size": math.prod(x.shape[2:]),
+        "the input's dtype": str(x.dtype),
+        "lengths": "none" if lengths is None else str(lengths.tolist()),
+        "whether there are resets": "yes" if resets is not None else "no",
+        "whether gradients are wanted": "yes" if taped else "no",
+        "the network": network,
+        "the solver": repr(solver),
+        "what earlier calls showed": str(sorted(memories.items())),
+    }
+    numbers = [value if isinstance(value, int) else zlib.crc32(value.encode()) for value in facts.values()]
+    gathered = group.gather(torch.tensor([len(x), *numbers], device=x.device)).cpu()
+    sizes = gathered[:, 0].tolist()
+    for (name, value), column in zip(facts.items(), gathered[:, 1:].unbind(1), strict=True):
+        found = column.tolist()
+        if len(set(found)) > 1:
+            odd = next(rank for rank, number in enumerate(found) if number != found[0])
+            shown = f"{found[0]} on rank 0, {found[odd]} on rank {odd}" if isinstance(value, int) else f"{value} here"
+            raise RankError(f"the time ranks do not agree on {name}: rank {odd} differs from rank 0 ({shown})")
+    if min(sizes) < 1:
+        empty = sizes.index(min(sizes))
+        raise RankError(
+            f"rank {empty} has no time steps (the ranks have {sizes}): each needs one at least; use fewer time ranks"
+        )
+    return Span(group, tuple(sizes), lengths)

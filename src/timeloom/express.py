@@ -45,33 +45,56 @@ def run(
     """Outputs `(T, B, n)` and final state `(B, S)`, differentiable; None for a layer that has no such kernels."""
     live: tuple[Any, ...] = (x, initial, *weights[:4])
     taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
-    with torch.no_grad():
-        cell = bare(*weights)
-        kind = kind_of(cell, x)
-        if kind is None:
-            return None
-        sizes = Recurrence(cell, x, initial)  # all that a plan looks at
-        plan = plan_forward(solver, sizes, memory.forward)
-        layer = kind(cell, *live)
-        solved = _forward(layer, plan, taped, memory.forward)
-        if solved is None:
-            problem = Recurrence(*project(x, *weights), initial)
-            sweeper, tape = layer.sweeper(problem, taped)
-            states, report = solve_states(problem, plan, sweeper)
-            solved = states + tape, report
-        kept, report = solved
-        final = torch.cat([part[-1] for part in kept[: len(cell.parts)]], -1)
-    memory.forward.learn(report)
-    raise_if_asked(report, solver)
+    solved = solve(bare, project, x, initial, weights, solver, memory, taped)
+    if solved is None:
+        return None
+    layer, kept, report = solved
+    final = final_of(kept[: len(layer.cell.parts)])
     record(report)
     if not taped:
         return kept[0][1:], final
     note = noting(report, solver, memory, record)
-    lane = _Lane(
-        kind, len(cell.parts), bare, project, plan_backward(solver, sizes, memory.backward), note, memory.backward
-    )
+    lane = lane_back(layer, bare, project, solver, memory, note)
     outputs, final = _Express.apply(lane, kept, final, *live)
     return outputs, final
+
+
+@torch.no_grad()
+def solve(
+    bare: Bare, project: Project, x: Tensor, initial: Tensor, weights: Weights, solver: Solver, memory: Memory,
+    taped: bool,
+) -> tuple[Layer, list[Tensor], SolveReport] | None:  # fmt: skip
+    """The layer, its states `(T + 1, B, n)` and behind them what the backward pass needs, and the report; None where
+    there are no such kernels.
+    """
+    cell = bare(*weights)
+    kind = kind_of(cell, x)
+    if kind is None:
+        return None
+    plan = plan_forward(solver, Recurrence(cell, x, initial), memory.forward)  # sizes: all that a plan looks at
+    layer = kind(cell, x, initial, *weights[:4])  # type: ignore[arg-type]
+    solved = _forward(layer, plan, taped, memory.forward)
+    if solved is None:
+        problem = Recurrence(*project(x, *weights), initial)
+        sweeper, tape = layer.sweeper(problem, taped)
+        states, report = solve_states(problem, plan, sweeper)
+        solved = states + tape, report
+    kept, report = solved
+    memory.forward.learn(report)
+    raise_if_asked(report, solver)
+    return layer, kept, report
+
+
+def lane_back(layer: Layer, bare: Bare, project: Project, solver: Solver, memory: Memory, note: Note) -> Lane:
+    """How to come back through a layer that was solved."""
+    with torch.no_grad():
+        plan = plan_backward(solver, Recurrence(layer.cell, layer.x, layer.initial), memory.backward)
+    return Lane(type(layer), len(layer.cell.parts), bare, project, plan, note, memory.backward)
+
+
+def final_of(states: Sequence[Tensor]) -> Tensor:
+    """The final state `(B, S)`."""
+    return torch.cat([part[-1] for part in states], -1)
 
 
 def kind_of(cell: Cell, x: Tensor) -> type[Layer] | None:
@@ -93,7 +116,7 @@ def _forward(layer: Layer, plan: Plan, taped: bool, experience: Experience) -> t
 
 
 @dataclass(frozen=True)
-class _Lane:
+class Lane:
     """What the backward pass is told beside its tensors."""
 
     kind: type[Layer]
@@ -110,7 +133,7 @@ class _Express(torch.autograd.Function):
     """Outputs `(T, B, n)` and final state `(B, S)` as a function of x, the initial state, w_ih, w_hh, b_ih and b_hh."""
 
     @staticmethod
-    def forward(ctx: Any, lane: _Lane, kept: list[Tensor], final: Tensor, *live: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, lane: Lane, kept: list[Tensor], final: Tensor, *live: Any) -> tuple[Tensor, Tensor]:
         outputs, shared = output_of(kept[: lane.parts])
         ctx.set_materialize_grads(False)
         ctx.lane = lane
@@ -124,15 +147,21 @@ class _Express(torch.autograd.Function):
         saved = ctx.saved_tensors  # once: torch.utils.checkpoint computes it anew each time
         live, kept = saved[:6], list(saved[7:])
         with torch.autocast(live[0].device.type, enabled=False):  # it may be on around the backward pass
-            found = _backward(ctx.lane, live, kept, grads, ctx.needs_input_grad[3])
-            if found is None:
-                adjoint = partial(solve_adjoint, plan=ctx.lane.plan)
-                found = solve_again(ctx.lane.project, live, kept, grads, adjoint, ctx.lane.note)
-            return None, None, None, *found
+            return None, None, None, *gradients(ctx.lane, live, kept, grads, ctx.needs_input_grad[3])
+
+
+def gradients(
+    lane: Lane, live: Sequence[Any], kept: list[Tensor], grads: tuple[Any, ...], want_x: bool
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, the initial state, w_ih, w_hh, b_ih and b_hh."""
+    found = _backward(lane, live, kept, grads, want_x)
+    if found is not None:
+        return found
+    return solve_again(lane.project, live, kept, grads, partial(solve_adjoint, plan=lane.plan), lane.note)
 
 
 def _backward(
-    lane: _Lane, live: Sequence[Any], kept: list[Tensor], grads: tuple[Any, ...], want_x: bool
+    lane: Lane, live: Sequence[Any], kept: list[Tensor], grads: tuple[Any, ...], want_x: bool
 ) -> tuple[Tensor | None, ...] | None:
     """Gradients of all inputs in one call; None where they are not certified or are not likely to be."""
     plan, steps = lane.plan, len(live[0])

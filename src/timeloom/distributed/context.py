@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from timeloom.distributed.group import TimeGroup, group_of
 
 _current: ContextVar[TimeGroup | None] = ContextVar("time_group", default=None)
+entered: list[TimeGroup] = []
+"""Groups that some thread is in: what torch.compile, which cannot read the above, may look at."""
 
 
 @contextmanager
@@ -26,12 +28,14 @@ def time_parallel(mesh: DeviceMesh, timeout: timedelta | None = None) -> Iterato
     """
     group = group_of(mesh, timeout)
     token = _current.set(group)
+    entered.append(group)
     try:
         yield
     except BaseException as error:
         group.stopped(error)
         raise
     finally:
+        entered.pop()
         _current.reset(token)
 
 

@@ -18,7 +18,7 @@ from timeloom.distributed.group import TimeGroup
 from timeloom.distributed.solve import Over
 from timeloom.distributed.span import Span, agree
 from timeloom.eager import eager
-from timeloom.nn import native
+from timeloom.nn import native, operators
 from timeloom.nn.precision import products_in, returned_in, solved_in
 from timeloom.nn.sequence import (
     check_input,
@@ -46,6 +46,8 @@ MOST_KNOWN = 64
 """Shapes that a layer remembers to leave to torch."""
 ANY_LENGTH = 2**62
 """No bound on lengths yet, where other ranks hold the rest of the sequences."""
+SolveOne = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`solve_one(index, x, initial)`: outputs `(T, B, ·)` and final state `(B, S)` of one layer in one direction."""
 Weights = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]
 """w_ih, w_hh, b_ih, b_hh and w_hr of one layer and direction; None where there is none."""
 
@@ -65,6 +67,7 @@ class Recurrent(nn.RNNBase):
         self._memories: dict[int, Memory] = {}
         self._known: dict[Any, list[SolveReport]] = {}
         """Inputs that torch's own layer is to run, by shape, dtype, device and gradients, and what to report."""
+        self._handle = operators.handle_of(self)
         self.reports = []
 
     @property
@@ -75,6 +78,10 @@ class Recurrent(nn.RNNBase):
     @solver.setter
     def solver(self, solver: str | Solver) -> None:
         self._start(solver)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._handle = operators.handle_of(self)  # a copy is a module of its own
 
     def __prepare_scriptable__(self) -> Any:
         raise RuntimeError(
@@ -102,7 +109,6 @@ class Recurrent(nn.RNNBase):
     def _hidden_out(self, parts: Hidden) -> Any:
         """Final states as torch returns them."""
 
-    @eager
     def forward(
         self,
         input: Tensor | PackedSequence,
@@ -122,6 +128,21 @@ class Recurrent(nn.RNNBase):
             after every step, with the shape of the output (an LSTM: a pair h, c). It changes how many sweeps are
             needed, not the result, and nothing where torch's own layer runs.
         """
+        if torch.compiler.is_dynamo_compiling() and lengths is None and resets is None and guess is None:
+            if operators.can_hold(self, input):
+                return self._run_in_graph(input, hx)
+        return self._run_eagerly(input, hx, lengths, resets, guess)
+
+    @eager
+    def _run_eagerly(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Any,
+        lengths: Tensor | None,
+        resets: Tensor | None,
+        guess: Tensor | tuple[Tensor, ...] | WarmBatch | None,
+    ) -> tuple[Any, Any]:
+        """The call itself, where no graph can hold it."""
         key, group = None, time_group()
         unmarked = lengths is None and resets is None and guess is None
         if group is None and type(input) is Tensor and unmarked:
@@ -157,6 +178,32 @@ class Recurrent(nn.RNNBase):
                 self._known[key] = self.reports
             return result
         return self._run_own(data, packed, hx, lengths, resets, guess, group)
+
+    def _run_in_graph(self, input: Tensor, hx: Any) -> tuple[Any, Any]:
+        """For torch.compile: `_run_own` of a padded tensor, each layer and direction a node of the graph."""
+        if input.dim() not in (2, 3):
+            raise ValueError(f"{self._get_name()}: Expected input to be 2D or 3D, got {input.dim()}D instead")
+        batched = input.dim() == 3
+        weights = [self._weights_of(index) for index in range(self._stacked)]
+        check_input(input, None, self.input_size, weights[0][0])
+        x = input if batched else input.unsqueeze(1)
+        x = x.transpose(0, 1) if self.batch_first and batched else x
+        hidden = self._hidden_in(hx, batched, x.shape[1], x, None)
+        on_gpu = x.device.type == "cuda" and operators.TRITON and isinstance(self._solver, Auto) and self.proj_size == 0
+
+        def solve_one(index: int, y: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+            reversed_too = self.bidirectional and index % 2 == 1
+            cast = [None if weight is None else weight.to(y.dtype) for weight in weights[index]]
+            out, final = operators.run(self._handle, index, y.flip(0) if reversed_too else y, initial, cast)
+            return out.flip(0) if reversed_too else out, final
+
+        y, final = self._run_layers(x if on_gpu else x.to(solved_in(x)), hidden, solve_one)
+        y, final = y.to(x.dtype), tuple(part.to(x.dtype) for part in final)
+        if not batched:
+            y, final = y.squeeze(1), tuple(part.squeeze(1) for part in final)
+        elif self.batch_first:
+            y = y.transpose(0, 1)
+        return y, self._hidden_out(final)
 
     def _run_native(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
         """Torch's own layer: what is fastest, or what was asked for."""
@@ -245,28 +292,39 @@ class Recurrent(nn.RNNBase):
             compute = products_in(x)
         returned = returned_in(native.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
         reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]
-        finals: list[Tensor] = []
         memories = self._memories if span is None else span.group.memories(self)
+
+        def solve_one(index: int, y: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+            direction = index % 2 if self.bidirectional else 0
+            memory, record = memories.setdefault(index, Memory()), _recorder(reports, index)
+            over = None if span is None else Over(span, bool(direction), index)
+            given = (weights[index], lengths, resets, direction)
+            return self._solve_one(y, initial, *given, memory, record, guess, index, over)
+
         with torch.autocast(x.device.type, enabled=False):
-            y = x.to(compute)
-            for layer in range(self.num_layers):
-                outputs = []
-                for direction in range(2 if self.bidirectional else 1):
-                    index = len(finals)
-                    initial = torch.cat([part[index] for part in hidden], -1).to(solved_in(x))
-                    memory, record = memories.setdefault(index, Memory()), _recorder(reports, index)
-                    given = (weights[index], lengths, resets, direction)
-                    over = None if span is None else Over(span, bool(direction), index)
-                    out, final = self._solve_one(y, initial, *given, memory, record, guess, index, over)
-                    outputs.append(out.to(compute))
-                    finals.append(final)
-                y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-                if self.dropout > 0 and self.training and layer < self.num_layers - 1:
-                    y = drop(y, self.dropout, lengths)
+            y, final = self._run_layers(x.to(compute), hidden, solve_one, lengths)
         self.reports = reports
+        return y.to(returned[0]), tuple(part.to(dtype) for part, dtype in zip(final, returned, strict=True))
+
+    def _run_layers(
+        self, y: Tensor, hidden: Hidden, solve_one: SolveOne, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Hidden]:
+        """All layers and directions, one after the other, each by `solve_one`."""
+        compute, finals = y.dtype, []
+        for layer in range(self.num_layers):
+            outputs = []
+            for _ in range(2 if self.bidirectional else 1):
+                index = len(finals)
+                initial = torch.cat([part[index] for part in hidden], -1).to(solved_in(y))
+                out, final = solve_one(index, y, initial)
+                outputs.append(out.to(compute))
+                finals.append(final)
+            y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+            if self.dropout > 0 and self.training and layer < self.num_layers - 1:
+                y = drop(y, self.dropout, lengths)
         widths = [part.shape[-1] for part in hidden]
         parts = zip(*(final.split(widths, -1) for final in finals), strict=True)
-        return y.to(returned[0]), tuple(torch.stack(p).to(dtype) for p, dtype in zip(parts, returned, strict=True))
+        return y, tuple(torch.stack(part) for part in parts)
 
     def _solve_one(
         self, x: Tensor, initial: Tensor, weights: Weights, lengths: Tensor | None, resets: Tensor | None,

@@ -70,11 +70,12 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
         return "nothing to solve"
     if not isinstance(solver, Auto):
         return None
-    steps, batch = size(module, input)
-    return _why_faster(module, data, steps, batch)
+    if data.device.type == "cuda" and resting(module):
+        return "auto: the network forgets too slowly, and cuDNN is faster than one chunk"
+    return why_faster(module, data, *size(module, input))
 
 
-def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
+def why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
     """Why torch's own layer is the faster one for a problem of this size, or None."""
     missing = ""
     if data.device.type == "cuda":
@@ -86,8 +87,6 @@ def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
             needed = next(steps for least, steps in SHORTEST_ON_GPU if batch >= least)
         else:
             needed = SHORTEST_BY_STEPS_ON_GPU if kernels else SHORTEST_IN_TORCH_ON_GPU
-        if resting(module):
-            return "auto: the network forgets too slowly, and cuDNN is faster than one chunk"
     elif solved_in(data) != torch.float32 or module.proj_size > 0:
         needed = SHORTEST_IN_TORCH
     elif unavailable() is not None:

@@ -35,6 +35,10 @@ class CPULayer(Layer):
         fits = n <= MOST_UNITS and 0 < x.shape[-1] <= MOST_INPUTS and x.shape[1] > 0
         return fits and x.device.type == "cpu" and x.dtype == torch.float32 and native.unavailable() is None
 
+    @staticmethod
+    def tape_width(kernel: str, n: int) -> int:
+        return 4 * n if kernel in ("gru", "lstm") else 0
+
     def sweeper(self, problem: Recurrence, keep: bool) -> tuple[CPUSweeper, list[Tensor]]:
         tape = self._empty_tape(keep)
         return CPUSweeper(problem, *tape), tape
@@ -42,8 +46,8 @@ class CPULayer(Layer):
     def _empty_tape(self, keep: bool) -> list[Tensor]:
         """Room for the gates' values, where they are to be kept and there are gates."""
         steps, batch = self.x.shape[:2]
-        has_gates = len(self.w_hh) > self.n
-        return [empty(steps, batch, 4 * self.n, like=self.initial)] if keep and has_gates else []
+        width = self.tape_width(self.kernel, self.n)
+        return [empty(steps, batch, width, like=self.initial)] if keep and width else []
 
     def forward(
         self, chunk: int, warmup: int, share_of_box: float, keep: bool, sweeps: int = 1

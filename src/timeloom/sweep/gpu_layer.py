@@ -11,7 +11,7 @@ from torch import Tensor
 from timeloom.cells.base import sum_outer
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, cut_evenly, empty_states
-from timeloom.sweep.gpu import LARGEST, GPUSweeper, as_precise_as_cudnn, has_triton
+from timeloom.sweep.gpu import LARGEST, SLOPES, GPUSweeper, as_precise_as_cudnn, has_triton
 from timeloom.sweep.layer import Layer
 from timeloom.sweep.wide import WideSweeper
 
@@ -30,6 +30,10 @@ class GPULayer(Layer):
     @staticmethod
     def supports(kernel: str, x: Tensor, n: int) -> bool:
         return x.device.type == "cuda" and x.dtype in PRODUCTS and x.shape[1] > 0 and has_triton()
+
+    @staticmethod
+    def tape_width(kernel: str, n: int) -> int:
+        return SLOPES[kernel] * n
 
     def sweeper(self, problem: Recurrence, keep: bool) -> tuple[GPUSweeper, list[Tensor]]:
         tape = [GPUSweeper.room_for_tape(problem)] if keep else []

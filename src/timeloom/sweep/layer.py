@@ -37,6 +37,11 @@ class Layer(ABC):
     def supports(kernel: str, x: Tensor, n: int) -> bool:
         """Whether there are kernels for such a layer."""
 
+    @staticmethod
+    @abstractmethod
+    def tape_width(kernel: str, n: int) -> int:
+        """Numbers a step that are kept for `backward` beside the states; 0 where nothing is."""
+
     @abstractmethod
     def sweeper(self, problem: Recurrence, keep: bool) -> tuple[ReferenceSweeper, list[Tensor]]:
         """For a general solver of this layer's recurrence: sweeps that keep what `backward` needs beside the states,

@@ -80,7 +80,7 @@ class Recurrent(nn.RNNBase):
         self._start(solver)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         self._handle = operators.handle_of(self)  # a copy is a module of its own
 
     def __prepare_scriptable__(self) -> Any:
@@ -128,9 +128,8 @@ class Recurrent(nn.RNNBase):
             after every step, with the shape of the output (an LSTM: a pair h, c). It changes how many sweeps are
             needed, not the result, and nothing where torch's own layer runs.
         """
-        if torch.compiler.is_dynamo_compiling() and lengths is None and resets is None and guess is None:
-            if operators.can_hold(self, input):
-                return self._run_in_graph(input, hx)
+        if torch.compiler.is_dynamo_compiling() and operators.can_hold(self, input, lengths, resets, guess):
+            return self._run_in_graph(input, hx)
         return self._run_eagerly(input, hx, lengths, resets, guess)
 
     @eager
@@ -179,7 +178,7 @@ class Recurrent(nn.RNNBase):
             return result
         return self._run_own(data, packed, hx, lengths, resets, guess, group)
 
-    def _run_in_graph(self, input: Tensor, hx: Any) -> tuple[Any, Any]:
+    def _run_in_graph(self, input: Any, hx: Any) -> tuple[Any, Any]:
         """For torch.compile: `_run_own` of a padded tensor, each layer and direction a node of the graph."""
         if input.dim() not in (2, 3):
             raise ValueError(f"{self._get_name()}: Expected input to be 2D or 3D, got {input.dim()}D instead")
@@ -310,7 +309,8 @@ class Recurrent(nn.RNNBase):
         self, y: Tensor, hidden: Hidden, solve_one: SolveOne, lengths: Tensor | None = None
     ) -> tuple[Tensor, Hidden]:
         """All layers and directions, one after the other, each by `solve_one`."""
-        compute, finals = y.dtype, []
+        compute = y.dtype
+        finals: list[Tensor] = []
         for layer in range(self.num_layers):
             outputs = []
             for _ in range(2 if self.bidirectional else 1):

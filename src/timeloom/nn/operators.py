@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from timeloom import express
 from timeloom.adjoint import refuse_second_order, solve_adjoint
@@ -32,6 +33,7 @@ from timeloom.solvers.sequential import Sequential
 from timeloom.sweep import sweeper as choose_sweeper
 from timeloom.sweep.gpu import has_triton
 from timeloom.trajectory import solve_states
+from timeloom.transforms import transformed
 
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
@@ -55,17 +57,18 @@ def handle_of(module: Recurrent) -> int:
     return handle
 
 
-def can_hold(module: Recurrent, input: Any) -> bool:
-    """Whether a graph can hold the module's call with a whole padded tensor."""
-    plain = type(input) is Tensor and input.device.type in ("cpu", "cuda") and input.dtype in SOLVED
-    if not plain or torch.is_autocast_enabled(input.device.type) or entered:
+def can_hold(module: Recurrent, input: Any, *more: Any) -> bool:
+    """Whether a graph can hold the module's call: a padded tensor, nothing `more`, no autocast, one rank."""
+    if type(input) not in (Tensor, Parameter) or any(given is not None for given in more):
+        return False
+    if input.device.type not in ("cpu", "cuda") or input.dtype not in SOLVED or input.layout != torch.strided:
+        return False
+    if torch.is_autocast_enabled(input.device.type) or entered or transformed():
         return False
     return module.has_torch_twin or not isinstance(module._solver, Sequential)
 
 
-def run(
-    handle: int, index: int, x: Tensor, initial: Tensor, weights: Sequence[Tensor | None]
-) -> tuple[Tensor, Tensor]:
+def run(handle: int, index: int, x: Tensor, initial: Tensor, weights: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
     """Outputs `(T, B, ·)` and final state `(B, S)` of one layer and direction, as nodes of a graph."""
     live = (x, initial, *weights)
     taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
@@ -115,7 +118,7 @@ def _like_solve(
     module, (steps, batch) = _module(handle), x.shape[:2]
     cell = module._bare(w_ih, w_hh, b_ih, b_hh, w_hr)
     own, kind = _why_torch(module, x, taped) is None, express.kind_of(cell, x)
-    like = x if own and kind is not None else initial
+    like = initial if own and kind is None else x
     states = [like.new_empty(steps + 1, batch, width) for width in cell.parts]
     final = like.new_empty(batch, cell.size)
     if not own or not taped:
@@ -146,10 +149,11 @@ def _run_torch(module: Recurrent, live: Live, taped: bool) -> tuple[list[Tensor 
         leaves = [None if tensor is None else tensor.detach().requires_grad_(taped) for tensor in live]
         x, initial, *weights = leaves
         assert initial is not None
-        hidden = tuple(part.unsqueeze(0) for part in initial.split(module._bare(*live[2:]).parts, -1))
+        parts = initial.to(live[0].dtype).split(module._bare(*live[2:]).parts, -1)
+        hidden = tuple(part.unsqueeze(0) for part in parts)
         given = [weight for weight in weights if weight is not None]
         options = (module.bias, 1, 0.0, module.training, False, False)
-        layer = getattr(torch._VF, module.mode.lower())  # type: ignore[attr-defined]
+        layer = getattr(torch._VF, module.mode.lower())
         outputs, *final = layer(x, hidden if len(hidden) > 1 else hidden[0], given, *options)
         return leaves, (outputs, torch.cat(final, -1).squeeze(0))
 
@@ -166,18 +170,18 @@ def _solve_backward(
     module, live = _module(handle), (x, initial, w_ih, w_hh, b_ih, b_hh, w_hr)
     notes: _Notes | None = getattr(states, NOTES, None)
     grads = (None if d_states is None else d_states[1:], d_final)
-    if _why_torch(module, x, taped=True) is not None:
-        leaves, results = notes.tape if notes is not None and notes.tape is not None else _run_torch(module, live, True)
-        with _autograd():
-            found = _differentiate(leaves, results, grads)
-    else:
-        report = notes.report if notes is not None else module.reports[index]
-        with _autograd(), torch.no_grad():
-            found = _own_gradients(module, live, index, [states, *kept], grads, report, want_x)
+    own = _why_torch(module, x, taped=True) is None if notes is None else notes.tape is None
+    with _autograd():
+        if own:
+            found = _own_gradients(module, live, index, [states, *kept], grads, notes, want_x)
+        else:
+            tape = notes.tape if notes is not None else None
+            found = _differentiate(*(tape or _run_torch(module, live, taped=True)), grads)
     if d_states is not None:
         found[1] = found[1] + torch.nn.functional.pad(d_states[0], (0, initial.shape[1] - d_states.shape[2]))
-    asked = [grad for grad in found[0 if want_x else 1 :] if grad is not None]
-    return _apart([grad.contiguous() for grad in asked], [tensor for tensor in grads if tensor is not None])
+    wanted = [(grad, of) for grad, of in zip(found, live, strict=True) if of is not None][0 if want_x else 1 :]
+    given = [grad for grad in grads if grad is not None]
+    return _apart([grad.to(of.dtype).contiguous() for grad, of in wanted], given)
 
 
 def _like_solve_backward(
@@ -190,13 +194,15 @@ def _like_solve_backward(
     return [tensor.new_empty(tensor.shape) for tensor in live if tensor is not None]
 
 
+@torch.no_grad()
 def _own_gradients(
     module: Recurrent, live: Live, index: int, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None],
-    report: SolveReport, want_x: bool,
+    notes: _Notes | None, want_x: bool,
 ) -> list[Any]:  # fmt: skip
     """Gradients of everything live by timeloom's sweeps."""
     memory, solver, cell = _memory(module, index), module._solver, module._bare(*live[2:])
-    note = noting(report, solver, memory, partial(_record, module, index))
+    report = notes.report if notes is not None else module.reports[index] if module.reports else None
+    note = memory.learn_backward if report is None else noting(report, solver, memory, lambda _: None)
     kind = express.kind_of(cell, live[0])
     if kind is not None:
         lane = express.lane_back(kind(cell, *live[:6]), module._bare, module._cell, solver, memory, note)

@@ -180,8 +180,6 @@ class Recurrent(nn.RNNBase):
 
     def _run_in_graph(self, input: Any, hx: Any) -> tuple[Any, Any]:
         """For torch.compile: `_run_own` of a padded tensor, each layer and direction a node of the graph."""
-        if input.dim() not in (2, 3):
-            raise ValueError(f"{self._get_name()}: Expected input to be 2D or 3D, got {input.dim()}D instead")
         batched = input.dim() == 3
         weights = [self._weights_of(index) for index in range(self._stacked)]
         check_input(input, None, self.input_size, weights[0][0])

@@ -58,10 +58,14 @@ def handle_of(module: Recurrent) -> int:
 
 
 def can_hold(module: Recurrent, input: Any, *more: Any) -> bool:
-    """Whether a graph can hold the module's call: a padded tensor, nothing `more`, no autocast, one rank."""
+    """Whether a graph can hold the module's call: with a padded tensor that is not empty and nothing `more`, no
+    autocast, one rank.
+    """
     if type(input) not in (Tensor, Parameter) or any(given is not None for given in more):
         return False
     if input.device.type not in ("cpu", "cuda") or input.dtype not in SOLVED or input.layout != torch.strided:
+        return False
+    if input.dim() not in (2, 3) or input.numel() == 0:
         return False
     if torch.is_autocast_enabled(input.device.type) or entered or transformed():
         return False
@@ -257,8 +261,6 @@ def _why_torch(module: Recurrent, x: Tensor, taped: bool) -> str | None:
         return "sequential, as asked for"
     if not module.has_torch_twin or not isinstance(module._solver, Auto):
         return None
-    if x.numel() == 0:
-        return "nothing to solve"
     with torch.set_grad_enabled(taped):
         return native.why_faster(module, x, *x.shape[:2])
 

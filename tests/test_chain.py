@@ -403,3 +403,38 @@ def test_hooks_may_watch() -> None:
     model[1].register_forward_hook(lambda module, given, out: seen.append(out.shape))
     tl.chain_backward(model, torch.randn(2, 4), torch.sum)
     assert seen
+
+
+def test_windows_wholly_in_the_padding_are_constants() -> None:
+    """They are -inf. (Torch's own backward pass writes through an index that is none, so it is not asked.)"""
+    model = build(nn.MaxPool2d(2, stride=2, padding=1, dilation=(2, 1)), nn.Tanh(), nn.Flatten(), nn.Linear(6, 2))
+    x = draw(3, 2, 1, 4).requires_grad_()
+    value = tl.chain_backward(model, x, lambda y: y.square().sum())
+    constant = -torch.ones(3, 6, dtype=torch.float64)
+    expected = model[3](constant).square().sum()
+    assert difference(value, expected.detach()) < 1e-12
+    parameters = (model[3].weight, model[3].bias)
+    for parameter, grad in zip(parameters, torch.autograd.grad(expected, parameters), strict=True):
+        assert difference(parameter.grad, grad) < 1e-12
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+def test_autocast_is_for_the_loss_alone() -> None:
+    model = build(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).float()
+    x, target = draw(5, 4).float(), torch.arange(5) % 3
+    F.cross_entropy(model(x), target).backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        tl.chain_backward(model, x, lambda y: F.cross_entropy(y, target))
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        assert difference(parameter.grad, grad) < 1e-6
+
+
+def test_gradients_that_are_off_and_layers_of_two_results_are_named() -> None:
+    x = torch.randn(1, 1, 4, 4, requires_grad=True)
+    for off in (torch.no_grad, torch.inference_mode):
+        with off(), pytest.raises(RuntimeError, match=r"needs gradients, and torch.no_grad\(\) or inference_mode"):
+            tl.chain_backward(nn.Sequential(nn.Tanh()), x, Tensor.sum)
+    with pytest.raises(ValueError, match=r"layer 0, MaxPool2d.*returns indices"):
+        tl.chain_backward(nn.Sequential(nn.MaxPool2d(2, return_indices=True)), x, Tensor.sum)

@@ -145,6 +145,21 @@ def test_values_that_are_not_finite_go_forward_only(dense: bool) -> None:
     assert bool(h[701:, 0, 1].isnan().all())
 
 
+def test_arguments_of_other_kinds_are_named() -> None:
+    b = torch.zeros(4, 2, 3)
+    for h0 in (0.0, [0.0]):
+        with pytest.raises(TypeError, match="h0 must be a Tensor, got"):
+            tl.linear_scan(b, b, h0)
+    for dtype in (torch.int64, torch.bool):
+        with pytest.raises(TypeError, match="b must be floating point or complex, got torch"):
+            tl.linear_scan(b.to(dtype), b.to(dtype))
+    for levels in ("a", 1.5, -1, True):
+        with pytest.raises(ValueError, match="levels must be a whole number ≥ 0 or None"):
+            tl.linear_scan(b, b, method="blelloch", levels=levels)
+    with pytest.raises(ValueError, match="structure must be one of"):
+        tl.linear_scan(b, b, structure=["dense"])
+
+
 def test_errors_say_what_was_given_and_what_was_expected() -> None:
     a, b, h0 = elements(5, False)
     dense = elements(5, True)[0]
@@ -162,3 +177,28 @@ def test_errors_say_what_was_given_and_what_was_expected() -> None:
         tl.linear_scan(a, b, h0.float())
     with pytest.raises(ValueError, match="time dimension"):
         tl.linear_scan(torch.ones(()), torch.ones(()))
+
+
+@pytest.mark.parametrize("method", ["auto", "reference", "blelloch"])
+@pytest.mark.parametrize("structure", ["diagonal", "dense", "block"])
+def test_complex_numbers(structure: str, method: str) -> None:
+    shapes = {"diagonal": ((5, 2), (5, 2)), "dense": ((5, 2, 2), (5, 2)), "block": ((5, 2, 2, 1), (5, 2, 1))}[structure]
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(s, generator=generator, dtype=torch.complex128, requires_grad=True) for s in shapes)
+    h0 = torch.randn(shapes[1][1:], generator=generator, dtype=torch.complex128, requires_grad=True)
+    for reverse in (False, True):
+        for transpose in (False, True):
+            assert gradcheck(
+                lambda a, b, h0, r=reverse, t=transpose: tl.linear_scan(
+                    a, b, h0, r, transpose=t, structure=structure, method=method
+                ),
+                (a, b, h0),
+            )
+
+
+def test_autocast_rounds_nothing() -> None:
+    a, b = torch.randn(200, 2, 3, 3) / 3, torch.randn(200, 2, 3)
+    for method in ("reference", "chunked", "blelloch"):
+        plain = tl.linear_scan(a, b, method=method)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(tl.linear_scan(a, b, method=method), plain)

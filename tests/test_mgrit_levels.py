@@ -72,14 +72,14 @@ def test_automatic_levels_fit_any_length_without_a_word() -> None:
     [
         ({"levels": 1}, "levels must be at least 2"),
         ({"levels": 2.5}, "levels must be a whole number"),
-        ({"coarsening": 1}, "coarsening must be at least 2"),
-        ({"coarsening": (4, 0)}, "coarsening must be a whole number"),
+        ({"coarsening": 1}, "coarsening must be a whole number ≥ 2 or None, got 1"),
+        ({"coarsening": (4, 0)}, "every factor of coarsening must be a whole number ≥ 2"),
         ({"coarsening": ()}, "coarsening must name a factor"),
         ({"coarsening": (4, 4), "levels": 4}, r"coarsening=\(4, 4\) makes 3 levels, and levels=4 were asked for"),
         ({"relaxation": "FC"}, "relaxation must be 'F', 'FCF'"),
         ({"relaxation": ("FCF", "C")}, "relaxation must be 'F', 'FCF'"),
         ({"relaxation": ()}, "empty tuple"),
-        ({"weight": 0.0}, "weight must lie between 0 and 2"),
+        ({"weight": 0.0}, "weight must be a number between 0 and 2, got 0.0"),
         ({"cycle": "W"}, "cycle must be one of 'V', 'F'; got 'W'"),
         ({"guess": "zero"}, "guess must be one of 'warmup', 'nested', 'initial'; got 'zero'"),
         ({"cycles": 0}, "cycles must be a whole number"),
@@ -88,7 +88,7 @@ def test_automatic_levels_fit_any_length_without_a_word() -> None:
         ({"coarse_inputs": "last"}, "coarse_inputs must be one of 'mean', 'inject'; got 'last'"),
         ({"check_gradient_every": 0}, "check_gradient_every must be a whole number"),
         ({"gradient_tolerance": 0.1}, "gradient_tolerance needs check_gradient_every"),
-        ({"tol": -1.0}, "tol must be positive"),
+        ({"tol": -1.0}, "tol must be a positive number"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:

@@ -119,6 +119,29 @@ def test_bad_guesses_are_named() -> None:
         tl.GRU(3, 4, num_layers=2, bidirectional=True, solver="deer")(xs, guess=torch.zeros(10, 2, 8))
 
 
+@pytest.mark.parametrize("solver", ["sequential", "auto", "deer"])
+def test_bad_guesses_are_named_by_torchs_own_layer_too(solver: str) -> None:
+    gru, xs = tl.GRU(3, 4, batch_first=True, solver=solver), torch.randn(2, 5, 3)
+    for _ in range(2):
+        gru(xs)
+        with pytest.raises(ValueError, match=r"guess has shape \(5, 2, 4\), expected \(2, 5, 4\)"):
+            gru(xs, guess=torch.zeros(5, 2, 4))
+        with pytest.raises(ValueError, match="guess is for 3 samples, the batch has 2 sequences"):
+            gru(xs, guess=tl.WarmStarts().of([1, 2, 3]))
+        packed = pack_sequence([torch.randn(5, 3), torch.randn(2, 3)])
+        with pytest.raises(ValueError, match="guess is for 3 samples, the batch has 2 sequences"):
+            gru(packed, guess=tl.WarmStarts().of([1, 2, 3]))
+    gru(xs, guess=torch.zeros(2, 5, 4))
+    gru(packed, guess=tl.WarmStarts().of([1, 2]))
+    gru(xs[0], guess=torch.zeros(5, 4))
+
+
+def test_a_guess_may_be_large() -> None:
+    gru, xs = tl.GRU(3, 4, solver="deer"), torch.randn(10, 2, 3)
+    y, _ = gru(xs, guess=torch.full((10, 2, 4), 3e38))
+    torch.testing.assert_close(y, nn.GRU.forward(gru, xs)[0], rtol=1e-4, atol=1e-6)
+
+
 # ---- the store -----------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +222,19 @@ def test_training_with_a_store_needs_fewer_sweeps() -> None:
     assert sum(few[2:]) < sum(many[2:])
 
 
+def test_what_a_narrow_dtype_cannot_hold_is_not_kept() -> None:
+    store = tl.WarmStarts(dtype=torch.float16)
+    xs, h0 = torch.randn(40, 2, 3, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64)
+
+    def cell(h: Tensor, x: Tensor) -> Tensor:
+        return 0.9 * h + 1e5 * torch.tanh(1e-5 * h + x)
+
+    for _ in range(2):
+        _, report = tl.unroll(cell, h0, xs, solver=DEER(), guess=store.of([0, 1]))
+        assert not report.fell_back
+    assert len(store) == 0
+
+
 def test_what_is_not_finite_is_not_kept() -> None:
     gru, store = tl.GRU(3, 4, solver="deer"), tl.WarmStarts()
     x = torch.randn(20, 2, 3)
@@ -235,6 +271,23 @@ def test_rounded_corrections_reach_the_same_states(dtype: torch.dtype, precision
             assert zoo.difference(grads[1][key], grads[0][key]) < close, key
         assert not rounded.report.fell_back
         assert rounded.report.iterations <= full.report.iterations + 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("solver", FAMILY)
+def test_states_in_half_precision(solver: str, dtype: torch.dtype) -> None:
+    w = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).to(dtype) / 3
+    xs, h0 = torch.randn(30, 2, 3, generator=torch.Generator().manual_seed(1)).to(dtype), torch.zeros(2, 3, dtype=dtype)
+    h0.requires_grad_()
+    results = []
+    for name in (solver, "sequential"):
+        states, report = tl.unroll(lambda h, x: torch.tanh(h @ w + x), h0, xs, solver=name)
+        assert report.converged
+        results.append((states.detach(), torch.autograd.grad(states[0].sum(), h0)[0]))
+    close = 16 * torch.finfo(dtype).eps
+    for given, expected in zip(*results, strict=True):
+        assert given.dtype == dtype
+        assert zoo.difference(given, expected) < close
 
 
 def test_tf32_needs_a_gpu() -> None:
@@ -351,6 +404,16 @@ def test_structures_and_probes_are_checked() -> None:
         ValueError, match=r"solver must be one of .*'deer', 'quasi-deer', 'elk', 'quasi-elk', 'picard', "
     ):
         tl.GRU(3, 4, solver="newton")
+
+
+@pytest.mark.parametrize("solver", ["deer", "quasi-deer", "elk", "quasi-elk", "picard"])
+def test_corrections_that_overflow_are_told(solver: str) -> None:
+    h0, xs = torch.full((1, 1), 0.3, dtype=torch.float64), torch.zeros(300, 1, 1, dtype=torch.float64)
+    states, report = tl.unroll(lambda h, x: h * h - 1.5 + x, h0, xs, solver=solver)
+    assert report.residuals[-1] == torch.inf
+    assert "the values are not finite" in report.reason
+    assert report.fell_back
+    assert torch.equal(states, tl.unroll(lambda h, x: h * h - 1.5 + x, h0, xs, solver="sequential")[0])
 
 
 def test_giving_up_is_reported_and_raised_when_asked() -> None:

@@ -12,7 +12,7 @@ from torch.autograd import gradcheck
 from zoo import difference
 
 import timeloom as tl
-from timeloom.ode import trajectory
+from timeloom.ode import advance, trajectory
 from timeloom.ode.exponential import matrix_exp
 from timeloom.ode.field import Field
 from timeloom.ode.steps import STEPS
@@ -457,6 +457,33 @@ def test_a_sequence_that_blows_up_leaves_the_others_alone() -> None:
     assert not bool(y[-1, 0].isfinite())
     assert not reports[0].converged
     assert "NOT converged" in str(reports[0])
+
+
+@pytest.mark.parametrize("solver", ["deer", "sequential"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_sequence_at_a_pole_does_not_hold_up_the_others(step: str, solver: str) -> None:
+    """y' = y² from 1 has its pole at t = 1, where some steps have no solution and others a huge one."""
+    t = torch.linspace(0, 1, 101, dtype=EXACT)
+
+    def run(*starts: float) -> tuple[Tensor, Tensor]:
+        y0 = torch.tensor(starts, dtype=EXACT).unsqueeze(-1).requires_grad_()
+        y = tl.odeint(lambda t, y: y * y, y0, t, solver, step)[:, -2:]
+        return y.detach(), torch.autograd.grad(y[-1].sum(), y0)[0][-2:]
+
+    (y, grad), (y_alone, grad_alone) = run(1.0, -1.0, 0.3), run(-1.0, 0.3)
+    assert difference(y, y_alone) < 1e-13
+    assert difference(grad, grad_alone) < 1e-13
+
+
+def test_a_step_that_has_no_solution_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near a pole ever shorter parts of this step have a solution, thousands of them."""
+    attempts: list[bool] = []
+    fit = advance.fit
+    monkeypatch.setattr(advance, "fit", lambda *args: attempts.append(True) or fit(*args))
+    t = 0.005 * torch.arange(6, dtype=EXACT)
+    y = tl.odeint(lambda t, y: y * y, torch.full((1,), 100.0, dtype=EXACT), t, "sequential", "deer")
+    assert bool(y[-1].isnan())
+    assert len(attempts) < 200
 
 
 def test_what_f_holds_may_act_late() -> None:

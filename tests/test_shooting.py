@@ -661,8 +661,8 @@ def test_options_are_checked() -> None:
         ({"chunk": True}, "chunk must be a whole number"),
         ({"warmup": -1}, "warmup must be a whole number"),
         ({"max_iters": 0}, "max_iters must be a whole number ≥ 1 or None, got 0"),
-        ({"tol": 0.0}, "tol must be positive or None, got 0.0"),
-        ({"tol": float("nan")}, "tol must be positive"),
+        ({"tol": 0.0}, "tol must be a positive number or None, got 0.0"),
+        ({"tol": float("nan")}, "tol must be a positive number"),
         ({"adjoint": "scan-ish"}, "adjoint must be one of 'same', 'scan', .*'sequential'; got 'scan-ish'"),
         ({"on_divergence": "pray"}, "on_divergence must be one of 'sequential', 'raise', 'ignore'; got 'pray'"),
     ):
@@ -704,3 +704,12 @@ def test_a_large_beginning_hides_no_later_error(size: float) -> None:
         states, report = tl.unroll(cell, h0, xs, solver="auto")
         assert report.converged
         assert float((states.double() - torch.stack(expected))[100:].abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("correction", ["none", "diag", "newton"])
+def test_a_solve_that_needs_no_correction_is_told_as_what_was_asked_for(correction: str) -> None:
+    gru = tl.GRU(4, 8, solver=Shooting(correction=correction, chunk=64))
+    gru(torch.randn(1000, 1, 4))[0].sum().backward()
+    report = gru.reports[0]
+    assert report.iterations == 1
+    assert report.solver == report.backward.solver == f"shooting[{correction}]"

@@ -223,8 +223,10 @@ def _damped(
     structure = _structure(how)
     if structure == "block":
         sources = sources.unflatten(-1, (2, -1))
-    found, belief = damped_scan(elements, sources, damping.to(sources.dtype), structure, belief)
-    return found.flatten(-2) if structure == "block" else found, belief
+    given = sources.dtype
+    dtype = given if given.itemsize > 2 else torch.float32  # torch factorises nothing in half precision
+    found, belief = damped_scan(elements.to(dtype), sources.to(dtype), damping.to(dtype), structure, belief)
+    return (found.flatten(-2) if structure == "block" else found).to(given), belief
 
 
 def _structure(how: Linearization) -> Structure:

@@ -32,7 +32,7 @@ def run(
     where to begin, and takes in what was found, as the states of recurrence `slot`.
     """
     if isinstance(solver, Sequential) and problem.lengths is None and problem.resets is None:
-        return _on_tape(problem, record)
+        return on_tape(problem, record, "sequential, as asked for")
     detached = problem.detach()
     if guess is not None:
         detached = replace(detached, guess=guess.load(slot, detached))
@@ -69,13 +69,13 @@ def noting(report: SolveReport, solver: Solver, memory: Memory, record: Record) 
     return note
 
 
-def _on_tape(problem: Recurrence, record: Record) -> tuple[Tensor, Tensor]:
-    """The plain loop, on autograd's tape: differentiable any number of times."""
+def on_tape(problem: Recurrence, record: Record, reason: str) -> tuple[Tensor, Tensor]:
+    """The plain loop, on autograd's tape: differentiable any number of times, in every way that torch knows."""
     state, states = problem.initial, []
     for u in problem.u.unbind(0):
         state = problem.cell.step(state, u)
         states.append(state)
-    record(SolveReport.sequential(problem.steps, "sequential, as asked for"))
+    record(SolveReport.sequential(problem.steps, reason))
     outputs = torch.stack(states)
     return outputs if problem.cell.whole_state_out else outputs[..., : problem.cell.parts[0]], state
 

@@ -112,7 +112,8 @@ class Plan:
     @property
     def method(self) -> str:
         """What ran where the planned sweeps were enough, for the report."""
-        return "shooting[none]" if self.sweeps == 1 else "shooting[diag]"
+        chosen = "none" if self.sweeps == 1 else "diag"
+        return f"shooting[{chosen if self.correction == 'auto' else self.correction}]"
 
     def march(self, chain: Chain) -> SolveReport:
         """Make the chain's links fit together, in this plan's way."""
@@ -256,8 +257,8 @@ class Boundaries:
         self.error = (self.jump.abs() / self.scale).amax(-1)
         self._bad = ~(self.error <= tolerance)
         self.converged = not bool(self._bad.any())
-        finite = self.error.nan_to_num(nan=torch.inf)
-        return float(finite.max()) if finite.numel() else 0.0
+        known = torch.where(self.error.isnan(), torch.inf, self.error)
+        return float(known.max()) if known.numel() else 0.0
 
     def demand(self, tolerance: float) -> None:
         """Count what is over another tolerance as unfinished."""

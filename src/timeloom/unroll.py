@@ -16,11 +16,13 @@ from timeloom.distributed.solve import Over, run_over_ranks
 from timeloom.distributed.span import agree
 from timeloom.eager import eager
 from timeloom.problem import Recurrence
-from timeloom.recurrence import run
+from timeloom.recurrence import on_tape, run
 from timeloom.report import SolveReport
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import resolve
+from timeloom.solvers.sequential import Sequential
+from timeloom.transforms import WHERE, transformed
 from timeloom.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
 
 _memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
@@ -59,7 +61,10 @@ def unroll(
         plan = plan_over_ranks(resolved, problem.detach(), memory.forward, span, over.line(problem.batch))
         states, _ = run_over_ranks(problem, resolved, memory, reports.append, over, plan)
         return generic.unpack(states), reports[0]
-    states, _ = run(problem, resolved, _memory_of(cell), reports.append, begin)
+    if transformed() and not isinstance(resolved, Sequential):
+        states, _ = on_tape(problem, reports.append, f"no sweeps {WHERE}")
+    else:
+        states, _ = run(problem, resolved, _memory_of(cell), reports.append, begin)
     return generic.unpack(states), reports[0]
 
 

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from timeloom.memory import all_finite
 from timeloom.problem import Recurrence
 
 
@@ -84,7 +83,10 @@ class WarmStarts:
         return self._states.get((key, slot))
 
     def save(self, key: Hashable, slot: int, states: Tensor) -> None:
-        self._states[key, slot] = states.to(device=self.device, dtype=self.dtype, copy=True)
+        """Keep a sample's states; not those that are not finite, or too large for the dtype they are kept in."""
+        kept = states.to(device=self.device, dtype=self.dtype, copy=True)
+        if bool(kept.isfinite().all()):
+            self._states[key, slot] = kept
 
 
 class WarmBatch:
@@ -115,8 +117,7 @@ class WarmBatch:
     def save(self, slot: int, problem: Recurrence, states: list[Tensor]) -> None:
         found = torch.cat([part[1:] for part in states], -1).detach()
         for sequence, (key, length) in enumerate(zip(self.keys, problem.ends().tolist(), strict=True)):
-            if all_finite(found[:length, sequence]):
-                self.store.save(key, slot, found[:length, sequence])
+            self.store.save(key, slot, found[:length, sequence])
 
 
 def check_batch(guess: WarmBatch, batch: int) -> None:
@@ -134,6 +135,6 @@ def check_states(given: Any, shapes: tuple[tuple[int, ...], ...], is_tuple: bool
     shown = ", ".join(str(tuple(part.shape)) for part in parts)
     if tuple(tuple(part.shape) for part in parts) != shapes:
         raise ValueError(f"guess has shape {shown}, expected {expected}: the states after every step")
-    if not all(all_finite(part) for part in parts):
+    if not all(bool(part.isfinite().all()) for part in parts):
         raise ValueError("guess holds values that are not finite")
     return parts

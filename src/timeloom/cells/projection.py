@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from timeloom.cells.base import sum_outer
 from timeloom.eager import eager
 from timeloom.memory import empty
 
@@ -51,7 +52,7 @@ class _Project(torch.autograd.Function):
                 d_x = empty(*x.shape, like=grad)
                 torch.mm(flat, weight, out=d_x.flatten(0, -2))
             if ctx.needs_input_grad[1]:
-                d_weight = torch.mm(flat.t(), x.flatten(0, -2))
+                d_weight = sum_outer(flat, x.flatten(0, -2))
             if ctx.needs_input_grad[2]:
                 d_bias = flat.sum(0)
         return d_x, d_weight, d_bias

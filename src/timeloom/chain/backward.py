@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from timeloom.chain.jacobians import LAYERS
 from timeloom.chain.matrices import Matrix
 from timeloom.chain.scan import ScanTrace, scan_backward
 from timeloom.eager import eager
-from timeloom.solvers.base import check_count
+from timeloom.options import check_count
+from timeloom.transforms import refuse_transforms
 
 
 @eager
@@ -36,10 +38,12 @@ def chain_backward(
         0 is back-propagation; None takes as many as there are.
     record: called with the trace of the scan: its products and what they cost.
     Returns the loss, detached. Gradients are added to `.grad` of parameters, and flow on into x if it wants one.
+    Autocast is for the loss alone: the layers run in their own precision.
     """
+    refuse_transforms("chain_backward", "loss(model(x))")
     layers = list(_layers(model))
     _check(layers, x, loss, levels)
-    with torch.no_grad():
+    with torch.no_grad(), _own_precision(x):
         points = [x.detach()]
         for _, layer in layers:
             inplace = getattr(layer, "inplace", False)
@@ -52,16 +56,22 @@ def chain_backward(
     value.backward()
     if output.grad is None:
         raise ValueError("loss(y) does not depend on y: there is nothing to back-propagate")
-    with torch.no_grad():
+    with torch.no_grad(), _own_precision(x):
         grads, trace = _gradients(output.grad, points, jacobians, _first_needed(layers, x), levels)
-    for (_, layer), point, grad in zip(layers, points, grads[1:], strict=False):
-        _add_parameter_grads(layer, point, grad)
+    with _own_precision(x):
+        for (_, layer), point, grad in zip(layers, points, grads[1:], strict=False):
+            _add_parameter_grads(layer, point, grad)
     if x.requires_grad:
         assert grads[0] is not None
         torch.autograd.backward(x, grads[0])
     if record is not None:
         record(trace)
     return value.detach()
+
+
+def _own_precision(x: Tensor) -> AbstractContextManager[None]:
+    """Products of sparse matrices are not for autocast's types."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def _gradients(
@@ -123,8 +133,14 @@ def _check(layers: list[tuple[str, nn.Module]], x: Any, loss: Any, levels: objec
                 f"chain_backward does not know the Jacobian of layer {name}, {layer}. Supported layers are {supported} "
                 f"and nn.Sequential of them; for others use loss(model(x)).backward()."
             )
+        if getattr(layer, "return_indices", False):
+            raise ValueError(
+                f"chain_backward needs layers that return one tensor: layer {name}, {layer}, returns indices"
+            )
     if not layers:
         raise ValueError("model has no layers")
+    if not torch.is_grad_enabled():
+        raise RuntimeError("chain_backward needs gradients, and torch.no_grad() or inference_mode() has them off")
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a Tensor, got {type(x).__name__}")
     if x.dtype not in (torch.float32, torch.float64):

@@ -62,14 +62,17 @@ def tanh(layer: nn.Tanh, x: Tensor, y: Tensor) -> Matrix:
 
 
 def max_pool2d(layer: nn.MaxPool2d, x: Tensor, y: Tensor) -> Matrix:
-    """A one where each output pixel comes from."""
+    """A one where each output pixel comes from; none for a window wholly in the padding: it is -inf whatever x is."""
     _check_images(layer, x)
-    options = layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode
-    _, pixel = F.max_pool2d(x, *options, return_indices=True)
+    sizes = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    _, pixel = F.max_pool2d(x, *sizes, layer.ceil_mode, return_indices=True)
     plane = torch.arange(pixel.shape[0] * pixel.shape[1], device=x.device).view(*pixel.shape[:2], 1, 1)
-    rows = (plane * (x.shape[2] * x.shape[3]) + pixel).flatten()
-    columns = torch.arange(y.numel(), device=x.device)
-    return Sparse.of(rows, columns, torch.ones_like(y).flatten(), (x[0].numel(), y[0].numel()), len(x))
+    geometry = Windows(pair(x.shape[2:]), pair(y.shape[2:]), *(pair(size) for size in sizes))
+    inside = torch.zeros(y[0, 0].numel(), dtype=torch.bool, device=x.device)
+    inside[geometry.entries(x.device)[1]] = True
+    columns = inside.expand(*y.shape[:2], -1).flatten().nonzero().squeeze(-1)
+    rows = (plane * (x.shape[2] * x.shape[3]) + pixel).flatten()[columns]
+    return Sparse.of(rows, columns, torch.ones_like(rows, dtype=y.dtype), (x[0].numel(), y[0].numel()), len(x))
 
 
 def avg_pool2d(layer: nn.AvgPool2d, x: Tensor, y: Tensor) -> Matrix:

@@ -123,7 +123,8 @@ class Recurrent(nn.RNNBase):
             needed, not the result, and nothing where torch's own layer runs.
         """
         key, group = None, time_group()
-        if group is None and type(input) is Tensor and lengths is None and resets is None:
+        plain = lengths is None and resets is None and guess is None and group is None
+        if plain and type(input) is Tensor:
             key = (input.shape, input.dtype, input.device, torch.is_grad_enabled())
         known = self._known.get(key)
         if known is not None:  # a short call: every look at it counts
@@ -148,6 +149,9 @@ class Recurrent(nn.RNNBase):
         reason = "" if group is not None else obstacle or native.why(self, self._solver, input)
         if reason and not ragged:
             result = self._run_native(input, hx, reason)
+            if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
+                permutation = None if packed is None else packed.sorted_indices
+                self._guess(guess, packed is not None or data.dim() == 3, *native.size(self, input), permutation)
             passing = obstacle or data.device.type == "cuda"  # it may be gone next time
             if key is not None and not passing and len(self._known) < MOST_KNOWN:
                 self._known[key] = self.reports
@@ -196,7 +200,7 @@ class Recurrent(nn.RNNBase):
         if resets is not None:
             resets = resets if batched or not isinstance(resets, Tensor) else resets.unsqueeze(1)
             resets = check_resets(resets, steps, batch, self.batch_first and batched, x.device)
-        begin = None if guess is None else self._guess(guess, batched, hidden, x, permutation)
+        begin = None if guess is None else self._guess(guess, batched, steps, batch, permutation)
         y, final = self._solve(x, hidden, weights, lengths, resets, begin, span)
         if packed is not None:
             final = tuple(self.permute_part(part, packed.unsorted_indices) for part in final)
@@ -212,18 +216,19 @@ class Recurrent(nn.RNNBase):
     def permute_part(part: Tensor, permutation: Tensor | None) -> Tensor:
         return part if permutation is None else part.index_select(1, permutation)
 
-    def _guess(self, guess: Any, batched: bool, hidden: Hidden, x: Tensor, permutation: Tensor | None) -> Guess:
+    def _guess(self, guess: Any, batched: bool, steps: int, batch: int, permutation: Tensor | None) -> Guess:
         """The user's guess, checked, in the order of the batch."""
         if isinstance(guess, WarmBatch):
-            check_batch(guess, x.shape[1])
+            check_batch(guess, batch)
             return guess if permutation is None else guess.permuted(permutation)
         if self._stacked > 1 or permutation is not None:
             raise ValueError(
                 f"guess as tensors is for one layer, one direction and a padded input; this call has {self._stacked} "
                 "layers and directions: use timeloom.WarmStarts"
             )
-        lead = x.shape[:1] if not batched else x.shape[1::-1] if self.batch_first else x.shape[:2]
-        shapes = tuple((*lead, part.shape[-1]) for part in hidden)
+        lead = (steps,) if not batched else (batch, steps) if self.batch_first else (steps, batch)
+        width = self.proj_size or self.hidden_size
+        shapes = tuple((*lead, part) for part in ((width, self.hidden_size) if self.mode == "LSTM" else (width,)))
         states = torch.cat(check_states(guess, shapes, len(shapes) > 1), -1)
         states = states if batched else states.unsqueeze(1)
         return GivenStates(states.transpose(0, 1) if self.batch_first and batched else states)

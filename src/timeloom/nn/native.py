@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
-from timeloom.nn.precision import SOLVED, solved_in
+from timeloom.nn.precision import SOLVED, products_in, solved_in
 from timeloom.report import SolveReport
 from timeloom.solvers.auto import Auto
 from timeloom.solvers.base import Solver
@@ -17,6 +16,7 @@ from timeloom.solvers.sequential import Sequential
 from timeloom.sweep.cpu_layer import MOST_INPUTS, MOST_UNITS
 from timeloom.sweep.gpu import has_triton
 from timeloom.sweep.native import unavailable
+from timeloom.transforms import WHERE, transformed
 
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
@@ -30,10 +30,12 @@ SHORTEST_LSTM_FORWARD = 1024
 """The same without gradients."""
 SHORTEST_IN_TORCH = 2048
 """The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
-SHORTEST_FUSED_ON_GPU = 2048
-"""The same for the fused sweeps on a GPU."""
-SHORTEST_ON_GPU = 4096
-"""The same on a GPU, for the layers that cuDNN runs with a launch per step."""
+SHORTEST_ON_GPU = ((16, 1536), (1, 3072))
+"""The same for the kernels on a GPU, by the batch, where cuDNN has one persistent kernel of its own."""
+SHORTEST_BY_STEPS_ON_GPU = 256
+"""The same where cuDNN launches kernels for every step: wide layers, and bfloat16."""
+SHORTEST_IN_TORCH_ON_GPU = 4096
+"""The same for sweeps in plain torch operations on a GPU."""
 PERSISTENT = 128
 """Hidden size up to which cuDNN's float32 layers run in one persistent kernel, out of reach for a step at a time."""
 LSTM_BATCH = 8
@@ -52,8 +54,8 @@ def obstacle(data: Tensor) -> str | None:
         return f"no sweeps for a {type(data).__name__} of layout {data.layout}"
     if torch._C._get_tracing_state() is not None:
         return "no sweeps inside torch.jit.trace"
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return "no sweeps inside torch.func transforms and forward-mode differentiation"
+    if transformed():
+        return f"no sweeps {WHERE}"
     return None
 
 
@@ -68,7 +70,7 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
         return "nothing to solve"
     if not isinstance(solver, Auto):
         return None
-    steps, batch = _size(module, input)
+    steps, batch = size(module, input)
     return _why_faster(module, data, steps, batch)
 
 
@@ -77,9 +79,13 @@ def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
     missing = ""
     if data.device.type == "cuda":
         kernels = module.proj_size == 0 and data.dtype != torch.float64 and has_triton()
-        if module.hidden_size <= PERSISTENT and data.dtype == torch.float32 and not kernels:
+        persistent = module.hidden_size <= PERSISTENT and products_in(data) in (torch.float32, torch.float16)
+        if persistent and not kernels:
             return f"auto: cuDNN runs {module.hidden_size} hidden units in one kernel"
-        needed = SHORTEST_FUSED_ON_GPU if kernels else SHORTEST_ON_GPU
+        if persistent:
+            needed = next(steps for least, steps in SHORTEST_ON_GPU if batch >= least)
+        else:
+            needed = SHORTEST_BY_STEPS_ON_GPU if kernels else SHORTEST_IN_TORCH_ON_GPU
         if resting(module):
             return "auto: the network forgets too slowly, and cuDNN is faster than one chunk"
     elif solved_in(data) != torch.float32 or module.proj_size > 0:
@@ -125,11 +131,11 @@ def layer(module: Recurrent) -> Any:
 
 
 def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> SolveReport:
-    steps, _ = _size(module, input)
+    steps, _ = size(module, input)
     return SolveReport.sequential(steps, f"{reason}; run by torch's own layer")
 
 
-def _size(module: Recurrent, input: Tensor | PackedSequence) -> tuple[int, int]:
+def size(module: Recurrent, input: Tensor | PackedSequence) -> tuple[int, int]:
     """Steps and batch of an input."""
     if isinstance(input, PackedSequence):
         return len(input.batch_sizes), int(input.batch_sizes[0])

@@ -15,12 +15,10 @@ from timeloom.ode.advance import TWICE_DIFFERENTIABLE
 from timeloom.ode.field import pull_back
 from timeloom.ode.newton import (
     SLOW,
+    History,
     contraction,
     default_tolerance,
-    hopeless,
-    largest,
     relative_to_largest,
-    settled,
 )
 from timeloom.ode.steps.base import exact_transfers
 from timeloom.ode.trajectory import MOST_ITERS, Problem
@@ -91,22 +89,22 @@ def _solve_window(problem: Problem, t: Tensor, y: Tensor, grads: Tensor) -> tupl
 
     `grads` `(T, B, n)` are those on the window's points after the first.
     """
-    step, field, tolerance = problem.step, problem.field, default_tolerance(y.dtype)
+    step, field = problem.step, problem.field
     with torch.enable_grad():
         points = y.detach().requires_grad_()
         now = step.evaluate(field, t, points)
     transfers = now.transfers()
     exact = False
     weights, adjoint, left = torch.zeros_like(grads), torch.zeros_like(grads), grads
-    residuals: list[float] = []
+    history = History(y, default_tolerance(y.dtype), MOST_ITERS)
     while True:
-        change = transfers.carry_back(left)
+        change = torch.where(history.stopped.unsqueeze(-1), 0, transfers.carry_back(left))
         adjoint, weights = adjoint + change, weights + transfers.solve_transposed(change)
         pulled = pull_back(now.residual, points, weights)
         left = grads - pulled[1:]
         behind = adjoint.flip(0)
-        residuals.append(largest(relative_to_largest(left.flip(0), torch.cat([behind[:1], behind]))))
-        if settled(residuals, tolerance, y.dtype) or hopeless(residuals, MOST_ITERS):
-            return weights, pulled[0], residuals
-        if not exact and (contraction(residuals) or 0.0) > SLOW:
+        history.add(relative_to_largest(left.flip(0), torch.cat([behind[:1], behind])))
+        if history.over:
+            return weights, pulled[0], history.residuals
+        if not exact and history.factor > SLOW:
             transfers, exact = exact_transfers(step, field, t, y), True

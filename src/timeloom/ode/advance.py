@@ -21,6 +21,8 @@ MOST_INNER = 50
 """Newton steps at most for the equation of one implicit step."""
 SHORTEST_STRIDE = 1e-4
 """Part of a step that its solution is carried on by, at least, before it is given up."""
+MOST_STRIDES = 60
+"""Strides tried at most: near a pole the solution can be followed in ever shorter ones, to no end."""
 ROUNDING = 1e4
 """Multiple of the tolerance up to which what is left of an equation is put down to rounding."""
 
@@ -45,23 +47,31 @@ def advance(step: Step, field: Field, t: Tensor, y: Tensor) -> Tensor:
 def _solve_implicit(step: Step, field: Field, t: Tensor, guess: Tensor) -> Tensor:
     """Begin and end of one step, `(2, B, n)`: by Newton's method, and where that fails by way of shorter steps.
 
-    The end of a shorter step from the same begin is a good guess for that of a longer one.
+    The end of a shorter step from the same begin is a good guess for that of a longer one. Every row goes its own way.
     """
     tolerance = default_tolerance(guess.dtype)
     found = fit(step, field, t, guess, tolerance, MOST_INNER)
-    reached, stride = 0.0, 0.5
-    while not found.converged and stride > SHORTEST_STRIDE:
-        target = min(1.0, reached + stride)
-        part = torch.stack([t[0], t[0] + target * (t[1] - t[0])])
-        attempt = fit(step, field, part, guess, tolerance, MOST_INNER)
-        if attempt.converged:
-            guess, reached, stride = attempt.y, target, 2 * stride
-            found = attempt if target == 1.0 else found
-        else:
-            stride /= 2
-    if found.converged:
-        return found.y
-    return torch.stack([guess[0], torch.where(_solved(step, field, t, found.y), found.y[1], torch.nan)])
+    solved = found.met[0]
+    guess = torch.where(solved.unsqueeze(-1), found.y, guess)
+    reached, t = solved.to(t.dtype), t.expand(2, len(solved), 1)
+    stride = torch.full_like(reached, 0.5)
+    for _ in range(MOST_STRIDES):
+        left = (reached < 1) & (stride > SHORTEST_STRIDE) & guess[0].isfinite().all(-1)
+        if not bool(left.any()):
+            break
+        target = (reached + stride)[left].clamp(max=1)
+        begin, end = t[:, left]
+        part = torch.stack([begin, begin + target.unsqueeze(-1) * (end - begin)])
+        attempt = fit(step, field, part, guess[:, left], tolerance, MOST_INNER)
+        solved = attempt.met[0]
+        guess[:, left] = torch.where(solved.unsqueeze(-1), attempt.y, guess[:, left])
+        reached[left] = torch.where(solved, target, reached[left])
+        stride[left] *= torch.where(solved, 2.0, 0.5).to(stride.dtype)
+    solved = (reached == 1).unsqueeze(-1)
+    y = torch.where(solved, guess, found.y)
+    if not bool(solved.all()):
+        solved = solved | _solved(step, field, t, y)
+    return torch.stack([y[0], torch.where(solved, y[1], torch.nan)])
 
 
 def _solved(step: Step, field: Field, t: Tensor, y: Tensor) -> Tensor:

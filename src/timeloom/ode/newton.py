@@ -26,16 +26,21 @@ class Fit:
 
     y: the trajectory, `(T + 1, B, n)`.
     residuals: largest relative miss of a step before each Newton step, and after the last.
-    good: how many leading steps meet the tolerance, in every sequence; T when it converged.
+    met: the steps that meet the tolerance, `(T, B)`.
     """
 
     y: Tensor
     residuals: list[float]
-    good: int
+    met: Tensor
+
+    @property
+    def good(self) -> int:
+        """How many leading steps meet the tolerance, in every sequence; T when it converged."""
+        return leading(self.met)
 
     @property
     def converged(self) -> bool:
-        return self.good == len(self.y) - 1
+        return bool(self.met.all())
 
 
 def default_tolerance(dtype: torch.dtype) -> float:
@@ -47,12 +52,13 @@ def fit(step: Step, field: Field, t: Tensor, y: Tensor, tolerance: float, max_it
     """Solve the equations of all T steps from a guess y, `(T + 1, B, n)`, whose first point is given.
 
     Each Newton step corrects all points by one linear scan. It goes on past the tolerance while the residual still
-    falls: misses of one sign, each within the tolerance, would add up over many steps.
+    falls: misses of one sign, each within the tolerance, would add up over many steps. Every sequence stops by itself:
+    one that runs away does not hold up the others.
     """
-    residuals: list[float] = []
+    history = History(y, tolerance, max_iters)
     transfers: Transfers | None = None
-    linearise, exact, good = True, False, 0
-    while bool(y.isfinite().all()):
+    linearise, exact = True, False
+    while True:
         now = step.evaluate(field, t, y)
         if transfers is None or (linearise and not exact):
             transfers = now.transfers()
@@ -60,16 +66,14 @@ def fit(step: Step, field: Field, t: Tensor, y: Tensor, tolerance: float, max_it
             transfers = exact_transfers(step, field, t, y)
         miss = transfers.solve(now.residual)
         relative = relative_to_largest(miss, y)
-        residuals.append(largest(relative))
-        good = leading(relative <= tolerance)
-        if settled(residuals, tolerance, y.dtype) or hopeless(residuals, max_iters):
-            break
-        factor = contraction(residuals) or 0.0
+        history.add(relative)
+        if history.over:
+            return Fit(y, history.residuals, relative <= tolerance)
+        factor = history.factor
         linearise, exact = factor > REUSE, exact or factor > SLOW
-        before, y = y, torch.cat([y[:1], y[1:] + transfers.carry(miss)])
-    else:
-        y = before if residuals else y
-    return Fit(y, residuals, good)
+        moved = torch.cat([y[:1], y[1:] + transfers.carry(miss)])
+        history.stopped |= ~moved.isfinite().all(-1).all(0)
+        y = torch.where(history.stopped.unsqueeze(-1), y, moved)
 
 
 def relative_to_largest(miss: Tensor, y: Tensor) -> Tensor:
@@ -78,30 +82,61 @@ def relative_to_largest(miss: Tensor, y: Tensor) -> Tensor:
     return miss.abs().amax(-1) / scale.clamp(min=torch.finfo(y.dtype).tiny)
 
 
-def largest(relative: Tensor) -> float:
-    worst = float(relative.max()) if relative.numel() else 0.0
-    return math.inf if math.isnan(worst) else worst
-
-
 def leading(good: Tensor) -> int:
     """How many leading entries of `(T, B)` are good in all columns."""
     return int(good.all(1).to(torch.int64).cumprod(0).sum())
 
 
-def settled(residuals: list[float], tolerance: float, dtype: torch.dtype) -> bool:
-    """Whether the tolerance is met and all that is left is rounding. The first residual cannot tell: many small
-    misses of one sign look like rounding, and a correction undoes them.
+class History:
+    """Largest relative residuals after each iteration, and which sequences of the batch have come to an end.
+
+    A sequence has settled if it meets the tolerance and all that is left is rounding. Its first residual cannot tell:
+    many small misses of one sign look like rounding, and a correction undoes them. It is given up where the residual
+    is not finite or does not fall.
     """
-    if len(residuals) < 2 or not residuals[-1] <= tolerance:
-        return False
-    return residuals[-1] <= torch.finfo(dtype).eps or (contraction(residuals) or 0.0) > 0.5
 
+    def __init__(self, y: Tensor, tolerance: float, max_iters: int) -> None:
+        self.tolerance, self.max_iters = tolerance, max_iters
+        self.stopped = torch.zeros(y.shape[1], dtype=torch.bool, device=y.device)
+        self._worst: list[Tensor] = []
 
-def hopeless(residuals: list[float], max_iters: int) -> bool:
-    """Whether it makes no sense to go on."""
-    if len(residuals) > max_iters or not math.isfinite(residuals[-1]):
-        return True
-    return len(residuals) > PATIENCE and not residuals[-1] < 0.5 * residuals[-1 - PATIENCE]
+    def add(self, relative: Tensor) -> None:
+        """Take in the residuals `(T, B)` of an iteration."""
+        worst = relative.amax(0)
+        self._worst.append(torch.where(worst.isnan(), math.inf, worst))
+        self.stopped |= self._settled() | self._hopeless()
+
+    @property
+    def over(self) -> bool:
+        return bool(self.stopped.all())
+
+    @property
+    def residuals(self) -> list[float]:
+        """The largest of all sequences after each iteration."""
+        return [float(worst.max()) for worst in self._worst]
+
+    @property
+    def factor(self) -> float:
+        """By how much the last iteration shrank the largest residual of those that go on; 0 after the first."""
+        if len(self._worst) < 2:
+            return 0.0
+        before, now = (float(worst[~self.stopped].max()) for worst in self._worst[-2:])
+        return now / before if before > 0 else 0.0
+
+    def _settled(self) -> Tensor:
+        now = self._worst[-1]
+        if len(self._worst) < 2:
+            return torch.zeros_like(now, dtype=torch.bool)
+        return (now <= self.tolerance) & ((now <= torch.finfo(now.dtype).eps) | (now > 0.5 * self._worst[-2]))
+
+    def _hopeless(self) -> Tensor:
+        now = self._worst[-1]
+        if len(self._worst) > self.max_iters:
+            return torch.ones_like(now, dtype=torch.bool)
+        hopeless = ~now.isfinite()
+        if len(self._worst) > PATIENCE:
+            hopeless |= ~(now < 0.5 * self._worst[-1 - PATIENCE])
+        return hopeless
 
 
 def contraction(residuals: list[float]) -> float | None:

@@ -10,12 +10,15 @@ from torch import Tensor
 
 from timeloom.eager import eager
 from timeloom.ode.adjoint import OnTape
-from timeloom.ode.advance import as_cell
+from timeloom.ode.advance import TWICE_DIFFERENTIABLE, as_cell
 from timeloom.ode.field import Field, Function
 from timeloom.ode.steps import STEPS, Step
 from timeloom.ode.trajectory import Problem, solve_trajectory
+from timeloom.options import check_choice
 from timeloom.report import SolveReport
-from timeloom.solvers.base import Solver, check_choice
+from timeloom.solvers.base import Solver
+from timeloom.solvers.sequential import Sequential
+from timeloom.transforms import refuse_transforms
 from timeloom.unroll import unroll
 
 
@@ -49,6 +52,8 @@ def odeint(
         with torch.inference_mode(False), torch.no_grad():
             return odeint(f, _normal(y0), _normal(t), solver, step, guess=_normal(guess), record=record)
     check_choice("step", step, tuple(STEPS))
+    if not (STEPS[step].explicit and (solver == "sequential" or isinstance(solver, Sequential))):
+        refuse_transforms(f"odeint(solver={solver!r}, step={step!r})", TWICE_DIFFERENTIABLE)
     _check(f, y0, t)
     _check_guess(guess, y0, t, solver)
     t = t.to(y0.dtype)

@@ -60,7 +60,7 @@ def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, So
         if failed and length < SHORTEST[step.explicit]:
             rest = march(step, field, times, y[begin])
             met &= fit(step, field, times, rest, tolerance, max_iters=1).converged
-            found = Fit(rest, [], end - begin)
+            found = Fit(rest, [], torch.ones(end - begin, 1, dtype=torch.bool))
             plain += found.good
         else:
             start = first_guess(field, times, y[begin]) if guess is None else guess[begin : end + 1]

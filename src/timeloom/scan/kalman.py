@@ -80,7 +80,8 @@ def _combine_dense(earlier: Elements, later: Elements) -> Elements:
     system = c @ j_
     system.diagonal(dim1=-2, dim2=-1).add_(1)
     right = torch.cat([a, c, (b + _times(c, eta_)).unsqueeze(-1)], -1)
-    kept, spread, mean = torch.linalg.solve(system, right).split([n, n, 1], -1)
+    # not finite where the elements are so large that the system rounds to a singular one
+    kept, spread, mean = torch.linalg.solve_ex(system, right)[0].split([n, n, 1], -1)
     back = kept.transpose(-1, -2)
     return (
         a_ @ kept,

@@ -7,13 +7,17 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from timeloom.eager import eager
+from timeloom.options import check_count
 from timeloom.scan import blelloch, chunked, native, reference
 from timeloom.scan import elements as el
 from timeloom.scan.elements import DIMS, Structure
+from timeloom.transforms import transformed
 
 Method = Literal["auto", "reference", "chunked", "blelloch"]
 
 
+@eager
 def linear_scan(
     a: Tensor,
     b: Tensor,
@@ -25,7 +29,7 @@ def linear_scan(
     method: Method = "auto",
     levels: int | None = None,
 ) -> Tensor:
-    """Solve `h[t] = a[t] h[t-1] + b[t]` for all t; differentiable, any number of times.
+    """Solve `h[t] = a[t] h[t-1] + b[t]` for all t; differentiable, any number of times. Real or complex.
 
     a: transfers: diagonal with the shape of b, `(T, B, n)`; dense, `(T, B, n, n)`; or blocks of 2 × 2, `(T, B, 2, 2,
         n)` with b `(T, B, 2, n)`. Any leading batch shape will do.
@@ -42,6 +46,8 @@ def linear_scan(
     structure = _check(a, b, h0, structure, method, levels)
     if h0 is None:
         h0 = b.new_zeros(b.shape[1:])
+    if transformed():  # plain operations, that any transform knows
+        return _Way(structure, "reference", None, reverse, transpose).run(a, b, h0)
     result: Tensor = _LinearScan.apply(a, b, h0, _Way(structure, method, levels, reverse, transpose))
     return result
 
@@ -59,20 +65,23 @@ class _Way:
             return native.scan(a, b, h0, self.structure, self.reverse, self.transpose)
         if self.transpose:
             a = el.transpose(a, self.structure)
-        if self.method == "blelloch":
-            return blelloch.scan(a, b, h0, self.structure, self.levels, self.reverse)
-        scan = reference.scan if self.method == "reference" else chunked.scan
-        if self.reverse:
-            return scan(a.flip(0), b.flip(0), h0, self.structure).flip(0)
-        return scan(a, b, h0, self.structure)
+        with torch.autocast(b.device.type, enabled=False):  # the inputs say how precise it is to be
+            if self.method == "blelloch":
+                return blelloch.scan(a, b, h0, self.structure, self.levels, self.reverse)
+            scan = reference.scan if self.method == "reference" else chunked.scan
+            if self.reverse:
+                return scan(a.flip(0), b.flip(0), h0, self.structure).flip(0)
+            return scan(a, b, h0, self.structure)
 
 
 def _check(
     a: Tensor, b: Tensor, h0: Tensor | None, structure: Structure | None, method: str, levels: int | None
 ) -> Structure:
-    for name, value in (("a", a), ("b", b)):
-        if not isinstance(value, Tensor):
+    for name, value in (("a", a), ("b", b), ("h0", h0)):
+        if not isinstance(value, Tensor) and not (name == "h0" and value is None):
             raise TypeError(f"{name} must be a Tensor, got {type(value).__name__}")
+    if not (b.is_floating_point() or b.is_complex()):
+        raise TypeError(f"b must be floating point or complex, got {b.dtype}")
     if b.dim() < 1:
         raise ValueError("b must have a time dimension, got a scalar")
     shapes: dict[Structure, tuple[int, ...]] = {"diagonal": tuple(b.shape)}
@@ -80,7 +89,7 @@ def _check(
         shapes["dense"] = (*b.shape, b.shape[-1])
     if b.dim() >= 3 and b.shape[-2] == 2:
         shapes["block"] = (*b.shape[:-2], 2, 2, b.shape[-1])
-    if structure is not None and structure not in DIMS:
+    if structure is not None and not (isinstance(structure, str) and structure in DIMS):
         raise ValueError(f"structure must be one of {', '.join(map(repr, DIMS))} or None; got {structure!r}")
     asked = ("diagonal", "dense") if structure is None else (structure,)
     wanted = {name: shape for name, shape in shapes.items() if name in asked}
@@ -102,15 +111,17 @@ def _check(
             )
     if method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(map(repr, get_args(Method)))}; got {method!r}")
-    if levels is not None and (method != "blelloch" or levels < 0):
-        raise ValueError(f"levels={levels} must be ≥ 0, and goes with method='blelloch'; the method is {method!r}")
+    check_count("levels", levels, least=0)
+    if levels is not None and method != "blelloch":
+        raise ValueError(f"levels={levels} goes with method='blelloch'; the method is {method!r}")
     return found
 
 
 class _LinearScan(torch.autograd.Function):
     """The adjoint of a linear scan is a linear scan over reversed time, so its backward is differentiable too.
 
-    λ[t] = g[t] + a[t+1]ᵀ λ[t+1];  db = λ,  da[t] = λ[t] ⊗ h[t-1],  dh0 = a[0]ᵀ λ[0].
+    λ[t] = g[t] + a[t+1]ᵀ λ[t+1];  db = λ,  da[t] = λ[t] ⊗ h[t-1],  dh0 = a[0]ᵀ λ[0]; with a and h conjugated where they
+    are complex.
     """
 
     @staticmethod
@@ -131,7 +142,7 @@ class _LinearScan(torch.autograd.Function):
             (-1, slice(-1), slice(1, None), 0) if way.reverse else (0, slice(1, None), slice(-1), -1)
         )
         rest = linear_scan(
-            a[later], grad[earlier], grad[last], not way.reverse,
+            a[later].conj(), grad[earlier], grad[last], not way.reverse,
             transpose=not way.transpose, structure=structure, method=way.method, levels=way.levels,
         )  # fmt: skip
         ends, start = grad[last].unsqueeze(0), h0.unsqueeze(0)
@@ -139,10 +150,12 @@ class _LinearScan(torch.autograd.Function):
         d_a = None
         if ctx.needs_input_grad[0]:
             previous = torch.cat([states[1:], start] if way.reverse else [start, states[:-1]])
-            d_a = _outer(adjoint, previous, structure)
+            d_a = _outer(adjoint, previous.conj(), structure)
             d_a = el.transpose(d_a, structure) if way.transpose else d_a
-        first_a = a[first] if way.transpose else el.transpose(a[first], structure)
-        d_h0 = el.apply(first_a, adjoint[first], structure) if ctx.needs_input_grad[2] else None
+        d_h0 = None
+        if ctx.needs_input_grad[2]:
+            first_a = a[first] if way.transpose else el.transpose(a[first], structure)
+            d_h0 = el.apply(first_a.conj(), adjoint[first], structure)
         return d_a, adjoint, d_h0, None
 
 

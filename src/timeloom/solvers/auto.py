@@ -23,20 +23,24 @@ NEARLY = 4
 """A first jump within this factor of the tolerance needs no longer warm-up: the few rows over it are run again."""
 MOST_MISSES = 4
 """Quick certificates that may fail by little, each making the warm-up longer, before they are not tried any more."""
+MOST_FALLBACKS = 2
+"""Times in a row that sweeps may give up, after each of which more is known, before the network is left alone."""
 PATIENCE = 4
 """Sweeps that `auto` grants before it finishes sequentially: with more, the plain run would have been as fast."""
-ROWS_THAT_FILL_A_GPU = 270_000
+UNITS_THAT_FILL_A_GPU = 270_000
 """Units of all rows together up to which a step of the GPU's fused sweep takes the same time, at most 8,000 rows."""
 SWEEPS = 6
 """Sweeps with corrections by the leak that meet the tolerance on most networks, however long their memory."""
 STEPS_PER_SWEEP = 12
 """What a sweep on a GPU costs beside its steps, in steps: launches, and the correction."""
+LEAST_CORRECTED = 8
+"""Shortest chunks to correct: of more chunks, the corrections cost more than the steps."""
 NEWTON_UP_TO = 16
 """Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
 NEWTON_UP_TO_ON_GPU = 64
 FEW_SWEEPS = 2
-SMALLEST_SHARE = 1 / 16
-"""Share of the tolerance that a jump between chunks is granted at least, however long the memory."""
+SHARE_OF_JUMPS = 0.1
+"""Share of the tolerance that a jump is granted where memory is long: jumps add up over it."""
 SPARE = 0.01
 """A residual this much below the tolerance would have met it a sweep earlier."""
 LONGEST_PAUSE = 256
@@ -68,6 +72,8 @@ class Experience:
     """Whether the quick certificate of one sweep has just failed, and a general solve is under way."""
     misses: int = 0
     """Times that it failed by so little that the general solve found nothing to correct."""
+    fallbacks: int = 0
+    """Times in a row that sweeps gave up."""
     setbacks: int = 0
     """Times in a row that shooting turned out not to pay."""
     solves: int = 0
@@ -86,7 +92,7 @@ class Experience:
         if forgetting >= 1 - 1e-6:
             return 10**9
         steps = max(4, math.ceil(math.log(tolerance / 4) / math.log(forgetting)))
-        return steps + self.misses * math.ceil(steps / 16)
+        return steps + self.misses * math.ceil(steps / 8)
 
     @property
     def trusted(self) -> bool:
@@ -98,6 +104,7 @@ class Experience:
         if report.certificate is not None:
             return
         self.corrected = report.iterations > 1 or report.fell_back or bool(report.levels)
+        self.fallbacks = self.fallbacks + 1 if report.fell_back else 0
         self.misses += self.uncertified and not self.corrected
         self.uncertified = False
         if report.solver == "shooting[diag]" and not report.warmup:
@@ -111,6 +118,8 @@ class Experience:
                 self.setbacks = 0
             if self.misses > MOST_MISSES and first <= report.tolerance / 4:
                 self.misses = 0
+        if self.fallbacks >= MOST_FALLBACKS:
+            self.rest()
 
     def _learn_sweeps(self, report: SolveReport) -> None:
         """Take in how many sweeps were needed. Few: the network may forget quickly again, so look at that afresh."""
@@ -126,6 +135,7 @@ class Experience:
     def rest(self) -> None:
         """Shooting does not pay on this network as it is: leave it alone for a while, then look at it afresh."""
         self.setbacks += 1
+        self.fallbacks = 0
         self.pause = min(4 * 2**self.setbacks, LONGEST_PAUSE)
         self.forgetting = self.sweeps = None
 
@@ -145,9 +155,9 @@ class Memory:
             self.backward.extra_cycles += 1
 
 
-def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
-    """The cheapest way to run this problem by our own sweeps."""
-    tolerance = solver.tolerance(problem.rounded)
+def decide(solver: Solver, problem: Recurrence, experience: Experience, tolerance: float | None = None) -> Plan:
+    """The cheapest way to run this problem by our own sweeps, to the solver's tolerance for states unless told."""
+    tolerance = solver.tolerance(problem.rounded) if tolerance is None else tolerance
     steps, batch = problem.steps, max(problem.batch, 1)
     overhead, within = step_overhead(problem), copies_inputs(problem)
     chunk, warmup = cheapest(steps, batch, Experience().warmup(tolerance), overhead, within)
@@ -167,8 +177,7 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience) -> Plan:
             corrected, sweeps = _corrected(steps, batch, experience.sweeps or SWEEPS, overhead, (chunk, warmup))
         if sweeps > 1:
             chunk, warmup, correction = corrected, 0, "diag"
-            if solver.tol is None and experience.forgetting is not None:  # jumps add up over a long memory
-                tolerance *= max(1 - experience.forgetting**chunk, SMALLEST_SHARE)
+            tolerance *= SHARE_OF_JUMPS if solver.tol is None else 1
             reason = f"auto: {-(-steps // chunk)} chunks, {sweeps} sweeps with corrections by the leak"
         elif chunk < steps:
             reason = f"auto: {-(-steps // chunk)} chunks, warm-up of {warmup} steps {known}"
@@ -193,7 +202,7 @@ def _corrected(steps: int, batch: int, sweeps: int, overhead: float, uncorrected
     """Chunk and number of sweeps with corrections between them, where that is cheaper than one sweep after a warm-up;
     one sweep otherwise.
     """
-    chunk, _ = cheapest(steps, batch, STEPS_PER_SWEEP, overhead)
+    chunk = max(cheapest(steps, batch, STEPS_PER_SWEEP, overhead)[0], LEAST_CORRECTED)
     cost = sweeps * _cost(steps, batch, chunk, STEPS_PER_SWEEP, overhead, torch.get_num_threads())
     pays = chunk < steps and cost < _cost(steps, batch, *uncorrected, overhead, torch.get_num_threads())
     return (chunk, sweeps) if pays else (uncorrected[0], 1)
@@ -203,7 +212,7 @@ def cheapest(steps: int, batch: int, warmup: int, overhead: float, within_chunk:
     """Chunk and warm-up that take least time, `(steps, 0)` for one chunk; `within_chunk` lets no warm-up be longer.
 
     A sweep costs (chunk + warm-up) × (overhead + rows): each step has a cost of its own, measured in rows, and rows
-    share the threads.
+    share the threads. A negative overhead says how many rows a GPU runs at once, at hardly more than the cost of one.
     """
     return _cheapest(steps, batch, warmup, overhead, within_chunk, torch.get_num_threads())
 
@@ -224,7 +233,10 @@ def _cheapest(
 
 
 def _cost(steps: int, batch: int, chunk: int, warmup: int, overhead: float, threads: int) -> float:
-    return (chunk + warmup) * (overhead + math.ceil(math.ceil(steps / chunk) * batch / threads))
+    rows = math.ceil(steps / chunk) * batch
+    if overhead < 0:
+        return (chunk + warmup) * (max(rows, -overhead) + rows / 4)
+    return (chunk + warmup) * (overhead + math.ceil(rows / threads))
 
 
 def copies_inputs(problem: Recurrence) -> bool:
@@ -255,10 +267,10 @@ def step_overhead(problem: Recurrence) -> float:
         return 0.5
     size, n = problem.cell.size, problem.cell.parts[0]
     if GPUSweeper.supports(problem):
-        return min(8000, ROWS_THAT_FILL_A_GPU / n) / torch.get_num_threads()
+        return -min(8000, UNITS_THAT_FILL_A_GPU / n)
     if WideSweeper.supports(problem):
-        microseconds_per_row = 3e-8 * n * n + 1.1e-5 * n
-        return 4 / microseconds_per_row / torch.get_num_threads()
+        microseconds_per_row = 2e-8 * n * n + 1.1e-5 * n
+        return 8 / microseconds_per_row / torch.get_num_threads()
     microseconds_per_row = 6e-5 * size * size + 0.01 * size
     if problem.u.device.type != "cpu":
         microseconds_per_row /= 100

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+
+from timeloom.options import check_choice, check_count, check_number
 
 OnDivergence = Literal["sequential", "raise", "ignore"]
 Adjoint = Literal["same", "scan", "mgrit", "sequential"]
@@ -48,11 +49,9 @@ class Solver:
     def __post_init__(self) -> None:
         check_choice("adjoint", self.adjoint, get_args(Adjoint))
         check_choice("on_divergence", self.on_divergence, get_args(OnDivergence))
-        if self.tol is not None and not (isinstance(self.tol, Real) and self.tol > 0):
-            raise ValueError(f"tol must be positive or None, got {self.tol!r}")
+        check_number("tol", self.tol)
         check_count("max_iters", self.max_iters)
-        if self.adjoint_levels != 0:
-            check_count("adjoint_levels", self.adjoint_levels)
+        check_count("adjoint_levels", self.adjoint_levels, least=0)
         if self.adjoint_levels is not None and self.adjoint != "scan":
             raise ValueError(f"adjoint_levels goes with adjoint='scan'; adjoint is {self.adjoint!r}")
 
@@ -70,14 +69,3 @@ class Solver:
         if state.device.type == "cuda" and state.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
             return TF32_TOLERANCE
         return defaults[state.dtype]
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
-
-
-def check_count(name: str, value: object, least: int = 1) -> None:
-    """Refuse anything but a whole number from `least` up, or None."""
-    if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least):
-        raise ValueError(f"{name} must be a whole number ≥ {least} or None, got {value!r}")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from timeloom.cells.coarse import UserStep
-from timeloom.solvers.base import Solver, check_choice, check_count
+from timeloom.options import check_choice, check_count, check_flag, check_number
+from timeloom.solvers.base import Solver
 
 CoarseKind = Literal["frozen", "implicit"]
 CoarseInputs = Literal["mean", "inject"]
@@ -82,6 +83,9 @@ class MGRIT(Solver):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("coarsening", "relaxation"):
+            if isinstance(getattr(self, name), list):  # a tuple, so that solvers stay hashable
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("levels", "cycles", "backward_cycles", "check_gradient_every"):
             check_count(name, getattr(self, name))
         if self.levels == 1:
@@ -90,30 +94,30 @@ class MGRIT(Solver):
         for relaxation in self.relaxations(1):
             if not isinstance(relaxation, str) or not re.fullmatch("F(CF)*", relaxation):
                 raise ValueError(f"relaxation must be 'F', 'FCF', 'FCFCF', … or a tuple of such; got {relaxation!r}")
-        if not 0 < self.weight < 2:
-            raise ValueError(f"weight must lie between 0 and 2, got {self.weight}")
+        check_number("weight", self.weight, below=2, optional=False)
+        check_flag("skip_down", self.skip_down)
         check_choice("cycle", self.cycle, get_args(CycleKind))
         check_choice("guess", self.guess, get_args(Guess))
         if not callable(self.coarse):
             check_choice("coarse", self.coarse, get_args(CoarseKind))
         check_choice("coarse_inputs", self.coarse_inputs, get_args(CoarseInputs))
+        check_number("gradient_tolerance", self.gradient_tolerance)
         if self.gradient_tolerance is not None and self.check_gradient_every is None:
             raise ValueError("gradient_tolerance needs check_gradient_every: nothing is compared without it")
 
     def _check_coarsening(self) -> None:
-        factors = self.coarsening if isinstance(self.coarsening, tuple) else (self.coarsening,)
-        for factor in factors:
-            check_count("coarsening", factor)
-            if factor == 1:
-                raise ValueError("coarsening must be at least 2: a factor of 1 is no coarser level")
-        if isinstance(self.coarsening, tuple):
-            if not factors or None in factors:
-                raise ValueError(f"coarsening must name a factor for each level but the coarsest, got {factors}")
-            if self.levels is not None and self.levels != len(factors) + 1:
-                raise ValueError(
-                    f"coarsening={self.coarsening} makes {len(factors) + 1} levels, and levels={self.levels} were "
-                    f"asked for: leave one of them out, or let them agree"
-                )
+        if not isinstance(self.coarsening, tuple):
+            check_count("coarsening", self.coarsening, least=2)
+            return
+        if not self.coarsening or None in self.coarsening:
+            raise ValueError(f"coarsening must name a factor for each level but the coarsest, got {self.coarsening}")
+        for factor in self.coarsening:
+            check_count("every factor of coarsening", factor, least=2)
+        if self.levels is not None and self.levels != len(self.coarsening) + 1:
+            raise ValueError(
+                f"coarsening={self.coarsening} makes {len(self.coarsening) + 1} levels, and levels={self.levels} were "
+                f"asked for: leave one of them out, or let them agree"
+            )
 
     def relaxations(self, levels: int) -> tuple[str, ...]:
         """The relaxation of each level, the finest first; at least those that were given."""

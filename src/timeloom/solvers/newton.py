@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 
 from timeloom.cells.base import Cell
 from timeloom.linearize import Elements, Linearization, Precision
-from timeloom.solvers.base import check_choice, check_count
+from timeloom.options import check_choice, check_count
 from timeloom.solvers.stepwise import Stepwise
 
 Structure = Literal["auto", "diagonal", "block"]

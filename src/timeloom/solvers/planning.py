@@ -75,6 +75,8 @@ def plan_backward(solver: Solver, problem: Recurrence, experience: Experience) -
     if isinstance(solver, Stepwise) and solver.adjoint == "same":
         how = replace(solver.linearization(problem.cell), elements="dense", probes=None, damped=False)
         return _plan_linear_adjoint(solver, problem, how, "linear scan")
+    if isinstance(solver, Auto) and solver.adjoint == "same":
+        return decide(solver, problem, experience, solver.adjoint_tolerance(problem.rounded))
     solver = replace(solver, tol=solver.adjoint_tolerance(problem.rounded))
     if solver.adjoint == "mgrit" and not isinstance(solver, MGRIT):
         solver = MGRIT(tol=solver.tol, max_iters=solver.max_iters, on_divergence=solver.on_divergence)

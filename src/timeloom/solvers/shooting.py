@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from timeloom.solvers.base import Correction, Solver, check_choice, check_count
+from timeloom.options import check_choice, check_count
+from timeloom.solvers.base import Correction, Solver
 
 
 @dataclass(frozen=True)

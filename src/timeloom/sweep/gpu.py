@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -25,6 +26,21 @@ SLOPES = {"gru": 5, "lstm": 6, "rnn_tanh": 1, "rnn_relu": 1}
 @cache
 def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
+
+
+@contextmanager
+def as_precise_as_cudnn() -> Iterator[None]:
+    """Products of float32 matrices in tf32 where torch lets cuDNN's layers do so: theirs are."""
+    matmul = torch.backends.cuda.matmul
+    before, wanted = matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    if before == wanted:
+        yield
+        return
+    matmul.allow_tf32 = wanted
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
 
 
 class GPUSweeper(ReferenceSweeper):

@@ -22,14 +22,23 @@ def tanh(x):
 
 
 @triton.jit
-def load_gate(weights, gate, n, k, j, TRANSPOSED: tl.constexpr):
+def rounded(x, PRECISION: tl.constexpr):
+    """x as the matrix units are to see it: they cut tf32's excess digits off, and that bias would add up over time."""
+    if PRECISION == "tf32" and x.dtype == tl.float32:
+        bits = x.to(tl.int32, bitcast=True)
+        x = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def load_gate(weights, gate, n, k, j, TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr):
     """One gate's weights, `[k, j] = W[gate n + j, k]`, or as stored if TRANSPOSED."""
     inside = (k[:, None] < n) & (j[None, :] < n)
     if TRANSPOSED:
         at = (gate * n + k[:, None]) * n + j[None, :]
     else:
         at = (gate * n + j[None, :]) * n + k[:, None]
-    return tl.load(weights + at, mask=inside, other=0.0)
+    return rounded(tl.load(weights + at, mask=inside, other=0.0), PRECISION)
 
 
 @triton.jit

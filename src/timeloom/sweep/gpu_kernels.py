@@ -26,6 +26,7 @@ from timeloom.sweep.gpu_gates import (
     load_slopes,
     load_state,
     pull,
+    rounded,
     store_gate_grads,
     store_leak,
     store_rows,
@@ -56,23 +57,23 @@ def load_inputs(inputs, token, j, n, live, CELL: tl.constexpr):
 
 
 @triton.jit
-def load_weights(weights, n, j, CELL: tl.constexpr, TRANSPOSED: tl.constexpr):
-    w0 = load_gate(weights, 0, n, j, j, TRANSPOSED)
+def load_weights(weights, n, j, CELL: tl.constexpr, TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr):
+    w0 = load_gate(weights, 0, n, j, j, TRANSPOSED, PRECISION)
     w1 = w0
     w2 = w0
     w3 = w0
     if CELL == GRU or CELL == LSTM:
-        w1 = load_gate(weights, 1, n, j, j, TRANSPOSED)
-        w2 = load_gate(weights, 2, n, j, j, TRANSPOSED)
+        w1 = load_gate(weights, 1, n, j, j, TRANSPOSED, PRECISION)
+        w2 = load_gate(weights, 2, n, j, j, TRANSPOSED, PRECISION)
     if CELL == LSTM:
-        w3 = load_gate(weights, 3, n, j, j, TRANSPOSED)
+        w3 = load_gate(weights, 3, n, j, j, TRANSPOSED, PRECISION)
     return w0, w1, w2, w3
 
 
 @triton.jit
 def products(h, w0, w1, w2, w3, CELL: tl.constexpr, PRECISION: tl.constexpr):
     """h times every gate's weights."""
-    a = h.to(w0.dtype)
+    a = rounded(h.to(w0.dtype), PRECISION)
     p0 = tl.dot(a, w0, input_precision=PRECISION)
     p1 = p0
     p2 = p0
@@ -99,7 +100,7 @@ def forward_kernel(
     b = tl.load(seq + row, mask=live, other=0)
     first = tl.load(begin + row, mask=live, other=0)
     last = tl.load(end + row, mask=live, other=0)
-    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, False)
+    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, False, PRECISION)
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
     if LED:
         enter = tl.maximum(first - lead, 0)
@@ -164,7 +165,7 @@ def slopes_kernel(
         h = tl.where(fresh[:, None], origin, h)
         c = tl.where(fresh[:, None], origin_c, c)
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
-    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, False)
+    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, False, PRECISION)
     u0, u1, u2, u3 = load_inputs(inputs, token, j, n, live, CELL)
     p0, p1, p2, p3 = products(h, w0, w1, w2, w3, CELL, PRECISION)
     store_slopes(slopes, token, j, n, live, u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
@@ -189,7 +190,7 @@ def adjoint_kernel(
     b = tl.load(seq + row, mask=live, other=0)
     first = tl.load(begin + row, mask=live, other=0)
     last = tl.load(end + row, mask=live, other=0)
-    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, True)
+    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, True, PRECISION)
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
     if LED:
         length = tl.load(lengths + b, mask=live, other=0)
@@ -225,14 +226,14 @@ def adjoint_kernel(
             grad += direct
             direct = load_rows(incoming, before, n, 0, j, n, fetch)
         g0, g1, g2, g3, back, back_c, keep = pull(grad, d_c, s0, s1, s2, s3, s4, s5, unit, CELL)
-        back += tl.dot(g0.to(w0.dtype), w0, input_precision=PRECISION)
+        back += tl.dot(rounded(g0.to(w0.dtype), PRECISION), w0, input_precision=PRECISION)
         if CELL == GRU:
-            back += tl.dot(g1.to(w0.dtype), w1, input_precision=PRECISION)
-            back += tl.dot(g3.to(w0.dtype), w2, input_precision=PRECISION)
+            back += tl.dot(rounded(g1.to(w0.dtype), PRECISION), w1, input_precision=PRECISION)
+            back += tl.dot(rounded(g3.to(w0.dtype), PRECISION), w2, input_precision=PRECISION)
         elif CELL == LSTM:
-            back += tl.dot(g1.to(w0.dtype), w1, input_precision=PRECISION)
-            back += tl.dot(g2.to(w0.dtype), w2, input_precision=PRECISION)
-            back += tl.dot(g3.to(w0.dtype), w3, input_precision=PRECISION)
+            back += tl.dot(rounded(g1.to(w0.dtype), PRECISION), w1, input_precision=PRECISION)
+            back += tl.dot(rounded(g2.to(w0.dtype), PRECISION), w2, input_precision=PRECISION)
+            back += tl.dot(rounded(g3.to(w0.dtype), PRECISION), w3, input_precision=PRECISION)
         counted = alive & (t < last)
         if KEEP:
             store_gate_grads(gate_grads, token, j, n, counted, g0, g1, g2, g3, CELL)

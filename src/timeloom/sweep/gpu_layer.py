@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +11,7 @@ from torch import Tensor
 from timeloom.cells.base import sum_outer
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, cut_evenly, empty_states
-from timeloom.sweep.gpu import LARGEST, GPUSweeper, has_triton
+from timeloom.sweep.gpu import LARGEST, GPUSweeper, as_precise_as_cudnn, has_triton
 from timeloom.sweep.layer import Layer
 from timeloom.sweep.wide import WideSweeper
 
@@ -125,18 +123,3 @@ class GPULayer(Layer):
             b_ih = b_sum[: len(self.w_hh)]
             b_hh = torch.cat([b_sum[: 2 * n], b_sum[3 * n :]]) if self.kernel == "gru" else b_ih.clone()
         return d_x, d_initial, sum_outer(d_u, x), w_hh, b_ih, b_hh
-
-
-@contextmanager
-def as_precise_as_cudnn() -> Iterator[None]:
-    """Products of float32 matrices in tf32 where torch lets cuDNN's layers do so: theirs are."""
-    matmul = torch.backends.cuda.matmul
-    before, wanted = matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    if before == wanted:
-        yield
-        return
-    matmul.allow_tf32 = wanted
-    try:
-        yield
-    finally:
-        matmul.allow_tf32 = before

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from timeloom.problem import Recurrence, Segments, cut
-from timeloom.sweep.gpu import LARGEST, GPUSweeper, has_triton, two
+from timeloom.sweep.gpu import LARGEST, GPUSweeper, as_precise_as_cudnn, has_triton, two
 
 BY_LIBRARY = 768
 """Hidden units from which on torch's matrix product and a kernel for the gates are faster than one kernel for both; not
@@ -49,7 +49,7 @@ class WideSweeper(GPUSweeper):
         launch = self._launches(self._steps.forward_step, len(segments), flags)
         for step in range(segments.longest + lead):
             if ready is not None:
-                torch.mm(state[:, : self._n].to(ready.dtype), self._weights.t(), out=ready)
+                _multiply(state[:, : self._n], self._weights.t(), ready)
             launch((*fixed, state, following, ready, *columns, self._marks), self._sizes(segments, lead, step))
             state, following = following, state if step else torch.empty_like(starts)
         return starts, ends, leak
@@ -82,7 +82,7 @@ class WideSweeper(GPUSweeper):
             launch = self._launches(self._steps.adjoint_step, len(segments), flags | {"PRODUCT": product})
             for step in range(1, segments.longest + lead + 1) if product else range(1):
                 if product and ready is not None:
-                    torch.mm(gates, self._weights, out=ready)
+                    _multiply(gates, self._weights, ready)
                 launch((*fixed, gates, following, passing, ready, *columns), self._sizes(segments, lead, step))
                 gates, following = following, gates
         return ends, begins, leak
@@ -113,10 +113,17 @@ class WideSweeper(GPUSweeper):
         scratch = torch.empty_like(state)
         fixed = (self._inputs, self._weights, self._units, self._initial, None, scratch, None, None, None, slopes)
         flags = {"LED": False, "KEEP": False, "TAPE": True, "LEAK": False}
-        ready = torch.mm(state[:, : self._n].to(self._weights.dtype), self._weights.t()) if self._by_library else None
+        ready = self._weights.new_empty(len(steps), len(self._weights)) if self._by_library else None
+        if ready is not None:
+            _multiply(state[:, : self._n], self._weights.t(), ready)
         launch = self._launches(self._steps.forward_step, len(steps), flags)
         launch((*fixed, state, scratch, ready, *steps.on(state.device), self._marks), self._sizes(steps, 0, 0))
         return slopes
+
+
+def _multiply(rows: Tensor, weights: Tensor, product: Tensor) -> None:
+    with as_precise_as_cudnn():
+        torch.mm(rows.to(product.dtype), weights, out=product)
 
 
 class _Launches:

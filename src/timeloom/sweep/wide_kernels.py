@@ -21,6 +21,7 @@ from timeloom.sweep.gpu_gates import (
     load_slopes,
     load_state,
     pull,
+    rounded,
     store_gate_grads,
     store_rows,
     store_slopes,
@@ -74,13 +75,13 @@ def forward_step(
             a = load_rows(state, row, PARTS * n, 0, k, n, live)
             if RESETS:
                 a = tl.where(fresh[:, None], load_rows(initial, b, PARTS * n, 0, k, n, fresh), a)
-            a = a.to(weights.dtype.element_ty)
-            p0 = tl.dot(a, load_gate(weights, 0, n, k, j, False), p0, input_precision=PRECISION)
+            a = rounded(a.to(weights.dtype.element_ty), PRECISION)
+            p0 = tl.dot(a, load_gate(weights, 0, n, k, j, False, PRECISION), p0, input_precision=PRECISION)
             if CELL == GRU or CELL == LSTM:
-                p1 = tl.dot(a, load_gate(weights, 1, n, k, j, False), p1, input_precision=PRECISION)
-                p2 = tl.dot(a, load_gate(weights, 2, n, k, j, False), p2, input_precision=PRECISION)
+                p1 = tl.dot(a, load_gate(weights, 1, n, k, j, False, PRECISION), p1, input_precision=PRECISION)
+                p2 = tl.dot(a, load_gate(weights, 2, n, k, j, False, PRECISION), p2, input_precision=PRECISION)
             if CELL == LSTM:
-                p3 = tl.dot(a, load_gate(weights, 3, n, k, j, False), p3, input_precision=PRECISION)
+                p3 = tl.dot(a, load_gate(weights, 3, n, k, j, False, PRECISION), p3, input_precision=PRECISION)
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
     new, new_c, keep = advance(u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
     if TAPE:
@@ -145,7 +146,7 @@ def adjoint_step(
                     a = tl.load(gates + at, mask=crossed[:, None] & (k[None, :] < n), other=0.0)
                     at = j[None, :] * (GATES * n) + gate * n + k[:, None]
                     w = tl.load(across + at, mask=(k[:, None] < n) & (j[None, :] < n), other=0.0)
-                    back = tl.dot(a, w, back, input_precision=PRECISION)
+                    back = tl.dot(rounded(a, PRECISION), rounded(w, PRECISION), back, input_precision=PRECISION)
         if RESETS:
             fresh = tl.load(resets + token + batch, mask=crossed, other=0) != 0
             if KEEP:

@@ -1,0 +1,120 @@
+"""Training on a GPU, end to end: DEER's EigenWorms model on data of that shape, with torch.nn.GRU and with timeloom.
+
+python -m benchmarks.gpu_training          # five GRU layers of 32 units, 17,984 steps of 6 channels, batch 4
+python -m benchmarks.gpu_training --scale  # a million steps; 16,384 steps of 64 sequences and 512 units
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import timeloom
+
+RESULTS = Path(__file__).parent / "results" / "gpu-training.json"
+STEPS, CHANNELS, CLASSES, BATCH = 17984, 6, 5, 4
+TRAINING_STEPS = 30
+
+
+class Classifier(nn.Module):
+    """An encoder, five residual GRU layers with LayerNorm, mean pooling."""
+
+    def __init__(self, hidden: int = 32, layers: int = 5) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(CHANNELS, hidden)
+        self.layers = nn.ModuleList(nn.GRU(hidden, hidden) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(layers))
+        self.head = nn.Linear(hidden, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.encoder(x)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            h = norm(h + layer(h)[0])
+        scores: Tensor = self.head(h.mean(0))
+        return scores
+
+
+def batch_of(index: int) -> tuple[Tensor, Tensor]:
+    """Series of that shape whose class is the frequency of one channel: generated, not EigenWorms."""
+    generator = torch.Generator(device="cuda").manual_seed(index)
+    labels = torch.randint(CLASSES, (BATCH,), generator=generator, device="cuda")
+    x = torch.randn(STEPS, BATCH, CHANNELS, generator=generator, device="cuda")
+    time_axis = torch.arange(STEPS, device="cuda")[:, None] / 400
+    x[..., 0] += torch.sin(time_axis * (1 + labels))
+    return x, labels
+
+
+def train(parallel: bool) -> tuple[list[float], float]:
+    """Losses, and seconds a step (median of those after the first ten)."""
+    torch.manual_seed(0)
+    model = Classifier().cuda()
+    if parallel:
+        timeloom.parallelize(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    losses, seconds = [], []
+    for index in range(TRAINING_STEPS):
+        x, labels = batch_of(index)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        loss = nn.functional.cross_entropy(model(x), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        seconds.append(time.perf_counter() - began)
+    return losses, sorted(seconds[10:])[len(seconds[10:]) // 2]
+
+
+def large(length: int, batch: int, hidden: int) -> dict[str, Any]:
+    """Milliseconds and peak memory of a training step at a size where memory is the question."""
+    layer = timeloom.GRU(hidden, hidden).cuda()
+    x = torch.randn(length, batch, hidden, device="cuda", requires_grad=True)
+    samples = []
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(6):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        layer(x)[0].mean().backward()
+        torch.cuda.synchronize()
+        samples.append(1e3 * (time.perf_counter() - began))
+    trajectory = length * batch * hidden * 4
+    return {
+        "length": length,
+        "batch": batch,
+        "hidden": hidden,
+        "milliseconds": sorted(samples[2:])[2],
+        "peak_over_trajectory": torch.cuda.max_memory_allocated() / trajectory,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "report": str(layer.reports[0]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_training", description=__doc__.split("\n")[0])
+    parser.add_argument("--scale", action="store_true", help="sizes where memory is the question, instead")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks.gpu_training needs a CUDA device")
+    facts: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    if arguments.scale:
+        facts["large"] = [large(2**20, 1, 64), large(16384, 64, 512)]
+    else:
+        (theirs, slow), (ours, fast) = train(False), train(True)
+        facts |= {"torch_seconds": slow, "timeloom_seconds": fast, "ratio": slow / fast}
+        facts |= {"torch_losses": theirs, "timeloom_losses": ours}
+        facts["largest_difference"] = max(abs(a - b) for a, b in zip(theirs, ours, strict=True))
+    print(json.dumps({name: value for name, value in facts.items() if "losses" not in name}, indent=1))
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(facts, indent=1))
+
+
+if __name__ == "__main__":
+    main()

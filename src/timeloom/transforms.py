@@ -1,0 +1,19 @@
+"""`torch.func` transforms and forward-mode differentiation: a solve is a loop that none of them can look into."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+
+WHERE = "inside torch.func transforms and forward-mode differentiation"
+
+
+def transformed() -> bool:
+    """Whether a transform is at work around this call."""
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+
+
+def refuse_transforms(name: str, instead: str) -> None:
+    """Raise where `name` would be transformed, and say what to use instead."""
+    if transformed():
+        raise RuntimeError(f"{name} does not run {WHERE}: use {instead}")

@@ -1,0 +1,90 @@
+"""Inside `torch.func` transforms and forward-mode differentiation: the right numbers or a clear word, never silence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import grad, jvp, vmap
+
+import timeloom as tl
+from timeloom.solvers import Sequential
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch.func itself makes use of it
+
+EXACT = torch.float64
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=EXACT)
+
+
+def loop(h: Tensor, xs: Tensor) -> Tensor:
+    states = []
+    for x in xs:
+        h = torch.tanh(h.roll(1, -1) + x)
+        states.append(h)
+    return torch.stack(states)
+
+
+@pytest.mark.parametrize("solver", ["deer", "shooting", "auto", "sequential"])
+def test_unroll_runs_one_step_after_the_other(solver: str) -> None:
+    xs, h0, direction = draw(9, 2, 3), draw(2, 3, seed=1), draw(2, 3, seed=2)
+
+    def states(h: Tensor) -> Tensor:
+        found, report = tl.unroll(lambda h, x: torch.tanh(h.roll(1, -1) + x), h, xs, solver=solver)
+        assert report.solver == "sequential"
+        assert report.reason == (
+            "sequential, as asked for" if solver == "sequential" else "no sweeps inside torch.func transforms and "
+            "forward-mode differentiation"
+        )  # fmt: skip
+        return found
+
+    torch.testing.assert_close(jvp(states, (h0,), (direction,)), jvp(lambda h: loop(h, xs), (h0,), (direction,)))
+    torch.testing.assert_close(grad(lambda h: states(h).sum())(h0), grad(lambda h: loop(h, xs).sum())(h0))
+    many = draw(4, 2, 3, seed=3)
+    torch.testing.assert_close(vmap(states)(many), torch.stack([loop(h, xs) for h in many]))
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(states(forward_ad.make_dual(h0, direction))).tangent
+    torch.testing.assert_close(tangent, jvp(lambda h: loop(h, xs), (h0,), (direction,))[1])
+
+
+@pytest.mark.parametrize("method", ["auto", "blelloch"])
+def test_linear_scan_runs_in_plain_operations(method: str) -> None:
+    a, b = draw(6, 2, 3, 3), draw(6, 2, 3, seed=1)
+
+    def plain(a: Tensor) -> Tensor:
+        states, h = [], torch.zeros(2, 3, dtype=EXACT)
+        for t in reversed(range(len(a))):
+            h = (a[t].transpose(-1, -2) @ h.unsqueeze(-1)).squeeze(-1) + b[t]
+            states.append(h)
+        return torch.stack(states[::-1])
+
+    def scan(a: Tensor) -> Tensor:
+        return tl.linear_scan(a, b, reverse=True, transpose=True, method=method)
+
+    direction = draw(6, 2, 3, 3, seed=2)
+    torch.testing.assert_close(jvp(scan, (a,), (direction,)), jvp(plain, (a,), (direction,)))
+    torch.testing.assert_close(grad(lambda a: scan(a).sum())(a), grad(lambda a: plain(a).sum())(a))
+    many = draw(4, 6, 2, 3, 3, seed=3)
+    torch.testing.assert_close(vmap(scan)(many), torch.stack([plain(a) for a in many]))
+
+
+def test_odeint_refuses_and_its_sequential_run_does_not() -> None:
+    y0, direction, t = draw(2, 3), draw(2, 3, seed=1), torch.linspace(0, 1, 20, dtype=EXACT)
+    for options in ({}, {"solver": "shooting"}, {"solver": "sequential", "step": "implicit-midpoint"}):
+        with (
+            forward_ad.dual_level(),
+            pytest.raises(RuntimeError, match=r"odeint\(.*torch.func.*: use solver='sequential' with step='rk4'"),
+        ):
+            tl.odeint(lambda t, y: -y, forward_ad.make_dual(y0, direction), t, **options)
+    for solver in ("sequential", Sequential()):
+        _, tangent = jvp(lambda y, s=solver: tl.odeint(lambda t, y: -y, y, t, s), (y0,), (direction,))
+        torch.testing.assert_close(tangent[-1], direction * torch.exp(torch.tensor(-1.0)), rtol=1e-5, atol=1e-5)
+
+
+def test_chain_backward_refuses() -> None:
+    model = nn.Sequential(nn.Linear(3, 3)).double()
+    with pytest.raises(RuntimeError, match=r"chain_backward does not run inside torch.func.*: use loss\(model\(x\)\)"):
+        grad(lambda x: tl.chain_backward(model, x, Tensor.sum))(draw(2, 3))

@@ -1,6 +1,6 @@
 # The interpreter that builds .venv, e.g. make PYTHON=python3.12 test
 PYTHON ?= python3
-# Arguments passed on to the demo, e.g. make demo ARGS="--steps 40"
+# Options of `timeloom train` for the demo, e.g. make demo ARGS="--cell lstm"
 ARGS ?=
 # Case lists of the benchmark, e.g. make bench CASES="regimes --memory"
 CASES ?= headline grid
@@ -9,14 +9,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 8
 
-demo: $(READY) ## train one GRU with torch and with timeloom side by side (under 3 minutes on 2 cores)
-	$(BIN)/python -m timeloom.demo $(ARGS)
+demo: $(READY) ## train a GRU on a built-in task, torch beside timeloom (under 2 minutes on 2 cores)
+	$(BIN)/timeloom train --compare 16 $(ARGS)
 
 test: $(READY) ## run the tests
 	$(BIN)/python -m pytest
@@ -25,6 +25,10 @@ lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY) ## build the documentation into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 bench: $(READY) ## measure against torch.nn on this CPU; tables, JSON and plots go to benchmarks/results
 	$(BIN)/python -m benchmarks $(CASES)

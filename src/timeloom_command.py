@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
-    "train": "train a model on a built-in task, a folder of CSV/NPY files, a .ts file or a UEA/UCR set",
+    "train": "train a model on a built-in task, CSV/NPY/Parquet files, a .ts file, a UEA/UCR set or video clips",
     "evaluate": "measure a trained model, with serial and parallel inference compared",
     "predict": "write a trained model's answers for new data to a CSV file",
     "inspect": "show how solvers converge on a trained model, and what auto does and why",
@@ -38,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     command, *rest = words
     if command not in COMMANDS:
-        print(f"error: no command {command!r}; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        from difflib import get_close_matches
+
+        near = get_close_matches(command, COMMANDS, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        print(f"error: no command {command!r}; choose one of {', '.join(COMMANDS)}{meant}", file=sys.stderr)
         return 2
     from timeloom.cli import run
 

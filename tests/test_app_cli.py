@@ -46,6 +46,8 @@ def test_every_command_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert timeloom_command.main(["fly"]) == 2
     assert "no command 'fly'; choose one of train" in capsys.readouterr().err
+    assert timeloom_command.main(["trian"]) == 2
+    assert capsys.readouterr().err.endswith("did you mean 'train'?\n")
 
 
 def test_unexpected_errors_are_one_line_too_and_debug_shows_them(
@@ -65,6 +67,18 @@ def test_a_missing_library_says_what_to_install() -> None:
     assert cli.explain(ModuleNotFoundError("no tyro", name="tyro")) == (
         "this command needs tyro: pip install 'timeloom[app]'"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "run"),
+    [
+        ([], ["headline", "--out", "runs/bench"]),
+        (["--threads", "1"], ["headline", "--threads", "1", "--out", "runs/bench"]),
+        (["grid", "--out", "here"], ["grid", "--out", "here"]),
+    ],
+)
+def test_bench_measures_the_headline_and_leaves_stored_results_alone(given: list[str], run: list[str]) -> None:
+    assert bench.with_defaults(given) == run
 
 
 def test_bench_outside_of_a_checkout_says_where_to_go(

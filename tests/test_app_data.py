@@ -7,8 +7,10 @@ import types
 from pathlib import Path
 
 import numpy
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
 from timeloom.data import batches, examples, load, split
 from timeloom.data.batches import collate, order
@@ -131,7 +133,7 @@ def test_a_folder_without_labels_cannot_be_trained_on(tmp_path: Path) -> None:
         ({"labels_csv": "file,label,split\na.csv,up,dev\n", "a_csv": "1\n"}, "split must be train, valid or test"),
         ({"labels_csv": "file,label\na.csv,up\na.csv,up\n", "a_csv": "1\n"}, "a.csv is listed twice"),
         ({"a_csv": "x,label\n1,up\n", "b_csv": "x\n1\n"}, "b.csv has no label column and others have"),
-        ({}, "no .csv or .npy files"),
+        ({}, "no .csv, .npy or .parquet files"),
     ],
 )
 def test_a_bad_folder_is_told_with_its_place(tmp_path: Path, files: dict[str, str], told: str) -> None:
@@ -240,7 +242,7 @@ def test_unknown_labels_and_single_classes_are_told(tmp_path: Path) -> None:
     table = load(str(many(tmp_path)))
     with pytest.raises(InputError, match="has the label '9', which is none of 10, 11"):
         examples(table.records, "classification", ["10", "11"], "here")
-    write(tmp_path, labels_csv="file,label\ns0.csv,up\ns1.csv,up\ns2.csv,up\ns3.csv,up\n")
+    write(tmp_path, labels_csv="file,label\n" + "".join(f"s{i}.csv,up\n" for i in range(20)))
     with pytest.raises(InputError, match="all training series have the label 'up'"):
         split(load(str(tmp_path)), 0.2, 0.2, 0)
 
@@ -278,3 +280,69 @@ def test_specs_are_read_by_the_types_of_the_options() -> None:
         with_options(Shooting(), {"correction": "best"}, "shooting")
     with pytest.raises(InputError, match="tol must be a positive number"):
         with_options(Shooting(), {"tol": "-1"}, "shooting")
+
+
+def write_parquet(path: Path, **columns: list[object]) -> None:
+    parquet.write_table(pyarrow.table(columns), path)
+
+
+def test_parquet_files_are_series_too(tmp_path: Path) -> None:
+    (tmp_path / "up").mkdir()
+    (tmp_path / "down").mkdir()
+    write_parquet(tmp_path / "up" / "a.parquet", x=[1.0, 2.0], y=[3, 4], on=[True, False])
+    write_parquet(tmp_path / "down" / "b.parquet", x=[5.0], y=[6], on=[False])
+    table = load(str(tmp_path))
+    assert [(r.name, r.label) for r in table.records] == [("down/b.parquet", "down"), ("up/a.parquet", "up")]
+    assert table.records[1].values.tolist() == [[1, 3, 1], [2, 4, 0]]
+
+
+def test_parquet_with_a_label_at_every_step(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", x=[1.0, 2.0], label=["rest", "run"])
+    table = load(str(tmp_path))
+    assert table.task == "labelling"
+    assert table.records[0].label == ["rest", "run"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"x": [1.0, None]}, "has a missing or infinite value at step 1, channel 0"),
+        ({"x": [1.0], "name": ["a"]}, "the column 'name' holds string, expected numbers"),
+        ({"label": ["a"]}, "no columns of numbers"),
+        ({"x": [1.0, 2.0], "label": ["a", None]}, "has no label at step 1"),
+    ],
+)
+def test_a_bad_parquet_file_is_told(tmp_path: Path, columns: dict[str, list[object]], told: str) -> None:
+    write_parquet(tmp_path / "a.parquet", **columns)
+    with pytest.raises(InputError) as caught:
+        load(str(tmp_path / "a.parquet"))
+    assert told in str(caught.value)
+
+
+def test_half_a_parquet_file_is_told(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", x=[float(i) for i in range(1000)])
+    whole = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="not a whole Parquet file"):
+        load(str(tmp_path))
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_parquet(tmp_path / "a.parquet", x=[1.0])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"pip install 'timeloom\[parquet\]'"):
+        load(str(tmp_path))
+
+
+def test_pooled_data_are_split_anew(tmp_path: Path) -> None:
+    index = ["file,label,split"]
+    for i in range(40):
+        (tmp_path / f"s{i}.csv").write_text(f"{i}\n" * 3)
+        index.append(f"s{i}.csv,{'ab'[i % 2]},{'train' if i < 20 else 'test'}")
+    (tmp_path / "labels.csv").write_text("\n".join(index))
+    table = load(str(tmp_path))
+    assert len(split(table, 0.25, 0.2, seed=0).test) == 20
+    pooled = split(table, 0.25, 0.2, seed=0, pool=True)
+    assert (len(pooled.train), len(pooled.valid), len(pooled.test)) == (24, 8, 8)
+    names = {*pooled.train.names, *pooled.valid.names, *pooled.test.names}
+    assert names == {record.name for record in table.records}

@@ -6,11 +6,13 @@ import json
 import os
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -18,12 +20,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from timeloom import cli
+from timeloom import cli, files
+from timeloom.data import load, split
 from timeloom.errors import InputError
-from timeloom.train import checkpoint, files
+from timeloom.train import checkpoint, comparison
 from timeloom.train.checkpoint import BEST, LAST, Checkpoint, Progress
-from timeloom.train.config import TrainConfig
+from timeloom.train.config import OptimConfig, TrainConfig
 from timeloom.train.metrics import Metrics, read
+from timeloom.train.summary import Summary
 
 SMALL = ["--data", "turning:length=128,train=16,valid=8,test=8", "--hidden", "8", "--compare", "0"]
 SOURCE = str(Path(__file__).parents[1] / "src")
@@ -107,7 +111,7 @@ WRITER = """
 import sys, torch
 from pathlib import Path
 from timeloom.train.checkpoint import Checkpoint, Progress, save
-from timeloom.train.config import TrainConfig
+from timeloom.train.config import OptimConfig, TrainConfig
 number = 0
 while True:
     weights = {str(i): torch.full((100_000,), float(number)) for i in range(4)}
@@ -179,6 +183,29 @@ def test_the_parallel_run_learns_what_the_sequential_one_does(tmp_path: Path) ->
         assert results[solver]["torch_seconds_a_step"] > 0
 
 
+def test_torch_repeats_steps_until_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "MOST_SECONDS", 0.0)
+    assert train(tmp_path / "run", "--epochs", "2", "--compare", "5") == 0
+    rows = [row for row in read(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "torch"]
+    assert len(rows) == 1  # the first tells how long one takes
+
+
+def test_the_speedup_takes_torch_at_its_fastest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path / "run", "--epochs", "2", "--compare", "5") == 0
+    rows = read(tmp_path / "run" / "metrics.jsonl")
+    theirs = [row["seconds"] for row in rows if row["kind"] == "torch"]
+    ours = [row["seconds"] for row in rows if row["kind"] == "step"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert len(theirs) == 5
+    assert summary["speedup"] == min(theirs) / statistics.median(ours)
+    last = capsys.readouterr().out.splitlines()[-1]
+    made = Summary(**summary)
+    assert last == f"Report: {tmp_path / 'run' / 'report.html'} ({made.pace()})"
+    assert replace(made, speedup=12.34).pace() == "12.3x faster a step than torch"
+    assert replace(made, speedup=0.912).pace() == "0.91 times the speed of torch"
+    assert replace(made, speedup=None).pace() == "torch was not timed"
+
+
 def test_early_stopping_keeps_the_best_weights(tmp_path: Path) -> None:
     assert train(tmp_path / "run", "--epochs", "50", "--lr", "0.3", "--patience", "2") == 0
     validations = [row for row in read(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "validation"]
@@ -245,37 +272,88 @@ def test_other_precisions_train(precision: str, tmp_path: Path) -> None:
     assert cli.run("evaluate", [str(tmp_path / "run"), "--debug"]) == 0
 
 
+@pytest.mark.parametrize("cell", ["implicit-gru", "lstm", "rnn"])
+def test_every_cell_trains_and_answers(cell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, solver = tmp_path / "run", "shooting:chunk=16"
+    assert train(run, "--epochs", "1", "--compare", "1", "--cell", cell, "--solver", solver) == 0
+    beside = "sequential" if cell == "implicit-gru" else "torch"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f" {beside})")
+    assert json.loads((run / "summary.json").read_text())["loss_difference"] < 1e-5
+    assert cli.run("evaluate", [str(run), "--json", "--debug"]) == 0
+    assert json.loads(capsys.readouterr().out)["difference"] < 1e-5
+
+
+def test_predict_compares_its_first_batch_with_serial_inference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path / "run", "--epochs", "1") == 0
+    arguments = [str(tmp_path / "run"), "--data", SMALL[1], "--out", str(tmp_path / "a.csv"), "--batch", "5"]
+    capsys.readouterr()
+    assert cli.run("predict", [*arguments, "--debug"]) == 0
+    out = capsys.readouterr().out
+    assert "32 series in" in out
+    assert "The first 5 of them both ways:\nserial inference (torch)" in out
+    assert "100.0% of them agree" in out
+    assert cli.run("predict", [*arguments, "--no-compare", "--debug"]) == 0
+    assert "serial" not in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's own
+def test_tensorboard_reads_the_rows_of_metrics_across_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from timeloom.train.trainer import Trainer
+
+    plain = Trainer._one_step
+
+    def stopping(self: Trainer) -> None:
+        plain(self)
+        if self.progress.step == 6:
+            raise RuntimeError("pulled the plug")
+
+    monkeypatch.setattr(Trainer, "_one_step", stopping)
+    run = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="pulled"):
+        train(run, "--epochs", "3", "--compare", "1", "--tensorboard")
+    monkeypatch.undo()
+    assert cli.run("train", ["--resume", str(run), "--debug"]) == 0  # from the end of the first epoch, step 4
+    board = EventAccumulator(str(run))
+    board.Reload()
+    rows = read(run / "metrics.jsonl")
+    for kind, names in (("step", ("loss", "sweeps", "lr")), ("validation", ("quality",)), ("torch", ("seconds",))):
+        for name in names:
+            shown = {event.step: event.value for event in board.Scalars(f"{kind}/{name}")}
+            assert shown == {row["step"]: pytest.approx(row[name]) for row in rows if row["kind"] == kind}
+
+
+def test_tensorboard_that_is_missing_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert cli.run("train", [*SMALL, "--tensorboard", "--out", str(tmp_path / "run")]) == 1
+    assert "pip install 'timeloom[tensorboard]'" in capsys.readouterr().err
+    assert train(tmp_path / "run", "--epochs", "1") == 0  # a start that failed does not stand in the way
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e-3])
+def test_gradients_are_clipped_to_the_norm_asked_for(clip: float, tmp_path: Path) -> None:
+    from timeloom.train.trainer import Trainer
+
+    config = replace(TrainConfig(), data=SMALL[1], optim=OptimConfig(clip=clip))
+    splits = split(load(config.data), 0.2, 0.2, 0)
+    trainer = Trainer(config, splits, tmp_path, None, lambda row: None)
+    trainer._one_step()
+    norm = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]).norm().item()
+    if clip:
+        assert norm == pytest.approx(clip, rel=1e-3)
+    else:
+        assert norm > 1e-2
+    trainer.metrics.close()
+
+
 def test_weights_load_into_torchs_own_layer(tmp_path: Path) -> None:
     assert train(tmp_path / "run", "--epochs", "1") == 0
     weights = checkpoint.load(tmp_path / "run").weights
     layer = torch.nn.GRU(4, 8)
     prefix = "blocks.0.recurrent."
     layer.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
-
-
-def told(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) -> str:
-    """The one line that a command fails with."""
-    assert cli.run(command, list(arguments)) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    return lines[0]
-
-
-def test_what_can_go_wrong_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(tmp_path / "run")
-    assert train(tmp_path / "run", "--epochs", "1") == 0
-    capsys.readouterr()
-    wrong = folder_of("classification", tmp_path / "data")
-    cut = tmp_path / "cut.safetensors"
-    cut.write_bytes((tmp_path / "run" / LAST).read_bytes()[:1000])
-    assert "holds a run already: go on with --resume" in told(capsys, "train", *SMALL, "--out", run)
-    assert "solver must be one of" in told(capsys, "train", "--solver", "magic", "--out", str(tmp_path / "n"))
-    assert "no preset 'mine'" in told(capsys, "train", "--preset", "mine")
-    assert "--device nowhere" in told(capsys, "train", *SMALL, "--device", "nowhere", "--out", str(tmp_path / "n"))
-    assert "remove --lr 1" in told(capsys, "train", "--resume", run, "--lr", "1")
-    assert "no last.safetensors to go on from" in told(capsys, "train", "--resume", str(tmp_path))
-    assert "has 3 channels, the model was trained on 4" in told(capsys, "predict", run, "--data", str(wrong))
-    assert "no such checkpoint" in told(capsys, "evaluate", str(tmp_path / "nothing"))
-    assert "not a whole safetensors file" in told(capsys, "evaluate", str(cut))
-    bad = told(capsys, "train", *SMALL, "--lr", "1e30", "--clip", "0", "--cell", "rnn", "--out", str(tmp_path / "bad"))
-    assert "the training diverged. Lower --lr" in bad

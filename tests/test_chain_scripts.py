@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-EXPERIMENT = Path(__file__).parent.parent / "experiments" / "bppsa" / "vgg.py"
+EXPERIMENT = Path(__file__).parent.parent / "experiments" / "bppsa_vgg" / "vgg.py"
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import timeloom as tl
-from experiments.mgrit.results import FOLDER, facts, save
+from experiments.results import facts, save
 from timeloom.solvers import MGRIT
 
+FOLDER = Path(__file__).with_name("results")
 HIDDEN, EPOCHS, RATE, SEEDS = 32, 60, 5e-3, (0, 1, 2, 3, 4)
 SETS = {"BasicMotions": 1, "OSULeaf": 7}
 """Data sets, and how many samples of a series make one step."""
@@ -104,7 +105,7 @@ def main() -> None:
             summary = {key: statistics.mean(run[key] for run in runs) for key in ("as trained", "serial inference")}
             print(name, way, {key: f"{value:.3f}" for key, value in summary.items()}, f"{runs[0]['seconds']:.1f} s")
     settings = {"hidden": HIDDEN, "epochs": EPOCHS, "rate": RATE, "batch": "about 64"}
-    save("accuracy", {"settings": settings, "facts": facts(), "sets": results})
+    save("accuracy", {"settings": settings, "facts": facts(), "sets": results}, FOLDER)
     draw(results)
 
 

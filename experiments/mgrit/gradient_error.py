@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 
 import timeloom as tl
-from experiments.mgrit.results import FOLDER, facts, save
+from experiments.results import facts, save
 from timeloom.solvers import MGRIT
 
+FOLDER = Path(__file__).with_name("results")
 STEPS, BATCH, SIZE = 128, 8, 32
 CYCLES = (1, 2, 3, 4, 6, 8)
 NETWORKS = {"GRU": tl.GRU, "ImplicitGRU": tl.ImplicitGRU}
@@ -74,7 +76,7 @@ def main() -> None:
             rows.append({**where, "method": "as published", "cycles": "2 forward, 1 backward, skip down", **exactly})
             print(network, regime, "as published:", {key: f"{value:.2g}" for key, value in exactly.items()})
     sizes = {"T": STEPS, "B": BATCH, "n": SIZE, "seeds": len(SEEDS)}
-    save("gradient_error", {"sizes": sizes, "facts": facts(), "rows": rows})
+    save("gradient_error", {"sizes": sizes, "facts": facts(), "rows": rows}, FOLDER)
     draw(rows)
 
 

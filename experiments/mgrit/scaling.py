@@ -19,9 +19,10 @@ import torch
 from torch import nn
 
 import timeloom as tl
-from experiments.mgrit.results import FOLDER, facts, save
+from experiments.results import facts, save
 from timeloom.solvers import MGRIT, Shooting
 
+FOLDER = Path(__file__).with_name("results")
 SIZE, BIASES = 32, {"default": 0.0, "gate bias +6": 6.0}
 LENGTHS = tuple(2**k for k in range(7, 17))
 SOLVERS = ("torch.nn.GRU", "shooting", "multigrid")

@@ -6,7 +6,7 @@ import types
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from timeloom.errors import InputError
+from timeloom.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -33,7 +33,9 @@ def with_options(defaults: Options, options: dict[str, str], name: str) -> Optio
     values = {}
     for key, text in options.items():
         if key not in known:
-            raise InputError(f"{name} has no option {key!r}; it has: {', '.join(known) or 'none'}")
+            raise InputError(
+                f"{name} has no option {key!r}; it has: {', '.join(known) or 'none'}{did_you_mean(key, known)}"
+            )
         try:
             values[key] = _convert(text, hints[key])
         except ValueError:

@@ -1,4 +1,4 @@
-"""`timeloom bench`: the benchmarks, which live beside the package in a source checkout."""
+"""`timeloom bench`: the benchmarks, which live beside the package in a source checkout; by default the headline."""
 
 from __future__ import annotations
 
@@ -19,5 +19,13 @@ def main(arguments: Sequence[str]) -> int:
             "there; `timeloom doctor` measures one speedup anywhere"
         )
     sys.path.insert(0, str(root))
-    status: int = importlib.import_module("benchmarks.__main__").main(list(arguments))
+    status: int = importlib.import_module("benchmarks.__main__").main(with_defaults(arguments))
     return status
+
+
+def with_defaults(arguments: Sequence[str]) -> list[str]:
+    """The headline cases where none are named, and results that do not replace those of the checkout."""
+    given = list(arguments)
+    named = any(not word.startswith("-") for word in given[:1]) or {"-h", "--help"} & set(given)
+    elsewhere = [] if any(word.startswith("--out") for word in given) else ["--out", "runs/bench"]
+    return [*([] if named else ["headline"]), *given, *elsewhere]

@@ -17,7 +17,7 @@ CONSOLE = Console(highlight=False, soft_wrap=True)
 
 @contextmanager
 def training_bar(trainer: Trainer) -> Iterator[Show]:
-    """A bar with loss, sweeps and fallbacks of the latest step, and a line for every epoch."""
+    """A bar with loss, sweeps and fallbacks of the latest step, one for torch's steps, and a line for every epoch."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=12),
@@ -27,7 +27,12 @@ def training_bar(trainer: Trainer) -> Iterator[Show]:
     )
     task = trainer.splits.task
     with Progress(*columns, console=CONSOLE) as progress:
-        bar = progress.add_task("training", total=trainer.total, completed=trainer.progress.step, latest="")
+        bar = progress.add_task("timeloom", total=trainer.total, completed=trainer.progress.step, latest="")
+        beside = None
+        if trainer.compared:
+            repeated = len(trainer.metrics.of("torch"))
+            name, total = trainer.config.model.beside, len(trainer.compared)
+            beside = progress.add_task(name, total=total, completed=repeated, latest="")
         fallbacks = 0
 
         def show(row: dict[str, Any]) -> None:
@@ -39,6 +44,9 @@ def training_bar(trainer: Trainer) -> Iterator[Show]:
                     f"{row['backward_sweeps']}, fallbacks {fallbacks}"
                 )
                 progress.update(bar, completed=row["step"], latest=latest)
+            elif row["kind"] == "torch" and beside is not None:
+                latest = f"loss {row['loss']:.4f}, {row['seconds']:.3f} s (the same steps)"
+                progress.update(beside, advance=1, latest=latest)
             elif row["kind"] == "validation":
                 mark = " (best so far)" if row["best"] else ""
                 quality = f"{quality_name(task)} {quality_text(task, row['quality'])}"

@@ -25,10 +25,10 @@ from timeloom.train.comparison import synchronize
 from timeloom.train.config import at_least
 from timeloom.words import describe
 
-LIBRARIES = ("numpy", "triton", "rich", "safetensors", "tyro", "aeon", "matplotlib")
+LIBRARIES = ("numpy", "triton", "rich", "safetensors", "tyro", "pyarrow", "tensorboard", "aeon", "matplotlib")
 STEPS, UNITS, BATCH = 4096, 32, 1
-SECONDS = 6.0
-"""Of measuring on a device; with its set-up the whole test takes about ten."""
+SECONDS = 4.0
+"""Of measuring on a device; with its set-up the whole test takes less than ten."""
 LARGEST_ERROR = {"cpu": 1e-4, "cuda": 5e-3}
 """Relative difference from torch's layer in float32 that rounding explains; cuDNN rounds products to tf32."""
 

@@ -63,13 +63,8 @@ def main(arguments: Sequence[str]) -> int:
         numbers = {"series": len(records), "loss": score.loss, "quality": score.quality, **asdict(agreement)}
         print(json.dumps(numbers))
         return 0
-    serial, parallel = agreement.serial_seconds, agreement.parallel_seconds
-    lines = (
-        f"{quality_name(model.task)} {quality_text(model.task, score.quality)} on {len(records)} series, "
-        f"loss {score.loss:.4f}",
-        f"serial inference (torch's layers) {serial:.3f} s, parallel {parallel:.3f} s: {serial / parallel:.1f}x faster",
-        f"answers differ by at most {agreement.difference:.1e} of the largest; {agreement.same:.1%} of them agree",
-    )
+    quality = f"{quality_name(model.task)} {quality_text(model.task, score.quality)}"
+    lines = [f"{quality} on {len(records)} series, loss {score.loss:.4f}", *agreement.lines(loaded.config.model)]
     CONSOLE.print("\n".join(lines), markup=False)
     return 0
 
@@ -78,7 +73,7 @@ def test_records(table: Table, loaded: Checkpoint, own: bool) -> list[Record]:
     """The run's own test series, or those that the data name as test series, or all."""
     if own:
         config = loaded.config
-        names = set(split(table, config.valid_fraction, config.test_fraction, config.seed).test.names)
+        names = set(split(table, config.valid_fraction, config.test_fraction, config.seed, config.pool).test.names)
         return [record for record in table.records if record.name in names]
     named = [record for record in table.records if record.split == "test"]
     return named or table.records

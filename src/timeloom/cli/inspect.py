@@ -14,14 +14,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from timeloom.cli.display import CONSOLE
 from timeloom.data import load
+from timeloom.inspection import Inspection
+from timeloom.report import SolveReport
 from timeloom.train import checkpoint, page
-from timeloom.train.chart import Line, line_chart
+from timeloom.train.chart import Line, bar_chart, line_chart
 from timeloom.train.config import at_least
 from timeloom.train.inference import check_channels, restore
-from timeloom.train.inspection import Inspection, Trial, inspect_model
+from timeloom.train.inspection import inspect_model
+from timeloom.train.timeline import timeline
 from timeloom.train.trainer import device_of
-
-HEADER = ("solver", "sweeps", "backward", "converged", "ms", "difference")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Options:
     batch: int = 4
     """Series in the batch: the first ones of the data."""
     every: bool = False
-    """Try the published methods over single steps too (DEER, ELK, Picard …): minutes on long series."""
+    """Try the published methods over single steps too (DEER, ELK, Picard …), each for a few seconds, on as many steps
+    of one series as it can do in them."""
     out: str = ""
     """Page to write; by default inspect.html in the folder of the run."""
     device: str = "auto"
@@ -62,32 +64,39 @@ def main(arguments: Sequence[str]) -> int:
     folder = options.run if options.run.is_dir() else options.run.parent
     out = Path(options.out) if options.out else folder / "inspect.html"
     write_inspection(out, found, str(options.run))
-    shown = Table(*HEADER, min_width=70, title=f"{found.steps:,} steps, batch {found.batch}, chunks of {found.chunk}")
-    for trial in found.trials:
-        shown.add_row(*row(trial))
+    header, *rows = found.rows()
+    shown = Table(*header, min_width=70, title=f"{found.steps:,} steps, batch {found.batch}, chunks of {found.chunk}")
+    for row in rows:
+        shown.add_row(*row)
     CONSOLE.print(shown)
     CONSOLE.print("\n".join([*found.words(), f"Picture: {out}"]), markup=False)
     return 0
 
 
-def row(trial: Trial) -> tuple[str, ...]:
-    """A trial as text."""
-    forward, backward = trial.sweeps()
-    state = "fell back" if trial.fell_back else "yes"
-    return (trial.name, str(forward), str(backward), state, f"{1e3 * trial.seconds:.1f}", f"{trial.difference:.1e}")
-
-
 def write_inspection(path: Path, found: Inspection, name: str) -> None:
-    """The page: the table, a chart of the residuals of every layer, and the words."""
+    """The page: what `auto` does, drawn and told, all solvers in a table, and the residuals of every layer."""
+    header, *rows = found.rows()
+    auto = found.trials[1]
+    solves = [
+        (f"{where} {way}", solve)
+        for where, report in auto.reports
+        for way, solve in (("forward", report), ("backward", report.backward))
+        if solve is not None
+    ]
+    times = [(trial.name, 1e3 * trial.seconds) for trial in found.trials if trial.stretch is None]
     parts = [
         page.heading(f"Solvers on {name}", level=1),
         page.paragraph(
             f"{found.steps:,} steps, batch {found.batch}; shooting from plain guesses in chunks of {found.chunk}"
         ),
-        page.table([row(trial) for trial in found.trials], HEADER),
         page.heading("What auto does, and why"),
+        page.block(timeline(solves, found.steps)),
         *[page.paragraph(text) for text in found.words()],
+        page.heading("All solvers"),
+        page.charts([bar_chart(times, "A forward and backward pass", "ms")]),
+        page.table(rows, header),
         page.heading("Largest jump between chunks after each sweep"),
+        page.paragraph("No jump at all is drawn a hundred times below the tolerance.", soft=True),
         page.charts(residual_charts(found)),
     ]
     page.write_page(path, f"timeloom: solvers on {name}", *parts)
@@ -97,15 +106,18 @@ def residual_charts(found: Inspection) -> list[str]:
     """A chart for each layer and direction, forward and backward."""
     made = []
     for index, (where, _) in enumerate(found.trials[0].reports):
-        for backward in (False, True):
-            reports = [
-                (t.name, t.reports[index][1].backward if backward else t.reports[index][1]) for t in found.trials
-            ]
-            lines = [
-                Line(name.removeprefix("shooting "), range(1, len(report.residuals) + 1), report.residuals, dots=True)
-                for name, report in reports
-                if report is not None and report.residuals
-            ]
-            title = f"{where} {'backward' if backward else 'forward'}"
-            made.append(line_chart(lines, title, "sweep", "relative jump", log_y=True))
+        for way in ("forward", "backward"):
+            lines = []
+            for trial in found.trials:
+                report = trial.reports[index][1]
+                solve = report if way == "forward" else report.backward
+                if solve is not None and solve.residuals:
+                    lines.append(_residuals(trial.name.removeprefix("shooting "), solve))
+            made.append(line_chart(lines, f"{where} {way}", "sweep", "relative jump", log_y=True))
     return made
+
+
+def _residuals(name: str, solve: SolveReport) -> Line:
+    """Jumps by sweep; one of exactly zero is drawn a hundred times below the tolerance."""
+    floor = solve.tolerance / 100
+    return Line(name, range(1, len(solve.residuals) + 1), [max(value, floor) for value in solve.residuals], dots=True)

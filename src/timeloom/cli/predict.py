@@ -15,11 +15,11 @@ from torch import Tensor
 from timeloom.cli.display import CONSOLE
 from timeloom.data import load
 from timeloom.errors import InputError
+from timeloom.files import write_text
 from timeloom.train import checkpoint
 from timeloom.train.checkpoint import Checkpoint
 from timeloom.train.config import at_least
-from timeloom.train.files import write_text
-from timeloom.train.inference import answer, check_channels, restore
+from timeloom.train.inference import answer, check_channels, compare, restore
 from timeloom.train.trainer import device_of
 
 
@@ -30,7 +30,7 @@ class Options:
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of a run, or a checkpoint in it."""
     data: str
-    """A folder, a .csv, .npy or .ts file; labels are not needed."""
+    """A folder, a .csv, .npy, .parquet or .ts file; labels are not needed."""
     out: Path = Path("predictions.csv")
     """Where the answers go."""
     solver: str = ""
@@ -39,6 +39,8 @@ class Options:
     """cpu, cuda, …"""
     batch: int = 16
     """Series in a batch."""
+    compare: bool = True
+    """Run the first batch serially too, and say how far apart the answers are and how much faster parallel is."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -61,7 +63,12 @@ def main(arguments: Sequence[str]) -> int:
     for row in rows([record.name for record in table.records], answers.values, loaded):
         writer.writerow(row)
     write_text(options.out, text.getvalue())
-    CONSOLE.print(f"{len(table.records)} series in {answers.seconds:.3f} s: {options.out}", markup=False)
+    lines = [f"{len(table.records)} series in {answers.seconds:.3f} s: {options.out}"]
+    if options.compare:
+        first = table.records[: options.batch]
+        _, agreement = compare(model, first, loaded, options.batch)
+        lines += [f"The first {len(first)} of them both ways:", *agreement.lines(loaded.config.model)]
+    CONSOLE.print("\n".join(lines), markup=False)
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,10 +16,10 @@ import tyro
 from timeloom.cli.display import CONSOLE, training_bar
 from timeloom.data import Splits, load, split
 from timeloom.errors import InputError
+from timeloom.files import write_text
 from timeloom.train import checkpoint
 from timeloom.train.checkpoint import LAST, Checkpoint
 from timeloom.train.config import TrainConfig, preset, read_config
-from timeloom.train.files import write_text
 from timeloom.train.model import solver_of
 from timeloom.train.run_report import write_report
 from timeloom.train.summary import summarize
@@ -28,6 +29,8 @@ CONFIG, SUMMARY, REPORT = "config.json", "summary.json", "report.html"
 
 
 def main(arguments: Sequence[str]) -> int:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("the command trains in one process: start it without torchrun")
     resume, rest = _resume(list(arguments))
     if resume is None:
         config = parse(rest)
@@ -36,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         folder = resume
         config, start = read_config(folder / CONFIG), checkpoint.load(folder / LAST)
     solver_of(config.solver)  # a wrong name is told before the data are read
-    splits = split(load(config.data), config.valid_fraction, config.test_fraction, config.seed)
+    splits = split(load(config.data), config.valid_fraction, config.test_fraction, config.seed, config.pool)
     trainer = _prepare(config, splits, folder, start)
     return train(trainer)
 
@@ -67,10 +70,10 @@ def train(trainer: Trainer) -> int:
         return 130
     trainer.use_best()
     score = trainer.measure(splits.test)
-    summary = summarize(splits, trainer.metrics, score, trainer.progress, trainer.device)
+    summary = summarize(trainer.config, splits, trainer.metrics, score, trainer.progress, trainer.device)
     write_text(folder / SUMMARY, json.dumps(summary.to_dict(), indent=2) + "\n")
     write_report(folder / REPORT, trainer.config, splits, trainer.metrics, summary)
-    CONSOLE.print("\n".join([*summary.lines(), f"Report: {folder / REPORT}"]), markup=False)
+    CONSOLE.print("\n".join([*summary.lines(), f"Report: {folder / REPORT} ({summary.pace()})"]), markup=False)
     return 0
 
 
@@ -92,7 +95,7 @@ def _prepare(config: TrainConfig, splits: Splits, folder: Path, start: Checkpoin
 def _new_folder(config: TrainConfig) -> Path:
     name = Path(config.data.partition(":")[0]).stem or "run"
     folder = Path(config.out or f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}")
-    if (folder / LAST).exists() or (folder / CONFIG).exists():
+    if (folder / LAST).exists():
         raise InputError(f"{folder} holds a run already: go on with --resume {folder}, or choose another --out")
     return folder
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from timeloom.data.records import Record, Split, Table
-from timeloom.errors import InputError
+from timeloom.errors import InputError, did_you_mean
 
 
 def from_archive(name: str) -> Table:
@@ -19,6 +19,7 @@ def from_archive(name: str) -> Table:
         raise InputError(
             f"{name!r} is neither a file nor a folder nor a built-in task. To fetch it from the UEA/UCR archive: "
             f"pip install 'timeloom[archive]'{missing}; or give the path of its .ts file"
+            f"{did_you_mean(name, ['turning'])}"
         ) from None
     records = []
     splits: tuple[Split, ...] = ("train", "test")

@@ -1,7 +1,7 @@
-"""A folder of series, one CSV or NPY file each.
+"""A folder of series, one CSV, NPY or Parquet file each.
 
 Labels come from `labels.csv` (columns `file` and `label`, or `target` for a number; `split` if wanted), or from the
-names of subfolders, or, for a class at every step, from a CSV column `label` or a file `<name>.labels.npy` beside
+names of subfolders, or, for a class at every step, from a column `label` or a file `<name>.labels.npy` beside
 `<name>.npy`. Without any of these the folder can be predicted on, not trained on.
 """
 
@@ -14,16 +14,17 @@ from typing import cast, get_args
 import numpy
 import torch
 
+from timeloom.data.parquet import read_parquet
 from timeloom.data.records import Label, Record, Split, Table, Task, as_series
 from timeloom.errors import InputError
 
 INDEX = "labels.csv"
 STEP_LABELS = ".labels.npy"
-SUFFIXES = (".csv", ".npy")
+SUFFIXES = (".csv", ".npy", ".parquet")
 
 
 def read_folder(folder: Path) -> Table:
-    """All series in a folder."""
+    """All series in a folder; those that an index of labels leaves out have none."""
     index = folder / INDEX
     if index.is_file():
         return _indexed(folder, index)
@@ -40,7 +41,7 @@ def read_folder(folder: Path) -> Table:
             record = read_series(path)
             records.append(Record(f"{inner.name}/{path.name}", record.values, inner.name))
     if not records:
-        raise InputError(f"{folder}: no .csv or .npy files, and none in subfolders")
+        raise InputError(f"{folder}: no .csv, .npy or .parquet files, and none in subfolders")
     return Table(str(folder), "classification", records)
 
 
@@ -49,13 +50,15 @@ def read_series(path: Path) -> Record:
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     if path.suffix == ".npy":
-        values = as_series(torch.from_numpy(_array(path)), str(path))
+        values = as_series(torch.from_numpy(_numbers(path)), str(path))
         beside = path.with_name(path.stem + STEP_LABELS)
         steps: list[str] | None = [str(value) for value in _array(beside).ravel()] if beside.is_file() else None
         return Record(path.name, values, steps)
     if path.suffix == ".csv":
         return _read_csv(path)
-    raise InputError(f"{path}: expected a .csv or .npy file")
+    if path.suffix == ".parquet":
+        return read_parquet(path)
+    raise InputError(f"{path}: expected a .csv, .npy or .parquet file")
 
 
 def _series_files(folder: Path) -> list[Path]:
@@ -63,9 +66,8 @@ def _series_files(folder: Path) -> list[Path]:
 
 
 def _indexed(folder: Path, index: Path) -> Table:
-    with index.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
-    columns = set(rows[0]) if rows else set()
+    header, *lines = _rows(index) or [[]]
+    columns = set(header)
     kinds: list[tuple[str, Task]] = [("label", "classification"), ("target", "regression")]
     found = [(column, task) for column, task in kinds if column in columns]
     if "file" not in columns or len(found) != 1:
@@ -74,14 +76,19 @@ def _indexed(folder: Path, index: Path) -> Table:
         )
     column, task = found[0]
     records = []
-    for number, row in enumerate(rows, start=2):
+    for number, line in enumerate(lines, start=2):
+        row = dict(zip(header, line, strict=False))
         where = f"{index}, line {number}"
-        text = (row[column] or "").strip()
+        text = row.get(column, "").strip()
         if not text:
-            raise InputError(f"{where}: no {column}")
+            raise InputError(f"{where}: no {column}; is the file cut short?")
         label: Label = _as_number(text, where) if task == "regression" else text
-        record = read_series(folder / (row["file"] or "").strip())
-        records.append(Record(str(row["file"]), record.values, label, _as_split(row.get("split"), where)))
+        name = row["file"].strip()
+        record = read_series(folder / name)
+        records.append(Record(name, record.values, label, _as_split(row.get("split"), where)))
+    listed = {record.name for record in records}
+    others = [path for path in _series_files(folder) if path.name not in listed]
+    records += [Record(path.name, read_series(path).values, None) for path in others]
     return Table(str(folder), task, records)
 
 
@@ -107,10 +114,26 @@ def _array(path: Path) -> numpy.ndarray:
         raise InputError(f"{path}: not a whole .npy file ({error})") from None
 
 
+def _numbers(path: Path) -> numpy.ndarray:
+    """An array of numbers in the machine's own byte order."""
+    found = _array(path)
+    if found.dtype.kind not in "fiub":
+        raise InputError(f"{path}: holds {found.dtype}, expected real numbers; convert it")
+    return numpy.ascontiguousarray(found, dtype=numpy.float32)
+
+
+def _rows(path: Path) -> list[list[str]]:
+    """The rows of a CSV file that are not empty."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return [row for row in csv.reader(file) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: not a CSV file in UTF-8 ({error}); write it again") from None
+
+
 def _read_csv(path: Path) -> Record:
     """Rows are steps, columns channels; the first row may name them."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [row for row in csv.reader(file) if row]
+    rows = _rows(path)
     if not rows:
         raise InputError(f"{path}: the file is empty")
     header = [] if _numeric(rows[0]) else [name.strip() for name in rows.pop(0)]

@@ -66,6 +66,10 @@ class Table:
                 raise InputError(
                     f"{self.source}: {record.name} has {len(record.values)} steps and {len(record.label)} labels"
                 )
+            if isinstance(record.label, list) and "" in record.label:
+                raise InputError(
+                    f"{self.source}: {record.name} has no label at step {record.label.index('')}; give every step one"
+                )
         return self
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from timeloom.data.archive import from_archive
-from timeloom.data.folder import read_folder, read_series
+from timeloom.data.folder import INDEX, SUFFIXES, read_folder, read_series
 from timeloom.data.records import Record, Split, Table
 from timeloom.data.ts import read_ts
 from timeloom.data.turning import Turning, turning
@@ -14,19 +14,28 @@ from timeloom.spec import split_spec, with_options
 
 
 def load(source: str) -> Table:
-    """Series from `turning[:options]`, a `.ts`, `.csv` or `.npy` file, a folder, or a set's name in the archive.
+    """Series from `turning[:options]`, `video:FOLDER`, a file, a folder, or a set's name in the archive.
 
-    With `NAME_TRAIN.ts` goes the `NAME_TEST.ts` beside it.
+    A file is a `.ts`, `.csv`, `.npy` or `.parquet`. With `NAME_TRAIN.ts` goes the `NAME_TEST.ts` beside it.
     """
+    if source.startswith("video:"):
+        from timeloom.video import load_video  # its libraries are heavy
+
+        return load_video(source.removeprefix("video:")).checked()
     path = Path(source)
     if path.is_dir():
-        pairs = sorted(path.glob("*_TRAIN.ts"))
+        pairs = sorted(path.glob("*_TRAIN.ts")) or sorted(path.glob("*.ts"))
         if len(pairs) > 1:
             raise InputError(f"{path}: several sets ({', '.join(p.name for p in pairs)}); give the path of one file")
+        if not pairs and not (path / INDEX).is_file():
+            from timeloom.video import Video, holds_clips, read_clips
+
+            if holds_clips(path):
+                return read_clips(path, Video()).checked()
         return (_read_archive_files(pairs[0]) if pairs else read_folder(path)).checked()
     if path.suffix == ".ts" and path.is_file():
         return _read_archive_files(path).checked()
-    if path.suffix in (".csv", ".npy") and path.is_file():
+    if path.suffix in SUFFIXES and path.is_file():
         return Table(source, None, [read_series(path)]).checked()
     if ":" not in source and (path.suffix or "/" in source):
         raise InputError(f"{source}: no such file or folder")

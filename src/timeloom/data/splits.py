@@ -53,7 +53,9 @@ def examples(records: Sequence[Record], task: Task, classes: Sequence[str], sour
     def target(record: Record) -> Tensor:
         label = record.label
         if label is None:
-            raise InputError(f"{source}: {record.name} has no label; only `timeloom predict` can use it")
+            raise InputError(
+                f"{source}: {record.name} has no label; give it one, or move it away (`timeloom predict` needs none)"
+            )
         if isinstance(label, list) != (task == "labelling") or isinstance(label, float) != (task == "regression"):
             raise InputError(f"{source}: {record.name} is labelled for another task than {task}")
         if isinstance(label, list):
@@ -64,16 +66,17 @@ def examples(records: Sequence[Record], task: Task, classes: Sequence[str], sour
     return Examples([r.name for r in records], [r.values for r in records], [target(r) for r in records])
 
 
-def split(table: Table, valid_share: float, test_share: float, seed: int) -> Splits:
+def split(table: Table, valid_share: float, test_share: float, seed: int, pool: bool = False) -> Splits:
     """Train, valid and test series; classes as evenly spread as their numbers allow, the same for the same seed.
 
-    test_share: of all series, valid_share: of the training series; for data that do not say themselves what is what.
+    test_share: of all series, valid_share: of the training series; for data that do not say themselves what is what,
+        and with `pool` for those that do, too.
     """
     if table.task is None:
         raise InputError(f"{table.source}: no labels found; training needs them (see docs/app.md for the formats)")
-    train = [r for r in table.records if r.split in ("train", None)]
-    valid = [r for r in table.records if r.split == "valid"]
-    test = [r for r in table.records if r.split == "test"]
+    train = [r for r in table.records if pool or r.split in ("train", None)]
+    valid = [r for r in table.records if not pool and r.split == "valid"]
+    test = [r for r in table.records if not pool and r.split == "test"]
     generator = torch.Generator().manual_seed(seed)
     if not test:
         train, test = _hold_back(train, test_share, generator)

@@ -123,8 +123,8 @@ class Recurrent(nn.RNNBase):
             needed, not the result, and nothing where torch's own layer runs.
         """
         key, group = None, time_group()
-        plain = lengths is None and resets is None and guess is None and group is None
-        if plain and type(input) is Tensor:
+        unmarked = lengths is None and resets is None and guess is None
+        if group is None and type(input) is Tensor and unmarked:
             key = (input.shape, input.dtype, input.device, torch.is_grad_enabled())
         known = self._known.get(key)
         if known is not None:  # a short call: every look at it counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from timeloom.errors import did_you_mean
 from timeloom.linearize import Linearization
 from timeloom.mgrit.driver import MGRITPlan
 from timeloom.mgrit.grid import Coarsening, fit
@@ -45,7 +46,10 @@ def resolve(solver: str | Solver) -> Solver:
     if isinstance(solver, str) and solver in _NAMED:
         return _NAMED[solver]()
     names = ", ".join(map(repr, _NAMED))
-    raise ValueError(f"solver must be one of {names} or an object from timeloom.solvers; got {solver!r}")
+    raise ValueError(
+        f"solver must be one of {names} or an object from timeloom.solvers; got {solver!r}"
+        f"{did_you_mean(solver, _NAMED)}"
+    )
 
 
 def names() -> tuple[str, ...]:

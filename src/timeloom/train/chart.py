@@ -1,4 +1,4 @@
-"""Line charts as SVG text, small enough to stand in a page and large enough to be read on a phone."""
+"""Charts as SVG text, small enough to stand in a page and large enough to be read on a phone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 from statistics import fmean
 
 WIDTH, HEIGHT = 440, 290
-LEFT, RIGHT, TOP, BOTTOM = 66, 14, 44, 42
+LEFT, RIGHT, TOP, BOTTOM = 66, 26, 44, 42
 COLOURS = (
     "#0b66b0", "#d9730d", "#2e8b57", "#a4389a", "#c0392b", "#7a6a00",
     "#16a0a0", "#7d7d7d", "#e377c2", "#8c564b", "#5b5bd6", "#9acd32",
@@ -40,6 +40,8 @@ class Axis:
     log: bool
     start: float
     stop: float
+    whole: bool = False
+    """Whether its values are counts, and ticks between them mean nothing."""
 
     def place(self, value: float) -> float:
         at, low, high = (
@@ -56,6 +58,7 @@ class Axis:
         rough = (self.high - self.low) / 4
         power = 10 ** math.floor(math.log10(rough))
         step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+        step = max(step, 1.0) if self.whole else step
         first = math.ceil(self.low / step - 1e-9)
         return [step * i for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
@@ -86,13 +89,32 @@ def line_chart(
     return "\n".join([*parts, "</svg>"])
 
 
+def bar_chart(bars: Sequence[tuple[str, float]], title: str, unit: str) -> str:
+    """Horizontal bars from zero, each with its number."""
+    left, row, head = 124, 24, 28
+    most = max(value for _, value in bars)
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {head + row * len(bars) + 6}" role="img" aria-label="{escape(title)}" '
+        f'xmlns="http://www.w3.org/2000/svg">',
+        f'<text class="title" x="{LEFT - 52}" y="15">{escape(title)}</text>',
+    ]
+    for index, (name, value) in enumerate(bars):
+        top, width = head + row * index, (WIDTH - left - 84) * value / most
+        parts.append(f'<text x="{left - 6}" y="{top + 14}" text-anchor="end">{escape(name)}</text>')
+        colour = COLOURS[index % len(COLOURS)]
+        parts.append(f'<rect x="{left}" y="{top + 2}" width="{max(width, 1):.1f}" height="16" fill="{colour}"/>')
+        parts.append(f'<text x="{left + max(width, 1) + 5:.1f}" y="{top + 14}">{value:,.1f} {escape(unit)}</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
 def _axis(values: Sequence[float], log: bool, start: float, stop: float) -> Axis:
     low, high = min(values), max(values)
     if log:
         low, high = 10 ** math.floor(math.log10(low) + 1e-9), 10 ** math.ceil(math.log10(high) - 1e-9)
         return Axis(low, high if high > low else low * 10, log, start, stop)
     margin = 0.04 * (high - low) or 0.5 * abs(high) or 1.0
-    return Axis(0.0 if 0 <= low < 0.5 * high else low - margin, high + margin, log, start, stop)
+    whole = all(float(value).is_integer() for value in values)
+    return Axis(0.0 if 0 <= low < 0.5 * high else low - margin, high + margin, log, start, stop, whole)
 
 
 def _thinned(line: Line) -> Line:
@@ -143,7 +165,7 @@ def _legend(lines: Sequence[Line]) -> tuple[list[str], int]:
     """The names of the lines, in as many rows as they need."""
     parts, at, row = list[str](), float(LEFT), 0
     for index, line in enumerate(lines):
-        width = 30 + 6.4 * len(line.label)
+        width = 30 + 7.4 * len(line.label)
         if at + width > WIDTH and at > LEFT:
             at, row = float(LEFT), row + 1
         colour, down = COLOURS[index % len(COLOURS)], 30 + LEGEND_ROW * row

@@ -14,10 +14,10 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from timeloom.errors import InputError
+from timeloom.files import write_whole
 from timeloom.nn.base import Recurrent
 from timeloom.solvers.auto import Experience, Memory
 from timeloom.train.config import TrainConfig
-from timeloom.train.files import write_whole
 
 FORMAT = "timeloom-checkpoint-1"
 LAST, BEST = "last.safetensors", "best.safetensors"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ from timeloom.data import Batch
 from timeloom.nn import sequentialize
 from timeloom.train.model import SequenceModel
 
-MOST_SECONDS = 90.0
-"""Time that a run spends on torch's steps, at most."""
+MOST_SECONDS = 60.0
+"""Time that a run spends on torch's steps: no further one is begun that would go beyond it."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ def synchronize(device: torch.device) -> None:
     """Wait for the device, so that a clock sees all of the work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def time_is_left(seconds: Sequence[float]) -> bool:
+    """Whether one more step as slow as the last one fits."""
+    return not seconds or sum(seconds) + seconds[-1] <= MOST_SECONDS
 
 
 def chosen_steps(count: int, total: int) -> set[int]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from timeloom.errors import InputError
+import tyro
 
-Cell = Literal["gru", "lstm", "rnn"]
+from timeloom.errors import InputError, did_you_mean
+
+Cell = Literal["gru", "implicit-gru", "lstm", "rnn"]
 Pooling = Literal["mean", "last"]
 Precision = Literal["float32", "float64", "bf16"]
-Preset = Literal["default", "eigenworms"]
+Preset = Literal["default", "eigenworms", "hmdb6", "hmdb51"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class ModelConfig:
     """The network: a stack of recurrent layers and a head."""
 
     cell: Cell = "gru"
-    """Kind of the recurrent layers."""
+    """Kind of the recurrent layers; implicit-gru is the multigrid paper's."""
     hidden: int = 32
     """Units of each layer."""
     layers: int = 1
@@ -43,6 +45,11 @@ class ModelConfig:
         at_least("layers", self.layers, 1)
         if not 0 <= self.dropout < 1:
             raise InputError(f"--dropout must be at least 0 and below 1, got {self.dropout}")
+
+    @property
+    def beside(self) -> str:
+        """What runs beside for comparison: torch's layers, or the same ones in order where torch has none."""
+        return "sequential" if self.cell == "implicit-gru" else "torch"
 
 
 @dataclass(frozen=True)
@@ -87,29 +94,34 @@ class TrainConfig:
     """Train a recurrent network parallel in time, and write weights, metrics and a report to a folder."""
 
     data: str = "turning"
-    """turning[:length=16384,train=128,…] (built in), a folder, a .ts file, or a set's name in the UEA/UCR archive."""
+    """turning[:length=16384,train=128,…] (built in), a folder, a .ts file, a set's name in the UEA/UCR archive, or
+    video:FOLDER[,net=resnet-18,classes=hmdb6,…]."""
     out: str = ""
     """Folder of the run; by default a new one in runs/."""
     preset: Preset = "default"
-    """Settings to begin from; eigenworms is the model of the DEER paper."""
+    """Settings to begin from; eigenworms is the model of the DEER paper, hmdb6 and hmdb51 are the multigrid paper's."""
     solver: str = "auto"
     """auto, sequential, shooting, mgrit, deer …, with options: shooting:chunk=256,correction=newton."""
     device: str = "auto"
     """cpu, cuda, cuda:1 …; auto takes a GPU where there is one."""
-    precision: Precision = "float32"
-    """Numbers of the weights; bf16 keeps float32 weights and computes under autocast."""
+    precision: Annotated[Precision, tyro.conf.arg(aliases=["--dtype"])] = "float32"
+    """Numbers of the weights; bf16 is mixed: float32 weights, computed with under autocast."""
     seed: int = 0
     """Of weights, order, dropout and the split of the data."""
     valid_fraction: float = 0.2
     """Share of the training series that chooses the best weights, where the data name none."""
     test_fraction: float = 0.2
     """Share of all series that measures the result, where the data name none."""
+    pool: bool = False
+    """Mix the data's own train, valid and test series, and split them anew by these shares."""
     normalize: bool = True
     """Scale every channel to mean 0 and deviation 1 over the training series."""
     compare: int = 3
     """Training steps that torch's own layer repeats beside ours, for the speedup; 0 for none."""
     save_every: int = 50
     """Steps between two checkpoints; one is written at the end of every epoch too."""
+    tensorboard: bool = False
+    """Write event files for TensorBoard beside metrics.jsonl."""
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
 
@@ -144,8 +156,20 @@ def preset(name: str) -> TrainConfig:
         optim = OptimConfig(
             "adam", lr=3e-5, schedule="constant", weight_decay=0.0, betas=(0.9, 0.999), epochs=1000, patience=1000
         )
-        return replace(TrainConfig(), preset="eigenworms", data="EigenWorms", model=model, optim=optim)
-    raise InputError(f"no preset {name!r}; there are: {', '.join(get_args(Preset))}")
+        of_all = replace(TrainConfig(), pool=True, valid_fraction=0.15 / 0.85, test_fraction=0.15)
+        return replace(of_all, preset="eigenworms", data="EigenWorms", model=model, optim=optim)
+    if name == "hmdb51":
+        model = ModelConfig(hidden=256, pooling="last")
+        optim = OptimConfig(
+            "adam", lr=1e-3, schedule="constant", weight_decay=0.0, betas=(0.9, 0.999), clip=0.0, epochs=50, batch=100
+        )
+        return TrainConfig(
+            "video:hmdb51", preset="hmdb51", valid_fraction=0.1, test_fraction=0.1, model=model, optim=optim
+        )
+    if name == "hmdb6":
+        return replace(preset("hmdb51"), preset="hmdb6", data="video:hmdb51,classes=hmdb6")
+    known = get_args(Preset)
+    raise InputError(f"no preset {name!r}; there are: {', '.join(known)}{did_you_mean(name, known)}")
 
 
 def read_config(path: Path) -> TrainConfig:

@@ -17,6 +17,7 @@ from timeloom.errors import InputError
 from timeloom.nn import sequentialize
 from timeloom.train.checkpoint import Checkpoint
 from timeloom.train.comparison import synchronize
+from timeloom.train.config import ModelConfig
 from timeloom.train.model import SequenceModel, solver_of
 from timeloom.train.trainer import autocast, build_model
 
@@ -87,6 +88,15 @@ class Agreement:
     """Largest difference of an answer, relative to the largest answer."""
     same: float
     """Share of the classes that agree; 1 for a regression."""
+
+    def lines(self, model: ModelConfig) -> list[str]:
+        """What was compared, in words."""
+        serial, parallel = self.serial_seconds, self.parallel_seconds
+        return [
+            f"serial inference ({model.beside}) {serial:.3f} s, parallel {parallel:.3f} s: "
+            f"{serial / parallel:.1f}x faster",
+            f"answers differ by at most {self.difference:.1e} of the largest; {self.same:.1%} of them agree",
+        ]
 
 
 def compare(

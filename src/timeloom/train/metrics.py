@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 from timeloom.errors import InputError
-from timeloom.train.files import write_text
+from timeloom.files import write_text
 
 NAME = "metrics.jsonl"
 
@@ -39,7 +40,8 @@ class Metrics:
         return [row for row in self.rows if row["kind"] == kind]
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # no room: told when the row was added
+            self._file.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -11,21 +13,22 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from timeloom.data.records import Task
 from timeloom.data.splits import Examples
 from timeloom.errors import InputError
-from timeloom.nn import GRU, LSTM, RNN
+from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU
 from timeloom.nn.base import Recurrent
 from timeloom.solvers.base import Solver
+from timeloom.solvers.mgrit import MGRIT
 from timeloom.solvers.planning import resolve
 from timeloom.spec import split_spec, with_options
 from timeloom.train.config import ModelConfig
 
-_CELLS: dict[str, type[Recurrent]] = {"gru": GRU, "lstm": LSTM, "rnn": RNN}
+_CELLS: dict[str, type[Recurrent]] = {"gru": GRU, "implicit-gru": ImplicitGRU, "lstm": LSTM, "rnn": RNN}
 
 
 def solver_of(text: str) -> Solver:
-    """A solver from its name and options, as in `shooting:chunk=256`."""
+    """A solver from its name and options, as in `shooting:chunk=256`; mgrit-paper is multigrid as published."""
     name, options = split_spec(text)
     try:
-        solver = resolve(name)
+        solver = MGRIT.paper() if name == "mgrit-paper" else resolve(name)
     except ValueError as error:
         raise InputError(str(error)) from None
     return with_options(solver, options, name)
@@ -98,9 +101,11 @@ class SequenceModel(nn.Module):
 
     def fit_scale(self, train: Examples) -> None:
         """Take mean and deviation of every channel, and of the targets of a regression, from the training series."""
-        values = torch.cat(train.series).double()
-        self.offset.copy_(values.mean(dim=0))
-        self.scale.copy_(1 / values.std(dim=0, correction=0).clamp_min(1e-6))
+        steps = sum(len(values) for values in train.series)
+        mean = _total(values.double().sum(dim=0) for values in train.series) / steps
+        squares = _total((values.double() - mean).square().sum(dim=0) for values in train.series) / steps
+        self.offset.copy_(mean)
+        self.scale.copy_(1 / squares.sqrt().clamp_min(1e-6))
         if self.task == "regression":
             targets = torch.stack(train.targets).double()
             self.answer_offset.copy_(targets.mean())
@@ -109,6 +114,11 @@ class SequenceModel(nn.Module):
     def recurrent_layers(self) -> list[Recurrent]:
         """timeloom's layers inside, whose reports say what the solver did."""
         return [module for module in self.modules() if isinstance(module, Recurrent)]
+
+
+def _total(parts: Iterable[Tensor]) -> Tensor:
+    """Their sum, one at a time: the series of a large set do not fit into memory twice."""
+    return reduce(torch.add, parts)
 
 
 def _run(layer: nn.RNNBase, x: Tensor, lengths: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from timeloom.train.files import write_text
+from timeloom.files import write_text
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --soft: #5d6b7a; --line: #dfe5ea; --card: #ffffff; --page: #f4f6f8 }
@@ -21,20 +21,23 @@ h1 { overflow-wrap: anywhere; font-size: 1.5rem; line-height: 1.25; margin: .3em
 h2 { font-size: 1.15rem; margin: 1.6em 0 .5em }
 p { margin: .4em 0 }
 .soft { color: var(--soft) }
-.tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(148px, 1fr)) }
+.tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(138px, 1fr)) }
 .charts { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 380px), 1fr)) }
 .tile, .chart, .block { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px }
 .tile b { display: block; font-size: 1.5rem; line-height: 1.2 }
 .tile span { color: var(--soft); font-size: .9rem }
-.block { overflow-x: auto }
+.block { overflow-x: auto; margin: .6em 0 }
+.wide { min-width: 760px }
 svg { display: block; width: 100%; height: auto }
+.chart svg { max-width: 620px }
 svg text { fill: var(--ink); font: 12px system-ui, sans-serif }
 svg text.title { font-weight: 600; font-size: 13px }
+svg text.on { fill: #ffffff }
 svg .grid { stroke: var(--line); fill: none }
 table { border-collapse: collapse; font-size: .92rem }
-td, th { padding: 4px 10px; text-align: left; border-bottom: 1px solid var(--line) }
+td, th { padding: 4px 10px; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap }
 table.counts td, table.counts th { text-align: center }
-code { overflow-wrap: anywhere }
+@media (max-width: 500px) { svg text { font-size: 14px } svg text.title { font-size: 15px } }
 """
 
 
@@ -75,6 +78,11 @@ def told(pairs: Iterable[tuple[str, str]]) -> str:
 def charts(made: Iterable[str]) -> str:
     """Charts side by side, or below each other on a narrow screen."""
     return f'<div class="charts">{"".join(f"<div class=chart>{chart}</div>" for chart in made)}</div>'
+
+
+def block(made: str) -> str:
+    """One wide drawing, to be scrolled on a narrow screen."""
+    return f'<div class="block"><div class="wide">{made}</div></div>'
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:

@@ -34,9 +34,9 @@ def write_report(path: Path, config: TrainConfig, splits: Splits, metrics: Metri
         page.tiles(_numbers(summary)),
         *[page.paragraph(line) for line in summary.lines()],
         page.heading("Learning"),
-        page.charts(_learning(steps, validations, splits)),
+        page.charts(_learning(steps, validations, splits, summary)),
         page.heading("Solver and time"),
-        page.charts(_solving(steps, by_torch)),
+        page.charts(_solving(steps, by_torch, summary)),
     ]
     if validations:
         parts += [
@@ -53,36 +53,45 @@ def _numbers(summary: Summary) -> list[tuple[str, str]]:
     task = summary.task
     numbers = [(quality_text(task, summary.test_quality), f"test {quality_name(task)}")]
     if summary.speedup is not None:
-        numbers.append((f"{summary.speedup:.1f}x", f"faster a step than torch ({summary.compared_steps} compared)"))
+        how = "faster a step than" if summary.speedup >= 1 else "the speed of"
+        meaning = f"{how} {summary.beside} (best of {summary.compared_steps})"
+        numbers.append((f"{summary.speedup:.1f}x", meaning))
     return [
         *numbers,
         (f"{summary.seconds_a_step:.3f} s", "a training step, median"),
         (f"{summary.steps:,}", "training steps"),
         (str(summary.most_sweeps), "sweeps at most"),
         (str(summary.fallbacks), "fallbacks to sequential"),
-        (f"{summary.data_share:.1%}", "of the time spent on loading data"),
+        (f"{summary.data_share:.1%}", "of the time spent waiting for data"),
     ]
 
 
-def _learning(steps: Rows, validations: Rows, splits: Splits) -> list[str]:
+def _learning(steps: Rows, validations: Rows, splits: Splits, summary: Summary) -> list[str]:
+    """Loss and quality over steps and over time; over time also the same losses at torch's pace."""
     name = quality_name(splits.task)
+    at_torchs = []
+    if summary.torch_seconds_a_step is not None:
+        times = [row["step"] * summary.torch_seconds_a_step for row in steps]
+        losses = [row["loss"] for row in steps]
+        at_torchs.append(Line(f"training at the pace of {summary.beside}", times, losses, dashed=True))
     made = []
-    for key, label in (("step", "training step"), ("elapsed", "training time in seconds")):
+    for key, label, title, more in (
+        ("step", "training step", "over steps", []),
+        ("elapsed", "training time in seconds", "over time", at_torchs),
+    ):
         losses = [_line("training", steps, key, "loss"), _line("validation", validations, key, "loss", dots=True)]
-        made.append(line_chart(losses, f"Loss over {label}s".replace("secondss", "seconds"), label, "loss"))
+        made.append(line_chart([*losses, *more], f"Loss {title}", label, "loss", log_x=bool(more)))
         quality = [_line("validation", validations, key, "quality", dots=True)]
-        made.append(
-            line_chart(quality, f"{name.capitalize()} over {label}s".replace("secondss", "seconds"), label, name)
-        )
+        made.append(line_chart(quality, f"{name.capitalize()} {title}", label, name))
     return made
 
 
-def _solving(steps: Rows, by_torch: Rows) -> list[str]:
+def _solving(steps: Rows, by_torch: Rows, summary: Summary) -> list[str]:
     sweeps = [
         _line("forward", steps, "step", "sweeps"),
         _line("backward", steps, "step", "backward_sweeps", dashed=True),
     ]
-    times = [_line("timeloom", steps, "step", "seconds"), _line("torch", by_torch, "step", "seconds", dots=True)]
+    times = [_line("timeloom", steps, "step", "seconds"), _line(summary.beside, by_torch, "step", "seconds", dots=True)]
     residuals = [_line("residual", steps, "step", "residual")]
     return [
         line_chart(times, "Time of a training step", "training step", "seconds", log_y=True),

@@ -19,12 +19,15 @@ from torch import Tensor, nn
 
 from timeloom.data import Batch, Examples, Splits, batches
 from timeloom.data.batches import collate, order
+from timeloom.data.prefetch import Prefetch
 from timeloom.errors import InputError
+from timeloom.inspection import reports_of
 from timeloom.report import SolveReport
 from timeloom.solvers import Sequential
 from timeloom.train import checkpoint
+from timeloom.train.board import Board
 from timeloom.train.checkpoint import BEST, LAST, Checkpoint, Progress
-from timeloom.train.comparison import MOST_SECONDS, chosen_steps, synchronize, torch_step
+from timeloom.train.comparison import chosen_steps, synchronize, time_is_left, torch_step
 from timeloom.train.config import OptimConfig, TrainConfig
 from timeloom.train.metrics import Metrics
 from timeloom.train.model import SequenceModel, solver_of
@@ -103,15 +106,6 @@ def _in_chunks(report: SolveReport) -> bool:
     return report.solver != "sequential" and bool(report.residuals or report.warmup)
 
 
-def reports_of(model: SequenceModel) -> list[tuple[str, SolveReport]]:
-    """The reports of the last call, each with the layer and direction it is of."""
-    return [
-        (f"layer {number}" + (" reversed" if index % 2 else ""), report)
-        for number, layer in enumerate(model.recurrent_layers(), start=1)
-        for index, report in enumerate(layer.reports)
-    ]
-
-
 class Trainer:
     """Trains a model on its data, in a folder of its own."""
 
@@ -125,6 +119,7 @@ class Trainer:
         self.progress = Progress()
         self.interrupted = False
         self._steps_in_batch = 0
+        self._batches = Prefetch(self._batch_of)
         if resume is None:
             if config.normalize:
                 self.model.fit_scale(splits.train)
@@ -132,12 +127,20 @@ class Trainer:
             self._restore(resume)
         self.per_epoch = math.ceil(len(splits.train) / config.optim.batch)
         self.total = self.per_epoch * config.optim.epochs
+        self.board = Board(folder, self.progress.step) if config.tensorboard else None
         self.metrics = Metrics(folder, self.progress.step)
-        self._compared = chosen_steps(
+        self.compared = chosen_steps(
             0 if isinstance(solver_of(config.solver), Sequential) else config.compare, self.total
         )
 
     def _restore(self, resume: Checkpoint) -> None:
+        if resume.config.model != self.config.model:
+            mine, other = asdict(self.config.model), asdict(resume.config.model)
+            differing = ", ".join(f"{key} {other[key]} and {mine[key]}" for key in mine if mine[key] != other[key])
+            raise InputError(
+                f"{self.folder / LAST} is of another model than {self.folder / 'config.json'} ({differing}): put the "
+                f"run's own files back together, or start a new run"
+            )
         if resume.classes != self.splits.classes or resume.channels != self.splits.channels:
             raise InputError(f"{self.splits.source}: the data have changed since the run began; start a new one")
         self.model.load_state_dict(resume.weights)
@@ -156,7 +159,10 @@ class Trainer:
                 if step % self.per_epoch == 0 or step % self.config.save_every == 0 or self.interrupted:
                     self._save()
         finally:
+            self._batches.close()
             self.metrics.close()
+            if self.board is not None:
+                self.board.close()
 
     def interrupt(self) -> None:
         """Stop after the step under way, with a checkpoint."""
@@ -169,14 +175,14 @@ class Trainer:
 
     def _one_step(self) -> None:
         step, begin = self.progress.step, time.perf_counter()
-        epoch, position = divmod(step, self.per_epoch)
-        size, seed = self.config.optim.batch, self.config.seed
-        chosen = order(len(self.splits.train), seed, epoch)[position * size : (position + 1) * size]
-        batch = self._moved(collate(self.splits.train, chosen))
+        epoch = step // self.per_epoch
+        batch = self._batches.take(step)
         self._steps_in_batch = len(batch.inputs)
         fetched = time.perf_counter()
-        if step in self._compared:
+        if step in self.compared:
             self._compare(step, batch)
+        if step + 1 < self.total:
+            self._batches.begin(step + 1)
         self._seed(step)
         started = time.perf_counter()
         rate = self._set_rate(self.optimizer, step)
@@ -195,6 +201,13 @@ class Trainer:
             elapsed=self.progress.elapsed, **asdict(Solved.of(self.model)),
         )  # fmt: skip
 
+    def _batch_of(self, step: int) -> Batch:
+        """The batch of a step, where the model is."""
+        epoch, position = divmod(step, self.per_epoch)
+        size = self.config.optim.batch
+        chosen = order(len(self.splits.train), self.config.seed, epoch)[position * size : (position + 1) * size]
+        return collate(self.splits.train, chosen).to(self.device, self.model.offset.dtype)
+
     def _update(self, model: SequenceModel, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
         """Forward, backward, clip, update; the loss."""
         model.train()
@@ -209,7 +222,7 @@ class Trainer:
 
     def _compare(self, step: int, batch: Batch) -> None:
         """The same step by torch's layers, on a copy."""
-        if sum(row["seconds"] for row in self.metrics.of("torch")) > MOST_SECONDS:
+        if not time_is_left([row["seconds"] for row in self.metrics.of("torch")]):
             return
         self._seed(step)
 
@@ -257,6 +270,8 @@ class Trainer:
     def _add(self, **row: Any) -> None:
         row = {"step": self.progress.step, **row}
         self.metrics.add(**row)
+        if self.board is not None:
+            self.board.add(row)
         self.show(row)
 
     def _seed(self, step: int) -> None:
@@ -268,9 +283,6 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = rate
         return rate
-
-    def _moved(self, batch: Batch) -> Batch:
-        return batch.to(self.device, self.model.offset.dtype)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.config, self.device)

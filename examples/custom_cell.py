@@ -1,0 +1,70 @@
+"""A recurrent cell of your own, parallel in time: units that forget at rates they learn.
+
+The cell has to become a weather station: from noisy readings, give their running means over short and long times, at
+every step. `check_cell` says whether it keeps the promises that solving in parallel relies on, `unroll` runs it.
+
+    python examples/custom_cell.py
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import Tensor, nn
+
+import timeloom as tl
+
+RATES = (0.5, 0.2, 0.05)
+"""Share of a running mean that a new reading replaces."""
+
+
+class Leaky(nn.Module):
+    """`h⁺ = (1 − a) h + a (W tanh(h) + V x)`, with a learned rate `a = σ(r)` for each unit."""
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__()
+        self.recurrent = nn.Linear(units, units)
+        self.input = nn.Linear(inputs, units, bias=False)
+        self.rate = nn.Parameter(torch.linspace(-3, 1, units))
+        nn.init.normal_(self.recurrent.weight, std=0.1 / units)
+
+    def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        a = self.rate.sigmoid()
+        return (1 - a) * h + a * (self.recurrent(h.tanh()) + self.input(x))
+
+
+def draw(steps: int, batch: int) -> tuple[Tensor, Tensor]:
+    """Readings `(T, B, 1)` and their running means `(T, B, 3)`, which are a linear recurrence."""
+    readings = torch.randn(steps, batch, 1) + torch.randn(batch, 1)
+    rates = torch.tensor(RATES)
+    return readings, tl.linear_scan((1 - rates).expand(steps, batch, 3), rates * readings)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--length", type=int, default=4000, help="steps in a sequence")
+    parser.add_argument("--steps", type=int, default=80, help="training steps")
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--units", type=int, default=12)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    cell, head = Leaky(1, options.units), nn.Linear(options.units, len(RATES))
+    h0 = torch.zeros(options.batch, options.units)
+    print(tl.check_cell(cell, h0, draw(1, options.batch)[0][0]))
+    optimiser = torch.optim.Adam([*cell.parameters(), *head.parameters()], lr=1e-2)
+    for number in range(options.steps):
+        xs, target = draw(options.length, options.batch)
+        states, report = tl.unroll(cell, h0, xs)
+        loss = (head(states) - target).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(cell.parameters(), 1.0)
+        optimiser.step()
+        if (number + 1) % 20 == 0 or number + 1 == options.steps:
+            print(f"step {number + 1}: squared error {loss:.4f} (of {target.square().mean():.4f})", flush=True)
+    print(report)
+
+
+if __name__ == "__main__":
+    main()

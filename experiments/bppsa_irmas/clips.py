@@ -1,0 +1,98 @@
+"""Sound clips in IRMAS's layout: a folder with a sub-folder of WAV files for each instrument.
+
+IRMAS (Bosch, Janer, Fuhrmann and Herrera, 2012; "IRMAS-TrainingData") has 11 instruments and 6,705 clips of three
+seconds at 44.1 kHz. Clips named `…0123__1.wav`, `…0123__2.wav` come from one recording.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from experiments.bppsa_irmas import wav
+from experiments.bppsa_irmas.mfcc import mfcc
+
+RATE, SECONDS = 44100, 3.0
+TEST_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A file, and the number of its instrument."""
+
+    path: Path
+    instrument: int
+
+    @property
+    def recording(self) -> str:
+        return self.path.stem.rpartition("__")[0] or self.path.stem
+
+
+def find(folder: Path, most: int) -> tuple[list[str], list[Clip]]:
+    """Instruments, and at most so many clips of each, the same ones every time."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; give the one that holds a sub-folder for each instrument")
+    files = {sub.name: _wav_files(sub) for sub in sorted(folder.iterdir()) if sub.is_dir()}
+    instruments = [name for name, paths in files.items() if paths]
+    if len(instruments) < 2:
+        raise ValueError(
+            f"{folder} must hold at least two sub-folders with WAV files, one for each instrument (cel, cla, … of "
+            f"IRMAS-TrainingData); WAV files were found in {len(instruments)} of its {len(files)} sub-folders"
+        )
+    clips = [clip for number, name in enumerate(instruments) for clip in _mixed(files[name], number)[:most]]
+    return instruments, clips
+
+
+def _mixed(paths: list[Path], instrument: int) -> list[Clip]:
+    """Recordings in another order than that of their names, the clips of each side by side."""
+    clips = [Clip(path, instrument) for path in paths]
+    recordings = sorted({clip.recording for clip in clips})
+    random.Random(0).shuffle(recordings)
+    place = {recording: i for i, recording in enumerate(recordings)}
+    return sorted(clips, key=lambda clip: place[clip.recording])
+
+
+def _wav_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() == ".wav" and path.name[0] != ".")
+
+
+def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
+    """Clips to train on and, a quarter of each instrument's recordings, to test on: no recording is in both."""
+    train: list[Clip] = []
+    test: list[Clip] = []
+    for instrument in sorted({clip.instrument for clip in clips}):
+        own = [clip for clip in clips if clip.instrument == instrument]
+        recordings = list(dict.fromkeys(clip.recording for clip in own))
+        if len(recordings) < 2:
+            raise ValueError(
+                f"{own[0].path.parent} has clips of one recording only, at least two are needed: one to train on, one "
+                "to test on; add files, or take more clips"
+            )
+        held = set(recordings[: max(1, round(TEST_SHARE * len(recordings)))])
+        for clip in own:
+            (test if clip.recording in held else train).append(clip)
+    return train, test
+
+
+def features(
+    clips: Iterable[Clip], hops: Sequence[int], rate: int = RATE, seconds: float = SECONDS
+) -> tuple[dict[int, Tensor], Tensor]:
+    """MFCC `(T, N, 20)` by hop, T = 1 + samples // hop, and the instruments `(N,)`; longer clips are cut."""
+    length = round(rate * seconds)
+    found: dict[int, list[Tensor]] = {hop: [] for hop in hops}
+    target = []
+    for clip in clips:
+        samples, its_rate = wav.read(clip.path)
+        if its_rate != rate or len(samples) < length:
+            raise ValueError(
+                f"{clip.path} has {len(samples)} samples at {its_rate} Hz; at least {length} at {rate} Hz are needed"
+            )
+        for hop in hops:
+            found[hop].append(mfcc(samples[:length], rate, hop))
+        target.append(clip.instrument)
+    return {hop: torch.stack(one, 1) for hop, one in found.items()}, torch.tensor(target)

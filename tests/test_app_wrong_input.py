@@ -1,0 +1,240 @@
+"""What goes wrong is told in one line that says what to do, `--debug` shows where, and no finished work is lost."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from timeloom import cli
+from timeloom.errors import InputError
+from timeloom.train import checkpoint
+from timeloom.train.checkpoint import BEST, LAST
+from timeloom.train.metrics import read
+
+SMALL = ["--data", "turning:length=128,train=16,valid=8,test=8", "--hidden", "8", "--compare", "0"]
+Tell = Callable[..., str]
+
+
+def train(folder: Path, *more: str) -> int:
+    return cli.run("train", [*SMALL, "--epochs", "1", "--out", str(folder), *more, "--debug"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; tests only look at it."""
+    folder = tmp_path_factory.mktemp("wrong") / "run"
+    assert train(folder) == 0
+    return folder
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Tell:
+    """The one line that a command fails with, without a traceback."""
+
+    def tell(command: str, *arguments: object) -> str:
+        capsys.readouterr()
+        assert cli.run(command, [str(word) for word in arguments]) == 1
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith("error: ")
+        return lines[0]
+
+    return tell
+
+
+def test_debug_shows_where(run: Path) -> None:
+    with pytest.raises(InputError, match="no such file or folder"):
+        cli.run("predict", [str(run), "--data", "nowhere.csv", "--debug"])
+
+
+@pytest.mark.parametrize("command", ["train", "predict"])
+def test_a_missing_file(command: str, told: Tell, run: Path) -> None:
+    options = ["--data", "data/nowhere.npy"]
+    assert "data/nowhere.npy: no such file or folder" in told(
+        command, *([run] if command == "predict" else []), *options
+    )
+
+
+def test_half_a_file(told: Tell, tmp_path: Path) -> None:
+    numpy.save(tmp_path / "a.npy", numpy.zeros((500, 4)))
+    whole = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(whole[: len(whole) // 2])
+    assert "a.npy: not a whole .npy file" in told("train", "--data", tmp_path)
+
+
+def test_bytes_that_are_no_text(told: Tell, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(bytes(range(128, 256)))
+    assert "a.csv: not a CSV file in UTF-8" in told("train", "--data", tmp_path)
+
+
+@pytest.mark.parametrize("values", [numpy.zeros((9, 2), dtype=complex), numpy.array(["a", "b"])])
+def test_arrays_that_are_no_numbers(values: numpy.ndarray, told: Tell, tmp_path: Path) -> None:
+    numpy.save(tmp_path / "a.npy", values)
+    assert f"holds {values.dtype}, expected real numbers" in told("train", "--data", tmp_path)
+
+
+def labelled(folder: Path, labels: str) -> Path:
+    for i in range(8):
+        (folder / f"{i}.csv").write_text("1,2,3,4\n5,6,7,8\n")
+    (folder / "labels.csv").write_text("file,label\n" + labels)
+    return folder
+
+
+def test_labels_of_files_that_are_not_there(told: Tell, tmp_path: Path) -> None:
+    assert "9.csv: no such file" in told("train", "--data", labelled(tmp_path, "0.csv,a\n9.csv,b\n"))
+
+
+def test_files_without_a_label(told: Tell, tmp_path: Path, run: Path) -> None:
+    folder = labelled(tmp_path, "".join(f"{i}.csv,{'ab'[i % 2]}\n" for i in range(7)))
+    assert "7.csv has no label; give it one, or move it away" in told("train", "--data", folder)
+    assert cli.run("predict", [str(run), "--data", str(folder), "--out", str(tmp_path / "out.csv")]) == 0
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + 8
+
+
+def test_an_index_of_labels_cut_short(told: Tell, tmp_path: Path) -> None:
+    assert "line 3: no label; is the file cut short?" in told("train", "--data", labelled(tmp_path, "0.csv,a\n1.csv"))
+
+
+def test_labels_that_the_model_does_not_know(told: Tell, tmp_path: Path, run: Path) -> None:
+    folder = labelled(tmp_path, "".join(f"{i}.csv,sideways\n" for i in range(8)))
+    said = told("evaluate", run, "--data", folder)
+    assert "has the label 'sideways', which is none of backwards, forwards" in said
+
+
+def test_a_series_with_a_missing_value(told: Tell, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n3,\n")
+    assert "a.csv has a missing or infinite value at step 1, channel 1; fill or remove it" in told(
+        "train", "--data", tmp_path
+    )
+
+
+def test_an_unknown_solver_or_option_of_one(told: Tell, tmp_path: Path) -> None:
+    unknown = told("train", "--solver", "shoting:chunk=8")
+    assert "solver must be one of" in unknown
+    assert unknown.endswith("got 'shoting'; did you mean 'shooting'?")
+    option = told("train", "--solver", "shooting:chunks=8")
+    assert "shooting has no option 'chunks'" in option
+    assert option.endswith("did you mean 'chunk'?")
+
+
+def test_an_unknown_preset(told: Tell) -> None:
+    said = told("train", "--preset", "eigenworm")
+    assert "no preset 'eigenworm'; there are: default, eigenworms" in said
+    assert said.endswith("; did you mean 'eigenworms'?")
+
+
+def test_an_unknown_set(told: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aeon", None)
+    assert told("train", "--data", "turnign").endswith("did you mean 'turning'?")
+
+
+def test_an_unknown_device(told: Tell, tmp_path: Path) -> None:
+    assert "--device nowhere" in told("train", *SMALL, "--device", "nowhere", "--out", tmp_path / "new")
+
+
+def test_a_folder_that_holds_a_run(told: Tell, run: Path) -> None:
+    before = (run / LAST).read_bytes()
+    assert "holds a run already: go on with --resume" in told("train", *SMALL, "--out", run)
+    assert (run / LAST).read_bytes() == before
+
+
+def test_nothing_to_go_on_from(told: Tell, run: Path, tmp_path: Path) -> None:
+    assert "no last.safetensors to go on from" in told("train", "--resume", tmp_path)
+    assert "remove --lr 1" in told("train", "--resume", run, "--lr", "1")
+
+
+def test_a_checkpoint_that_is_no_checkpoint(told: Tell, run: Path, tmp_path: Path) -> None:
+    assert "no such checkpoint" in told("evaluate", tmp_path / "nothing")
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes((run / LAST).read_bytes()[:1000])
+    assert "not a whole safetensors file" in told("evaluate", cut)
+    save_file({"weight": torch.zeros(3)}, tmp_path / "other.safetensors")
+    assert "not a checkpoint of this version of timeloom" in told(
+        "predict", tmp_path / "other.safetensors", "--data", run
+    )
+
+
+def test_a_checkpoint_of_another_model(told: Tell, run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    assert train(other, "--hidden", "5", "--layers", "2") == 0
+    (other / LAST).write_bytes((run / LAST).read_bytes())
+    said = told("train", "--resume", other)
+    assert "is of another model than" in said
+    assert "(hidden 8 and 5, layers 1 and 2)" in said
+    assert "start a new run" in said
+
+
+def test_data_of_another_model(told: Tell, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("1,2,3\n")
+    assert "has 3 channels, the model was trained on 4" in told("predict", run, "--data", tmp_path)
+
+
+def test_a_training_that_diverges(told: Tell, tmp_path: Path) -> None:
+    said = told("train", *SMALL, "--lr", "1e30", "--clip", "0", "--cell", "rnn", "--out", tmp_path / "bad")
+    assert "the training diverged. Lower --lr" in said
+
+
+def test_several_processes(told: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "start it without torchrun" in told("train", *SMALL)
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """No file can grow beyond some bytes, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def same(one: Path, other: Path) -> bool:
+    a, b = (checkpoint.load(path).weights for path in (one, other))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("size", [9_000, 16_000])
+def test_a_full_disk_loses_nothing_and_room_lets_the_run_go_on(size: int, told: Tell, tmp_path: Path) -> None:
+    """Full while rows are written; and later, when only the report no longer fits."""
+    options = ["--hidden", "8", "--epochs", "9"]
+    assert train(tmp_path / "whole", *options) == 0
+    run = tmp_path / "run"
+    with room_for(size):
+        said = told("train", *SMALL, *options, "--out", run)
+    assert "cannot write" in said
+    assert "go on with" in said or "goes on with --resume" in said
+    step = checkpoint.load(run / LAST).progress.step
+    assert step >= 4
+    assert json.loads((run / "config.json").read_text())["optim"]["epochs"] == 9
+    assert cli.run("train", ["--resume", str(run), "--debug"]) == 0
+    for name in (LAST, BEST):
+        assert same(run / name, tmp_path / "whole" / name)
+    assert [row["step"] for row in read(run / "metrics.jsonl") if row["kind"] == "step"] == list(range(1, 37))
+    assert (run / "report.html").is_file()
+
+
+def test_answers_that_cannot_be_written_leave_the_old_ones(told: Tell, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.csv"
+    out.write_text("of before")
+    with room_for(500):
+        assert "cannot write" in told("predict", run, "--data", SMALL[1], "--out", out)
+    assert out.read_text() == "of before"
+    assert [path.name for path in tmp_path.iterdir()] == ["answers.csv"]
+    assert "does not exist; create it first" in told("predict", run, "--data", SMALL[1], "--out", tmp_path / "a" / "b")
+
+
+def test_written_files_can_be_read_by_others(run: Path) -> None:
+    mask = int(subprocess.run(["sh", "-c", "umask"], capture_output=True, text=True, check=True).stdout, 8)
+    assert all(path.stat().st_mode & 0o777 == 0o666 & ~mask for path in run.iterdir())

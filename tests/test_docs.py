@@ -1,0 +1,148 @@
+"""README and documentation: every block of Python runs, every command line is one that exists, every link leads on."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import types
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+
+import timeloom
+from timeloom import cli
+from timeloom.cli.train import parse
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+BEFORE = {
+    "README.md": """
+        import torch
+        x, xs, h0 = torch.randn(300, 2, 32), torch.randn(40, 2, 5), torch.zeros(2, 5)
+        model = torch.nn.Sequential(torch.nn.GRU(3, 4))
+        lengths, done = torch.tensor([300, 7]), torch.rand(300, 2) < 0.1
+        W, a, b = torch.randn(5, 5) / 5, torch.rand(30, 2, 4), torch.randn(30, 2, 4)
+    """,
+    "docs/bppsa.md": """
+        import torch
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        x, target, optimiser = torch.randn(5, 4), torch.randint(3, (5,)), torch.optim.SGD(model.parameters(), 0.1)
+    """,
+    "docs/choose.md": "import torch, timeloom as tl; x = torch.randn(1200, 2, 8)",
+    "docs/distributed.md": """
+        import torch
+        from pathlib import Path
+        from timeloom.distributed import time_parallel
+        steps, optimiser = 1, torch.optim.SGD([torch.zeros(1)])
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        Model = lambda: tl.GRU(3, 4)
+        batches = [(torch.randn(30, 2, 3), torch.randn(30, 2, 4))]
+    """,
+    "docs/mgrit.md": "import torch; x = torch.randn(100, 2, 32)",
+    "docs/newton.md": """
+        import torch, timeloom as tl
+        x, xs, h0 = torch.randn(50, 2, 4), torch.randn(50, 2, 3), torch.zeros(2, 3)
+        cell = lambda h, x: torch.tanh(0.5 * h + x)
+    """,
+}
+"""What a reader has at hand before the first block of a page."""
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "```python" in (ROOT / name).read_text()])
+def test_every_block_of_python_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if name == "docs/app.md":
+        data = "turning:length=64,train=4,valid=2,test=2"
+        assert cli.run("train", ["--data", data, "--epochs", "1", "--out", "runs/a", "--compare", "0", "--debug"]) == 0
+    torch.manual_seed(0)
+    space: dict[str, object] = {"__name__": "page"}
+    exec("\n".join(line.strip() for line in BEFORE.get(name, "").splitlines()), space)
+    try:
+        for number, block in enumerate(blocks(ROOT / name, "python"), start=1):
+            exec(compile(block, f"{name}, block {number}", "exec"), space)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def command_lines() -> list[tuple[str, list[str]]]:
+    """Every command in a block of shell, without its comment."""
+    found = []
+    for page, name in zip(PAGES, NAMES, strict=True):
+        for block in blocks(page, "sh"):
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [(name, words) for words in (shlex.split(line, comments=True) for line in lines) if words]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), command_lines(), ids=[f"{name}: {' '.join(words)}" for name, words in command_lines()]
+)
+def test_every_command_exists(name: str, words: list[str]) -> None:
+    program, *rest = words
+    if program == "timeloom":
+        command, *options = rest
+        if command == "train":
+            if options[:1] != ["--resume"]:
+                parse(options)
+        elif command != "bench":
+            tyro.cli(import_module(f"timeloom.cli.{command}").Options, args=options)
+    elif program == "make":
+        assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        asked = [extra for word in rest for found in re.findall(r"\[(.*)\]", word) for extra in found.split(",")]
+        assert set(asked) <= set(extras)
+    elif program == "python":
+        if rest[0] == "-m":
+            assert importlib.util.find_spec(rest[1])
+        else:
+            assert (ROOT / rest[0]).is_file()
+    elif program in ("torchrun", "srun"):
+        assert "--nproc-per-node" in rest
+    elif program == "export" or "=" in program:  # variables for the lines below
+        assert rest or "=" in program
+    else:
+        pytest.fail(f"{name}: what is {program!r}?")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_link_to_a_file_leads_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text()
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if ":" not in target:
+            assert ((ROOT / name).parent / target).exists(), target
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    pages = {path.parent.name for path in tmp_path.glob("*/index.html")}
+    assert {"choose", "cells", "ragged", "app", "design", "numbers", "api"} <= pages
+    assert (tmp_path / "files" / "benchmarks" / "results" / "grid.png").is_file()
+    api = (tmp_path / "api" / "index.html").read_text()
+    missing = [
+        name
+        for name in timeloom.__all__
+        if not isinstance(getattr(timeloom, name), types.ModuleType) and f'id="timeloom.{name}"' not in api
+    ]
+    assert missing == []

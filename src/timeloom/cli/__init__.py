@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import time
 from collections.abc import Sequence
 
 from timeloom.errors import InputError
 
 LIBRARIES = ("numpy", "rich", "safetensors", "tyro")
+WAIT = 5.0
+"""Seconds that a process of torchrun's leaves it to the first one to tell an error; torchrun then ends all of them."""
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
@@ -21,11 +25,18 @@ def run(command: str, arguments: Sequence[str]) -> int:
     except Exception as error:
         if len(words) < len(arguments):
             raise
+        if not first_rank() and isinstance(error, InputError):
+            time.sleep(WAIT)
         print(f"error: {explain(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+def first_rank() -> bool:
+    """Whether this process speaks to the user: the only one, or the first of torchrun's."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def explain(error: Exception) -> str:

@@ -37,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         CONSOLE.quiet = not ranks.first
         folder = ranks.folder(resume or _new_folder(config))
         start = None if resume is None else checkpoint.load(folder / LAST)
+        ranks.check_start(0 if start is None else start.progress.step)
         with ranks.in_turn():
             splits = split(load(config.data), config.valid_fraction, config.test_fraction, config.seed, config.pool)
         ranks.check([splits.train, splits.valid, splits.test])

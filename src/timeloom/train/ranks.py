@@ -121,6 +121,9 @@ class Alone:
     def check(self, data: Sequence[Examples]) -> None:
         """Refuse what cannot be split."""
 
+    def check_start(self, step: int) -> None:
+        """Refuse to go on from different checkpoints."""
+
     def take(self, data: Examples, indices: list[int]) -> Share:
         """This process's share of a batch."""
         return Share(collate(data, indices), None, _labels(data, indices))
@@ -196,6 +199,14 @@ class Ranks(Alone):
                         f"{name} has {len(series)} steps, too few for {self._time.size} processes to share: give "
                         f"--time-ranks {len(series)} or fewer"
                     )
+
+    def check_start(self, step: int) -> None:
+        steps = self._world.gather(torch.tensor(step)).tolist()
+        if len(set(steps)) > 1:
+            raise InputError(
+                f"the processes read different checkpoints, of steps {', '.join(map(str, steps))}: put the folder "
+                f"of the run where all of them see it"
+            )
 
     def take(self, data: Examples, indices: list[int]) -> Share:
         mine = indices[self._data :: self._of]

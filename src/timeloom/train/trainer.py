@@ -162,6 +162,7 @@ class Trainer:
                     self._validate()
                 if step % self.per_epoch == 0 or step % self.config.save_every == 0 or self.interrupted:
                     self._write(LAST)
+            self.ranks.wait()  # for the first process to have written all: torchrun ends it with the first that leaves
         finally:
             self._batches.close()
             self.metrics.close()
@@ -264,7 +265,6 @@ class Trainer:
 
     def use_best(self) -> None:
         """Put back the weights that did best on the validation series."""
-        self.ranks.wait()  # for the first process to have written them
         self.model.load_state_dict(checkpoint.load(self.folder / BEST).weights)
 
     def _checkpoint(self, weights_only: bool) -> Checkpoint:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,6 +117,8 @@ def stop_and_go_on(rank: int, out: Path) -> dict[str, Any]:
         at_step(5, lambda: os.kill(os.getpid(), signal.SIGINT))
     stopped = cli.run("train", [*options, "--out", str(out / "stopped"), "--debug"])
     step = checkpoint.load(out / "stopped" / LAST).progress.step
+    if rank == 0:
+        shutil.copytree(out / "stopped", out / "copy")
     resumed = cli.run("train", ["--resume", str(out / "stopped"), "--debug"])
     refused = said_by(*options, "--solver", "elk", "--out", str(out / "none"))
     return {"whole": whole, "stopped": stopped, "step": step, "resumed": resumed, "refused": refused}
@@ -129,6 +132,8 @@ def test_a_stop_on_one_rank_stops_all_and_resumes_exactly(tmp_path: Path) -> Non
     expected = {"whole": 0, "stopped": 130, "step": 6, "resumed": 0, "refused": (1, told)}
     assert launch(stop_and_go_on, 2, tmp_path) == [expected] * 2
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert cli.run("train", ["--resume", str(tmp_path / "copy"), "--debug"]) == 0  # in one process
+    assert checkpoint.load(tmp_path / "copy" / LAST).progress.step == 8
 
 
 def die(rank: int, out: Path) -> tuple[int, str]:
@@ -163,7 +168,7 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "timeloom"]
     command = [*launcher, "train", *SMALL, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path / "run")]
     environment = {**os.environ, "PYTHONPATH": SOURCE}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("Report: ") == 1, run.stdout
     assert "2 processes together" in run.stdout

@@ -25,10 +25,13 @@ def run(command: str, arguments: Sequence[str]) -> int:
     except Exception as error:
         if len(words) < len(arguments):
             raise
-        if not first_rank() and isinstance(error, InputError):
-            time.sleep(WAIT)
+        if isinstance(error, InputError):
+            leave_to_first_rank()
         print(f"error: {explain(error)}", file=sys.stderr)
         return 1
+    except SystemExit:  # options that cannot be read
+        leave_to_first_rank()
+        raise
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
@@ -37,6 +40,12 @@ def run(command: str, arguments: Sequence[str]) -> int:
 def first_rank() -> bool:
     """Whether this process speaks to the user: the only one, or the first of torchrun's."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def leave_to_first_rank() -> None:
+    """On the other ranks, wait: what is told once the first one has spoken is told twice."""
+    if not first_rank():
+        time.sleep(WAIT)
 
 
 def explain(error: Exception) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from timeloom.errors import InputError
 
 LIBRARIES = ("numpy", "rich", "safetensors", "tyro")
-WAIT = 5.0
+WAIT = 15.0
 """Seconds that a process of torchrun's leaves it to the first one to tell an error; torchrun then ends all of them."""
 
 

@@ -69,7 +69,7 @@ def measure(config: TrainConfig, splits: Splits, folder: Path, ahead: bool) -> d
     trainer = Trainer(config, splits, folder, None, lambda row: None)
     if not ahead:
         trainer._batches.close()
-        trainer._batches = InTurn(trainer._batch_of)
+        trainer._batches = InTurn(trainer._share_of)
     trainer.run()
     rows = trainer.metrics.of("step")[1:]  # the first batch cannot be made ahead
     waited, worked = sum(row["data_seconds"] for row in rows), sum(row["seconds"] for row in rows)

@@ -256,13 +256,18 @@ def test_batches_pad_and_say_the_lengths(tmp_path: Path) -> None:
     assert batch.lengths.tolist() == [3, 6]
     assert batch.inputs[3:, 0].abs().sum() == 0
     assert collate(data, [0, 4]).lengths is None
-    assert sum(len(batch.targets) for batch in batches(data, 4)) == 6
+    assert list(batches(6, 4)) == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_step_labels_are_padded_with_what_losses_leave_out(tmp_path: Path) -> None:
     write(tmp_path, a_csv="x,label\n1,u\n2,v\n", b_csv="x,label\n1,v\n")
     data = examples(load(str(tmp_path)).records, "labelling", ["u", "v"], "here")
     assert collate(data, [0, 1]).targets.tolist() == [[0, 1], [1, PADDING]]
+    second = collate(data, [0, 1], slice(1, 2))
+    assert second.targets.tolist() == [[1, PADDING]]
+    assert second.inputs.tolist() == [[[2.0], [0.0]]]
+    assert second.lengths is not None
+    assert second.lengths.tolist() == [2, 1]
 
 
 def test_the_order_of_an_epoch_is_a_function_of_seed_and_epoch() -> None:

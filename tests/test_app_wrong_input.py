@@ -185,8 +185,10 @@ def test_a_training_that_diverges(told: Tell, tmp_path: Path) -> None:
 
 
 def test_several_processes(told: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "start it without torchrun" in told("train", *SMALL)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    said = told("train", *SMALL, "--time-ranks", "3")
+    assert "--time-ranks 3 does not divide the 4 processes: give a divisor of 4" in said
+    assert "each takes a GPU of its own; give --device cuda or cpu" in told("train", *SMALL, "--device", "cuda:1")
 
 
 @contextmanager

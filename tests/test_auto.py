@@ -367,3 +367,57 @@ def test_unroll_learns_on_a_cell_as_long_as_it_lives(monkeypatch: pytest.MonkeyP
         assert "assumed" in tl.unroll(first, h0, xs)[1].reason
         assert "learned" in tl.unroll(first, h0, xs)[1].reason
         assert "assumed" in tl.unroll(second, h0, xs)[1].reason
+
+
+# ---- long memory on a GPU: several sweeps at once -------------------------------------------------------------------
+
+
+def corrected_report(sweeps: int, residual: float, fell_back: bool = False) -> SolveReport:
+    return SolveReport("shooting[diag]", 16, sweeps, (residual,), 2e-4, True, fell_back, None, 0.0)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans as for the kernels of a GPU."""
+    monkeypatch.setattr(auto_file, "has_kernels_on_gpu", lambda problem: True)
+    monkeypatch.setattr(auto_file, "step_overhead", lambda problem: -8000.0)
+    monkeypatch.setattr(auto_file, "copies_inputs", lambda problem: False)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_long_memory_is_corrected_in_several_sweeps() -> None:
+    experience = Experience()
+    assert decide(Auto(), problem_of(16384), experience).sweeps == 1, "nothing is known yet"
+    experience.learn(report_of(34, 0.8))
+    plan = decide(Auto(), problem_of(16384), experience)
+    assert (plan.sweeps, plan.correction, plan.warmup) == (auto_file.SWEEPS, "diag", 0)
+    assert plan.chunk >= auto_file.LEAST_CORRECTED
+    assert plan.max_iters > plan.sweeps
+    assert plan.tolerance == pytest.approx(auto_file.SHARE_OF_JUMPS * Auto().tolerance(problem_of().initial))
+    assert decide(Auto(tol=1e-5), problem_of(16384), experience).tolerance == 1e-5
+    experience.learn(report_of(34, 0.5**34))
+    assert decide(Auto(), problem_of(16384), experience).sweeps == 1, "it forgets quickly: a warm-up is cheaper"
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_the_number_of_sweeps_is_learned() -> None:
+    experience = Experience()
+    experience.learn(report_of(34, 0.8))
+    assert decide(Auto(), problem_of(16384), experience).sweeps == auto_file.SWEEPS
+    experience.learn(corrected_report(9, 1e-4))
+    assert decide(Auto(), problem_of(16384), experience).sweeps == 9
+    experience.learn(corrected_report(9, 1e-7))
+    assert decide(Auto(), problem_of(16384), experience).sweeps == 8, "one was to spare"
+    experience.learn(corrected_report(2, 1e-4))
+    assert experience.sweeps is None
+    assert experience.forgetting is None, "few sweeps: it may forget quickly again"
+
+
+def test_sweeps_that_give_up_twice_are_not_tried_for_a_while() -> None:
+    experience = Experience()
+    for expected in (0, 8):
+        experience.learn(report_of(48, 0.9, fell_back=True))
+        assert experience.pause == expected
+    experience.correcting = True
+    experience.learn(corrected_report(12, 1.0, fell_back=True))
+    assert experience.pause == 16

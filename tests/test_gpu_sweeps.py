@@ -25,7 +25,8 @@ SIZES = [  # steps, batch, hidden, chunk, resets, lengths
     (24, 2, 16, 8, True, False),
     (25, 5, 33, 9, True, True),
 ]
-KINDS = [GPUSweeper, WideSweeper]
+KINDS = [(size, GPUSweeper) for size in SIZES] + [(SIZES[2], WideSweeper)]
+LEADS = [(size, GPUSweeper, lead) for size in SIZES for lead in (1, 4, 30)] + [(SIZES[2], WideSweeper, 4)]
 CLOSE = {"rtol": 0.0, "atol": 2e-6}
 
 
@@ -77,8 +78,7 @@ def single(values: list[Tensor]) -> list[Tensor]:
     return [value.float() for value in values]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "kind"), KINDS)
 @pytest.mark.parametrize("kernel", CELLS)
 def test_forward_and_leak(kernel: str, size: tuple[int, int, int, int, bool, bool], kind: type[GPUSweeper]) -> None:
     problem = draw(kernel, size)
@@ -96,8 +96,7 @@ def test_forward_and_leak(kernel: str, size: tuple[int, int, int, int, bool, boo
         torch.testing.assert_close(ours, truth, equal_nan=True, **CLOSE)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "kind"), KINDS)
 @pytest.mark.parametrize("kernel", CELLS)
 def test_adjoint(kernel: str, size: tuple[int, int, int, int, bool, bool], kind: type[GPUSweeper]) -> None:
     problem, exact = draw(kernel, size), double(draw(kernel, size))
@@ -117,9 +116,7 @@ def test_adjoint(kernel: str, size: tuple[int, int, int, int, bool, bool], kind:
         torch.testing.assert_close(ours, truth, equal_nan=True, **CLOSE)
 
 
-@pytest.mark.parametrize("lead", [1, 4, 30])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "kind", "lead"), LEADS)
 @pytest.mark.parametrize("kernel", CELLS)
 def test_lead_in(kernel: str, size: tuple[int, int, int, int, bool, bool], lead: int, kind: type[GPUSweeper]) -> None:
     """Entering a stretch early is the warm-up and the sweep that the reference makes in two passes."""
@@ -213,47 +210,52 @@ def check_layer(layer: GPULayer, exact: nn.RNNBase, x: Tensor, way: tuple[int, i
         torch.testing.assert_close(ours.double(), expected, rtol=0.0, atol=close * float(expected.abs().max()))
 
 
-@pytest.fixture(params=["narrow", "wide", "by library"])
+@pytest.fixture
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers by all kinds of kernels, of any width."""
+    """Layers by one of the three kinds of kernels, whatever their width."""
     if request.param != "narrow":
         monkeypatch.setattr(gpu_layer, "LARGEST", dict.fromkeys(CELLS, 0))
     if request.param == "by library":
         monkeypatch.setattr(wide, "BY_LIBRARY", 0)
 
 
+WAYS = [(13, 0, 1), (4, 13, 1), (4, 0, 4), (4, 2, 4)]
+LAYERS = [("narrow", kernel, way, bias) for kernel in CELLS for way in WAYS for bias in (True, False)]
+LAYERS += [("wide", kernel, WAYS[1], True) for kernel in CELLS] + [("wide", "lstm", WAYS[2], False)]
+LAYERS += [("by library", "gru", WAYS[2], True), ("by library", "lstm", WAYS[1], True)]
+
+
+@pytest.mark.parametrize(("width", "kernel", "way", "bias"), LAYERS, indirect=["width"])
 @pytest.mark.usefixtures("width")
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("way", [(25, 0, 1), (8, 25, 1), (8, 0, 4), (8, 2, 4)])
-@pytest.mark.parametrize("kernel", CELLS)
 def test_whole_layers(kernel: str, way: tuple[int, int, int], bias: bool) -> None:
-    check_layer(*layers(kernel, bias), way, 2e-6)
+    check_layer(*layers(kernel, bias, 13), way, 2e-6)
 
 
+@pytest.mark.parametrize(
+    ("width", "kernel"), [("narrow", "gru"), ("narrow", "lstm"), ("wide", "gru")], indirect=["width"]
+)
 @pytest.mark.usefixtures("width")
-@pytest.mark.parametrize("kernel", CELLS)
 def test_whole_layers_in_half_precision(kernel: str) -> None:
-    layer, exact, x = layers(kernel, True)
+    layer, exact, x = layers(kernel, True, 13)
     half = [None if weight is None else weight.half() for weight in (layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh)]
     cell = layer.cell.with_weights(tuple(weight.half() for weight in layer.cell.weights))
-    check_layer(GPULayer(cell, layer.x.half(), layer.initial, *half), exact, x, (8, 25, 1), 3e-3)
+    check_layer(GPULayer(cell, layer.x.half(), layer.initial, *half), exact, x, WAYS[1], 3e-3)
 
 
-@pytest.mark.usefixtures("width")
 @pytest.mark.parametrize("memory", [4.0, 6.0])
 def test_long_memory_takes_few_corrected_sweeps(memory: float) -> None:
-    """Thirty chunks of a network that forgets over hundreds of steps: without corrections 30 sweeps would be needed.
+    """Twenty chunks of a network that forgets over hundreds of steps: without corrections 20 sweeps would be needed.
 
     Float32 leaves 1 − z few digits there, in torch as here.
     """
-    check_layer(*layers("gru", True, 120, memory), (4, 0, 9), 4e-5)
+    check_layer(*layers("gru", True, 80, memory), (4, 0, 9), 4e-5)
 
 
 def test_corrections_carry_jumps_along() -> None:
     """`correct` against the recurrence it stands for, over more links than a program scans at once."""
     problem = draw("lstm", (5, 2, 3, 5, False, False))
-    links, starts, ends = 600, *(torch.randn(1200, 6) for _ in "se")
-    leak = torch.rand(1200, 6)
+    links, starts, ends = 1100, *(torch.randn(2200, 6) for _ in "se")
+    leak = torch.rand(2200, 6)
     for boxed in (True, False):
         ours = GPUSweeper(problem).correct(starts, ends, leak, boxed).view(links, 2, 6)
         delta, truth = torch.zeros(2, 6), [starts.view(links, 2, 6)[0]]

@@ -10,6 +10,7 @@ from timeloom.report import ConvergenceError, GradientCheck, SolveReport
 from timeloom.scan import linear_scan
 from timeloom.unroll import unroll
 from timeloom.warm import WarmStarts
+from timeloom.windows import windowed
 
 __version__ = "0.1.0"
 
@@ -34,4 +35,5 @@ __all__ = [
     "sequentialize",
     "solvers",
     "unroll",
+    "windowed",
 ]

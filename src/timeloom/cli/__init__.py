@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import time
 from collections.abc import Sequence
 
 from timeloom.errors import InputError
 
 LIBRARIES = ("numpy", "rich", "safetensors", "tyro")
+WAIT = 15.0
+"""Seconds that a process of torchrun's leaves it to the first one to tell an error; torchrun then ends all of them."""
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
@@ -21,11 +25,27 @@ def run(command: str, arguments: Sequence[str]) -> int:
     except Exception as error:
         if len(words) < len(arguments):
             raise
+        if isinstance(error, InputError):
+            leave_to_first_rank()
         print(f"error: {explain(error)}", file=sys.stderr)
         return 1
+    except SystemExit:  # options that cannot be read
+        leave_to_first_rank()
+        raise
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+def first_rank() -> bool:
+    """Whether this process speaks to the user: the only one, or the first of torchrun's."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def leave_to_first_rank() -> None:
+    """On the other ranks, wait: what is told once the first one has spoken is told twice."""
+    if not first_rank():
+        time.sleep(WAIT)
 
 
 def explain(error: Exception) -> str:

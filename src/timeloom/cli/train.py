@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from types import FrameType
 
 import tyro
 
+from timeloom.cli import first_rank
 from timeloom.cli.display import CONSOLE, training_bar
 from timeloom.data import Splits, load, split
 from timeloom.errors import InputError
@@ -21,6 +21,7 @@ from timeloom.train import checkpoint
 from timeloom.train.checkpoint import LAST, Checkpoint
 from timeloom.train.config import TrainConfig, preset, read_config
 from timeloom.train.model import solver_of
+from timeloom.train.ranks import Alone, joined
 from timeloom.train.run_report import write_report
 from timeloom.train.summary import summarize
 from timeloom.train.trainer import Trainer
@@ -29,19 +30,18 @@ CONFIG, SUMMARY, REPORT = "config.json", "summary.json", "report.html"
 
 
 def main(arguments: Sequence[str]) -> int:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError("the command trains in one process: start it without torchrun")
     resume, rest = _resume(list(arguments))
-    if resume is None:
-        config = parse(rest)
-        folder, start = _new_folder(config), None
-    else:
-        folder = resume
-        config, start = read_config(folder / CONFIG), checkpoint.load(folder / LAST)
+    config = parse(rest) if resume is None else read_config(resume / CONFIG)
     solver_of(config.solver)  # a wrong name is told before the data are read
-    splits = split(load(config.data), config.valid_fraction, config.test_fraction, config.seed, config.pool)
-    trainer = _prepare(config, splits, folder, start)
-    return train(trainer)
+    with joined(config) as ranks:
+        CONSOLE.quiet = not ranks.first
+        folder = ranks.folder(resume or _new_folder(config))
+        start = None if resume is None else checkpoint.load(folder / LAST)
+        ranks.check_start(0 if start is None else start.progress.step)
+        with ranks.in_turn():
+            splits = split(load(config.data), config.valid_fraction, config.test_fraction, config.seed, config.pool)
+        ranks.check([splits.train, splits.valid, splits.test])
+        return train(_prepare(config, splits, folder, start, ranks))
 
 
 def parse(arguments: Sequence[str]) -> TrainConfig:
@@ -51,6 +51,7 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
         tyro.conf.OmitArgPrefixes[TrainConfig],
         default=chosen,
         args=list(arguments),
+        console_outputs=first_rank(),
         prog="timeloom train",
         description=(
             "Trains a recurrent network parallel in time, and writes weights, metrics and a report to a folder. "
@@ -70,26 +71,30 @@ def train(trainer: Trainer) -> int:
         return 130
     trainer.use_best()
     score = trainer.measure(splits.test)
-    summary = summarize(trainer.config, splits, trainer.metrics, score, trainer.progress, trainer.device)
+    if not trainer.ranks.first:
+        return 0
+    summary = summarize(
+        trainer.config, splits, trainer.metrics, score, trainer.progress, trainer.device, trainer.ranks.size
+    )
     write_text(folder / SUMMARY, json.dumps(summary.to_dict(), indent=2) + "\n")
     write_report(folder / REPORT, trainer.config, splits, trainer.metrics, summary)
     CONSOLE.print("\n".join([*summary.lines(), f"Report: {folder / REPORT} ({summary.pace()})"]), markup=False)
     return 0
 
 
-def _prepare(config: TrainConfig, splits: Splits, folder: Path, start: Checkpoint | None) -> Trainer:
+def _prepare(config: TrainConfig, splits: Splits, folder: Path, start: Checkpoint | None, ranks: Alone) -> Trainer:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from None
-    if start is None:
+    if start is None and ranks.first:
         write_text(folder / CONFIG, json.dumps(config.to_dict(), indent=2) + "\n")
     CONSOLE.print(
         f"{splits.source}: {len(splits.train)} training, {len(splits.valid)} validation, {len(splits.test)} test "
         f"series, {splits.channels} channels, {splits.task}",
         markup=False,
     )
-    return Trainer(config, splits, folder, start, lambda row: None)
+    return Trainer(config, splits, folder, start, lambda row: None, ranks)
 
 
 def _new_folder(config: TrainConfig) -> Path:

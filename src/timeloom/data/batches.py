@@ -11,6 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from timeloom.data.splits import PADDING, Examples
 
+ALL = slice(None)
+"""All steps."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -37,17 +40,18 @@ def order(count: int, seed: int, epoch: int) -> list[int]:
     return found
 
 
-def collate(data: Examples, indices: list[int]) -> Batch:
-    """The series at these indices as one batch."""
-    series = [data.series[i] for i in indices]
-    lengths = torch.tensor([len(values) for values in series])
+def collate(data: Examples, indices: list[int], steps: slice = ALL) -> Batch:
+    """The series at these indices as one batch; of inputs and labels of steps no more than `steps`."""
+    lengths = torch.tensor([len(data.series[i]) for i in indices])
+    series = [data.series[i][steps] for i in indices]
     targets = [data.targets[i] for i in indices]
-    stacked = torch.stack(targets) if targets[0].dim() == 0 else pad_sequence(targets, padding_value=PADDING)
+    whole = targets[0].dim() == 0
+    stacked = torch.stack(targets) if whole else pad_sequence([t[steps] for t in targets], padding_value=PADDING)
     same = bool((lengths == lengths[0]).all())
     return Batch(pad_sequence(series), None if same else lengths, stacked)
 
 
-def batches(data: Examples, size: int) -> Iterator[Batch]:
-    """All of the data in their own order, for measuring."""
-    for begin in range(0, len(data), size):
-        yield collate(data, list(range(begin, min(begin + size, len(data)))))
+def batches(count: int, size: int) -> Iterator[list[int]]:
+    """The indices of all series in their own order, a batch at a time, for measuring."""
+    for begin in range(0, count, size):
+        yield list(range(begin, min(begin + size, count)))

@@ -21,15 +21,13 @@ from timeloom.distributed.solve import (
     backward_guess,
     forward_guess,
     head_of_sequence,
-    noting_rest,
-    rest,
     run_over_ranks,
     solve_adjoint,
 )
 from timeloom.eager import eager
 from timeloom.express import Bare, Project, Weights, kind_of, solve_again
 from timeloom.problem import Recurrence
-from timeloom.recurrence import Record, raise_if_asked
+from timeloom.recurrence import Record, noting, raise_if_asked
 from timeloom.report import SolveReport
 from timeloom.solve import SHARE_OF_BOX
 from timeloom.solvers.auto import Experience, Memory
@@ -75,14 +73,13 @@ def _run(
             part[0] = value
     report = marched.report
     memory.forward.learn(report)
-    rest(memory.forward, report, solver)
     raise_if_asked(report, solver)
     record(report)
     if not taped:
         return kept[0][1:], marched.final
     line = over.line(x.shape[1], adjoint=True)
     backward = plan_adjoint_over_ranks(solver, Recurrence(cell, x, initial), memory.backward, over.span, line)
-    note = noting_rest(report, solver, memory, record)
+    note = noting(report, solver, memory, record)
     outputs, final = _Express.apply(
         _Lane(kind, len(cell.parts), bare, project, backward, note, memory.backward), kept, marched.final, *live
     )

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import Note, attach, solve_backwards
+from timeloom.adjoint import attach, solve_backwards
 from timeloom.distributed.boundaries import Check, Marched, Settle
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.march import march_over_ranks, pipeline_over_ranks
@@ -19,7 +19,7 @@ from timeloom.problem import Recurrence, Segments, empty_states
 from timeloom.recurrence import Record, needs_grad, noting, outputs_of, raise_if_asked
 from timeloom.report import SolveReport
 from timeloom.solve import Chain
-from timeloom.solvers.auto import Auto, Experience, Memory
+from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.sweep import sweeper as choose_sweeper
 from timeloom.trajectory import forward_chain
@@ -50,26 +50,14 @@ def run_over_ranks(
         states, marched = solve_states(detached, plan)
     report = marched.report
     memory.forward.learn(report)
-    rest(memory.forward, report, solver)
     raise_if_asked(report, solver)
     record(report)
     if not needs_grad(problem):
         return outputs_of(detached, states), marched.final
     line = over.line(problem.batch, adjoint=True)
     adjoint = partial(solve_adjoint, plan=plan_adjoint_over_ranks(solver, detached, memory.backward, span, line))
-    note = noting_rest(report, solver, memory, record)
+    note = noting(report, solver, memory, record)
     return attach(detached, states, marched.final, adjoint, note, problem.u, problem.initial, problem.cell)
-
-
-def noting_rest(report: SolveReport, solver: Solver, memory: Memory, record: Record) -> Note:
-    """`noting`, and `auto` is told of a backward pass that fell back."""
-    noted = noting(report, solver, memory, record)
-
-    def note(backward: SolveReport) -> None:
-        noted(backward)
-        rest(memory.backward, backward, solver)
-
-    return note
 
 
 def solve_states(problem: Recurrence, plan: RankPlan) -> tuple[list[Tensor], Marched]:
@@ -169,12 +157,6 @@ def _march(chain: Chain, plan: RankPlan, settle: Settle, check: Check, reenter: 
     if isinstance(plan.inside, RankMGRITPlan):
         return cycle_over_ranks(chain, plan.inside, plan.line, settle, check, plan.lead, reenter)
     return march_over_ranks(chain, plan.inside, plan.line, settle, check, plan.lead, reenter)
-
-
-def rest(experience: Experience, report: SolveReport, solver: Solver) -> None:
-    """`auto` leaves a network alone for a while that the ranks could not fit together."""
-    if isinstance(solver, Auto) and report.fell_back:
-        experience.rest()
 
 
 def _blame(line: Line, problem: Recurrence) -> None:

@@ -62,6 +62,8 @@ class Experience:
 
     forgetting: float | None = None
     """Factor by which one step shrinks a difference between two states, as an upper bound."""
+    correcting: bool = False
+    """Whether the last plan was for several sweeps at once."""
     sweeps: int | None = None
     """Sweeps with corrections by the leak that were enough, where they were tried."""
     pause: int = 0
@@ -107,7 +109,7 @@ class Experience:
         self.fallbacks = self.fallbacks + 1 if report.fell_back else 0
         self.misses += self.uncertified and not self.corrected
         self.uncertified = False
-        if report.solver == "shooting[diag]" and not report.warmup:
+        if self.correcting:
             self._learn_sweeps(report)
         if report.warmup and report.residuals:
             first = report.residuals[0]
@@ -184,6 +186,7 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience, toleranc
         else:
             experience.rest()
             reason = f"auto: one chunk, the network forgets too slowly; looking again in {experience.pause + 1} calls"
+    experience.correcting = sweeps > 1
     return Plan(
         chunk=max(chunk, 1),
         correction=correction,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from timeloom.train.config import TrainConfig
 
 FORMAT = "timeloom-checkpoint-1"
 LAST, BEST = "last.safetensors", "best.safetensors"
+Memories = Callable[[Recurrent], dict[int, Memory]]
+"""Where the experience with a layer is kept."""
 
 
 @dataclass
@@ -122,20 +125,20 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def experience_of(model: nn.Module) -> dict[str, dict[str, Any]]:
+def experience_of(model: nn.Module, memories: Memories) -> dict[str, dict[str, Any]]:
     """What `auto` has learned, by the name of the layer and the index of its recurrence."""
     return {
-        name: {str(index): asdict(memory) for index, memory in module._memories.items()}
+        name: {str(index): asdict(memory) for index, memory in memories(module).items()}
         for name, module in model.named_modules()
         if isinstance(module, Recurrent)
     }
 
 
-def restore_experience(model: nn.Module, experience: dict[str, dict[str, Any]]) -> None:
+def restore_experience(model: nn.Module, experience: dict[str, dict[str, Any]], memories: Memories) -> None:
     """Put that back."""
     for name, module in model.named_modules():
         if isinstance(module, Recurrent):
-            module._memories = {
-                int(index): Memory(Experience(**memory["forward"]), Experience(**memory["backward"]))
-                for index, memory in experience.get(name, {}).items()
-            }
+            held = memories(module)
+            held.clear()
+            for index, memory in experience.get(name, {}).items():
+                held[int(index)] = Memory(Experience(**memory["forward"]), Experience(**memory["backward"]))

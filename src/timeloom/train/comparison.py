@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from timeloom.data import Batch
 from timeloom.nn import sequentialize
 from timeloom.train.model import SequenceModel
 
@@ -27,15 +26,15 @@ class TorchStep:
 
 
 def torch_step(
-    model: SequenceModel, batch: Batch, step: Callable[[SequenceModel, torch.optim.Optimizer, Batch], Tensor],
+    model: SequenceModel, step: Callable[[SequenceModel, torch.optim.Optimizer], Tensor],
     make_optimizer: Callable[[SequenceModel], torch.optim.Optimizer],
 ) -> TorchStep:  # fmt: skip
     """Times `step` on a copy of the model with torch's own layers; the model itself is not touched."""
     copied = sequentialize(deepcopy(model))
     optimizer = make_optimizer(copied)
     begin = time.perf_counter()
-    loss = step(copied, optimizer, batch).item()
-    synchronize(batch.inputs.device)
+    loss = step(copied, optimizer).item()
+    synchronize(model.offset.device)
     return TorchStep(time.perf_counter() - begin, loss)
 
 

@@ -104,6 +104,8 @@ class TrainConfig:
     """auto, sequential, shooting, mgrit, deer …, with options: shooting:chunk=256,correction=newton."""
     device: str = "auto"
     """cpu, cuda, cuda:1 …; auto takes a GPU where there is one."""
+    time_ranks: int = 0
+    """Under torchrun: processes that share every series in time, 0 for all; the others take other series of a batch."""
     precision: Annotated[Precision, tyro.conf.arg(aliases=["--dtype"])] = "float32"
     """Numbers of the weights; bf16 is mixed: float32 weights, computed with under autocast."""
     seed: int = 0
@@ -126,7 +128,7 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
 
     def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("compare", 0), ("save_every", 1)):
+        for name, least in (("seed", 0), ("compare", 0), ("save_every", 1), ("time_ranks", 0)):
             at_least(name, getattr(self, name), least)
         for name in ("valid_fraction", "test_fraction"):
             if not 0 < getattr(self, name) < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from timeloom.errors import InputError
 from timeloom.files import write_text
@@ -14,18 +14,22 @@ NAME = "metrics.jsonl"
 
 
 class Metrics:
-    """The rows of a run, in memory and in its file."""
+    """The rows of a run, in memory and in its file; in memory alone where another process writes."""
 
-    def __init__(self, folder: Path, up_to: int) -> None:
+    def __init__(self, folder: Path, up_to: int, writes: bool = True) -> None:
         """Keep the rows of the first `up_to` steps, drop later ones: they will be made again."""
         self.path = folder / NAME
         self.rows = [row for row in read(self.path) if row["step"] <= up_to]
-        write_text(self.path, "".join(_line(row) for row in self.rows))
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file: TextIO | None = None
+        if writes:
+            write_text(self.path, "".join(_line(row) for row in self.rows))
+            self._file = self.path.open("a", encoding="utf-8")
 
     def add(self, **row: Any) -> None:
         """A row; it is in the file when this returns."""
         self.rows.append(row)
+        if self._file is None:
+            return
         try:
             self._file.write(_line(row))
             self._file.flush()
@@ -41,7 +45,8 @@ class Metrics:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # no room: told when the row was added
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:

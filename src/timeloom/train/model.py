@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from timeloom.solvers.mgrit import MGRIT
 from timeloom.solvers.planning import resolve
 from timeloom.spec import split_spec, with_options
 from timeloom.train.config import ModelConfig
+
+if TYPE_CHECKING:
+    from timeloom.train.ranks import Part
 
 _CELLS: dict[str, type[Recurrent]] = {"gru": GRU, "implicit-gru": ImplicitGRU, "lstm": LSTM, "rnn": RNN}
 
@@ -87,16 +90,18 @@ class SequenceModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config, size if i else first, solver) for i in range(config.layers))
         self.head = _perceptron(size, size, outputs) if config.mlp else nn.Linear(size, outputs)
 
-    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None, part: Part | None = None) -> Tensor:
+        """Answers to whole series; to some steps of them, where `part` says which and who has the others."""
         x: Tensor = self.encoder((inputs - self.offset) * self.scale)
         for block in self.blocks:
             x = block(x, lengths)
         if self.task == "labelling":
             answers: Tensor = self.head(x)
         elif self.pooling == "last":
-            answers = self.head(_last(x, lengths))
+            answers = self.head(_last(x, lengths) if part is None else part.last(x, lengths))
         else:
-            answers = _mean(self.head(x), lengths)
+            x = self.head(x)
+            answers = _mean(x, lengths) if part is None else part.mean(x, lengths)
         return answers * self.answer_scale + self.answer_offset if self.task == "regression" else answers
 
     def fit_scale(self, train: Examples) -> None:

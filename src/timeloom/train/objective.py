@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,11 +13,12 @@ from timeloom.data.records import Task
 from timeloom.data.splits import PADDING
 
 
-def loss_of(answers: Tensor, targets: Tensor, task: Task) -> Tensor:
-    """Cross-entropy of classes, mean squared error of numbers."""
+def loss_of(answers: Tensor, targets: Tensor, task: Task, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+    """Cross-entropy of classes, squared error of numbers: their mean, or their sum."""
     if task == "regression":
-        return functional.mse_loss(answers.squeeze(-1), targets)
-    return functional.cross_entropy(answers.flatten(0, -2), targets.flatten(), ignore_index=PADDING)
+        return functional.mse_loss(answers.squeeze(-1), targets, reduction=reduction)
+    classes = targets.flatten()
+    return functional.cross_entropy(answers.flatten(0, -2), classes, ignore_index=PADDING, reduction=reduction)
 
 
 @dataclass
@@ -39,6 +41,8 @@ class Score:
         """Take in a batch."""
         real = targets != PADDING if self.task != "regression" else torch.ones_like(targets, dtype=torch.bool)
         count = int(real.sum())
+        if not count:  # a slice of steps after the ends of all series
+            return
         self.loss_sum += loss_of(answers, targets, self.task).item() * count
         self.count += count
         if self.task == "regression":

@@ -47,6 +47,8 @@ class Summary:
     fallbacks: int
     device: str
     threads: int
+    """Of each process."""
+    processes: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,15 +60,21 @@ class Summary:
             f"(loss {self.test_loss:.4f}, weights of epoch {self.best_epoch + 1})."
         ]
         if self.speedup is None or self.torch_seconds_a_step is None:
-            lines.append(f"A training step took {self.seconds_a_step:.3f} s; {BESIDE[self.beside]} were not timed.")
+            lines.append(
+                f"A training step took {self.seconds_a_step:.3f} s{self._together()}; {BESIDE[self.beside]} were not "
+                f"timed."
+            )
         else:
             agree = f"agree to {self.loss_difference:.0e}" if self.loss_difference else "are the same"
             lines.append(
                 f"{_count(self.compared_steps)} repeated by {BESIDE[self.beside]}, from the same weights: the "
                 f"losses {agree}; {self.torch_seconds_a_step:.3f} s a step (its fastest), timeloom "
-                f"{self.seconds_a_step:.3f} s (its median)."
+                f"{self.seconds_a_step:.3f} s (its median{self._together()})."
             )
         return lines
+
+    def _together(self) -> str:
+        return f", {self.processes} processes together" if self.processes > 1 else ""
 
     def pace(self) -> str:
         """The speedup in a few words."""
@@ -78,7 +86,13 @@ class Summary:
 
 
 def summarize(
-    config: TrainConfig, splits: Splits, metrics: Metrics, score: Score, progress: Progress, device: torch.device
+    config: TrainConfig,
+    splits: Splits,
+    metrics: Metrics,
+    score: Score,
+    progress: Progress,
+    device: torch.device,
+    processes: int = 1,
 ) -> Summary:
     """Gather what the rows of a run say."""
     steps = metrics.of("step")
@@ -106,6 +120,7 @@ def summarize(
         fallbacks=sum(row["fallbacks"] for row in steps),
         device=str(device),
         threads=torch.get_num_threads(),
+        processes=processes,
     )
 
 

@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from timeloom.data import Batch, Examples, Splits, batches
-from timeloom.data.batches import collate, order
+from timeloom.data import Examples, Splits, batches
+from timeloom.data.batches import order
 from timeloom.data.prefetch import Prefetch
 from timeloom.errors import InputError
 from timeloom.inspection import reports_of
@@ -31,7 +32,8 @@ from timeloom.train.comparison import chosen_steps, synchronize, time_is_left, t
 from timeloom.train.config import OptimConfig, TrainConfig
 from timeloom.train.metrics import Metrics
 from timeloom.train.model import SequenceModel, solver_of
-from timeloom.train.objective import Score, loss_of
+from timeloom.train.objective import Score
+from timeloom.train.ranks import Alone, Share
 from timeloom.words import of_reports
 
 Show = Callable[[dict[str, Any]], None]
@@ -110,16 +112,18 @@ class Trainer:
     """Trains a model on its data, in a folder of its own."""
 
     def __init__(
-        self, config: TrainConfig, splits: Splits, folder: Path, resume: Checkpoint | None, show: Show
-    ) -> None:
+        self, config: TrainConfig, splits: Splits, folder: Path, resume: Checkpoint | None, show: Show,
+        ranks: Alone | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.splits, self.folder, self.show = config, splits, folder, show
-        self.device = device_of(config.device)
+        self.ranks = ranks or Alone()
+        self.device = device_of(self.ranks.device(config.device))
         self.model = build_model(config, splits.task, len(splits.classes), splits.channels, self.device)
         self.optimizer = make_optimizer(self.model, config.optim)
         self.progress = Progress()
-        self.interrupted = False
+        self.interrupted = self._asked_to_stop = False
         self._steps_in_batch = 0
-        self._batches = Prefetch(self._batch_of)
+        self._batches = Prefetch(self._share_of)
         if resume is None:
             if config.normalize:
                 self.model.fit_scale(splits.train)
@@ -127,8 +131,8 @@ class Trainer:
             self._restore(resume)
         self.per_epoch = math.ceil(len(splits.train) / config.optim.batch)
         self.total = self.per_epoch * config.optim.epochs
-        self.board = Board(folder, self.progress.step) if config.tensorboard else None
-        self.metrics = Metrics(folder, self.progress.step)
+        self.board = Board(folder, self.progress.step) if config.tensorboard and self.ranks.first else None
+        self.metrics = Metrics(folder, self.progress.step, writes=self.ranks.first)
         self.compared = chosen_steps(
             0 if isinstance(solver_of(config.solver), Sequential) else config.compare, self.total
         )
@@ -145,7 +149,7 @@ class Trainer:
             raise InputError(f"{self.splits.source}: the data have changed since the run began; start a new one")
         self.model.load_state_dict(resume.weights)
         checkpoint.restore_optimizer(self.optimizer, resume.optimizer)
-        checkpoint.restore_experience(self.model, resume.experience)
+        checkpoint.restore_experience(self.model, resume.experience, self.ranks.memories)
         self.progress = resume.progress
 
     def run(self) -> None:
@@ -157,7 +161,8 @@ class Trainer:
                 if step % self.per_epoch == 0:
                     self._validate()
                 if step % self.per_epoch == 0 or step % self.config.save_every == 0 or self.interrupted:
-                    self._save()
+                    self._write(LAST)
+            self.ranks.wait()  # for the first process to have written all: torchrun ends it with the first that leaves
         finally:
             self._batches.close()
             self.metrics.close()
@@ -166,7 +171,7 @@ class Trainer:
 
     def interrupt(self) -> None:
         """Stop after the step under way, with a checkpoint."""
-        self.interrupted = True
+        self._asked_to_stop = True
 
     @property
     def _stopped_early(self) -> bool:
@@ -176,17 +181,17 @@ class Trainer:
     def _one_step(self) -> None:
         step, begin = self.progress.step, time.perf_counter()
         epoch = step // self.per_epoch
-        batch = self._batches.take(step)
-        self._steps_in_batch = len(batch.inputs)
+        share = self._batches.take(step)
+        self._steps_in_batch = 0 if share.batch is None else len(share.batch.inputs)
         fetched = time.perf_counter()
-        if step in self.compared:
-            self._compare(step, batch)
+        if step in self.compared and self.ranks.first:
+            self._compare(step)
         if step + 1 < self.total:
             self._batches.begin(step + 1)
         self._seed(step)
         started = time.perf_counter()
         rate = self._set_rate(self.optimizer, step)
-        loss = self._update(self.model, self.optimizer, batch).item()
+        loss = self._update(self.model, self.optimizer, share, self.ranks).item()
         synchronize(self.device)
         seconds = time.perf_counter() - started
         if not math.isfinite(loss):
@@ -200,28 +205,30 @@ class Trainer:
             kind="step", epoch=epoch, loss=loss, seconds=seconds, data_seconds=fetched - begin, lr=rate,
             elapsed=self.progress.elapsed, **asdict(Solved.of(self.model)),
         )  # fmt: skip
+        self.interrupted = self.ranks.anywhere(self._asked_to_stop)
 
-    def _batch_of(self, step: int) -> Batch:
-        """The batch of a step, where the model is."""
+    def _share_of(self, step: int) -> Share:
+        """What this process has of the batch of a step, where the model is."""
+        return self._taken(step, self.ranks)
+
+    def _taken(self, step: int, ranks: Alone) -> Share:
         epoch, position = divmod(step, self.per_epoch)
         size = self.config.optim.batch
         chosen = order(len(self.splits.train), self.config.seed, epoch)[position * size : (position + 1) * size]
-        return collate(self.splits.train, chosen).to(self.device, self.model.offset.dtype)
+        return ranks.take(self.splits.train, chosen).to(self.device, self.model.offset.dtype)
 
-    def _update(self, model: SequenceModel, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
+    def _update(self, model: SequenceModel, optimizer: torch.optim.Optimizer, share: Share, ranks: Alone) -> Tensor:
         """Forward, backward, clip, update; the loss."""
         model.train()
-        with self._autocast():
-            loss = loss_of(model(batch.inputs, batch.lengths), batch.targets, self.splits.task)
         optimizer.zero_grad()
-        loss.backward()
+        loss = ranks.backward(model, share, self._autocast)
         if self.config.optim.clip:
             nn.utils.clip_grad_norm_(model.parameters(), self.config.optim.clip)
         optimizer.step()
-        return loss.detach()
+        return loss
 
-    def _compare(self, step: int, batch: Batch) -> None:
-        """The same step by torch's layers, on a copy."""
+    def _compare(self, step: int) -> None:
+        """The same step by torch's layers, on a copy, in one process."""
         if not time_is_left([row["seconds"] for row in self.metrics.of("torch")]):
             return
         self._seed(step)
@@ -231,7 +238,9 @@ class Trainer:
             self._set_rate(optimizer, step)
             return optimizer
 
-        theirs = torch_step(self.model, batch, self._update, optimizer_of)
+        alone = Alone()
+        whole = self._taken(step, alone)
+        theirs = torch_step(self.model, partial(self._update, share=whole, ranks=alone), optimizer_of)
         self._add(kind="torch", step=step + 1, seconds=theirs.seconds, loss=theirs.loss)
 
     def _validate(self) -> None:
@@ -241,7 +250,7 @@ class Trainer:
         epoch = self.progress.step // self.per_epoch - 1
         if score.loss < self.progress.best_loss:
             self.progress.best_loss, self.progress.best_epoch, self.progress.epochs_without = score.loss, epoch, 0
-            checkpoint.save(self.folder / BEST, self._checkpoint(weights_only=True))
+            self._write(BEST, weights_only=True)
         else:
             self.progress.epochs_without += 1
         self._add(
@@ -251,21 +260,24 @@ class Trainer:
 
     def measure(self, data: Examples) -> Score:
         """Loss and quality of the present weights."""
-        return measure(self.model, data, self.config.optim.batch, len(self.splits.classes), self.device, self._autocast)
+        size, classes = self.config.optim.batch, len(self.splits.classes)
+        return measure(self.model, data, size, classes, self.device, self._autocast, self.ranks)
 
     def use_best(self) -> None:
         """Put back the weights that did best on the validation series."""
         self.model.load_state_dict(checkpoint.load(self.folder / BEST).weights)
 
-    def _checkpoint(self, weights_only: bool = False) -> Checkpoint:
+    def _checkpoint(self, weights_only: bool) -> Checkpoint:
         splits = self.splits
         about = (self.config, splits.task, splits.classes, splits.channels, self.progress, self.model.state_dict())
         if weights_only:
             return Checkpoint(*about)
-        return Checkpoint(*about, checkpoint.optimizer_tensors(self.optimizer), checkpoint.experience_of(self.model))
+        experience = checkpoint.experience_of(self.model, self.ranks.memories)
+        return Checkpoint(*about, checkpoint.optimizer_tensors(self.optimizer), experience)
 
-    def _save(self) -> None:
-        checkpoint.save(self.folder / LAST, self._checkpoint())
+    def _write(self, name: str, weights_only: bool = False) -> None:
+        if self.ranks.first:
+            checkpoint.save(self.folder / name, self._checkpoint(weights_only))
 
     def _add(self, **row: Any) -> None:
         row = {"step": self.progress.step, **row}
@@ -276,7 +288,7 @@ class Trainer:
 
     def _seed(self, step: int) -> None:
         """Dropout of a step is the same whether or not the run was interrupted before it."""
-        torch.manual_seed((self.config.seed + 1) * 1_000_003 + step)
+        torch.manual_seed((self.config.seed + 1) * 1_000_003 + step + self.ranks.seed)
 
     def _set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> float:
         rate = learning_rate(self.config.optim, step, self.total)
@@ -295,15 +307,18 @@ def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManage
 
 def measure(
     model: SequenceModel, data: Examples, size: int, classes: int, device: torch.device,
-    context: Callable[[], AbstractContextManager[Any]],
+    context: Callable[[], AbstractContextManager[Any]], ranks: Alone,
 ) -> Score:  # fmt: skip
     """Loss and quality of a model on labelled series."""
     model.eval()
     score = Score(model.task, classes)
     with torch.no_grad():
-        for batch in batches(data, size):
-            moved = batch.to(device, model.offset.dtype)
-            with context():
-                answers = model(moved.inputs, moved.lengths)
-            score.add(answers.to(model.offset.dtype), moved.targets)
-    return score
+        for indices in batches(len(data), size):
+            share = ranks.take(data, indices).to(device, model.offset.dtype)
+            if share.batch is None:
+                continue
+            with context(), ranks.sharing():
+                answers = share.answers(model, share.batch)
+            if ranks.counts(model.task):
+                score.add(answers.to(model.offset.dtype), share.batch.targets)
+    return ranks.total(score, data)

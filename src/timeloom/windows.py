@@ -1,0 +1,53 @@
+"""Sequences whose training does not fit into memory: window by window, with a carried state and exact gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from timeloom.options import check_count
+
+
+def windowed(layer: nn.RNNBase, x: Tensor, hx: Any = None, *, window: int) -> tuple[Tensor, Any]:
+    """`layer(x, hx)` over windows of so many steps, each of which carries on from the last one's final state.
+
+    The results and gradients are those of one call. A window's backward pass runs its forward pass again, so that
+    beside inputs and outputs only one window's intermediate values are ever in memory. x may stay on the CPU while the
+    layer is on a GPU: windows are copied when they are needed.
+
+    layer: a timeloom or torch layer (GRU, LSTM, RNN), in one direction.
+    x: `(T, B, D)`, `(B, T, D)` if batch_first, or `(T, D)`.
+    window: steps in a window; the last one may be shorter.
+    """
+    if not isinstance(layer, nn.RNNBase):
+        raise TypeError(f"layer must be a recurrent layer of timeloom or torch.nn, got {type(layer).__name__}")
+    if layer.bidirectional:
+        raise ValueError(
+            "windows carry a state from left to right, and this layer is bidirectional: use two layers, the second on "
+            "x.flip(time), or one call"
+        )
+    if layer.dropout > 0 and layer.training:
+        raise ValueError(
+            f"dropout={layer.dropout} between layers would be drawn window by window: use dropout=0, or one call"
+        )
+    check_count("window", window)
+    if not isinstance(x, Tensor) or x.dim() not in (2, 3):
+        given = f"{x.dim()} dimensions" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"x must be a Tensor of 2 or 3 dimensions, got {given}")
+    time = 1 if layer.batch_first and x.dim() == 3 else 0
+    if x.shape[time] == 0:
+        raise ValueError(f"x must have at least one step, got shape {tuple(x.shape)}")
+    device = layer.weight_ih_l0.device
+    outputs = []
+    for start in range(0, x.shape[time], window):
+        piece = x.narrow(time, start, min(window, x.shape[time] - start))
+        y, hx = checkpoint(_run, layer, piece, hx, device, use_reentrant=False, preserve_rng_state=False)
+        outputs.append(y)
+    return torch.cat(outputs, time), hx
+
+
+def _run(layer: nn.Module, piece: Tensor, hx: Any, device: torch.device) -> Any:
+    return layer(piece.to(device), hx)

@@ -122,7 +122,7 @@ class Recurrent(nn.RNNBase):
             after every step, with the shape of the output (an LSTM: a pair h, c). It changes how many sweeps are
             needed, not the result, and nothing where torch's own layer runs.
         """
-        key, group = None, time_group()
+        key, group = None, time_group(self)
         unmarked = lengths is None and resets is None and guess is None
         if group is None and type(input) is Tensor and unmarked:
             key = (input.shape, input.dtype, input.device, torch.is_grad_enabled())

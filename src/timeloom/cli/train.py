@@ -15,6 +15,7 @@ import tyro
 
 from timeloom.cli.display import CONSOLE, training_bar
 from timeloom.data import Splits, load, split
+from timeloom.device import device_of
 from timeloom.errors import InputError
 from timeloom.files import write_text
 from timeloom.train import checkpoint
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str]) -> int:
     else:
         folder = resume
         config, start = read_config(folder / CONFIG), checkpoint.load(folder / LAST)
-    solver_of(config.solver)  # a wrong name is told before the data are read
+    solver_of(config.solver)  # a wrong name is told before the data are read, and a device that is not there
+    device_of(config.device)
     splits = split(load(config.data), config.valid_fraction, config.test_fraction, config.seed, config.pool)
     trainer = _prepare(config, splits, folder, start)
     return train(trainer)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from timeloom.data import Batch, Examples, Splits, batches
 from timeloom.data.batches import collate, order
 from timeloom.data.prefetch import Prefetch
+from timeloom.device import device_of
 from timeloom.errors import InputError
 from timeloom.inspection import reports_of
 from timeloom.report import SolveReport
@@ -36,20 +37,6 @@ from timeloom.words import of_reports
 
 Show = Callable[[dict[str, Any]], None]
 """Told every row of metrics as it is made."""
-
-
-def device_of(name: str) -> torch.device:
-    """The device that was asked for, if it is there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"--device {name}: {str(error).splitlines()[0]}; `timeloom doctor` lists what there is"
-        ) from None
-    return device
 
 
 def build_model(config: TrainConfig, task: Any, classes: int, channels: int, device: torch.device) -> SequenceModel:
@@ -190,16 +177,20 @@ class Trainer:
         synchronize(self.device)
         seconds = time.perf_counter() - started
         if not math.isfinite(loss):
-            raise InputError(
-                f"the loss of step {step} is {loss}: the training diverged. Lower --lr (now {self.config.optim.lr:g}) "
-                f"or --clip; the weights of the last checkpoint are in {self.folder / LAST}"
-            )
+            raise self._diverged(f"the loss of step {step} is {loss}")
         self.progress.step += 1
         self.progress.elapsed += seconds
         self._add(
             kind="step", epoch=epoch, loss=loss, seconds=seconds, data_seconds=fetched - begin, lr=rate,
             elapsed=self.progress.elapsed, **asdict(Solved.of(self.model)),
         )  # fmt: skip
+
+    def _diverged(self, sign: str) -> InputError:
+        kept = f"; the weights of the last checkpoint are in {self.folder / LAST}"
+        return InputError(
+            f"{sign}: the training diverged. Lower --lr (now {self.config.optim.lr:g}) or --clip"
+            f"{kept if (self.folder / LAST).is_file() else ', and start it again'}"
+        )
 
     def _batch_of(self, step: int) -> Batch:
         """The batch of a step, where the model is."""
@@ -239,6 +230,8 @@ class Trainer:
         solved = of_reports(reports_of(self.model), self._steps_in_batch)  # of the last training step
         score = self.measure(self.splits.valid)
         epoch = self.progress.step // self.per_epoch - 1
+        if not math.isfinite(score.loss):
+            raise self._diverged(f"the validation loss of epoch {epoch + 1} is {score.loss}")
         if score.loss < self.progress.best_loss:
             self.progress.best_loss, self.progress.best_epoch, self.progress.epochs_without = score.loss, epoch, 0
             checkpoint.save(self.folder / BEST, self._checkpoint(weights_only=True))
@@ -265,6 +258,9 @@ class Trainer:
         return Checkpoint(*about, checkpoint.optimizer_tensors(self.optimizer), checkpoint.experience_of(self.model))
 
     def _save(self) -> None:
+        """A checkpoint, unless the last step has spoilt the weights: then the one before it stays."""
+        if not all(weights.isfinite().all() for weights in self.model.parameters()):
+            raise self._diverged(f"the weights after step {self.progress.step} are not finite")
         checkpoint.save(self.folder / LAST, self._checkpoint())
 
     def _add(self, **row: Any) -> None:

@@ -14,8 +14,8 @@ from timeloom.errors import InputError
 PADDING = -100
 """Class of a step that is padding: torch's losses leave it out."""
 
-MOST_NAMED = 60
-"""Classes that a message lists; HMDB51's fit."""
+MOST_NAMED = 12
+"""Classes that a message lists."""
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     resume, rest = _resume(list(arguments))
     config = parse(rest) if resume is None else read_config(resume / CONFIG)
     solver_of(config.solver)  # a wrong name is told before the data are read, and a device that is not there
-    device_of(config.device)
     with joined(config) as ranks:
+        device_of(ranks.device(config.device))
         CONSOLE.quiet = not ranks.first
         folder = ranks.folder(resume or _new_folder(config))
         start = None if resume is None else checkpoint.load(folder / LAST)

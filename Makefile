@@ -18,8 +18,8 @@ help: ## list the targets
 demo: $(READY) ## train a GRU on a built-in task, torch beside timeloom (under 2 minutes on 2 cores)
 	$(BIN)/timeloom train --compare 16 $(ARGS)
 
-test: $(READY) ## run the tests
-	$(BIN)/python -m pytest
+test: $(READY) ## run the tests, a file at a time on every core
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .

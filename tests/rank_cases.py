@@ -16,6 +16,7 @@ from rank_processes import mesh_of, takes_part
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 import timeloom as tl
 from timeloom.distributed import (
@@ -349,6 +350,85 @@ def beyond_the_layer(mesh: DeviceMesh) -> None:
     assert zoo.difference(final, score) < 1e-12
 
 
+def begins_alike(mesh: DeviceMesh) -> None:
+    """Weights and buffers that each rank drew for itself become the first one's, as under DistributedDataParallel."""
+    torch.manual_seed(mesh.get_local_rank("time"))
+    model = nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D), nn.Linear(D, 1).double())
+    model.register_buffer("chosen", torch.rand(9) < 0.5)
+    model[1].num_batches_tracked += mesh.get_local_rank("time")
+    own = [value.clone() for value in model.state_dict().values()]
+    ranks = group.group_of(mesh)
+    firsts = [ranks.gather(value.to(torch.float64))[0] for value in own]
+    TimeParallel(model, mesh)
+    for found, first in zip(model.state_dict().values(), firsts, strict=True):
+        assert torch.equal(found.to(torch.float64), first)
+
+
+class Nested(nn.Module):
+    """Takes its initial state inside of something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = tl.LSTM(D, H)
+
+    def forward(self, x: Tensor, state: Any) -> Tensor:
+        h, c = state["of"][0] if isinstance(state, dict) else state
+        y, _ = self.layer(x, (h, c))
+        return y
+
+
+def nested_arguments(mesh: DeviceMesh) -> None:
+    """Gradients of arguments in tuples, lists and dicts."""
+    torch.manual_seed(0)
+    model, x = Nested().double(), torch.randn(20, B, D, dtype=torch.float64)
+    parts = [torch.randn(1, B, H, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    wanted = torch.autograd.grad(model(x, parts).square().mean(0).sum(), parts)
+    for state in (tuple(parts), parts, {"of": [parts]}):
+        y = TimeParallel(model, mesh)(shard(x, mesh), state)
+        found = torch.autograd.grad(mean_over_time(y.square(), mesh).sum(), parts)
+        assert all(zoo.difference(*pair) < 1e-12 for pair in zip(found, wanted, strict=True)), type(state)
+
+
+class Checkpointed(nn.Module):
+    """Runs its forward pass again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = tl.GRU(D, H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(lambda u: self.layer(u)[0], x, use_reentrant=False)
+        return y
+
+
+def checkpoints(mesh: DeviceMesh) -> None:
+    """What is run again in a backward pass is over the same ranks; and on this process alone where it was before."""
+    for steps, dtype, tolerance in ((2001, torch.float32, 1e-5), (40, torch.float64, 1e-12)):
+        torch.manual_seed(0)
+        model = Checkpointed().to(dtype)
+        with torch.no_grad():
+            model.layer.bias_ih_l0[H : 2 * H] += 3  # the start of a slice matters for long
+        x = torch.randn(steps, B, D, dtype=dtype, requires_grad=True)
+        y, _ = model.layer(x)
+        wanted = torch.autograd.grad(y.square().mean(0).sum(), list(model.parameters()))
+        for ranks in (True, False, True):
+            model.zero_grad()
+            local = shard(x, mesh).detach().requires_grad_() if ranks else x
+            y = (TimeParallel(model, mesh) if ranks else model)(local)
+            mean = mean_over_time(y.square(), mesh) if ranks else y.square().mean(0)
+            mean.sum().backward()
+            for value, grad in zip(model.parameters(), wanted, strict=True):
+                assert zoo.difference(value.grad, grad) < tolerance, (steps, ranks)
+
+
+def other_times(mesh: DeviceMesh) -> None:
+    """An equation's time is not the sequence's."""
+    times, y0 = torch.linspace(0, 1, 9, dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)
+    with time_parallel(mesh):
+        found = tl.odeint(lambda t, y: -y, y0, times, solver="sequential")
+    assert zoo.difference(found, (-times).exp().view(-1, 1, 1).expand(-1, 2, 1)) < 1e-5
+
+
 CASES: dict[str, Case] = {
     **{f"GRU, {name}": layers("GRU", name) for name in SOLVERS},
     **{f"LSTM, {name}": layers("LSTM", name) for name in ("diag", "newton", "auto", "gives up", "mgrit", "quasi-deer")},
@@ -386,6 +466,10 @@ CASES: dict[str, Case] = {
     "few bytes": few_bytes,
     "few bytes a cycle": few_bytes_a_cycle,
     "beyond the layer": beyond_the_layer,
+    "begins alike": begins_alike,
+    "nested arguments": nested_arguments,
+    "checkpoints": checkpoints,
+    "other times": other_times,
 }
 
 

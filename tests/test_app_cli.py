@@ -75,6 +75,8 @@ def test_a_missing_library_says_what_to_install() -> None:
         ([], ["headline", "--out", "runs/bench"]),
         (["--threads", "1"], ["headline", "--threads", "1", "--out", "runs/bench"]),
         (["grid", "--out", "here"], ["grid", "--out", "here"]),
+        (["--threads", "1", "grid"], ["--threads", "1", "grid", "--out", "runs/bench"]),
+        (["--memory", "grid"], ["--memory", "grid", "--out", "runs/bench"]),
     ],
 )
 def test_bench_measures_the_headline_and_leaves_stored_results_alone(given: list[str], run: list[str]) -> None:

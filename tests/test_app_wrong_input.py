@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from timeloom import cli
 from timeloom.errors import InputError
+from timeloom.files import write_text
 from timeloom.train import checkpoint
 from timeloom.train.checkpoint import BEST, LAST
 from timeloom.train.metrics import read
@@ -91,7 +92,9 @@ def labelled(folder: Path, labels: str) -> Path:
 
 
 def test_labels_of_files_that_are_not_there(told: Tell, tmp_path: Path) -> None:
-    assert "9.csv: no such file" in told("train", "--data", labelled(tmp_path, "0.csv,a\n9.csv,b\n"))
+    said = told("train", "--data", labelled(tmp_path, "0.csv,a\n9.csv,b\n"))
+    assert "labels.csv, line 3: " in said
+    assert "9.csv: no such file; correct its name or remove the line" in said
 
 
 def test_files_without_a_label(told: Tell, tmp_path: Path, run: Path) -> None:
@@ -109,6 +112,34 @@ def test_labels_that_the_model_does_not_know(told: Tell, tmp_path: Path, run: Pa
     folder = labelled(tmp_path, "".join(f"{i}.csv,sideways\n" for i in range(8)))
     said = told("evaluate", run, "--data", folder)
     assert "has the label 'sideways', which is none of backwards, forwards" in said
+
+
+def test_a_label_among_many(told: Tell, tmp_path: Path) -> None:
+    """Numbers at every step are taken for classes; not all of them are listed."""
+    for name in "abcdef":
+        numpy.save(tmp_path / f"{name}.npy", numpy.zeros((50, 1)))
+        numpy.save(tmp_path / f"{name}.labels.npy", numpy.random.default_rng(ord(name)).normal(size=50))
+    said = told("train", "--data", tmp_path)
+    assert "…, the 200 classes trained on" in said
+    assert len(said) < 600
+
+
+@pytest.mark.parametrize("target", ["nan", "inf"])
+def test_a_target_that_is_no_number(target: str, told: Tell, tmp_path: Path) -> None:
+    folder = labelled(tmp_path, "".join(f"{i}.csv,{i if i != 5 else target}\n" for i in range(8)))
+    index = folder / "labels.csv"
+    index.write_text(index.read_text().replace("label", "target"))
+    assert f"5.csv has the target {target}; give it a number or remove it" in told("train", "--data", folder)
+
+
+@pytest.mark.parametrize("split", ["test", "valid"])
+def test_splits_that_leave_nothing(split: str, told: Tell, tmp_path: Path) -> None:
+    folder = labelled(tmp_path, "".join(f"{i}.csv,{'ab'[i % 2]},{split}\n" for i in range(8)))
+    index = folder / "labels.csv"
+    index.write_text(index.read_text().replace("file,label", "file,label,split"))
+    said = told("train", "--data", folder)
+    assert "of 8 series none is left to train on" in said
+    assert "change their split" in said
 
 
 def test_a_series_with_a_missing_value(told: Tell, tmp_path: Path) -> None:
@@ -140,6 +171,7 @@ def test_an_unknown_set(told: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_device(told: Tell, tmp_path: Path) -> None:
     assert "--device nowhere" in told("train", *SMALL, "--device", "nowhere", "--out", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_that_holds_a_run(told: Tell, run: Path) -> None:
@@ -182,6 +214,52 @@ def test_data_of_another_model(told: Tell, run: Path, tmp_path: Path) -> None:
 def test_a_training_that_diverges(told: Tell, tmp_path: Path) -> None:
     said = told("train", *SMALL, "--lr", "1e30", "--clip", "0", "--cell", "rnn", "--out", tmp_path / "bad")
     assert "the training diverged. Lower --lr" in said
+    assert "and start it again" in said  # there is no checkpoint to speak of
+
+
+@pytest.mark.parametrize("every", ["1", "50"])
+def test_weights_that_diverged_are_not_kept(every: str, told: Tell, tmp_path: Path) -> None:
+    """The only step of an epoch has a finite loss and spoils the weights."""
+    bad = tmp_path / "bad"
+    options = ["--lr", "inf", "--batch", "100", "--epochs", "1", "--save-every", every]
+    assert "the training diverged" in told("train", *SMALL, *options, "--out", bad)
+    assert not list(bad.glob("*.safetensors"))
+
+
+def test_weights_that_diverge_between_epochs_leave_the_last_checkpoint(told: Tell, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    steps = ["--batch", "8", "--save-every", "1", "--schedule", "constant", "--clip", "0", "--weight-decay", "1e25"]
+    said = told("train", *SMALL, *steps, "--lr", "1e10", "--warmup", "100000", "--epochs", "4", "--out", bad)
+    assert f"the weights of the last checkpoint are in {bad / LAST}" in said
+    assert all(tensor.isfinite().all() for tensor in checkpoint.load(bad / LAST).weights.values())
+
+
+def test_a_configuration_that_is_none(told: Tell, run: Path, tmp_path: Path) -> None:
+    (tmp_path / LAST).write_bytes((run / LAST).read_bytes())
+    for text in ("[1]", '{"model": {}}', json.dumps({**json.loads((run / "config.json").read_text()), "seed": -1})):
+        (tmp_path / "config.json").write_text(text)
+        said = told("train", "--resume", tmp_path)
+        assert f"{tmp_path / 'config.json'}: " in said
+        assert "put the run's own file back" in said
+
+
+def test_garbage_at_the_end_of_the_metrics(run: Path, tmp_path: Path) -> None:
+    """As a power cut may leave it."""
+    for path in run.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    (tmp_path / "metrics.jsonl").write_bytes(before + b"\xff\xfe\x00\n")
+    assert cli.run("train", ["--resume", str(tmp_path), "--debug"]) == 0
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_place_that_cannot_be_written_to(told: Tell, run: Path, tmp_path: Path) -> None:
+    assert "is a folder; give the name of a file in it" in told("predict", run, "--data", SMALL[1], "--out", tmp_path)
+    assert "does not exist; create it first" in told("inspect", run, "--out", tmp_path / "a" / "b.html")
+    with pytest.raises(InputError, match="name a file in a folder that can be written to") as caught:
+        write_text(tmp_path / "a" / "b.txt", "")
+    assert "make room" not in str(caught.value)
+    assert "was there before" not in str(caught.value)
 
 
 def test_several_processes(told: Tell, monkeypatch: pytest.MonkeyPatch) -> None:

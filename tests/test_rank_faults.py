@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import timeloom as tl
-from timeloom.distributed import RankError, TimeParallel, group, shard, slice_of, sum_over_time, time_parallel
+from timeloom.distributed import (
+    RankError,
+    TimeParallel,
+    group,
+    shard,
+    slice_of,
+    sum_over_time,
+    time_mesh,
+    time_parallel,
+)
 from timeloom.solvers import MGRIT, Shooting
 
 RANKS = 3
@@ -25,6 +34,15 @@ RANKS = 3
 def layer(hidden: int = 4, **options: Any) -> tl.GRU:
     torch.manual_seed(0)
     return tl.GRU(2, hidden, **options)
+
+
+class Windowed(nn.Module):
+    def __init__(self, net: tl.GRU) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Any:
+        return tl.windowed(self.net, x, window=3)
 
 
 def said(action: Callable[[], Any]) -> str:
@@ -47,11 +65,19 @@ def disagreeing(rank: int) -> dict[str, str]:
     def call(net: nn.Module, x: Tensor, **more: Any) -> Callable[[], Any]:
         return lambda: TimeParallel(net, mesh)(x, **more)
 
+    def bare(net: nn.Module, x: Tensor) -> Callable[[], Any]:
+        def act() -> Any:
+            with time_parallel(mesh):
+                return net(x)
+
+        return act
+
     hard = layer(solver=Shooting(chunk=2, correction="none", warmup=0, max_iters=1, on_divergence="raise"))
     found = {
         "batch": said(call(layer(), torch.zeros(4, 2 + odd, 2))),
-        "dtype": said(call(layer(dtype=dtype), torch.zeros(4, 2, 2, dtype=dtype))),
-        "network": said(call(layer(5 if odd else 4), torch.zeros(4, 2, 2))),
+        "dtype": said(bare(layer(dtype=dtype), torch.zeros(4, 2, 2, dtype=dtype))),
+        "network": said(bare(layer(5 if odd else 4), torch.zeros(4, 2, 2))),
+        "parameters": said(call(layer(5 if odd else 4), torch.zeros(4, 2, 2))),
         "solver": said(call(layer(solver="shooting" if odd else "auto"), torch.zeros(4, 2, 2))),
         "lengths": said(call(layer(), torch.zeros(4, 2, 2), lengths=torch.tensor([4, 7 + odd]))),
         "resets": said(call(layer(), torch.zeros(4, 2, 2), **({"resets": torch.ones(4, 2) > 0} if odd else {}))),
@@ -72,6 +98,7 @@ def disagreeing(rank: int) -> dict[str, str]:
         "elk": said(call(layer(solver="elk"), shard(poisoned, mesh))),
         "checks": said(call(layer(solver=MGRIT(check_gradient_every=2)), shard(poisoned, mesh))),
         "guess": said(call(layer(), torch.zeros(4, 2, 2), guess=torch.zeros(4, 2, 4))),
+        "windows": said(call(Windowed(layer()), torch.zeros(4, 2, 2))),
     }
 
 
@@ -97,6 +124,7 @@ def test_ranks_that_disagree_all_say_so_and_can_go_on() -> None:
         "batch": r"RankError: .*batch size: rank 1 differs from rank 0 \(2 on rank 0, 3 on rank 1\)",
         "dtype": "RankError: .*dtype: rank 1 differs",
         "network": "RankError: .*the network: rank 1 differs",
+        "parameters": "RankError: .*the model's parameters and buffers: rank 1 differs",
         "solver": "RankError: .*the solver: rank 1 differs",
         "lengths": "RankError: .*lengths: rank 1 differs",
         "resets": "RankError: .*resets: rank 1 differs",
@@ -110,6 +138,7 @@ def test_ranks_that_disagree_all_say_so_and_can_go_on() -> None:
         "elk": "NotImplementedError: ELK does not run over many ranks.*Use 'auto', 'shooting', 'mgrit'",
         "checks": "NotImplementedError: check_gradient_every",
         "guess": "NotImplementedError: over many ranks there are no guess=",
+        "windows": "NotImplementedError: windows follow each other",
         "does not converge": "ConvergenceError",
         "after all": "^$",
         "slow": "^$",
@@ -168,5 +197,15 @@ def test_a_rank_that_fails_stops_the_others(how: str, pattern: str) -> None:
 def test_packed_sequences_and_torch_layers_are_refused() -> None:
     with pytest.raises(TypeError, match=r"0 is torch's own GRU.*parallelize"):
         TimeParallel(nn.Sequential(nn.GRU(2, 3)), None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='DeviceMesh with a dimension "time", got NoneType'):
+        TimeParallel(layer(), None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='DeviceMesh with a dimension "time", got NoneType'), time_parallel(None):  # type: ignore[arg-type]
         pass
+
+
+def test_processes_that_no_launcher_started_are_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(RuntimeError, match=r"no launcher has set WORLD_SIZE, .*: start with torchrun"):
+        time_mesh(device="cpu")

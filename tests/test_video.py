@@ -260,6 +260,7 @@ def test_bad_folders_are_told_before_anything_is_computed(few: Path, tmp_path: P
         ("video:{clips},split=2", "approach_test_split2.txt: no such split file"),
         ("video:{clips},net=./nowhere", "net=./nowhere: no such folder; give one with a ResNet"),
         ("video:{clips},net={clips},cache={cache},workers=1", "not a whole ResNet of transformers"),
+        ("video:{clips},net={clips},cache={cache},device=nowhere", "device=nowhere: "),
         ("video:{clips},net=resnet-18,cache={clips}/leave/leave_0.avi", "choose another cache="),
     ],
 )

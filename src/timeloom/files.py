@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
 
 from timeloom.errors import InputError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A full disk, a full share of it, a file grown beyond what is allowed."""
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -25,11 +29,21 @@ def write_whole(path: Path, data: bytes) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
+        whole = "The file that was there before is whole: " if path.is_file() else ""
+        todo = "make room" if error.errno in NO_ROOM else "name a file in a folder that can be written to"
         raise InputError(
-            f"cannot write {path}: {error.strerror or error}. The file that was there before is whole: make room, and "
-            f"run it again (a training goes on with --resume)"
+            f"cannot write {path}: {error.strerror or error}. {whole}{todo}, and run it again (a training goes on with "
+            f"--resume)"
         ) from error
     _keep_name(path.parent)
+
+
+def need_folder(path: Path) -> None:
+    """Tell before the work, not after it, that a file cannot be written where it is to go."""
+    if not path.parent.is_dir():
+        raise InputError(f"the folder {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the name of a file in it")
 
 
 def write_text(path: Path, text: str) -> None:

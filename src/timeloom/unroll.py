@@ -46,7 +46,7 @@ def unroll(
         It changes how many sweeps are needed, not the result.
     Returns the states after every step, `(T, B, n)` (or a tuple), and the report.
     """
-    resolved, group = resolve(solver), time_group()
+    resolved, group = resolve(solver), time_group(cell)
     _check(cell, h0, xs)
     generic = GenericCell(cell, h0, xs.shape[2:])
     begin = None if guess is None else _guess(generic, guess, xs)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from timeloom.distributed.context import time_group
 from timeloom.options import check_count
 
 
@@ -34,6 +35,11 @@ def windowed(layer: nn.RNNBase, x: Tensor, hx: Any = None, *, window: int) -> tu
             f"dropout={layer.dropout} between layers would be drawn window by window: use dropout=0, or one call"
         )
     check_count("window", window)
+    if time_group() is not None:
+        raise NotImplementedError(
+            "windows follow each other in time, and over many ranks all slices are run together: call the layer "
+            "itself, with more time ranks where a slice does not fit into memory"
+        )
     if not isinstance(x, Tensor) or x.dim() not in (2, 3):
         given = f"{x.dim()} dimensions" if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"x must be a Tensor of 2 or 3 dimensions, got {given}")

@@ -26,6 +26,8 @@ def main(arguments: Sequence[str]) -> int:
 def with_defaults(arguments: Sequence[str]) -> list[str]:
     """The headline cases where none are named, and results that do not replace those of the checkout."""
     given = list(arguments)
-    named = any(not word.startswith("-") for word in given[:1]) or {"-h", "--help"} & set(given)
+    values = {at + 1 for at, word in enumerate(given) if word in ("--threads", "--out")}
+    named = any(not word.startswith("-") for at, word in enumerate(given) if at not in values)
+    named = named or bool({"-h", "--help"} & set(given))
     elsewhere = [] if any(word.startswith("--out") for word in given) else ["--out", "runs/bench"]
     return [*([] if named else ["headline"]), *given, *elsewhere]

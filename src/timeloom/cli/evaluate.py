@@ -13,12 +13,12 @@ import tyro
 
 from timeloom.cli.display import CONSOLE
 from timeloom.data import Record, Table, examples, load, split
+from timeloom.device import device_of
 from timeloom.train import checkpoint
 from timeloom.train.checkpoint import Checkpoint
 from timeloom.train.config import at_least
 from timeloom.train.inference import check_channels, compare, restore, task_of
 from timeloom.train.objective import Score, quality_name, quality_text
-from timeloom.train.trainer import device_of
 
 
 @dataclass(frozen=True)

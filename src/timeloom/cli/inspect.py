@@ -14,6 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from timeloom.cli.display import CONSOLE
 from timeloom.data import load
+from timeloom.device import device_of
+from timeloom.files import need_folder
 from timeloom.inspection import Inspection
 from timeloom.report import SolveReport
 from timeloom.train import checkpoint, page
@@ -22,7 +24,6 @@ from timeloom.train.config import at_least
 from timeloom.train.inference import check_channels, restore
 from timeloom.train.inspection import inspect_model
 from timeloom.train.timeline import timeline
-from timeloom.train.trainer import device_of
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str]) -> int:
         description="Tries every solver on a trained model and one batch, and says what auto does and why.",
     )
     at_least("batch", options.batch, 1)
+    if options.out:
+        need_folder(Path(options.out))
     loaded = checkpoint.load(options.run)
     device = device_of(options.device)
     model = restore(loaded, device)

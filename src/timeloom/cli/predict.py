@@ -14,13 +14,12 @@ from torch import Tensor
 
 from timeloom.cli.display import CONSOLE
 from timeloom.data import load
-from timeloom.errors import InputError
-from timeloom.files import write_text
+from timeloom.device import device_of
+from timeloom.files import need_folder, write_text
 from timeloom.train import checkpoint
 from timeloom.train.checkpoint import Checkpoint
 from timeloom.train.config import at_least
 from timeloom.train.inference import answer, check_channels, compare, restore
-from timeloom.train.trainer import device_of
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="timeloom predict",
         description="Writes a trained model's answers to a CSV file.",
     )
-    if not options.out.parent.is_dir():
-        raise InputError(f"the folder {options.out.parent} does not exist; create it first")
+    need_folder(options.out)
     at_least("batch", options.batch, 1)
     loaded = checkpoint.load(options.run)
     model = restore(loaded, device_of(options.device), options.solver)

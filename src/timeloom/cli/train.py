@@ -15,6 +15,7 @@ import tyro
 from timeloom.cli import first_rank
 from timeloom.cli.display import CONSOLE, training_bar
 from timeloom.data import Splits, load, split
+from timeloom.device import device_of
 from timeloom.errors import InputError
 from timeloom.files import write_text
 from timeloom.train import checkpoint
@@ -32,8 +33,9 @@ CONFIG, SUMMARY, REPORT = "config.json", "summary.json", "report.html"
 def main(arguments: Sequence[str]) -> int:
     resume, rest = _resume(list(arguments))
     config = parse(rest) if resume is None else read_config(resume / CONFIG)
-    solver_of(config.solver)  # a wrong name is told before the data are read
+    solver_of(config.solver)  # a wrong name is told before the data are read, and a device that is not there
     with joined(config) as ranks:
+        device_of(ranks.device(config.device))
         CONSOLE.quiet = not ranks.first
         folder = ranks.folder(resume or _new_folder(config))
         start = None if resume is None else checkpoint.load(folder / LAST)

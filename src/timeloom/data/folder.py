@@ -84,6 +84,8 @@ def _indexed(folder: Path, index: Path) -> Table:
             raise InputError(f"{where}: no {column}; is the file cut short?")
         label: Label = _as_number(text, where) if task == "regression" else text
         name = row["file"].strip()
+        if not (folder / name).is_file():
+            raise InputError(f"{where}: {folder / name}: no such file; correct its name or remove the line")
         record = read_series(folder / name)
         records.append(Record(name, record.values, label, _as_split(row.get("split"), where)))
     listed = {record.name for record in records}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,6 +62,10 @@ class Table:
                 raise InputError(
                     f"{self.source}: {record.name} has a missing or infinite value at step {step}, channel {channel}; "
                     f"fill or remove it"
+                )
+            if isinstance(record.label, float) and not math.isfinite(record.label):
+                raise InputError(
+                    f"{self.source}: {record.name} has the target {record.label}; give it a number or remove it"
                 )
             if isinstance(record.label, list) and len(record.label) != len(record.values):
                 raise InputError(

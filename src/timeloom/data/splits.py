@@ -14,6 +14,9 @@ from timeloom.errors import InputError
 PADDING = -100
 """Class of a step that is padding: torch's losses leave it out."""
 
+MOST_NAMED = 12
+"""Classes that a message lists."""
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -47,7 +50,11 @@ def examples(records: Sequence[Record], task: Task, classes: Sequence[str], sour
 
     def of_class(name: str, record: Record) -> int:
         if name not in index:
-            raise InputError(f"{source}: {record.name} has the label {name!r}, which is none of {', '.join(index)}")
+            known = ", ".join(list(index)[:MOST_NAMED]) + (", …" if len(index) > MOST_NAMED else "")
+            raise InputError(
+                f"{source}: {record.name} has the label {name!r}, which is none of {known}, the {len(index)} classes "
+                f"trained on; correct it or move it away"
+            )
         return index[name]
 
     def target(record: Record) -> Tensor:
@@ -82,9 +89,12 @@ def split(table: Table, valid_share: float, test_share: float, seed: int, pool: 
         train, test = _hold_back(train, test_share, generator)
     if not valid:
         train, valid = _hold_back(train, valid_share, generator)
-    for name, part in (("train", train), ("valid", valid), ("test", test)):
+    for name, part in (("train", train), ("validate", valid), ("test", test)):
         if not part:
-            raise InputError(f"{table.source}: {len(table.records)} series are too few: none is left to {name} on")
+            raise InputError(
+                f"{table.source}: of {len(table.records)} series none is left to {name} on; add some, or change their "
+                f"split or --valid-fraction and --test-fraction"
+            )
     classes = () if table.task == "regression" else _classes(train)
     if len(classes) == 1:
         raise InputError(f"{table.source}: all training series have the label {classes[0]!r}; two classes are needed")

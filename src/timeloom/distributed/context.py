@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from timeloom.distributed.group import TimeGroup, group_of
 
 _current: ContextVar[TimeGroup | None] = ContextVar("time_group", default=None)
+_called: WeakKeyDictionary[Any, TimeGroup] = WeakKeyDictionary()
+"""Layers and cells whose last call was over ranks, and over which."""
 entered: list[TimeGroup] = []
 """Groups that some thread is in: what torch.compile, which cannot read the above, may look at."""
 
@@ -39,7 +44,33 @@ def time_parallel(mesh: DeviceMesh, timeout: timedelta | None = None) -> Iterato
         _current.reset(token)
 
 
-def time_group() -> TimeGroup | None:
-    """The ranks that share a sequence; None where this process has all of it."""
+@contextmanager
+def on_this_rank() -> Iterator[None]:
+    """Inside, recurrences are this process's own: those along another time than the sequence's."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def time_group(owner: Any = None) -> TimeGroup | None:
+    """The ranks that share a sequence; None where this process has all of it.
+
+    owner: the layer or cell that is called. In a backward pass a checkpoint runs its forward pass again, outside of
+    `time_parallel`, and perhaps on another thread: it is then over the ranks of the owner's last call.
+    """
     group = _current.get()
-    return None if group is None or group.size == 1 else group
+    group = None if group is None or group.size == 1 else group
+    if group is None and not _called:
+        return None
+    try:
+        if group is not None:
+            _called[owner] = group
+        elif torch._C._current_graph_task_id() != -1:
+            return _called.get(owner)
+        else:
+            _called.pop(owner, None)
+    except TypeError:  # an owner that cannot be kept
+        pass
+    return group

@@ -26,6 +26,8 @@ class Faults:
     def __init__(self, store: Store, name: str, rank: int, size: int) -> None:
         self._store = PrefixStore(f"timeloom/{name}", store)
         self.rank, self.size = rank, size
+        self._gone = False
+        """Whether the process that holds the store is: torch prints a page whenever it is asked again."""
 
     def post(self, error: BaseException) -> None:
         """Tell the others that this rank stops, and why."""
@@ -43,13 +45,12 @@ class Faults:
         self._set(f"here/{self.rank}")
         self._set("alarm", seen)
         until = time.monotonic() + GRACE
-        while time.monotonic() < until:
+        while time.monotonic() < until and not self._gone:
             if self._has("fault"):
                 return self._told()
             time.sleep(0.05)
-        try:
-            missing = [rank for rank in range(self.size) if not self._store.check([f"here/{rank}"])]
-        except RuntimeError:
+        missing = [rank for rank in range(self.size) if not self._has(f"here/{rank}")]
+        if self._gone:
             return RankError(f"the process that holds the group's store (rank 0, or the launcher) is gone; {seen}")
         names = " and ".join(f"rank {rank}" for rank in missing)
         cause = (
@@ -80,10 +81,12 @@ class Faults:
     def _has(self, *keys: str) -> bool:
         return bool(self._try(lambda: self._store.check(list(keys))))
 
-    @staticmethod
-    def _try(ask: Any) -> Any:
+    def _try(self, ask: Any) -> Any:
         """The store may be gone with the rank that held it."""
+        if self._gone:
+            return ""
         try:
             return ask()
         except RuntimeError:
+            self._gone = True
             return ""

@@ -101,6 +101,13 @@ class TimeGroup:
         self._wait(lambda: dist.all_reduce(total, group=self.group, async_op=True), total.device)
         return total
 
+    def share(self, tensor: Tensor) -> Tensor:
+        """The first rank's tensor, as a new one; all ranks must give the same shape."""
+        told = tensor.detach().clone(memory_format=torch.contiguous_format)
+        self._count(told, collective=True)
+        self._wait(lambda: dist.broadcast(told, group=self.group, group_src=0, async_op=True), told.device)
+        return told
+
     def send(self, tensor: Tensor, rank: int) -> None:
         tensor = tensor.contiguous()
         self._count(tensor, collective=False)
@@ -235,6 +242,12 @@ def _start(backend: str) -> None:
     """Start torch.distributed. After a restart torchrun's store still holds what the processes before wrote, their
     addresses among it, so it is used under another name then. Nodes count their restarts each for itself.
     """
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise RuntimeError(
+            f"no launcher has set {', '.join(missing)}: start with torchrun --nproc-per-node 2 train.py, or call "
+            "torch.distributed.init_process_group yourself before time_mesh()"
+        )
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     if attempt == 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         dist.init_process_group(backend)

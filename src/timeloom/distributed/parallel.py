@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from timeloom.distributed.context import time_parallel
 from timeloom.distributed.group import TimeGroup, group_of
+from timeloom.distributed.span import same_on_all_ranks
 
 
 class TimeParallel(nn.Module):
@@ -23,7 +25,7 @@ class TimeParallel(nn.Module):
     `mean_over_time` and `last_over_time`, they are that loss's, exactly as in one process. Each backward pass adds them
     up once. For more ranks in the data dimension wrap this in DistributedDataParallel.
 
-    module: the model; its weights must be the same on all ranks.
+    module: the model, built alike on all time ranks; parameters and buffers become those of the first one.
     """
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh, timeout: timedelta | None = None) -> None:
@@ -32,17 +34,16 @@ class TimeParallel(nn.Module):
         self.module = module
         self._mesh = mesh
         self._timeout = timeout
+        _begin_alike(module, group_of(mesh, timeout))
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         group = group_of(self._mesh, self._timeout)
         with time_parallel(self._mesh, self._timeout):
             if group.size == 1:
                 return self.module(x, *args, **kwargs)
-            (x,) = _enter([x], group, shared=False)
-            args = tuple(_enter(list(args), group, shared=True))
-            kwargs = dict(zip(kwargs, _enter(list(kwargs.values()), group, shared=True), strict=True))
-            names, parameters = list(dict(self.module.named_parameters())), list(self.module.parameters())
-            live = dict(zip(names, _enter(parameters, group, shared=True), strict=True))
+            x = _enter(x, group, shared=False)
+            args, kwargs = _enter((args, kwargs), group, shared=True)
+            live = _enter(dict(self.module.named_parameters()), group, shared=True)
             return functional_call(self.module, live, (x, *args), kwargs)
 
 
@@ -59,20 +60,31 @@ def average_gradients(module: nn.Module, mesh: DeviceMesh) -> None:
         grad.copy_(mean)
 
 
-def _enter(values: list[Any], group: TimeGroup, shared: bool) -> list[Any]:
-    """The values as the ranks use them: gradients that come back are averaged, or, of a slice, scaled alike."""
-    flat = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
-    leaves = [part for part in flat if isinstance(part, Tensor) and part.requires_grad]
+def _begin_alike(module: nn.Module, group: TimeGroup) -> None:
+    """Give all time ranks the first one's parameters and buffers."""
+    if group.size == 1:
+        return
+    held = dict(module.named_parameters()) | dict(module.named_buffers())
+    shapes = str([(name, tuple(value.shape), value.dtype) for name, value in held.items()])
+    device = next((value.device for value in held.values()), torch.device("cpu"))
+    same_on_all_ranks(group, {"the model's parameters and buffers": shapes}, device)
+    for kind in dict.fromkeys((value.dtype, value.device) for value in held.values()):
+        alike = [value.detach() for value in held.values() if (value.dtype, value.device) == kind]
+        told = group.share(torch.cat([value.reshape(-1) for value in alike]))
+        for value, first in zip(alike, told.split([value.numel() for value in alike]), strict=True):
+            value.copy_(first.view(value.shape))
+
+
+def _enter(values: Any, group: TimeGroup, shared: bool) -> Any:
+    """The tensors of nested tuples, lists and dicts as the ranks use them: gradients that come back are averaged, or,
+    of a slice, scaled alike.
+    """
+    parts, nesting = tree_flatten(values)
+    leaves = [part for part in parts if isinstance(part, Tensor) and part.requires_grad]
     if not leaves or not torch.is_grad_enabled():
         return values
     entered = dict(zip(map(id, leaves), _Entry.apply(group, shared, *leaves), strict=True))
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, tuple) and type(value) is tuple:
-            return tuple(replaced(part) for part in value)
-        return entered.get(id(value), value)
-
-    return [replaced(value) for value in values]
+    return tree_unflatten([entered.get(id(part), part) for part in parts], nesting)
 
 
 class _Entry(torch.autograd.Function):

@@ -127,18 +127,23 @@ def agree(
         "the solver": repr(solver),
         "what earlier calls showed": str(sorted(memories.items())),
     }
-    numbers = [value if isinstance(value, int) else zlib.crc32(value.encode()) for value in facts.values()]
-    gathered = group.gather(torch.tensor([len(x), *numbers], device=x.device)).cpu()
-    sizes = gathered[:, 0].tolist()
-    for (name, value), column in zip(facts.items(), gathered[:, 1:].unbind(1), strict=True):
-        found = column.tolist()
-        if len(set(found)) > 1:
-            odd = next(rank for rank, number in enumerate(found) if number != found[0])
-            shown = f"{found[0]} on rank 0, {found[odd]} on rank {odd}" if isinstance(value, int) else f"{value} here"
-            raise RankError(f"the time ranks do not agree on {name}: rank {odd} differs from rank 0 ({shown})")
+    sizes = same_on_all_ranks(group, facts, x.device, len(x))
     if min(sizes) < 1:
         empty = sizes.index(min(sizes))
         raise RankError(
             f"rank {empty} has no time steps (the ranks have {sizes}): each needs one at least; use fewer time ranks"
         )
     return Span(group, tuple(sizes), lengths)
+
+
+def same_on_all_ranks(group: TimeGroup, facts: dict[str, int | str], device: torch.device, own: int = 0) -> list[int]:
+    """Raise on all ranks where a fact differs on one of them, by its name; returns what each rank has of its `own`."""
+    numbers = [value if isinstance(value, int) else zlib.crc32(value.encode()) for value in facts.values()]
+    gathered = group.gather(torch.tensor([own, *numbers], device=device)).cpu()
+    for (name, value), column in zip(facts.items(), gathered[:, 1:].unbind(1), strict=True):
+        found = column.tolist()
+        if len(set(found)) > 1:
+            odd = next(rank for rank, number in enumerate(found) if number != found[0])
+            shown = f"{found[0]} on rank 0, {found[odd]} on rank {odd}" if isinstance(value, int) else f"{value} here"
+            raise RankError(f"the time ranks do not agree on {name}: rank {odd} differs from rank 0 ({shown})")
+    return [int(number) for number in gathered[:, 0]]

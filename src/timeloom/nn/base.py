@@ -142,7 +142,7 @@ class Recurrent(nn.RNNBase):
         guess: Tensor | tuple[Tensor, ...] | WarmBatch | None,
     ) -> tuple[Any, Any]:
         """The call itself, where no graph can hold it."""
-        key, group = None, time_group()
+        key, group = None, time_group(self)
         unmarked = lengths is None and resets is None and guess is None
         if group is None and type(input) is Tensor and unmarked:
             key = (input.shape, input.dtype, input.device, torch.is_grad_enabled())

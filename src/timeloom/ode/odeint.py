@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from timeloom.distributed.context import on_this_rank
 from timeloom.eager import eager
 from timeloom.ode.adjoint import OnTape
 from timeloom.ode.advance import TWICE_DIFFERENTIABLE, as_cell
@@ -68,7 +69,8 @@ def odeint(
         y = _newton(field, rows, t, STEPS[step], start, note)
     else:
         times = torch.stack([t[:-1], t[1:]], -1).unsqueeze(1).expand(-1, len(rows), 2)
-        states, report = unroll(as_cell(STEPS[step], field), rows, times, solver)
+        with on_this_rank():  # the equation's time is not the sequence's
+            states, report = unroll(as_cell(STEPS[step], field), rows, times, solver)
         note(report)
         assert isinstance(states, Tensor)
         y = torch.cat([rows.unsqueeze(0), states])

@@ -39,6 +39,7 @@ NEWTON_UP_TO = 16
 """Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
 NEWTON_UP_TO_ON_GPU = 64
 FEW_SWEEPS = 2
+"""Corrected sweeps so few that a warm-up may be cheaper again."""
 SHARE_OF_JUMPS = 0.1
 """Share of the tolerance that a jump is granted where memory is long: jumps add up over it."""
 SPARE = 0.01

@@ -169,8 +169,10 @@ class GPUSweeper(ReferenceSweeper):
 
     def bias_grads(self, gate_grads: Tensor) -> Tensor:
         """The sum `(G,)` of the gate gradients `(T, B, G)` that the last sweep of all stretches stored."""
-        ones = gate_grads.new_ones(1, gate_grads.shape[0] * gate_grads.shape[1])
-        return torch.mm(ones, gate_grads.flatten(0, 1)).squeeze(0) if self._summed is None else self._summed.sum(0)
+        if self._summed is not None:
+            return self._summed.sum(0)
+        flat = gate_grads.flatten(0, 1)
+        return torch.mm(flat.new_ones(1, len(flat)), flat).squeeze(0)
 
     def _launch(
         self, kernel: Any, segments: Segments, tensors: tuple[Tensor | None, ...], lead: int, flags: dict[str, bool]

@@ -37,8 +37,11 @@ class GPULayer(Layer):
 
     def sweeper(self, problem: Recurrence, keep: bool) -> tuple[GPUSweeper, list[Tensor]]:
         tape = [GPUSweeper.room_for_tape(problem)] if keep else []
-        kind = GPUSweeper if self.n <= LARGEST[self.kernel] else WideSweeper
-        return kind(problem, *tape), tape
+        return self._kind(problem, *tape), tape
+
+    @property
+    def _kind(self) -> type[GPUSweeper]:
+        return GPUSweeper if self.n <= LARGEST[self.kernel] else WideSweeper
 
     def forward(
         self, chunk: int, warmup: int, share_of_box: float, keep: bool, sweeps: int = 1
@@ -79,7 +82,7 @@ class GPULayer(Layer):
     ) -> tuple[tuple[Tensor | None, ...], Tensor | float]:
         *states, slopes = kept
         cell, (steps, batch) = self.cell, self.x.shape[:2]
-        sweeper = self._sweeper_back(slopes)
+        sweeper = self._kind(Recurrence(cell, slopes, self.initial), slopes)  # reads the tape, and no inputs
         final = torch.zeros_like(self.initial) if final is None else final.to(self.initial.dtype)
         incoming = None if incoming is None else incoming.contiguous()
         gate_grads = empty(steps, batch, cell.gate_width, like=slopes)
@@ -105,11 +108,6 @@ class GPULayer(Layer):
         with as_precise_as_cudnn():
             b_sum = None if self.b_ih is None else sweeper.bias_grads(gate_grads).to(gate_grads.dtype)
             return self._gradients(states, gate_grads.flatten(0, 1), b_sum, begins[-batch:], want_x), jump
-
-    def _sweeper_back(self, slopes: Tensor) -> GPUSweeper:
-        """Sweeps of gradients: they read the tape, and no inputs."""
-        kind = GPUSweeper if self.n <= LARGEST[self.kernel] else WideSweeper
-        return kind(Recurrence(self.cell, slopes, self.initial), slopes)
 
     def _gradients(
         self, states: list[Tensor], gate_grads: Tensor, b_sum: Tensor | None, d_initial: Tensor, want_x: bool

@@ -83,7 +83,9 @@ def load(path: Path) -> Checkpoint:
         data = path.read_bytes()  # in one go: a training may put a newer file in its place at any moment
         tensors, metadata = deserialize(data), _metadata(data)
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path}: not a whole safetensors file ({error})") from None
+        raise InputError(
+            f"{path}: not a whole safetensors file ({error}); give another checkpoint of the run, or train again"
+        ) from None
     if metadata.get("format") != FORMAT:
         raise InputError(f"{path}: not a checkpoint of this version of timeloom; expected {FORMAT}")
     about = json.loads(metadata["about"])

@@ -177,11 +177,15 @@ def preset(name: str) -> TrainConfig:
 def read_config(path: Path) -> TrainConfig:
     """The configuration saved with a run."""
     try:
-        return TrainConfig.from_dict(json.loads(path.read_text()))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; is {path.parent} the folder of a run?") from None
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not whole ({error}); the run cannot be continued from it") from None
+    try:
+        return TrainConfig.from_dict(values)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}; put the run's own file back, or start a new run") from None
 
 
 def at_least(name: str, value: int, least: int) -> None:

@@ -92,9 +92,9 @@ class Agreement:
     def lines(self, model: ModelConfig) -> list[str]:
         """What was compared, in words."""
         serial, parallel = self.serial_seconds, self.parallel_seconds
+        pace = f"{serial / parallel:.1f}x faster" if serial >= parallel else f"{parallel / serial:.1f}x slower"
         return [
-            f"serial inference ({model.beside}) {serial:.3f} s, parallel {parallel:.3f} s: "
-            f"{serial / parallel:.1f}x faster",
+            f"serial inference ({model.beside}) {serial:.3f} s, parallel {parallel:.3f} s: {pace}",
             f"answers differ by at most {self.difference:.1e} of the largest; {self.same:.1%} of them agree",
         ]
 

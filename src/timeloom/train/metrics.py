@@ -53,7 +53,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The rows of a file; a last line cut short by a crash is left out."""
     rows = []
     if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 rows.append(json.loads(line))
             except json.JSONDecodeError:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from timeloom.data import Examples, Splits, batches
 from timeloom.data.batches import order
 from timeloom.data.prefetch import Prefetch
+from timeloom.device import device_of
 from timeloom.errors import InputError
 from timeloom.inspection import reports_of
 from timeloom.report import SolveReport
@@ -38,20 +39,6 @@ from timeloom.words import of_reports
 
 Show = Callable[[dict[str, Any]], None]
 """Told every row of metrics as it is made."""
-
-
-def device_of(name: str) -> torch.device:
-    """The device that was asked for, if it is there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"--device {name}: {str(error).splitlines()[0]}; `timeloom doctor` lists what there is"
-        ) from None
-    return device
 
 
 def build_model(config: TrainConfig, task: Any, classes: int, channels: int, device: torch.device) -> SequenceModel:
@@ -195,10 +182,7 @@ class Trainer:
         synchronize(self.device)
         seconds = time.perf_counter() - started
         if not math.isfinite(loss):
-            raise InputError(
-                f"the loss of step {step} is {loss}: the training diverged. Lower --lr (now {self.config.optim.lr:g}) "
-                f"or --clip; the weights of the last checkpoint are in {self.folder / LAST}"
-            )
+            raise self._diverged(f"the loss of step {step} is {loss}")
         self.progress.step += 1
         self.progress.elapsed += seconds
         self._add(
@@ -206,6 +190,13 @@ class Trainer:
             elapsed=self.progress.elapsed, **asdict(Solved.of(self.model)),
         )  # fmt: skip
         self.interrupted = self.ranks.anywhere(self._asked_to_stop)
+
+    def _diverged(self, sign: str) -> InputError:
+        kept = f"; the weights of the last checkpoint are in {self.folder / LAST}"
+        return InputError(
+            f"{sign}: the training diverged. Lower --lr (now {self.config.optim.lr:g}) or --clip"
+            f"{kept if (self.folder / LAST).is_file() else ', and start it again'}"
+        )
 
     def _share_of(self, step: int) -> Share:
         """What this process has of the batch of a step, where the model is."""
@@ -248,6 +239,8 @@ class Trainer:
         solved = of_reports(reports_of(self.model), self._steps_in_batch)  # of the last training step
         score = self.measure(self.splits.valid)
         epoch = self.progress.step // self.per_epoch - 1
+        if not math.isfinite(score.loss):
+            raise self._diverged(f"the validation loss of epoch {epoch + 1} is {score.loss}")
         if score.loss < self.progress.best_loss:
             self.progress.best_loss, self.progress.best_epoch, self.progress.epochs_without = score.loss, epoch, 0
             self._write(BEST, weights_only=True)
@@ -276,6 +269,9 @@ class Trainer:
         return Checkpoint(*about, checkpoint.optimizer_tensors(self.optimizer), experience)
 
     def _write(self, name: str, weights_only: bool = False) -> None:
+        """A checkpoint, unless the last step has spoilt the weights: then the one before it stays."""
+        if not all(weights.isfinite().all() for weights in self.model.parameters()):
+            raise self._diverged(f"the weights after step {self.progress.step} are not finite")
         if self.ranks.first:
             checkpoint.save(self.folder / name, self._checkpoint(weights_only))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from timeloom.data.records import Record, Table
+from timeloom.device import device_of
 from timeloom.errors import InputError
 from timeloom.spec import split_spec, with_options
 from timeloom.video.cache import FeatureCache, Settings, default_root
@@ -102,6 +103,7 @@ def _compute(jobs: list[tuple[Path, Path]], options: Video) -> dict[Path, str]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=12), MofNCompleteColumn(), TimeRemainingColumn())
+    device_of(options.device, "device=")
     work = Work(fetched(options.net), options.device, options.frames, options.size, options.pad)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with Progress(*columns, console=console) as progress:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,14 +21,14 @@ from timeloom.eager import eager
 from timeloom.problem import Recurrence
 from timeloom.recurrence import Record, noting, raise_if_asked
 from timeloom.report import SolveReport
-from timeloom.solve import SHARE_OF_BOX, Plan, certified
+from timeloom.solve import SHARE_OF_BOX, Plan, capturing, certified
 from timeloom.solvers.auto import Experience, Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import plan_backward, plan_forward
 from timeloom.sweep.cpu_layer import CPULayer
 from timeloom.sweep.gpu_layer import GPULayer
 from timeloom.sweep.layer import Layer
-from timeloom.trajectory import solve_states
+from timeloom.trajectory import final_state, solve_states
 
 Weights = Sequence[Tensor | None]
 """w_ih, w_hh, b_ih, b_hh and w_hr; None where there is none."""
@@ -45,33 +45,33 @@ def run(
     """Outputs `(T, B, n)` and final state `(B, S)`, differentiable; None for a layer that has no such kernels."""
     live: tuple[Any, ...] = (x, initial, *weights[:4])
     taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
-    solved = solve(bare, project, x, initial, weights, solver, memory, taped)
-    if solved is None:
-        return None
-    layer, kept, report = solved
-    final = final_of(kept[: len(layer.cell.parts)])
+    with torch.no_grad():
+        solved = solve(bare, project, x, initial, weights, solver, memory, taped)
+        if solved is None:
+            return None
+        layer, kept, report = solved
+        final = final_of(layer.cell, kept)
+    raise_if_asked(report, solver)
     record(report)
     if not taped:
         return kept[0][1:], final
-    note = noting(report, solver, memory, record)
-    lane = lane_back(layer, bare, project, solver, memory, note)
+    lane = lane_back(layer, bare, project, solver, memory, noting(report, solver, memory, record))
     outputs, final = _Express.apply(lane, kept, final, *live)
     return outputs, final
 
 
-@torch.no_grad()
 def solve(
     bare: Bare, project: Project, x: Tensor, initial: Tensor, weights: Weights, solver: Solver, memory: Memory,
     taped: bool,
 ) -> tuple[Layer, list[Tensor], SolveReport] | None:  # fmt: skip
-    """The layer, its states `(T + 1, B, n)` and behind them what the backward pass needs, and the report; None where
-    there are no such kernels.
+    """The layer, its states `(T + 1, B, n)` with what the backward pass needs behind them, and the report; None for a
+    layer that has no such kernels. To be called with gradients off.
     """
     cell = bare(*weights)
     kind = kind_of(cell, x)
     if kind is None:
         return None
-    plan = plan_forward(solver, Recurrence(cell, x, initial), memory.forward)  # sizes: all that a plan looks at
+    plan = plan_forward(solver, Recurrence(cell, x, initial), memory.forward)  # sizes are all that a plan looks at
     layer = kind(cell, x, initial, *weights[:4])  # type: ignore[arg-type]
     solved = _forward(layer, plan, taped, memory.forward)
     if solved is None:
@@ -79,22 +79,19 @@ def solve(
         sweeper, tape = layer.sweeper(problem, taped)
         states, report = solve_states(problem, plan, sweeper)
         solved = states + tape, report
-    kept, report = solved
-    memory.forward.learn(report)
-    raise_if_asked(report, solver)
-    return layer, kept, report
+    memory.forward.learn(solved[1])
+    return layer, *solved
 
 
 def lane_back(layer: Layer, bare: Bare, project: Project, solver: Solver, memory: Memory, note: Note) -> Lane:
     """How to come back through a layer that was solved."""
-    with torch.no_grad():
-        plan = plan_backward(solver, Recurrence(layer.cell, layer.x, layer.initial), memory.backward)
+    plan = plan_backward(solver, Recurrence(layer.cell, layer.x, layer.initial), memory.backward)
     return Lane(type(layer), len(layer.cell.parts), bare, project, plan, note, memory.backward)
 
 
-def final_of(states: Sequence[Tensor]) -> Tensor:
+def final_of(cell: Cell, kept: Sequence[Tensor]) -> Tensor:
     """The final state `(B, S)`."""
-    return torch.cat([part[-1] for part in states], -1)
+    return torch.cat([part[-1] for part in kept[: len(cell.parts)]], -1)
 
 
 def kind_of(cell: Cell, x: Tensor) -> type[Layer] | None:
@@ -108,7 +105,9 @@ def _forward(layer: Layer, plan: Plan, taped: bool, experience: Experience) -> t
     """Kept tensors and report of one sweep; None where it is not certified or is not likely to be."""
     steps, began = len(layer.x), time.perf_counter()
     if not _goes_at_once(layer, plan, steps, experience):
-        return None
+        if not capturing(layer.x):
+            return None
+        plan = _in_one_chunk(plan, steps)
     kept, jump = layer.forward(plan.chunk, plan.warmup, SHARE_OF_BOX, taped, plan.sweeps)
     report = _report(jump, plan, steps, began)
     experience.uncertified = report is None
@@ -166,7 +165,9 @@ def _backward(
     """Gradients of all inputs in one call; None where they are not certified or are not likely to be."""
     plan, steps = lane.plan, len(live[0])
     if not _goes_at_once(lane.kind, plan, steps, lane.experience):
-        return None
+        if not capturing(live[0]):
+            return None
+        plan = _in_one_chunk(plan, steps)
     began = time.perf_counter()
     layer = lane.kind(lane.bare(*live[2:], None), *live)
     incoming, final = grads
@@ -181,7 +182,7 @@ def _backward(
 
 def solve_again(
     project: Project, live: Sequence[Tensor | None], kept: list[Tensor], grads: Sequence[Tensor | None],
-    adjoint: Adjoint, note: Note,
+    adjoint: Adjoint, note: Note, lengths: Tensor | None = None, resets: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of all inputs by the general path."""
     with torch.enable_grad():
@@ -189,14 +190,19 @@ def solve_again(
         x, initial, *weights = leaves
         cell, u = project(x, *weights)
         assert initial is not None
-        problem = Recurrence(cell, u, initial)
+        problem = Recurrence(cell, u, initial, lengths, resets).detach()
         states = kept[: len(cell.parts)]
-        final = torch.cat([part[-1].detach() for part in states], -1)
-        results = attach(problem.detach(), states, final, adjoint, note, u, initial, cell)
+        results = attach(problem, states, final_state(problem, states), adjoint, note, u, initial, cell)
     asked = [result for result, grad in zip(results, grads, strict=True) if grad is not None]
     given = [leaf for leaf in leaves if leaf is not None]
     found = iter(torch.autograd.grad(asked, given, [grad for grad in grads if grad is not None]))
     return tuple(None if leaf is None else next(found) for leaf in leaves)
+
+
+def _in_one_chunk(plan: Plan, steps: int) -> Plan:
+    """For a CUDA graph, which holds no loop that looks at its residuals: one step after the other, and exact."""
+    reason = "; ".join(filter(None, (plan.reason, "one chunk, since a CUDA graph was captured")))
+    return replace(plan, chunk=steps, warmup=0, sweeps=1, reason=reason)
 
 
 def _goes_at_once(layer: Layer | type[Layer], plan: Plan, steps: int, experience: Experience) -> bool:

@@ -54,9 +54,10 @@ class Recurrence:
 
     def ends_on_device(self) -> Tensor:
         """Length of each sequence, `(B,)` beside the inputs."""
-        if self.lengths is None:
-            return _full(self.batch, self.steps, self.u.device)
-        return self.ends().to(self.u.device)
+        if self.lengths is not None:
+            return self.ends().to(self.u.device)
+        full = _full if _keeps(self.u.device) else _full.__wrapped__
+        return full(self.batch, self.steps, self.u.device)
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Segments:
     sequence: Tensor
     begin: Tensor
     end: Tensor
+    evenly: tuple[int, int, int, bool] | None = None
+    """What `cut_evenly` was told, where it made them."""
 
     def __len__(self) -> int:
         return self.sequence.numel()
@@ -83,9 +86,14 @@ class Segments:
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """The columns on a device; kept, since chunks of the same sizes are asked for again and again."""
-        if device not in self._copies:
-            self._copies[device] = (self.sequence.to(device), self.begin.to(device), self.end.to(device))
-        return self._copies[device]
+        if device in self._copies:
+            return self._copies[device]
+        if not _keeps(device) and self.evenly is not None:
+            return _cut_evenly(*self.evenly, device).columns  # not by a copy, which no graph can hold
+        columns = (self.sequence.to(device), self.begin.to(device), self.end.to(device))
+        if _keeps(device):
+            self._copies[device] = columns
+        return columns
 
     @cached_property
     def _copies(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor]]:
@@ -106,15 +114,20 @@ def cut(problem: Recurrence, chunk: int, backwards: bool = False) -> Segments:
 def cut_evenly(steps: int, batch: int, chunk: int, backwards: bool) -> Segments:
     """Chunks of sequences of one length; training asks for the same ones on every step."""
     with torch.inference_mode(False):  # what is kept must serve calls in any mode
-        lengths = torch.full((batch,), steps, dtype=torch.int64, device="cpu")
-        return _cut(steps, lengths, chunk, backwards)
+        even = _cut_evenly(steps, batch, chunk, backwards, torch.device("cpu"))
+        return replace(even, evenly=(steps, batch, chunk, backwards))
+
+
+def _cut_evenly(steps: int, batch: int, chunk: int, backwards: bool, device: torch.device) -> Segments:
+    return _cut(steps, torch.full((batch,), steps, dtype=torch.int64, device=device), chunk, backwards)
 
 
 def _cut(steps: int, lengths: Tensor, chunk: int, backwards: bool) -> Segments:
-    starts = torch.arange(0, steps, chunk, dtype=torch.int64, device="cpu")
+    device = lengths.device
+    starts = torch.arange(0, steps, chunk, dtype=torch.int64, device=device)
     starts = (starts.flip(0) if backwards else starts)[:, None]
     begin, end = torch.minimum(starts, lengths), torch.minimum(starts + chunk, lengths)
-    sequence = torch.arange(len(lengths), dtype=torch.int64, device="cpu").expand(len(starts), -1)
+    sequence = torch.arange(len(lengths), dtype=torch.int64, device=device).expand(len(starts), -1)
     return Segments(sequence.reshape(-1), begin.reshape(-1), end.reshape(-1))
 
 
@@ -135,3 +148,10 @@ def empty_states(
 def _full(batch: int, steps: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.full((batch,), steps, dtype=torch.int64, device=device)
+
+
+def _keeps(device: torch.device) -> bool:
+    """Whether what is on a device may be kept for later calls: not on a stream beside the main one, where it may be
+    memory of a CUDA graph, which is filled by its replays and taken back with it.
+    """
+    return device.type != "cuda" or torch.cuda.current_stream(device) == torch.cuda.default_stream(device)

@@ -179,13 +179,17 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     )
 
 
+def capturing(tensor: Tensor) -> bool:
+    """Whether what is done with this tensor goes into a CUDA graph, so that no number can be read."""
+    return tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | None:
     """The report of a warm-up and one sweep that a quick bound of all jumps certifies; None where it does not.
 
     While a CUDA graph is captured nothing can be read: the graph holds the sweep, and the report the number to look at.
     """
-    on_gpu = isinstance(worst, Tensor) and worst.device.type == "cuda"
-    captured = on_gpu and torch.cuda.is_current_stream_capturing()
+    captured = isinstance(worst, Tensor) and capturing(worst)
     residual = math.nan if captured else float(worst)
     if not captured and not residual <= plan.tolerance:
         return None

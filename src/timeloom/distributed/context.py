@@ -17,8 +17,9 @@ from timeloom.distributed.group import TimeGroup, group_of
 _current: ContextVar[TimeGroup | None] = ContextVar("time_group", default=None)
 _called: WeakKeyDictionary[Any, TimeGroup] = WeakKeyDictionary()
 """Layers and cells whose last call was over ranks, and over which."""
-entered: list[TimeGroup] = []
-"""Groups that some thread is in: what torch.compile, which cannot read the above, may look at."""
+used: list[bool] = []
+"""Holds something as soon as this process has shared a sequence: what torch.compile, which can read neither of the
+above, looks at."""
 
 
 @contextmanager
@@ -33,14 +34,14 @@ def time_parallel(mesh: DeviceMesh, timeout: timedelta | None = None) -> Iterato
     """
     group = group_of(mesh, timeout)
     token = _current.set(group)
-    entered.append(group)
+    if not used:
+        used.append(True)
     try:
         yield
     except BaseException as error:
         group.stopped(error)
         raise
     finally:
-        entered.pop()
         _current.reset(token)
 
 

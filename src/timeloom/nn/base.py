@@ -17,8 +17,8 @@ from timeloom.distributed.express import run_layer_over_ranks
 from timeloom.distributed.group import TimeGroup
 from timeloom.distributed.solve import Over
 from timeloom.distributed.span import Span, agree
-from timeloom.eager import eager
-from timeloom.nn import native, operators
+from timeloom.nn import native
+from timeloom.nn.handles import handle_of, traced_apart
 from timeloom.nn.precision import products_in, returned_in, solved_in
 from timeloom.nn.sequence import (
     check_input,
@@ -67,7 +67,7 @@ class Recurrent(nn.RNNBase):
         self._memories: dict[int, Memory] = {}
         self._known: dict[Any, list[SolveReport]] = {}
         """Inputs that torch's own layer is to run, by shape, dtype, device and gradients, and what to report."""
-        self._handle = operators.handle_of(self)
+        self._handle = handle_of(self)
         self.reports = []
 
     @property
@@ -81,7 +81,7 @@ class Recurrent(nn.RNNBase):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._handle = operators.handle_of(self)  # a copy is a module of its own
+        self._handle = handle_of(self)  # a copy is a module of its own
 
     def __prepare_scriptable__(self) -> Any:
         raise RuntimeError(
@@ -109,6 +109,7 @@ class Recurrent(nn.RNNBase):
     def _hidden_out(self, parts: Hidden) -> Any:
         """Final states as torch returns them."""
 
+    @traced_apart
     def forward(
         self,
         input: Tensor | PackedSequence,
@@ -128,20 +129,6 @@ class Recurrent(nn.RNNBase):
             after every step, with the shape of the output (an LSTM: a pair h, c). It changes how many sweeps are
             needed, not the result, and nothing where torch's own layer runs.
         """
-        if torch.compiler.is_dynamo_compiling() and operators.can_hold(self, input, lengths, resets, guess):
-            return self._run_in_graph(input, hx)
-        return self._run_eagerly(input, hx, lengths, resets, guess)
-
-    @eager
-    def _run_eagerly(
-        self,
-        input: Tensor | PackedSequence,
-        hx: Any,
-        lengths: Tensor | None,
-        resets: Tensor | None,
-        guess: Tensor | tuple[Tensor, ...] | WarmBatch | None,
-    ) -> tuple[Any, Any]:
-        """The call itself, where no graph can hold it."""
         key, group = None, time_group(self)
         unmarked = lengths is None and resets is None and guess is None
         if group is None and type(input) is Tensor and unmarked:
@@ -177,30 +164,6 @@ class Recurrent(nn.RNNBase):
                 self._known[key] = self.reports
             return result
         return self._run_own(data, packed, hx, lengths, resets, guess, group)
-
-    def _run_in_graph(self, input: Any, hx: Any) -> tuple[Any, Any]:
-        """For torch.compile: `_run_own` of a padded tensor, each layer and direction a node of the graph."""
-        batched = input.dim() == 3
-        weights = [self._weights_of(index) for index in range(self._stacked)]
-        check_input(input, None, self.input_size, weights[0][0])
-        x = input if batched else input.unsqueeze(1)
-        x = x.transpose(0, 1) if self.batch_first and batched else x
-        hidden = self._hidden_in(hx, batched, x.shape[1], x, None)
-        on_gpu = x.device.type == "cuda" and operators.TRITON and isinstance(self._solver, Auto) and self.proj_size == 0
-
-        def solve_one(index: int, y: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-            reversed_too = self.bidirectional and index % 2 == 1
-            cast = [None if weight is None else weight.to(y.dtype) for weight in weights[index]]
-            out, final = operators.run(self._handle, index, y.flip(0) if reversed_too else y, initial, cast)
-            return out.flip(0) if reversed_too else out, final
-
-        y, final = self._run_layers(x if on_gpu else x.to(solved_in(x)), hidden, solve_one)
-        y, final = y.to(x.dtype), tuple(part.to(x.dtype) for part in final)
-        if not batched:
-            y, final = y.squeeze(1), tuple(part.squeeze(1) for part in final)
-        elif self.batch_first:
-            y = y.transpose(0, 1)
-        return y, self._hidden_out(final)
 
     def _run_native(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
         """Torch's own layer: what is fastest, or what was asked for."""

@@ -2,91 +2,79 @@
 
 `timeloom::solve` gives all states and `timeloom::solve_backward` the gradients, by the same solves as outside of a
 graph. They are told by a number which module is meant: what its solver has learned is no tensor.
+
+They return all that they found as tensors and keep none, since the memory may be a CUDA graph's; the certificates of
+a captured graph are copied to memory that was there before.
 """
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from timeloom import express
 from timeloom.adjoint import refuse_second_order, solve_adjoint
-from timeloom.distributed.context import entered
+from timeloom.cells.base import Cell
 from timeloom.nn import native
-from timeloom.nn.precision import SOLVED
+from timeloom.nn.handles import module_of
+from timeloom.nn.sequence import check_lengths
 from timeloom.problem import Recurrence
 from timeloom.recurrence import noting, raise_if_asked
 from timeloom.report import SolveReport
+from timeloom.solve import capturing
 from timeloom.solvers.auto import Auto, Memory
 from timeloom.solvers.planning import plan_backward, plan_forward
 from timeloom.solvers.sequential import Sequential
 from timeloom.sweep import sweeper as choose_sweeper
-from timeloom.sweep.gpu import has_triton
-from timeloom.trajectory import solve_states
-from timeloom.transforms import transformed
+from timeloom.sweep.layer import Layer
+from timeloom.trajectory import final_state, solve_states
 
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
 Live = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 """x `(T, B, D)`, the initial state `(B, S)`, w_ih, w_hh, b_ih, b_hh and w_hr; None where there is none."""
-LIVE = "Tensor x, Tensor initial, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor? w_hr"
-TRITON = has_triton()
-NOTES = "_timeloom_notes"
-"""Attribute of the states that a forward pass returns: they bring it to the backward pass where torch hands on the
-very tensor, as its compilers do."""
+Ragged = tuple[Tensor | None, Tensor | None]
+"""Lengths `(B,)` on the CPU and resets `(T, B)`; None where there are none."""
+Given = tuple[Tensor | None, ...]
+"""What is live, and lengths and resets behind it."""
+GIVEN = (
+    "Tensor x, Tensor initial, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor? w_hr, "
+    "Tensor? lengths, Tensor? resets"
+)
+Tape = tuple[list[Tensor | None], tuple[Tensor, Tensor]]
+"""Of a run of torch's own layer: what to differentiate by, and the results."""
+TAPE = "_timeloom_tape"
+"""Attribute of the states that torch's own layer found on a CPU: its tape. It gets to the backward pass where torch
+hands on the very tensor, as its compilers do; where it does not, the layer is run again."""
 
-_modules: WeakValueDictionary[int, Recurrent] = WeakValueDictionary()
-_handles = itertools.count()
-
-
-def handle_of(module: Recurrent) -> int:
-    """A new number for a module, which it outlives."""
-    handle = next(_handles)
-    _modules[handle] = module
-    return handle
-
-
-def can_hold(module: Recurrent, input: Any, *more: Any) -> bool:
-    """Whether a graph can hold the module's call: with a padded tensor that is not empty and nothing `more`, no
-    autocast, one rank.
-    """
-    if type(input) not in (Tensor, Parameter) or any(given is not None for given in more):
-        return False
-    if input.device.type not in ("cpu", "cuda") or input.dtype not in SOLVED or input.layout != torch.strided:
-        return False
-    if input.dim() not in (2, 3) or input.numel() == 0:
-        return False
-    if torch.is_autocast_enabled(input.device.type) or entered or transformed():
-        return False
-    return module.has_torch_twin or not isinstance(module._solver, Sequential)
+_certificates: WeakKeyDictionary[Recurrent, Tensor] = WeakKeyDictionary()
 
 
-def run(handle: int, index: int, x: Tensor, initial: Tensor, weights: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+def run(handle: int, index: int, given: Given) -> tuple[Tensor, Tensor]:
     """Outputs `(T, B, ·)` and final state `(B, S)` of one layer and direction, as nodes of a graph."""
-    live = (x, initial, *weights)
-    taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
-    states, final, _ = torch.ops.timeloom.solve(*live, handle, index, taped)
+    taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given[:7])
+    states, final, _ = torch.ops.timeloom.solve(*given, handle, index, taped)
     return states[1:], final
 
 
-@dataclass(frozen=True)
-class _Notes:
-    """What is no tensor of a forward pass: its report, and autograd's tape where torch's own layer ran."""
-
-    report: SolveReport
-    tape: tuple[list[Tensor | None], tuple[Tensor, Tensor]] | None = None
-    """What was differentiated by, and the results."""
+@torch.compiler.assume_constant_result
+def make_room(handle: int) -> bool:
+    """While a graph is made: memory for its certificates `(2, layers and directions)`, forward and backward."""
+    module = module_of(handle)
+    device = next(module.parameters()).device
+    room = _certificates.get(module)
+    if device.type == "cuda" and (room is None or room.device != device):
+        _certificates[module] = torch.full((2, module._stacked), torch.nan, device=device)
+    return True
 
 
 # --- forward ---------------------------------------------------------------------------------------------------------
@@ -94,34 +82,28 @@ class _Notes:
 
 def _solve(
     x: Tensor, initial: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None,
-    w_hr: Tensor | None, handle: int, index: int, taped: bool,
+    w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None, handle: int, index: int, taped: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """States of h `(T + 1, B, ·)`, the final state `(B, S)`, and what else the backward pass needs."""
-    module, live = _module(handle), (x, initial, w_ih, w_hh, b_ih, b_hh, w_hr)
-    reason, tape = _why_torch(module, x, taped), None
-    if reason is not None:
-        report = SolveReport.sequential(len(x), f"{reason}; run by torch's own layer")
-        tape = _run_torch(module, live, taped)
-        outputs, final = (result.detach() for result in tape[1])
-        kept = [torch.cat([initial[:, : outputs.shape[-1]].unsqueeze(0), outputs])]
-    else:
-        kept, report = _run_own(module, live, index, taped)
-        final = express.final_of(kept[: len(module._bare(*live[2:]).parts)])
+    module, live, ragged = module_of(handle), (x, initial, w_ih, w_hh, b_ih, b_hh, w_hr), (lengths, resets)
+    reason = _why_torch(module, x, ragged, taped)
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        if reason is None:
+            kept, final, report = _run_own(module, live, ragged, index, taped)
+        else:
+            kept, final, report = _run_torch_forward(module, live, taped, reason)
     _record(module, index, report)
-    if not taped:
-        return kept[0], final, []
-    setattr(kept[0], NOTES, _Notes(report, tape))
-    return kept[0], final, kept[1:]
+    return kept[0], final, kept[1:] if taped else []
 
 
 def _like_solve(
     x: Tensor, initial: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None,
-    w_hr: Tensor | None, handle: int, index: int, taped: bool,
+    w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None, handle: int, index: int, taped: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """`_solve` for tensors that have no values."""
-    module, (steps, batch) = _module(handle), x.shape[:2]
+    module, (steps, batch), ragged = module_of(handle), x.shape[:2], (lengths, resets)
     cell = module._bare(w_ih, w_hh, b_ih, b_hh, w_hr)
-    own, kind = _why_torch(module, x, taped) is None, express.kind_of(cell, x)
+    own, kind = _why_torch(module, x, ragged, taped) is None, _kind_of(cell, x, ragged)
     like = initial if own and kind is None else x
     states = [like.new_empty(steps + 1, batch, width) for width in cell.parts]
     final = like.new_empty(batch, cell.size)
@@ -131,24 +113,43 @@ def _like_solve(
     return states[0], final, states[1:] + ([like.new_empty(steps, batch, width)] if width else [])
 
 
-@torch.no_grad()
-def _run_own(module: Recurrent, live: Live, index: int, taped: bool) -> tuple[list[Tensor], SolveReport]:
-    """All states and, behind them, what the backward pass needs; and the report."""
-    (x, initial, *weights), memory = live, _memory(module, index)
-    solved = express.solve(module._bare, module._cell, x, initial, weights, module._solver, memory, taped)
-    if solved is not None:
-        return [tensor.to(x.dtype) for tensor in solved[1]], solved[2]
-    problem = Recurrence(*module._cell(x, *weights), initial)
-    plan = plan_forward(module._solver, problem, memory.forward)
-    states, report = solve_states(problem, plan, choose_sweeper(problem))
-    memory.forward.learn(report)
-    raise_if_asked(report, module._solver)
-    return states, report
+def _run_own(
+    module: Recurrent, live: Live, ragged: Ragged, index: int, taped: bool
+) -> tuple[list[Tensor], Tensor, SolveReport]:
+    """All states and, behind them, what the backward pass needs; the final state; the report."""
+    (x, initial, *weights), memory, solver = live, _memory(module, index), module._solver
+    if _kind_of(module._bare(*weights), x, ragged) is not None:
+        solved = express.solve(module._bare, module._cell, x, initial, weights, solver, memory, taped)
+        assert solved is not None
+        layer, kept, report = solved
+        kept = [tensor.to(x.dtype) for tensor in kept]
+        final = express.final_of(layer.cell, kept)
+    else:
+        _refuse_capture(x)
+        problem = Recurrence(*module._cell(x, *weights), initial, *ragged)
+        kept, report = solve_states(problem, plan_forward(solver, problem, memory.forward), choose_sweeper(problem))
+        memory.forward.learn(report)
+        final = final_state(problem, kept)
+    raise_if_asked(report, solver)
+    return kept, final, _lasting(module, index, report, backward=False)
 
 
-def _run_torch(module: Recurrent, live: Live, taped: bool) -> tuple[list[Tensor | None], tuple[Tensor, Tensor]]:
+def _run_torch_forward(
+    module: Recurrent, live: Live, taped: bool, reason: str
+) -> tuple[list[Tensor], Tensor, SolveReport]:
+    """The same by torch's own layer, which leaves states of h alone."""
+    keeps_tape = taped and live[0].device.type == "cpu"
+    tape = _run_torch(module, live, keeps_tape)
+    outputs, final = (result.detach() for result in tape[1])
+    states = torch.cat([live[1][:, : outputs.shape[-1]].to(outputs.dtype).unsqueeze(0), outputs])
+    if keeps_tape:
+        setattr(states, TAPE, tape)
+    return [states], final, SolveReport.sequential(len(outputs), f"{reason}; run by torch's own layer")
+
+
+def _run_torch(module: Recurrent, live: Live, taped: bool) -> Tape:
     """Torch's own layer: what to differentiate by, outputs `(T, B, ·)` and final state `(B, S)`."""
-    with _autograd(), torch.set_grad_enabled(taped), warnings.catch_warnings():
+    with _autograd(True) if taped else torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # cuDNN, that one layer of many is not a block of memory by itself
         leaves = [None if tensor is None else tensor.detach().requires_grad_(taped) for tensor in live]
         x, initial, *weights = leaves
@@ -167,22 +168,20 @@ def _run_torch(module: Recurrent, live: Live, taped: bool) -> tuple[list[Tensor 
 
 def _solve_backward(
     d_states: Tensor | None, d_final: Tensor | None, x: Tensor, initial: Tensor, w_ih: Tensor, w_hh: Tensor,
-    b_ih: Tensor | None, b_hh: Tensor | None, w_hr: Tensor | None, states: Tensor, kept: list[Tensor], handle: int,
-    index: int, want_x: bool,
+    b_ih: Tensor | None, b_hh: Tensor | None, w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None,
+    states: Tensor, kept: list[Tensor], handle: int, index: int, want_x: bool,
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of x, when wanted, the initial state and the weights that there are."""
-    module, live = _module(handle), (x, initial, w_ih, w_hh, b_ih, b_hh, w_hr)
-    notes: _Notes | None = getattr(states, NOTES, None)
+    module, live, ragged = module_of(handle), (x, initial, w_ih, w_hh, b_ih, b_hh, w_hr), (lengths, resets)
     grads = (None if d_states is None else d_states[1:], d_final)
-    own = _why_torch(module, x, taped=True) is None if notes is None else notes.tape is None
-    with _autograd():
-        if own:
-            found = _own_gradients(module, live, index, [states, *kept], grads, notes, want_x)
+    with torch.autocast(x.device.type, enabled=False):
+        if _why_torch(module, x, ragged, taped=True) is None:
+            found = _own_gradients(module, live, ragged, index, [states, *kept], grads, want_x)
         else:
-            tape = notes.tape if notes is not None else None
+            tape: Tape | None = getattr(states, TAPE, None)
             found = _differentiate(*(tape or _run_torch(module, live, taped=True)), grads)
-    if d_states is not None:
-        found[1] = found[1] + torch.nn.functional.pad(d_states[0], (0, initial.shape[1] - d_states.shape[2]))
+        if d_states is not None:
+            found[1] = found[1] + torch.nn.functional.pad(d_states[0], (0, initial.shape[1] - d_states.shape[2]))
     wanted = [(grad, of) for grad, of in zip(found, live, strict=True) if of is not None][0 if want_x else 1 :]
     given = [grad for grad in grads if grad is not None]
     return _apart([grad.to(of.dtype).contiguous() for grad, of in wanted], given)
@@ -190,29 +189,37 @@ def _solve_backward(
 
 def _like_solve_backward(
     d_states: Tensor | None, d_final: Tensor | None, x: Tensor, initial: Tensor, w_ih: Tensor, w_hh: Tensor,
-    b_ih: Tensor | None, b_hh: Tensor | None, w_hr: Tensor | None, states: Tensor, kept: list[Tensor], handle: int,
-    index: int, want_x: bool,
+    b_ih: Tensor | None, b_hh: Tensor | None, w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None,
+    states: Tensor, kept: list[Tensor], handle: int, index: int, want_x: bool,
 ) -> list[Tensor]:  # fmt: skip
     """`_solve_backward` for tensors that have no values."""
     live = (*((x,) if want_x else ()), initial, w_ih, w_hh, b_ih, b_hh, w_hr)
     return [tensor.new_empty(tensor.shape) for tensor in live if tensor is not None]
 
 
-@torch.no_grad()
 def _own_gradients(
-    module: Recurrent, live: Live, index: int, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None],
-    notes: _Notes | None, want_x: bool,
+    module: Recurrent, live: Live, ragged: Ragged, index: int, kept: list[Tensor],
+    grads: tuple[Tensor | None, Tensor | None], want_x: bool,
 ) -> list[Any]:  # fmt: skip
     """Gradients of everything live by timeloom's sweeps."""
-    memory, solver, cell = _memory(module, index), module._solver, module._bare(*live[2:])
-    report = notes.report if notes is not None else module.reports[index] if module.reports else None
-    note = memory.learn_backward if report is None else noting(report, solver, memory, lambda _: None)
-    kind = express.kind_of(cell, live[0])
-    if kind is not None:
-        lane = express.lane_back(kind(cell, *live[:6]), module._bare, module._cell, solver, memory, note)
-        return [*express.gradients(lane, live[:6], kept, grads, want_x), None]
-    plan = plan_backward(solver, Recurrence(cell, live[0], live[1]), memory.backward)
-    return list(express.solve_again(module._cell, live, kept, grads, partial(solve_adjoint, plan=plan), note))
+    (x, initial, *weights), memory, solver = live, _memory(module, index), module._solver
+    report = module.reports[index] if module.reports else SolveReport.sequential(len(x), "")
+    take = noting(report, solver, memory, lambda _: None)
+
+    def note(backward: SolveReport) -> None:
+        take(_lasting(module, index, backward, backward=True))
+
+    cell = module._bare(*weights)
+    kind = _kind_of(cell, x, ragged)
+    with _autograd(False):
+        if kind is not None:
+            layer = kind(cell, *live[:6])
+            lane = express.lane_back(layer, module._bare, module._cell, solver, memory, note)
+            return [*express.gradients(lane, live[:6], kept, grads, want_x), None]
+        _refuse_capture(x)
+        plan = plan_backward(solver, Recurrence(cell, x, initial, *ragged), memory.backward)
+        adjoint = partial(solve_adjoint, plan=plan)
+        return list(express.solve_again(module._cell, live, kept, grads, adjoint, note, *ragged))
 
 
 def _differentiate(
@@ -221,7 +228,8 @@ def _differentiate(
     """Gradients of the leaves that there are."""
     asked = [(result, grad) for result, grad in zip(results, grads, strict=True) if grad is not None]
     given = [leaf for leaf in leaves if leaf is not None]
-    found = iter(torch.autograd.grad([result for result, _ in asked], given, [grad for _, grad in asked]))
+    with _autograd(False):
+        found = iter(torch.autograd.grad([result for result, _ in asked], given, [grad for _, grad in asked]))
     return [None if leaf is None else next(found) for leaf in leaves]
 
 
@@ -237,13 +245,6 @@ def _apart(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
 # --- both ------------------------------------------------------------------------------------------------------------
 
 
-def _module(handle: int) -> Recurrent:
-    module = _modules.get(handle)
-    if module is None:
-        raise RuntimeError("the timeloom layer that this graph was made for is gone: keep the model, or compile anew")
-    return module
-
-
 def _memory(module: Recurrent, index: int) -> Memory:
     return module._memories.setdefault(index, Memory())
 
@@ -255,23 +256,47 @@ def _record(module: Recurrent, index: int, report: SolveReport) -> None:
     module.__dict__["reports"] = reports
 
 
-def _why_torch(module: Recurrent, x: Tensor, taped: bool) -> str | None:
+def _lasting(module: Recurrent, index: int, report: SolveReport, backward: bool) -> SolveReport:
+    """The report with its certificate, if a CUDA graph was captured, where every replay puts it and the graph does not
+    take it back.
+    """
+    room = _certificates.get(module)
+    if report.certificate is None or room is None:
+        return report
+    lasting = room[int(backward), index]
+    lasting.copy_(report.certificate)
+    return replace(report, certificate=lasting)
+
+
+def _why_torch(module: Recurrent, x: Tensor, ragged: Ragged, taped: bool) -> str | None:
     """Why torch's own layer is to run, if it is. The answer is part of the graph, so only sizes count."""
+    if not module.has_torch_twin or any(marks is not None for marks in ragged):
+        return None
     if isinstance(module._solver, Sequential):
         return "sequential, as asked for"
-    if not module.has_torch_twin or not isinstance(module._solver, Auto):
+    if not isinstance(module._solver, Auto):
         return None
-    with torch.set_grad_enabled(taped):
+    with torch.set_grad_enabled(taped), torch.autocast(x.device.type, enabled=False):
         return native.why_faster(module, x, *x.shape[:2])
 
 
+def _kind_of(cell: Cell, x: Tensor, ragged: Ragged) -> type[Layer] | None:
+    """Whose kernels can run the whole layer at once, if any."""
+    return express.kind_of(cell, x) if all(marks is None for marks in ragged) else None
+
+
+def _refuse_capture(x: Tensor) -> None:
+    if capturing(x):
+        raise RuntimeError(
+            f"a CUDA graph cannot hold this solve, which looks at its residuals ({x.dtype}, lengths=, resets= or a "
+            "projected LSTM): compile without mode='reduce-overhead', or use solver='sequential'"
+        )
+
+
 @contextmanager
-def _autograd() -> Iterator[None]:
-    """Inside of an operator autograd is off for good; where torch's own layer runs in one, it is needed."""
-    keys = torch._C._dispatch_tls_local_exclude_set()
-    for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
-        keys = keys.remove(getattr(torch._C.DispatchKey, key))
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys):
+def _autograd(on: bool) -> Iterator[None]:
+    """Inside of an operator torch keeps autograd off whatever the gradient mode is, until inference mode is left."""
+    with torch.inference_mode(False), torch.set_grad_enabled(on):
         yield
 
 
@@ -279,35 +304,41 @@ def _autograd() -> Iterator[None]:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:
-    *live, ctx.handle, ctx.index, _ = inputs
+    *given, ctx.handle, ctx.index, _ = inputs
     states, _, kept = output
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*live, states, *kept)
+    ctx.save_for_backward(*given, states, *kept)
 
 
 def _back(ctx: Any, d_states: Tensor | None, d_final: Tensor | None, _: Any) -> tuple[Any, ...]:
     refuse_second_order()
-    live, (states, *kept) = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
-    want_x = ctx.needs_input_grad[0]
-    given = (d_states, d_final, *live, states, kept, ctx.handle, ctx.index, want_x)
-    found = iter(torch.ops.timeloom.solve_backward(*given))
-    grads = [None if tensor is None else next(found) for tensor in (live if want_x else (None, *live[1:]))]
-    return *grads, None, None, None
+    saved = ctx.saved_tensors
+    given, (states, *kept), want_x = saved[:9], saved[9:], ctx.needs_input_grad[0]
+    found = iter(
+        torch.ops.timeloom.solve_backward(d_states, d_final, *given, states, kept, ctx.handle, ctx.index, want_x)
+    )
+    live = given[:7] if want_x else (None, *given[1:7])
+    return *(None if tensor is None else next(found) for tensor in live), None, None, None, None, None
 
 
-_forward_op = torch.library.custom_op(
-    "timeloom::solve",
-    _solve,
-    mutates_args=(),
-    schema=f"({LIVE}, int handle, int index, bool taped) -> (Tensor, Tensor, Tensor[])",
-)
-_backward_op = torch.library.custom_op(
-    "timeloom::solve_backward",
+def _like_check_lengths(lengths: Tensor, steps: int, batch: int) -> Tensor:
+    return lengths.new_empty(lengths.shape, dtype=torch.int64, device="cpu")
+
+
+def _register(name: str, function: Any, like: Any, schema: str) -> Any:
+    operator = torch.library.custom_op(f"timeloom::{name}", function, mutates_args=(), schema=schema)
+    operator.register_fake(like)
+    return operator
+
+
+_register(
+    "solve", _solve, _like_solve, f"({GIVEN}, int handle, int index, bool taped) -> (Tensor, Tensor, Tensor[])"
+).register_autograd(_back, setup_context=_keep)
+_register(
+    "solve_backward",
     _solve_backward,
-    mutates_args=(),
-    schema=f"(Tensor? d_states, Tensor? d_final, {LIVE}, Tensor states, Tensor[] kept, int handle, int index, "
-    "bool want_x) -> Tensor[]",
+    _like_solve_backward,
+    f"(Tensor? d_states, Tensor? d_final, {GIVEN}, Tensor states, Tensor[] kept, int handle, int index, bool want_x) "
+    "-> Tensor[]",
 )
-_forward_op.register_fake(_like_solve)
-_backward_op.register_fake(_like_solve_backward)
-_forward_op.register_autograd(_back, setup_context=_keep)
+_register("check_lengths", check_lengths, _like_check_lengths, "(Tensor lengths, SymInt steps, SymInt batch) -> Tensor")

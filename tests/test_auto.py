@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -394,9 +395,25 @@ def test_a_long_memory_is_corrected_in_several_sweeps() -> None:
     assert plan.chunk >= auto_file.LEAST_CORRECTED
     assert plan.max_iters > plan.sweeps
     assert plan.tolerance == pytest.approx(auto_file.SHARE_OF_JUMPS * Auto().tolerance(problem_of().initial))
-    assert decide(Auto(tol=1e-5), problem_of(16384), experience).tolerance == 1e-5
+    assert plan.limit == plan.accepts == auto_file.LEAST_ERROR
+    given = decide(Auto(tol=1e-4), problem_of(16384), experience)
+    assert given.tolerance == given.limit == 1e-4
     experience.learn(report_of(34, 0.5**34))
     assert decide(Auto(), problem_of(16384), experience).sweeps == 1, "it forgets quickly: a warm-up is cheaper"
+
+
+def test_a_certificate_missed_by_little_is_worth_more_of_the_same() -> None:
+    plan = replace(decide(Auto(), problem_of(16384), Experience()), chunk=8, warmup=30, tolerance=1e-4)
+    longer = plan.insisting(1e-3)
+    assert longer is not None
+    assert (longer.warmup, longer.sweeps, longer.limit) == (45, 1, 1e-4)
+    assert plan.insisting(0.1) is None, "half as long again would leave 0.03"
+    assert plan.insisting(math.nan) is None
+    corrected = replace(plan, sweeps=7, warmup=0, accepts=1e-4)
+    more = corrected.insisting(1e-3)
+    assert more is not None
+    assert more.sweeps > 7
+    assert corrected.insisting(1.0) is None
 
 
 @pytest.mark.usefixtures("on_gpu")

@@ -108,6 +108,21 @@ def test_a_certificate_that_fails_is_heard(name: str) -> None:
         assert ours.reports[0].backward.iterations > 1
 
 
+@pytest.mark.usefixtures("no_general_path")
+@pytest.mark.parametrize("name", ["gru", "lstm"])
+def test_a_certificate_missed_by_little_takes_a_longer_warmup(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the general path is slow, as on a GPU; and the network is still trusted afterwards."""
+    monkeypatch.setattr(CPULayer, "corrects", True)
+    ours, single, double = layers(name, 8, 12, Shooting(chunk=30, warmup=24, tol=2e-6))
+    x = torch.randn(400, 2, 8, generator=torch.Generator().manual_seed(5))
+    zoo.assert_as_good(*(results(layer, x) for layer in (ours, single, double)))
+    reports = (ours.reports[0], ours.reports[0].backward)
+    assert max(report.warmup for report in reports) == 36
+    assert all(report.iterations == 1 and report.converged for report in reports)
+    assert all(memory.forward.trusted and memory.backward.trusted for memory in ours.memories())
+    assert sum(memory.forward.misses + memory.backward.misses for memory in ours.memories()) > 0
+
+
 @each_layer
 def test_gradients_that_are_not_certified_are_solved_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, single, double = layers(name, 8, 12, Shooting(chunk=30, warmup=100))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
@@ -249,6 +250,32 @@ def test_long_memory_takes_few_corrected_sweeps(memory: float) -> None:
     Float32 leaves 1 − z few digits there, in torch as here.
     """
     check_layer(*layers("gru", True, 80, memory), (4, 0, 9), 4e-5)
+
+
+@pytest.mark.parametrize(("width", "sweeps"), [("narrow", 3), ("narrow", 5), ("wide", 4)], indirect=["width"])
+@pytest.mark.usefixtures("width")
+def test_the_certificate_of_corrected_sweeps_tells_the_error(sweeps: int) -> None:
+    """Jumps add up over a long memory; the certificate is near what they add up to, in both passes."""
+    layer, *_ = layers("gru", True, 160, 6.0)
+    kept, told = layer.forward(4, 0, 0.1, True, sweeps)
+    truth, _ = layer.forward(160, 0, 0.1, True)
+    errors = (kept[0] - truth[0]).abs().amax(-1) / truth[0].abs().amax(-1).clamp(min=0.1)
+    assert errors.max() / 3 <= float(told) <= 3 * errors.max()
+    incoming = torch.randn_like(truth[0][1:])
+    exact_grads, _ = layer.backward(160, 0, truth, incoming, None, True)
+    grads, told = layer.backward(4, 0, truth, incoming, None, True, sweeps)
+    assert grads[1] is not None
+    assert exact_grads[1] is not None
+    error = (grads[1] - exact_grads[1]).abs().max() / exact_grads[1].abs().max()
+    assert float(told) >= error / 3
+
+
+def test_a_lost_number_is_never_certified() -> None:
+    """Not even where corrections are kept in a box, which would hide it."""
+    layer, *_ = layers("gru", True, 80, 6.0)
+    layer.x[17, 0, 0] = math.nan
+    for sweeps in (1, 6):
+        assert math.isinf(float(layer.forward(4, 0, 0.1, True, sweeps)[1]))
 
 
 def test_corrections_carry_jumps_along() -> None:

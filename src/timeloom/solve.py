@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,12 @@ GIVE_UP_AFTER = 5
 """Sweeps without halving the residual before it counts as not contracting."""
 MOST_SWEEPS = 40
 """Sweeps at most, unless told otherwise."""
+MORE_SWEEPS = 3
+"""Corrected sweeps more than planned that are tried where the planned ones were not quite enough."""
+WORTH_INSISTING = 64
+"""Factor by which so many more sweeps are likely to reduce an error."""
+LONGER_WARMUP = 1.5
+"""A warm-up that was not quite enough is tried this much longer."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,9 @@ class Plan:
     """Sweeps without halving the residual before it counts as not contracting."""
     sweeps: int = 1
     """Sweeps to make at once, with corrections by the leak between them, before anything is measured."""
+    accepts: float = 0.0
+    """Largest error of a start to accept behind them, as the next correction tells it: jumps add up over a long memory,
+    and errors tell what they add up to."""
     polish: float = math.inf
     """Residual above which a solve that meets the tolerance is corrected and swept once more."""
     check_gradient: bool = False
@@ -114,6 +123,18 @@ class Plan:
         """What ran where the planned sweeps were enough, for the report."""
         chosen = "none" if self.sweeps == 1 else "diag"
         return f"shooting[{chosen if self.correction == 'auto' else self.correction}]"
+
+    @property
+    def limit(self) -> float:
+        """What the certificate of the planned sweeps must not exceed: a jump behind one sweep, an error behind more."""
+        return self.tolerance if self.sweeps == 1 else self.accepts
+
+    def insisting(self, missed: float) -> Plan | None:
+        """A plan that makes more of the same, where that is likely to mend a certificate that is over its limit."""
+        if self.sweeps > 1:
+            return replace(self, sweeps=self.sweeps + MORE_SWEEPS) if missed <= WORTH_INSISTING * self.limit else None
+        warmup = math.ceil(self.warmup * LONGER_WARMUP)
+        return replace(self, warmup=warmup) if missed**LONGER_WARMUP <= self.limit else None
 
     def march(self, chain: Chain) -> SolveReport:
         """Make the chain's links fit together, in this plan's way."""
@@ -185,13 +206,13 @@ def capturing(tensor: Tensor) -> bool:
 
 
 def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | None:
-    """The report of a warm-up and one sweep that a quick bound of all jumps certifies; None where it does not.
+    """The report of the planned sweeps where a quick bound of jumps or errors certifies them; None where it does not.
 
     While a CUDA graph is captured nothing can be read: the graph holds the sweep, and the report the number to look at.
     """
     captured = isinstance(worst, Tensor) and capturing(worst)
     residual = math.nan if captured else float(worst)
-    if not captured and not residual <= plan.tolerance:
+    if not captured and not residual <= plan.limit:
         return None
     unread = "captured in a CUDA graph: read `certificate` after a replay"
     return SolveReport(
@@ -199,7 +220,7 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
         chunk=plan.chunk,
         iterations=plan.sweeps,
         residuals=(residual,),
-        tolerance=plan.tolerance,
+        tolerance=plan.limit,
         converged=not captured,
         fell_back=False,
         contraction=None,

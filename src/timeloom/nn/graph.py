@@ -46,7 +46,7 @@ NOT_TRANSFORMED = _outside(f"there are no sweeps {WHERE}")
 NOT_ON_TAPE = _outside("a graph cannot hold sequential steps that torch has no layer for")
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def allowed() -> bool:
     """Whether torch lets anything that is one of its recurrent layers into graphs."""
     from torch._dynamo import config
@@ -141,7 +141,7 @@ def _dtypes(module: Recurrent, x: Tensor, hidden: Hidden, whole: bool) -> tuple[
     return compute, _under_autocast(module._handle, x.device.type, lower, x.dtype, parts)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _under_autocast(
     handle: int, device: str, lower: torch.dtype, x: torch.dtype, parts: tuple[torch.dtype, ...]
 ) -> tuple[torch.dtype, ...]:

@@ -66,7 +66,7 @@ def run(handle: int, index: int, given: Given) -> tuple[Tensor, Tensor]:
     return states[1:], final
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def make_room(handle: int) -> bool:
     """While a graph is made: memory for its certificates `(2, layers and directions)`, forward and backward."""
     module = module_of(handle)

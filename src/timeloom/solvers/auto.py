@@ -42,8 +42,12 @@ FEW_SWEEPS = 2
 """Corrected sweeps so few that a warm-up may be cheaper again."""
 SHARE_OF_JUMPS = 0.1
 """Share of the tolerance that a jump is granted where memory is long: jumps add up over it."""
-SPARE = 0.01
-"""A residual this much below the tolerance would have met it a sweep earlier."""
+SHARE_OF_ERRORS = 0.5
+"""Share of the tolerance that an error is granted there: both passes have one."""
+LEAST_ERROR = 1e-5
+"""What rounding in float32 adds up to over a long memory, in torch's own layer too."""
+SPARE = 0.1
+"""An error this much below its limit would have met it a sweep earlier."""
 LONGEST_PAUSE = 256
 """Calls after which `auto` looks again at a network that did not contract, at most."""
 
@@ -165,7 +169,7 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience, toleranc
     overhead, within = step_overhead(problem), copies_inputs(problem)
     chunk, warmup = cheapest(steps, batch, Experience().warmup(tolerance), overhead, within)
     correction: Correction = "auto"
-    sweeps = 1
+    sweeps, accepts = 1, 0.0
     if chunk >= steps:
         reason = f"auto: one chunk is cheapest for T={steps}, B={batch}"
     elif experience.pause > 0:
@@ -180,6 +184,7 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience, toleranc
             corrected, sweeps = _corrected(steps, batch, experience.sweeps or SWEEPS, overhead, (chunk, warmup))
         if sweeps > 1:
             chunk, warmup, correction = corrected, 0, "diag"
+            accepts = tolerance if solver.tol is not None else max(SHARE_OF_ERRORS * tolerance, LEAST_ERROR)
             tolerance *= SHARE_OF_JUMPS if solver.tol is None else 1
             reason = f"auto: {-(-steps // chunk)} chunks, {sweeps} sweeps with corrections by the leak"
         elif chunk < steps:
@@ -199,6 +204,7 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience, toleranc
         leak_is_cheap=leak_is_cheap(problem),
         newton_up_to=newton_up_to(problem),
         sweeps=sweeps,
+        accepts=accepts,
     )
 
 

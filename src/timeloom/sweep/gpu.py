@@ -188,13 +188,18 @@ class GPUSweeper(ReferenceSweeper):
             return None
         return partial(self.certify, share_of_box=share_of_box)
 
-    def certify(self, starts: Tensor, ends: Tensor, share_of_box: float) -> Tensor:
-        """A bound of the largest relative jump between each stretch's end and the next one's start."""
+    def certify(self, starts: Tensor, ends: Tensor, share_of_box: float, leak: Tensor | None = None) -> Tensor:
+        """A bound of the largest relative jump between each stretch's end and the next one's start.
+
+        With their leak, of the largest relative error of a start: how far one more correction would move it, which is
+        what the jumps before it add up to.
+        """
         floor = floor_of(self.cell, share_of_box)
         worst = starts.new_zeros(())
-        rows, tile = len(starts), 32
+        rows, tile, batch = len(starts), 32, self.problem.batch
+        there, shift = (ends, batch) if leak is None else (self.correct(starts, ends, leak, boxed=False), 0)
         self._kernels.jumps_kernel[(-(-rows // tile),)](
-            starts, ends, worst, rows, self.problem.batch, self._n, floor,
+            starts, there, worst, rows, batch, shift, self._n, floor,
             ROWS=tile, UNITS=min(128, self._padded), PARTS=len(self.cell.parts),
         )  # fmt: skip
         return worst

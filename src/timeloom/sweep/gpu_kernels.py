@@ -271,11 +271,12 @@ def adjoint_kernel(
 
 @triton.jit
 def jumps_kernel(
-    starts, ends, worst, rows, batch, n, floor, ROWS: tl.constexpr, UNITS: tl.constexpr, PARTS: tl.constexpr
+    starts, there, worst, rows, batch, shift, n, floor, ROWS: tl.constexpr, UNITS: tl.constexpr, PARTS: tl.constexpr
 ):
-    """The largest jump between a stretch's end and the next one's start, relative to the larger of the two there.
+    """The largest jump from a stretch's start to what is `there`, relative to the larger of the two.
 
-    Stretches stand link by link, `batch` to a link. The first part of the state counts as `floor` large at least.
+    Stretches stand link by link, `batch` to a link; for each behind the first link there is row − `shift`. The first
+    part of the state counts as `floor` large at least.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inner = (row >= batch) & (row < rows)
@@ -286,9 +287,9 @@ def jumps_kernel(
         jump = tl.zeros((ROWS,), tl.float32)
         for unit in range(0, n, UNITS):
             start = load_rows(starts, row, PARTS * n, part * n, unit + j, n, inner)
-            end = load_rows(ends, row - batch, PARTS * n, part * n, unit + j, n, inner)
-            scale = tl.maximum(scale, tl.max(tl.maximum(tl.abs(start), tl.abs(end)), 1))
-            difference = end - start
+            other = load_rows(there, row - shift, PARTS * n, part * n, unit + j, n, inner)
+            scale = tl.maximum(scale, tl.max(tl.maximum(tl.abs(start), tl.abs(other)), 1))
+            difference = other - start
             finite = tl.where(difference == difference, tl.abs(difference), float("inf"))
             jump = tl.maximum(jump, tl.max(finite, 1))
         relative = jump / tl.maximum(scale, 1e-37)

@@ -54,10 +54,9 @@ class GPULayer(Layer):
         states = empty_states(steps, self.initial, self.parts, dtype=u.dtype)
         segments = cut_evenly(steps, batch, chunk, False)
         links = -(-steps // chunk)
-        jump: Tensor | float = 0.0
         if links == 1:
             sweeper.forward(segments, self.initial, states)
-            return states + tape, jump
+            return states + tape, 0.0
         into = states if sweeps == 1 else None
         if warmup:
             starts, ends, leak = sweeper.forward_entering(segments, warmup, into, sweeps > 1)
@@ -67,8 +66,8 @@ class GPULayer(Layer):
         for left in reversed(range(sweeps - 1)):
             assert leak is not None
             starts = sweeper.correct(starts, ends, leak, boxed=True)
-            ends, leak = sweeper.forward(segments, starts, None if left else states, left > 0)
-        return states + tape, sweeper.certify(starts, ends, share_of_box)
+            ends, leak = sweeper.forward(segments, starts, None if left else states, True)
+        return states + tape, sweeper.certify(starts, ends, share_of_box, leak)
 
     def backward(
         self,
@@ -88,7 +87,7 @@ class GPULayer(Layer):
         gate_grads = empty(steps, batch, cell.gate_width, like=slopes)
         segments = cut_evenly(steps, batch, chunk, True)
         links = -(-steps // chunk)
-        jump: Tensor | float = 0.0
+        error: Tensor | float = 0.0
         into = gate_grads if sweeps == 1 or links == 1 else None
         if links == 1:
             begins, _ = sweeper.adjoint(segments, final, states, incoming, into)
@@ -103,11 +102,11 @@ class GPULayer(Layer):
                 assert leak is not None
                 ends = sweeper.correct(ends, begins, leak, boxed=False)
                 into = None if left else gate_grads
-                begins, leak = sweeper.adjoint(segments, ends, states, incoming, into, None, left > 0)
-            jump = sweeper.certify(ends, begins, 0.0)
+                begins, leak = sweeper.adjoint(segments, ends, states, incoming, into, None, True)
+            error = sweeper.certify(ends, begins, 0.0, leak)
         with as_precise_as_cudnn():
             b_sum = None if self.b_ih is None else sweeper.bias_grads(gate_grads).to(gate_grads.dtype)
-            return self._gradients(states, gate_grads.flatten(0, 1), b_sum, begins[-batch:], want_x), jump
+            return self._gradients(states, gate_grads.flatten(0, 1), b_sum, begins[-batch:], want_x), error
 
     def _gradients(
         self, states: list[Tensor], gate_grads: Tensor, b_sum: Tensor | None, d_initial: Tensor, want_x: bool

@@ -52,8 +52,9 @@ class Layer(ABC):
     def forward(
         self, chunk: int, warmup: int, share_of_box: float, keep: bool, sweeps: int = 1
     ) -> tuple[list[Tensor], Tensor | float]:
-        """States of h and c `(T + 1, B, n)`, what is kept for `backward` behind them, and the largest relative jump
-        between chunks, after so many sweeps with corrections by the leak between them.
+        """States of h and c `(T + 1, B, n)`, what is kept for `backward` behind them, and a certificate: behind one
+        sweep the largest relative jump between chunks; behind more, with corrections by the leak between them, the
+        largest relative error of a chunk's start, as one more correction tells it.
         """
 
     @abstractmethod
@@ -67,7 +68,7 @@ class Layer(ABC):
         want_x: bool,
         sweeps: int = 1,
     ) -> tuple[tuple[Tensor | None, ...], Tensor | float]:
-        """Gradients of x (when wanted), the initial state, w_ih, w_hh, b_ih and b_hh, and the largest relative jump.
+        """Gradients of x (when wanted), the initial state, w_ih, w_hh, b_ih and b_hh, and a certificate as `forward`'s.
 
         `kept` is what `forward` returned; `incoming` `(T, B, n)` and `final` `(B, S)` are the loss's gradients.
         """

@@ -234,11 +234,14 @@ def _differentiate(
 
 
 def _apart(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
-    """These tensors in memory of their own each, and not in that of the others, as operators must return them."""
+    """These tensors in memory of their own each, all of it, and not in that of the others: as operators must return
+    them.
+    """
     seen, apart = {tensor.untyped_storage().data_ptr() for tensor in others}, []
     for tensor in tensors:
-        apart.append(tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor)
-        seen.add(tensor.untyped_storage().data_ptr())
+        memory = tensor.untyped_storage()
+        apart.append(tensor.clone() if memory.data_ptr() in seen or memory.nbytes() > tensor.nbytes else tensor)
+        seen.add(memory.data_ptr())
     return apart
 
 

@@ -31,14 +31,14 @@ def rounded(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def load_gate(weights, gate, n, k, j, TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr):
+def load_gate(weights, gate, n, k, j, TRANSPOSED: tl.constexpr):
     """One gate's weights, `[k, j] = W[gate n + j, k]`, or as stored if TRANSPOSED."""
     inside = (k[:, None] < n) & (j[None, :] < n)
     if TRANSPOSED:
         at = (gate * n + k[:, None]) * n + j[None, :]
     else:
         at = (gate * n + j[None, :]) * n + k[:, None]
-    return rounded(tl.load(weights + at, mask=inside, other=0.0), PRECISION)
+    return tl.load(weights + at, mask=inside, other=0.0)
 
 
 @triton.jit

@@ -58,15 +58,15 @@ def load_inputs(inputs, token, j, n, live, CELL: tl.constexpr):
 
 @triton.jit
 def load_weights(weights, n, j, CELL: tl.constexpr, TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr):
-    w0 = load_gate(weights, 0, n, j, j, TRANSPOSED, PRECISION)
+    w0 = rounded(load_gate(weights, 0, n, j, j, TRANSPOSED), PRECISION)
     w1 = w0
     w2 = w0
     w3 = w0
     if CELL == GRU or CELL == LSTM:
-        w1 = load_gate(weights, 1, n, j, j, TRANSPOSED, PRECISION)
-        w2 = load_gate(weights, 2, n, j, j, TRANSPOSED, PRECISION)
+        w1 = rounded(load_gate(weights, 1, n, j, j, TRANSPOSED), PRECISION)
+        w2 = rounded(load_gate(weights, 2, n, j, j, TRANSPOSED), PRECISION)
     if CELL == LSTM:
-        w3 = load_gate(weights, 3, n, j, j, TRANSPOSED, PRECISION)
+        w3 = rounded(load_gate(weights, 3, n, j, j, TRANSPOSED), PRECISION)
     return w0, w1, w2, w3
 
 
@@ -226,14 +226,16 @@ def adjoint_kernel(
             grad += direct
             direct = load_rows(incoming, before, n, 0, j, n, fetch)
         g0, g1, g2, g3, back, back_c, keep = pull(grad, d_c, s0, s1, s2, s3, s4, s5, unit, CELL)
-        back += tl.dot(rounded(g0.to(w0.dtype), PRECISION), w0, input_precision=PRECISION)
+        # Its own sum: the matrix units cut off as they add, which would wear down what passes by over a long memory.
+        through = tl.dot(rounded(g0.to(w0.dtype), PRECISION), w0, input_precision=PRECISION)
         if CELL == GRU:
-            back += tl.dot(rounded(g1.to(w0.dtype), PRECISION), w1, input_precision=PRECISION)
-            back += tl.dot(rounded(g3.to(w0.dtype), PRECISION), w2, input_precision=PRECISION)
+            through = tl.dot(rounded(g1.to(w0.dtype), PRECISION), w1, through, input_precision=PRECISION)
+            through = tl.dot(rounded(g3.to(w0.dtype), PRECISION), w2, through, input_precision=PRECISION)
         elif CELL == LSTM:
-            back += tl.dot(rounded(g1.to(w0.dtype), PRECISION), w1, input_precision=PRECISION)
-            back += tl.dot(rounded(g2.to(w0.dtype), PRECISION), w2, input_precision=PRECISION)
-            back += tl.dot(rounded(g3.to(w0.dtype), PRECISION), w3, input_precision=PRECISION)
+            through = tl.dot(rounded(g1.to(w0.dtype), PRECISION), w1, through, input_precision=PRECISION)
+            through = tl.dot(rounded(g2.to(w0.dtype), PRECISION), w2, through, input_precision=PRECISION)
+            through = tl.dot(rounded(g3.to(w0.dtype), PRECISION), w3, through, input_precision=PRECISION)
+        back += through
         counted = alive & (t < last)
         if KEEP:
             store_gate_grads(gate_grads, token, j, n, counted, g0, g1, g2, g3, CELL)

@@ -35,13 +35,15 @@ class WideSweeper(GPUSweeper):
         self._steps = wide_kernels
         self._across: Tensor | None = None
         self._by_library = self._n >= BY_LIBRARY and problem.resets is None
+        self._weights = self._as_multiplied(self._weights)
 
     def _forward(
         self, segments: Segments, starts: Tensor, states: list[Tensor] | None, want_leak: bool, lead: int
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         columns = segments.on(starts.device)
         state = self._initial[columns[0]] if lead else starts
-        ends, following = state.clone(), torch.empty_like(starts)
+        operand = self._as_multiplied(state[:, : self._n].to(self._weights.dtype).contiguous())
+        ends, following, following_operand = state.clone(), torch.empty_like(starts), torch.empty_like(operand)
         leak = self._whole(starts) if want_leak else None
         fixed = (self._inputs, self._weights, self._units, self._initial, starts, ends, leak, *two(states), self._tape)
         flags = self._forward_flags(states, want_leak, lead)
@@ -49,9 +51,11 @@ class WideSweeper(GPUSweeper):
         launch = self._launches(self._steps.forward_step, len(segments), flags)
         for step in range(segments.longest + lead):
             if ready is not None:
-                _multiply(state[:, : self._n], self._weights.t(), ready)
-            launch((*fixed, state, following, ready, *columns, self._marks), self._sizes(segments, lead, step))
+                _multiply(operand, self._weights.t(), ready)
+            tensors = (*fixed, state, operand, following, following_operand, ready, *columns, self._marks)
+            launch(tensors, self._sizes(segments, lead, step))
             state, following = following, state if step else torch.empty_like(starts)
+            operand, following_operand = following_operand, operand if step else torch.empty_like(operand)
         return starts, ends, leak
 
     def _adjoint(
@@ -94,6 +98,12 @@ class WideSweeper(GPUSweeper):
             leak[:, : self._n] = 0
         return leak
 
+    def _as_multiplied(self, values: Tensor) -> Tensor:
+        """As the matrix units are to see them: what they would cut off of a float32 is rounded away."""
+        if self._options["PRECISION"] != "tf32" or values.dtype != torch.float32:
+            return values
+        return ((values.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+
     def _sizes(self, segments: Segments, lead: int, step: int) -> tuple[int, ...]:
         return len(segments), self.problem.batch, self._n, lead, step
 
@@ -110,20 +120,22 @@ class WideSweeper(GPUSweeper):
         problem = self.problem
         slopes, steps = self.room_for_tape(problem), cut(problem, 1)  # every step is a stretch of its own
         state = torch.cat([part[:-1] for part in states], -1).flatten(0, 1)
-        scratch = torch.empty_like(state)
+        operand = self._as_multiplied(states[0][:-1].flatten(0, 1).to(self._weights.dtype))
+        scratch, more_scratch = torch.empty_like(state), torch.empty_like(operand)
         fixed = (self._inputs, self._weights, self._units, self._initial, None, scratch, None, None, None, slopes)
         flags = {"LED": False, "KEEP": False, "TAPE": True, "LEAK": False}
         ready = self._weights.new_empty(len(steps), len(self._weights)) if self._by_library else None
         if ready is not None:
-            _multiply(state[:, : self._n], self._weights.t(), ready)
+            _multiply(operand, self._weights.t(), ready)
         launch = self._launches(self._steps.forward_step, len(steps), flags)
-        launch((*fixed, state, scratch, ready, *steps.on(state.device), self._marks), self._sizes(steps, 0, 0))
+        tensors = (*fixed, state, operand, scratch, more_scratch, ready, *steps.on(state.device), self._marks)
+        launch(tensors, self._sizes(steps, 0, 0))
         return slopes
 
 
 def _multiply(rows: Tensor, weights: Tensor, product: Tensor) -> None:
     with as_precise_as_cudnn():
-        torch.mm(rows.to(product.dtype), weights, out=product)
+        torch.mm(rows, weights, out=product)
 
 
 class _Launches:

@@ -30,16 +30,23 @@ from timeloom.sweep.gpu_gates import (
 from timeloom.sweep.gpu_kernels import load_inputs
 
 
+@triton.jit
+def store_operand(base, row, width, offset, j, n, live, value, PRECISION: tl.constexpr):
+    """As the matrix units are to see it, so that nothing stands between memory and them in the next step."""
+    store_rows(base, row, width, offset, j, n, live, rounded(value.to(base.dtype.element_ty), PRECISION))
+
+
 @triton.jit(do_not_specialize=["lead", "step"])
 def forward_step(
-    inputs, weights, units, initial, starts, ends, leak, h_states, c_states, slopes, state, following, ready,
-    seq, begin, end, resets, rows, batch, n, lead, step,
+    inputs, weights, units, initial, starts, ends, leak, h_states, c_states, slopes, state, operand, following,
+    following_operand, ready, seq, begin, end, resets, rows, batch, n, lead, step,
     CELL: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, DEPTH: tl.constexpr, LED: tl.constexpr,
     KEEP: tl.constexpr, TAPE: tl.constexpr, LEAK: tl.constexpr, RESETS: tl.constexpr, READY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """From `state` (R, S) to `following`: the step that lies `step` behind each stretch's entry, `lead` early.
 
+    `operand` (R, n) is h as the matrix units are to see it: in the weights' dtype, rounded, as the weights are.
     `starts` receives the state at the begin of a stretch that is led in, `ends` the one at its end; `leak` is
     multiplied by what the step keeps.
     """
@@ -72,16 +79,16 @@ def forward_step(
         p3 = tl.zeros((ROWS, UNITS), tl.float32)
         for depth in range(0, n, DEPTH):
             k = depth + tl.arange(0, DEPTH)
-            a = load_rows(state, row, PARTS * n, 0, k, n, live)
+            a = tl.load(operand + row[:, None] * n + k[None, :], mask=live[:, None] & (k[None, :] < n), other=0.0)
             if RESETS:
-                a = tl.where(fresh[:, None], load_rows(initial, b, PARTS * n, 0, k, n, fresh), a)
-            a = rounded(a.to(weights.dtype.element_ty), PRECISION)
-            p0 = tl.dot(a, load_gate(weights, 0, n, k, j, False, PRECISION), p0, input_precision=PRECISION)
+                origin = load_rows(initial, b, PARTS * n, 0, k, n, fresh)
+                a = tl.where(fresh[:, None], rounded(origin.to(a.dtype), PRECISION), a)
+            p0 = tl.dot(a, load_gate(weights, 0, n, k, j, False), p0, input_precision=PRECISION)
             if CELL == GRU or CELL == LSTM:
-                p1 = tl.dot(a, load_gate(weights, 1, n, k, j, False, PRECISION), p1, input_precision=PRECISION)
-                p2 = tl.dot(a, load_gate(weights, 2, n, k, j, False, PRECISION), p2, input_precision=PRECISION)
+                p1 = tl.dot(a, load_gate(weights, 1, n, k, j, False), p1, input_precision=PRECISION)
+                p2 = tl.dot(a, load_gate(weights, 2, n, k, j, False), p2, input_precision=PRECISION)
             if CELL == LSTM:
-                p3 = tl.dot(a, load_gate(weights, 3, n, k, j, False, PRECISION), p3, input_precision=PRECISION)
+                p3 = tl.dot(a, load_gate(weights, 3, n, k, j, False), p3, input_precision=PRECISION)
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
     new, new_c, keep = advance(u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
     if TAPE:
@@ -94,6 +101,7 @@ def forward_step(
     new = tl.where(alive[:, None], new, h)
     new_c = tl.where(alive[:, None], new_c, c)
     store_state(following, row, n, j, live, new, new_c, CELL)
+    store_operand(following_operand, row, n, 0, j, n, live, new, PRECISION)
     store_state(ends, row, n, j, alive & (t == last - 1), new, new_c, CELL)
     if KEEP:
         store_rows(h_states, token + batch, n, 0, j, n, counted, new)
@@ -112,8 +120,9 @@ def adjoint_step(
     """From the gate gradients of one step that go through h, `gates` (R, gates · n), to those of the step before,
     `following`.
 
-    `across` (n, gates · n) are the recurrent weights transposed; `passing` (R, S) is what passes by the gates. The
-    first launch has no product: its stretches are entered. The last one finds nothing but `ends`.
+    `gates` and `across` (n, gates · n), the recurrent weights transposed, are as the matrix units are to see them;
+    `passing` (R, S) is what passes by the gates. The first launch has no product: its stretches are entered. The last
+    one finds nothing but `ends`.
     """
     GATES: tl.constexpr = 3 if CELL == GRU else (4 if CELL == LSTM else 1)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -139,6 +148,8 @@ def adjoint_step(
         if READY:
             back += load_rows(ready, row, n, 0, j, n, crossed)
         else:
+            # Its own sum: see `adjoint_kernel`.
+            through = tl.zeros((ROWS, UNITS), tl.float32)
             for gate in tl.static_range(GATES):
                 for depth in range(0, n, DEPTH):
                     k = depth + tl.arange(0, DEPTH)
@@ -146,7 +157,8 @@ def adjoint_step(
                     a = tl.load(gates + at, mask=crossed[:, None] & (k[None, :] < n), other=0.0)
                     at = j[None, :] * (GATES * n) + gate * n + k[:, None]
                     w = tl.load(across + at, mask=(k[:, None] < n) & (j[None, :] < n), other=0.0)
-                    back = tl.dot(rounded(a, PRECISION), rounded(w, PRECISION), back, input_precision=PRECISION)
+                    through = tl.dot(a, w, through, input_precision=PRECISION)
+            back += through
         if RESETS:
             fresh = tl.load(resets + token + batch, mask=crossed, other=0) != 0
             if KEEP:
@@ -168,12 +180,12 @@ def adjoint_step(
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
     s0, s1, s2, s3, s4, s5 = load_slopes(slopes, token, j, n, alive, CELL)
     g0, g1, g2, g3, back, back_c, keep = pull(grad, d_c, s0, s1, s2, s3, s4, s5, unit, CELL)
-    store_rows(following, row, GATES * n, 0, j, n, alive, g0)
+    store_operand(following, row, GATES * n, 0, j, n, alive, g0, PRECISION)
     if GATES >= 3:
-        store_rows(following, row, GATES * n, n, j, n, alive, g1)
-        store_rows(following, row, GATES * n, 2 * n, j, n, alive, g3 if CELL == GRU else g2)
+        store_operand(following, row, GATES * n, n, j, n, alive, g1, PRECISION)
+        store_operand(following, row, GATES * n, 2 * n, j, n, alive, g3 if CELL == GRU else g2, PRECISION)
     if GATES == 4:
-        store_rows(following, row, GATES * n, 3 * n, j, n, alive, g3)
+        store_operand(following, row, GATES * n, 3 * n, j, n, alive, g3, PRECISION)
     store_state(passing, row, n, j, alive, back, back_c, CELL)
     if KEEP:
         store_gate_grads(gate_grads, token, j, n, counted, g0, g1, g2, g3, CELL)

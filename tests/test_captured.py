@@ -1,0 +1,108 @@
+"""What CUDA graphs ask for, shown without one: no look at numbers, no memory kept, certificates that outlast them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import timeloom as tl
+from timeloom import express, problem
+from timeloom.problem import Recurrence, cut_evenly
+from timeloom.solvers import Shooting
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(express, "capturing", lambda _: True)
+
+
+@pytest.fixture
+def graphs() -> Iterator[None]:
+    from torch._dynamo import config
+
+    torch.compiler.reset()
+    with config.patch(allow_rnn=True):
+        yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("capturing")
+@pytest.mark.parametrize("name", ["GRU", "LSTM", "RNN"])
+def test_what_needs_a_loop_is_one_chunk_of_a_graph(name: str) -> None:
+    """Without a warm-up the first sweep is never the last one, and a graph cannot hold the loop behind it."""
+    torch.manual_seed(0)
+    theirs = getattr(nn, name)(3, 5).double()
+    ours = getattr(tl, name)(3, 5, solver=Shooting(chunk=4, warmup=0))
+    ours.load_state_dict(theirs.state_dict())
+    x, found = torch.randn(33, 2, 3, dtype=torch.float64), []
+    for layer, given in ((theirs, x), (ours, x.float())):
+        given = given.clone().requires_grad_()
+        output, final = layer(given)
+        final = final if isinstance(final, tuple) else (final,)
+        (output.square().sum() + sum(part.sin().sum() for part in final)).backward()
+        found.append([output, *final, given.grad, *(parameter.grad for parameter in layer.parameters())])
+    for exact, ours_found in zip(*found, strict=True):
+        torch.testing.assert_close(ours_found.double(), exact, rtol=1e-5, atol=1e-5)
+    for report in (ours.reports[0], ours.reports[0].backward):
+        assert report.chunk == 33
+        assert "a CUDA graph was captured" in report.reason
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(("steps", "batch", "chunk"), [(13, 3, 4), (8, 1, 4), (5, 2, 9), (1, 2, 1)])
+def test_stretches_are_made_anew_where_nothing_may_be_kept(
+    steps: int, batch: int, chunk: int, backwards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_evenly.cache_clear()
+    segments, here = cut_evenly(steps, batch, chunk, backwards), torch.device("cpu")
+    lengths = torch.full((batch,), steps)
+    monkeypatch.setattr(problem, "_keeps", lambda _: False)
+    for found, expected in zip(segments.on(here), segments.columns, strict=True):
+        assert torch.equal(found, expected)
+        assert found.data_ptr() != expected.data_ptr(), "a copy of memory, which no graph can hold"
+    assert not segments._copies
+    recurrence = Recurrence(tl.GRU(2, 3)._bare(*tl.GRU(2, 3)._weights_of(0)), torch.zeros(steps, batch, 9), lengths)
+    one, other = recurrence.ends_on_device(), recurrence.ends_on_device()
+    assert torch.equal(one, lengths)
+    assert one.data_ptr() != other.data_ptr()
+    monkeypatch.setattr(problem, "_keeps", lambda _: True)
+    assert segments.on(here)[0] is segments.on(here)[0]
+    assert recurrence.ends_on_device() is recurrence.ends_on_device()
+
+
+@pytest.mark.usefixtures("graphs")
+def test_certificates_outlast_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    from timeloom.nn import operators
+
+    layer = tl.GRU(3, 5, 2, solver=Shooting(chunk=4))
+    torch.compile(layer, backend="aot_eager", fullgraph=True)(torch.randn(20, 2, 3))[0].sum().backward()
+    room = torch.full((2, 2), torch.nan)
+    monkeypatch.setitem(operators._certificates, layer, room)
+    for backward in (False, True):
+        captured = replace(layer.reports[1], certificate=torch.tensor(0.5 + backward), backward=None)
+        report = operators._lasting(layer, 1, captured, backward)
+        assert report.certificate is not None
+        assert report.certificate.data_ptr() == room[int(backward), 1].data_ptr()
+    assert room[:, 1].tolist() == [0.5, 1.5]
+    assert room[:, 0].isnan().all()
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize("what", ["float64", "resets"])
+def test_what_no_cuda_graph_can_hold_says_so(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = tl.GRU(3, 5, solver=Shooting(chunk=4)), torch.randn(20, 2, 3)
+    layer, x = (layer.double(), x.double()) if what == "float64" else (layer, x)
+    more = {"resets": torch.zeros(20, 2, dtype=torch.bool)} if what == "resets" else {}
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    compiled(x, **more)
+    from timeloom.nn import operators
+
+    monkeypatch.setattr(operators, "capturing", lambda _: True)
+    with pytest.raises(RuntimeError, match="a CUDA graph cannot hold this solve"):
+        compiled(x, **more)

@@ -133,12 +133,13 @@ def _capture(ours: nn.Module, step: TrainingStep, row: Row) -> tuple[Call, Solve
 def _forward(layers: Mapping[str, nn.Module], x: Tensor, graph: bool, seconds: float) -> Row:
     calls = {f"{name}_forward": forward_of(layer, x) for name, layer in layers.items()}
     learn(calls["timeloom_forward"])
+    row: Row = {}
     if graph:
         try:
             calls["graph_forward"] = captured(calls["timeloom_forward"])
         except RuntimeError as error:
-            return {"forward_graph_fails": first_line(error)}
-    return times(time_in_turns(calls, event_seconds, seconds))
+            row["forward_graph_fails"] = first_line(error)
+    return row | times(time_in_turns(calls, event_seconds, seconds))
 
 
 def _errors(case: Case, steps: Mapping[str, TrainingStep], problem: Problem, theirs: nn.Module) -> Row:

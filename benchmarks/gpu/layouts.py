@@ -68,6 +68,6 @@ CONTENDER_COLUMNS = (
 CONTENDER_NOTE = (
     "One GRU layer, default weights, float32. Milliseconds are medians, the fastest in brackets, by CUDA events "
     "unless the notes say otherwise; forward is without gradients. Errors: the largest of outputs and all gradients "
-    "against float64. Peak: of the library's allocator. Every group of contenders runs in a process of its own with a "
+    "against float64. Peak: of torch's allocator. Every group of contenders runs in a process of its own with a "
     "limit on its time."
 )

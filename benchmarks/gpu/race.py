@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from torch import Tensor
 
 from benchmarks.cases import Case
@@ -10,10 +12,10 @@ from benchmarks.gpu.clock import learn
 from benchmarks.gpu.compare import Row, describe, first_line, times
 from benchmarks.gpu.contenders import Contender
 from benchmarks.layers import Problem
-from benchmarks.measure import exact_results, relative_errors, time_in_turns
+from benchmarks.measure import Clock, Timing, exact_results, relative_errors, time_in_turns
 
-PATIENCE = 10.0
-"""Seconds of a first step from which on it is not repeated more than must be."""
+PATIENCE = 4.0
+"""Seconds of a call from which on one of each is all that is timed."""
 
 
 def name_of(contender: Contender, case: Case) -> str:
@@ -29,10 +31,11 @@ def measure(contender: Contender, case: Case) -> Row:
     """One row. A graph comes last: a capture that fails may leave a process in a state not to go on with."""
     runner = contender.make(case)
     row = begin(contender, case)
-    row["first_call_s"] = runner.clock(runner.step)
-    if row["first_call_s"] < PATIENCE:
-        learn(runner.step)
-    row |= times(time_in_turns({"both": runner.step, "forward": runner.forward}, runner.clock))
+    first = runner.clock(runner.step)  # compilers are at work in it, and in the first forward pass
+    learn(runner.step)
+    runner.forward()
+    calls: dict[str, Callable[[], object]] = {"both": runner.step, "forward": runner.forward}
+    row |= {"first_call_s": first, **times(_time(calls, runner.clock))}
     results, peak, facts = runner.results(), runner.peak(), runner.facts()
     row |= facts | {"note": "; ".join(note for note in (contender.note, facts.get("note", "")) if note)}
     row["peak_mib"] = None if peak is None else peak / 2**20
@@ -44,6 +47,13 @@ def measure(contender: Contender, case: Case) -> Row:
         except RuntimeError as error:
             row |= {"graph_fails": first_line(error), "broken": True}
     return row
+
+
+def _time(calls: Mapping[str, Callable[[], object]], seconds_of: Clock) -> dict[str, Timing]:
+    once = {name: seconds_of(call) for name, call in calls.items()}
+    if max(once.values()) < PATIENCE:
+        return time_in_turns(calls, seconds_of)
+    return {name: Timing(1e3 * seconds, 1e3 * seconds, 1) for name, seconds in once.items()}
 
 
 def _error(case: Case, results: dict[str, Tensor]) -> Row:

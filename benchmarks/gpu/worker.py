@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -29,6 +30,7 @@ class Worker:
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self._command = command
         self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
         self._answers: queue.Queue[str] = queue.Queue()
 
     def measure(self, contender: Contender, case: Case, seconds: float) -> Row:
@@ -66,19 +68,25 @@ class Worker:
 
         def read() -> None:
             assert process.stdout is not None
-            for line in process.stdout:
-                answers.put(line)
+            with process.stdout as lines:
+                for line in lines:
+                    answers.put(line)
             answers.put("")  # it has ended
 
-        threading.Thread(target=read, daemon=True).start()
+        self._reader = threading.Thread(target=read, daemon=True)
+        self._reader.start()
         return process
 
     def close(self) -> None:
         """Ends the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        process, self._process = self._process, None
+        if process is None or process.stdin is None or self._reader is None:
+            return
+        process.kill()
+        process.wait()
+        self._reader.join()
+        with suppress(BrokenPipeError):  # a request that was never read
+            process.stdin.close()
 
 
 def answer(request: str) -> Row:

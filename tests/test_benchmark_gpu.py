@@ -257,6 +257,21 @@ def test_a_request_that_fails_is_answered_with_its_error(monkeypatch: pytest.Mon
     assert (row["error"], row["broken"]) == ("RuntimeError: first line", True)
 
 
+def test_a_contender_that_gave_no_answer_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def silent(self: worker.Worker, contender: contenders.Contender, case: Case, seconds: float) -> dict[str, Any]:
+        asked.append(seconds)
+        return race.begin(contender, case) | {"error": "no answer within 90 s"}
+
+    monkeypatch.setattr(worker.Worker, "measure", silent)
+    small, _, large, *_ = [job for job in pieces.PIECES["solvers"]().jobs if job.name.endswith("· elk")]
+    assert small.measure(5.0)["error"] == "no answer within 90 s"  # the run's time was up, not the contender's
+    assert small.measure(500.0)["error"] == "no answer within 90 s"
+    assert large.measure(500.0)["error"] == "not tried after no answer on GRU T=16384 B=1 n=8 default"
+    assert asked == [5.0, 90.0]
+
+
 def test_absent_rivals_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     rival = contenders.Contender("a rival", "none", lambda case: fails(0.0), needs="no_such_module")
     monkeypatch.setattr(contenders, "RIVALS", (rival,))

@@ -56,7 +56,7 @@ def measure(case: Case, dtype_name: str = "float32", depth: Depth = FULL) -> Row
     if depth.memory:
         row |= {f"{name}_peak_bytes": peak_bytes(each) for name, each in steps.items()}
     calls: dict[str, Call] = {**steps}
-    graphed = _capture(ours, step, row) if depth.graph else None
+    graphed = _capture(ours, problem, row) if depth.graph else None
     if graphed is not None:
         calls["graph"] = graphed[0]
     row |= times(time_in_turns(calls, event_seconds, depth.seconds))
@@ -117,14 +117,14 @@ def forward_of(layer: nn.Module, x: Tensor) -> Call:
     return forward
 
 
-def _capture(ours: nn.Module, step: TrainingStep, row: Row) -> tuple[Call, SolveReport] | None:
+def _capture(ours: nn.Module, problem: Problem, row: Row) -> tuple[Call, SolveReport] | None:
     """A graph of timeloom's step and what it reports, where timeloom's own sweeps ran and it can be captured."""
     assert isinstance(ours, timeloom.GRU | timeloom.LSTM)
     report = ours.reports[0]
     if not report.solver.startswith("shooting") or report.fell_back:
         return None
     try:
-        return captured(step), ours.reports[0]
+        return captured(TrainingStep(ours, problem)), ours.reports[0]
     except RuntimeError as error:
         row["graph_fails"] = first_line(error)
         return None

@@ -62,7 +62,7 @@ class TorchRunner:
         self._captured: SolveReport | None = None
 
     def graph(self) -> Call:
-        graph = captured(self.step)
+        graph = captured(TrainingStep(self._layer, self.step.problem))
         self._captured = self._layer.reports[0] if isinstance(self._layer, timeloom.GRU) else None
         return graph
 

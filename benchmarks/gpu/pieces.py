@@ -12,7 +12,7 @@ from benchmarks.gpu.compare import FULL, Depth, Row
 from benchmarks.gpu.contenders import Contender
 from benchmarks.gpu.layouts import COLUMNS, CONTENDER_COLUMNS, CONTENDER_NOTE, FORWARD_COLUMNS, GRID_COLUMNS, NOTE
 from benchmarks.gpu.table import Column
-from benchmarks.gpu.worker import Worker
+from benchmarks.gpu.worker import NO_ANSWER, Worker
 
 SHARE_WITH_ERRORS = 3
 """Every so manieth point of the grid is compared with float64."""
@@ -107,23 +107,31 @@ def _grid() -> Piece:
 
 def _raced(pairs: Sequence[tuple[Contender, Case]]) -> tuple[list[Job], dict[str, str], Callable[[], None]]:
     workers = {contender.group: Worker() for contender, _ in pairs}
+    silent: dict[str, str] = {}
+    """Contenders that gave no answer in time, and on which case: larger ones come later, and would not do better."""
+
+    def measure(contender: Contender, case: Case, left: float) -> Row:
+        if contender.name in silent:
+            return race.begin(contender, case) | {"error": f"not tried after no answer on {silent[contender.name]}"}
+        longest = LONGEST.get(contender.group, LONGEST_OTHERS)
+        row = workers[contender.group].measure(contender, case, min(left, longest))
+        if left > longest and str(row.get("error", "")).startswith(NO_ANSWER):
+            silent[contender.name] = case.name
+        return row
+
     jobs, absent = [], {}
     for contender, case in pairs:
         name = race.name_of(contender, case)
         if contender.absent:
             absent[name] = f"no {contender.needs} here"
             continue
-        jobs.append(Job(name, partial(_race, workers[contender.group], contender, case)))
+        jobs.append(Job(name, partial(measure, contender, case)))
 
     def finish() -> None:
         for worker in workers.values():
             worker.close()
 
     return jobs, absent, finish
-
-
-def _race(worker: Worker, contender: Contender, case: Case, left: float) -> Row:
-    return worker.measure(contender, case, min(left, LONGEST.get(contender.group, LONGEST_OTHERS)))
 
 
 def _solvers() -> Piece:

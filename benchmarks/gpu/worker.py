@@ -21,6 +21,7 @@ from benchmarks.gpu.compare import Row, first_line
 from benchmarks.gpu.contenders import CONTENDERS, Contender
 from benchmarks.gpu.race import begin, measure
 
+NO_ANSWER = "no answer"
 COMMAND = (sys.executable, "-m", "benchmarks.gpu.worker")
 
 
@@ -40,7 +41,7 @@ class Worker:
             answer = self._ask(json.dumps(request), seconds)
         except queue.Empty:
             self.close()
-            return begin(contender, case) | {"error": f"no answer within {seconds:.0f} s"}
+            return begin(contender, case) | {"error": f"{NO_ANSWER} within {seconds:.0f} s"}
         except OSError as error:
             self.close()
             return begin(contender, case) | {"error": first_line(error)}
@@ -62,7 +63,8 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[str]:
         pipe: Any = subprocess.PIPE
-        process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)
+        where = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}  # whatever folder this one runs in
+        process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True, env=os.environ | where)
         self._process, answers = process, queue.Queue[str]()
         self._answers = answers
 

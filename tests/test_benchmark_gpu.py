@@ -481,6 +481,8 @@ def test_named_pieces_are_run_and_written(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_pictures_are_drawn_from_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="pip install 'timeloom[plot]'")
+    assert program.main(["plot", "--out", str(tmp_path)]) == 1
+    assert "to draw in" in capsys.readouterr().err
     of_pieces = {
         "gpu": [(case, "float32") for case in lists.headline()],
         "gpu-half": lists.half(),

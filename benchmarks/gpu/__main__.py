@@ -75,11 +75,18 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
             print(f"{name}: {record.resume()} of {len(order)} rows are there")
         run(piece, record, options.minutes)
         print(f"{record.path.with_suffix('.md')}: {len(record.rows)} rows, {len(record.left_out)} left out")
-    if PLOT in options.pieces:
-        from benchmarks.gpu.pictures import draw
+    return plot(options.out) if PLOT in options.pieces else 0
 
-        for path in draw(options.out):
-            print(path)
+
+def plot(folder: Path) -> int:
+    """Draws what is there."""
+    from benchmarks.gpu.pictures import draw  # matplotlib is imported only where it is used
+
+    drawn = draw(folder)
+    if not drawn:
+        print(f"error: no results of {PROGRAM} to draw in {folder}", file=sys.stderr)
+        return 1
+    print("\n".join(map(str, drawn)))
     return 0
 
 

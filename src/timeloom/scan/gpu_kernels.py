@@ -95,6 +95,18 @@ def transfers_kernel(
     tl.store(sources + there, source, mask=lane < lanes)
 
 
+@triton.jit
+def carry(state, products, sources, chunk, lane, lanes, CHUNKS: tl.constexpr):
+    """The state before a chunk, from the one before all of them."""
+    c = tl.arange(0, CHUNKS)[:, None]
+    earlier = (c < chunk) & (lane < lanes)[None, :]
+    there = c.to(tl.int64) * lanes + lane[None, :]
+    x = tl.load(products + there, mask=earlier, other=1.0)
+    y = tl.load(sources + there, mask=earlier, other=0.0)
+    x, y = tl.associative_scan((x, y), 0, compose)
+    return last(x, CHUNKS) * state + last(y, CHUNKS)
+
+
 @triton.jit(do_not_specialize=SIZES)
 def diagonal_kernel(
     a, b, h0, h, states, d_a, products, sources, steps, lanes, tiles,
@@ -107,17 +119,10 @@ def diagonal_kernel(
     """
     block, chunk = tl.program_id(0), tl.program_id(1)
     lane = block.to(tl.int64) * LANES + tl.arange(0, LANES)
-    inside = lane < lanes
-    initial = tl.load(h0 + lane, mask=inside, other=0.0).to(ACC)
+    initial = tl.load(h0 + lane, mask=lane < lanes, other=0.0).to(ACC)
     state = tl.zeros((LANES,), ACC) if ADJOINT else initial
     if CHUNKS > 1:
-        c = tl.arange(0, CHUNKS)[:, None]
-        earlier = (c < chunk) & inside[None, :]
-        there = c.to(tl.int64) * lanes + lane[None, :]
-        x = tl.load(products + there, mask=earlier, other=1.0)
-        y = tl.load(sources + there, mask=earlier, other=0.0)
-        x, y = tl.associative_scan((x, y), 0, compose)
-        state = last(x, CHUNKS) * state + last(y, CHUNKS)
+        state = carry(state, products, sources, chunk, lane, lanes, CHUNKS)
     if SLOPES:
         first = (initial[None, :] + tl.zeros((GROUPS, LANES), ACC)).reshape(1, GROUPS * LANES)
     group = tl.arange(0, GROUPS)[:, None]

@@ -110,7 +110,7 @@ def _diagonal(
         "GROUPS": THREADS // wide,
         "LANES": wide,
         "STAGES": STAGES[blocks * chunks > PROCESSORS],
-        "ACC": _accumulator(b),
+        "ACC": _accumulator(gpu_kernels, b.dtype),
         "num_warps": max(1, THREADS // 32),
     }
     sizes = (steps, lanes, tiles)
@@ -156,7 +156,7 @@ def _matrices(
         "SIZE": size,
         "PADDED": padded,
         "STAGES": AHEAD,
-        "ACC": _accumulator(b),
+        "ACC": _accumulator(gpu_matrix_kernels, b.dtype),
         "num_warps": 1,
     }
     sizes, ends = (steps, rows, inner, length), None
@@ -175,13 +175,13 @@ def _matrices(
     )
 
 
-def _accumulator(b: Tensor) -> Any:
-    import triton.language
-
-    return triton.language.float64 if b.dtype == torch.float64 else triton.language.float32
+def _accumulator(kernels: Any, dtype: torch.dtype) -> Any:
+    """Triton's name of `_precise(dtype)`."""
+    return kernels.tl.float64 if dtype == torch.float64 else kernels.tl.float32
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:
+    """What sums of such numbers are."""
     return dtype if dtype.itemsize > 2 else torch.float32
 
 

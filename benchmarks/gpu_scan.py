@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import timeloom as tl
-from benchmarks.gpu import milliseconds
+from benchmarks.gpu.clock import milliseconds
 from timeloom.scan.elements import Structure
 
 RESULTS = Path(__file__).parent / "results" / "gpu-scan.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 
@@ -22,6 +23,14 @@ def event_seconds(call: Callable[[], object]) -> float:
     end.record()
     torch.cuda.synchronize()
     return float(begin.elapsed_time(end)) / 1e3
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """Median time of a call, after three to warm up."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(event_seconds(call) for _ in range(9))
 
 
 def learn(step: Callable[[], object]) -> None:

@@ -4,16 +4,18 @@ PYTHON ?= python3
 ARGS ?=
 # Case lists of the benchmark, e.g. make bench CASES="regimes --memory"
 CASES ?= headline grid
+# Pieces of the benchmark on a GPU, e.g. make bench-gpu PIECES="grid --resume"
+PIECES ?= headline
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test lint docs bench bench-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 8
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 demo: $(READY) ## train a GRU on a built-in task, torch beside timeloom (under 2 minutes on 2 cores)
 	$(BIN)/timeloom train --compare 16 $(ARGS)
@@ -32,6 +34,9 @@ docs: $(READY) ## build the documentation into build/site; a warning is an error
 
 bench: $(READY) ## measure against torch.nn on this CPU; tables, JSON and plots go to benchmarks/results
 	$(BIN)/python -m benchmarks $(CASES)
+
+bench-gpu: $(READY) ## measure against cuDNN on this machine's GPU; tables and JSON go to benchmarks/results
+	$(BIN)/python -m benchmarks.gpu $(PIECES)
 
 clean: ## remove caches and build output, keep .venv
 	rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

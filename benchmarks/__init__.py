@@ -1,1 +1,1 @@
-"""Measures timeloom against torch.nn on this machine's CPU: `python -m benchmarks headline grid`."""
+"""Measures timeloom against torch.nn: `python -m benchmarks headline` on a CPU, `python -m benchmarks.gpu` on a GPU."""

@@ -23,12 +23,17 @@ WIDTHS = {"T": 5, "B": 3, "n": 3, "regime": 9, "ratio": 7, "goal": 5, "sweeps": 
 """Of the columns whose rows are wider than their title."""
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+PROGRAM, ON_GPU = "python -m benchmarks", "python -m benchmarks.gpu"
+
+
+def parse(arguments: Sequence[str] | None, program: str, on_gpu: str) -> argparse.Namespace:
+    epilog = f"A GPU is measured by: {on_gpu} (--help lists its pieces)."
+    parser = argparse.ArgumentParser(prog=program, description=__doc__, epilog=epilog)
     parser.add_argument("lists", nargs="+", choices=list(CASE_LISTS), help="the lists of cases to run")
     parser.add_argument("--memory", action="store_true", help="measure peak memory too, in fresh processes")
     parser.add_argument("--threads", type=int, default=None, help="threads of torch (default: torch's choice)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results (default: benchmarks/results)")
+    where = "folder of the results (default: benchmarks/results; of `timeloom bench`: runs/bench)"
+    parser.add_argument("--out", type=Path, default=RESULTS, help=where)
     options = parser.parse_args(arguments)
     if options.threads is not None and options.threads < 1:
         parser.error(f"argument --threads: expected at least 1, got {options.threads}")
@@ -37,7 +42,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def command(name: str, options: argparse.Namespace) -> str:
     """The command that repeats this list, without folders of this machine."""
-    parts = ["python -m benchmarks", name]
+    parts = [PROGRAM, name]
     parts += ["--memory"] if options.memory else []
     parts += [f"--threads {options.threads}"] if options.threads else []
     return " ".join(parts)
@@ -69,8 +74,8 @@ def _line(titles: Sequence[str], texts: Sequence[str]) -> str:
     return "  ".join(pad(title, text) for title, text in zip(titles, texts, strict=True))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+def main(arguments: Sequence[str] | None = None, program: str = PROGRAM, on_gpu: str = ON_GPU) -> int:
+    options = parse(arguments, program, on_gpu)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)

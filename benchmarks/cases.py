@@ -24,11 +24,14 @@ class Regime:
     """Factor on the recurrent weights: large ones make a network that does not contract."""
     gate_bias: float = 0.0
     """Added to the bias of the gate that keeps the state (GRU: update, LSTM: forget): large ones make long memory."""
+    trained: bool = False
+    """Whether a short training comes first (`benchmarks.trained`)."""
 
 
 DEFAULT = Regime("default")
 LONG_MEMORY = (Regime("bias+4", gate_bias=4.0), Regime("bias+6", gate_bias=6.0))
 STRONG = tuple(Regime(f"weights×{factor}", recurrent_scale=float(factor)) for factor in (2, 4, 8))
+TRAINED = Regime("trained", trained=True)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import timeloom
 from benchmarks.cases import Case, Regime
+from benchmarks.trained import trained_state
 
 SEED = 20260
 
@@ -29,6 +30,8 @@ def build(case: Case, library: Library) -> nn.Module:
     """The case's layer: the weights depend on the case alone, not on the library."""
     torch.manual_seed(SEED)
     weights = MODULES["torch", case.cell](case.hidden, case.hidden)
+    if case.regime.trained:
+        weights.load_state_dict(trained_state(case.cell, case.hidden))
     _enter(case.regime, weights, case.hidden)
     layer = MODULES[library, case.cell](case.hidden, case.hidden)
     layer.load_state_dict(weights.state_dict())
@@ -55,19 +58,20 @@ class Problem:
     """(1, B, n) each: of the last state's parts."""
 
     @classmethod
-    def draw(cls, case: Case) -> Problem:
-        generator = torch.Generator().manual_seed(SEED + 1)
+    def draw(cls, case: Case, device: str = "cpu") -> Problem:
+        generator = torch.Generator(device).manual_seed(SEED + 1)
         whole, last = (case.length, case.batch, case.hidden), (1, case.batch, case.hidden)
         parts = 2 if case.cell == "LSTM" else 1
         return cls(
-            torch.randn(whole, generator=generator),
-            torch.randn(whole, generator=generator),
-            tuple(torch.randn(last, generator=generator) for _ in range(parts)),
+            torch.randn(whole, generator=generator, device=device),
+            torch.randn(whole, generator=generator, device=device),
+            tuple(torch.randn(last, generator=generator, device=device) for _ in range(parts)),
         )
 
-    def double(self) -> Problem:
-        last = tuple(weight.double() for weight in self.weight_last)
-        return Problem(self.x.double(), self.weight_states.double(), last)
+    def to(self, dtype: torch.dtype) -> Problem:
+        return Problem(
+            self.x.to(dtype), self.weight_states.to(dtype), tuple(part.to(dtype) for part in self.weight_last)
+        )
 
 
 class TrainingStep:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 import timeloom
 from benchmarks.cases import Case
 from benchmarks.layers import LIBRARIES, Library, Problem, TrainingStep, build
 
+Name = TypeVar("Name", bound=str)
+Clock = Callable[[Callable[[], object]], float]
+"""Seconds of a call."""
+
 WARM_UPS = 3
 SLOW = 1.0
-"""Seconds of torch's step from which on one warm-up is enough for it; timeloom, which learns, gets them all."""
+"""Seconds of a call from which on one warm-up is enough for it; timeloom, which learns, gets them all."""
 ROUNDS = (3, 15)
 """Fewest and most rounds."""
 ROUND_BUDGET = 1.5
@@ -42,8 +48,10 @@ class Solve:
 
     solver: str
     chunk: int
+    warmup: int
     sweeps: int
     backward_chunk: int | None
+    backward_warmup: int | None
     backward_sweeps: int | None
     fell_back: bool
     reason: str
@@ -86,11 +94,19 @@ def measure(case: Case) -> Measurement:
     timings = time_in_turns(steps)
     # After the timing, so that the errors are those of the settings timeloom has learned and was timed with.
     results = {library: steps[library].results() for library in LIBRARIES}
-    solve = _solve_of(layers["timeloom"])
+    solve = solve_of(layers["timeloom"])
     del steps
-    exact = TrainingStep(build(case, "torch").double(), problem.double()).results()
+    exact = exact_results(case, problem)
     errors = {library: relative_errors(results[library], exact) for library in LIBRARIES}
     return Measurement(case, timings, errors, solve)
+
+
+def exact_results(case: Case, problem: Problem, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Outputs and gradients by torch in float64, where the problem is; of these weights, or the case's own."""
+    truth = build(case, "torch").to(problem.x.device, torch.float64)
+    if weights is not None:
+        truth.load_state_dict(weights)
+    return TrainingStep(truth, problem.to(torch.float64)).results()
 
 
 def relative_errors(results: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
@@ -100,24 +116,33 @@ def relative_errors(results: dict[str, Tensor], exact: dict[str, Tensor]) -> dic
     }
 
 
-def time_in_turns(steps: dict[Library, TrainingStep]) -> dict[Library, Timing]:
-    """Times the sides in turn, round after round, so that whatever else the machine does meets both.
+def wall_seconds(call: Callable[[], object]) -> float:
+    """Seconds of a call by the host's clock."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def time_in_turns(
+    steps: Mapping[Name, Callable[[], object]], clock: Clock = wall_seconds, budget: float = ROUND_BUDGET
+) -> dict[Name, Timing]:
+    """Times the sides in turn, round after round, so that whatever else the machine does meets all.
 
     In a round each side's turn is as many steps as fit into `TURN`, at least one; who begins alternates. All
     single steps are samples.
     """
-    usual = {library: _warm_up(library, step) for library, step in steps.items()}
-    turns = {library: max(1, min(LONGEST_TURN, int(TURN / seconds))) for library, seconds in usual.items()}
+    usual = {library: _warm_up(library, step, clock) for library, step in steps.items()}
+    turns = {library: max(1, min(LONGEST_TURN, int(TURN / max(seconds, 1e-9)))) for library, seconds in usual.items()}
     round_seconds = sum(turns[library] * usual[library] for library in steps)
-    rounds = max(ROUNDS[0], min(ROUNDS[1], int(ROUND_BUDGET / round_seconds)))
-    samples: dict[Library, list[float]] = {library: [] for library in steps}
+    rounds = max(ROUNDS[0], min(ROUNDS[1], int(budget / max(round_seconds, 1e-9))))
+    samples: dict[Name, list[float]] = {library: [] for library in steps}
     gc.collect()
     gc.disable()
     try:
         for index in range(rounds):
             order = list(steps) if index % 2 == 0 else list(steps)[::-1]
             for library in order:
-                samples[library] += [_seconds(steps[library]) for _ in range(turns[library])]
+                samples[library] += [clock(steps[library]) for _ in range(turns[library])]
     finally:
         gc.enable()
     return {
@@ -126,30 +151,27 @@ def time_in_turns(steps: dict[Library, TrainingStep]) -> dict[Library, Timing]:
     }
 
 
-def _warm_up(library: Library, step: TrainingStep) -> float:
+def _warm_up(name: str, step: Callable[[], object], clock: Clock) -> float:
     """Calls the step until caches are warm and timeloom has learned; returns the seconds of the last call."""
-    seconds = _seconds(step)
-    enough = library == "torch" and seconds >= SLOW
+    seconds = clock(step)
+    enough = name != "timeloom" and seconds >= SLOW
     for _ in range(0 if enough else WARM_UPS - 1):
-        seconds = _seconds(step)
+        seconds = clock(step)
     return seconds
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
-
-
-def _solve_of(layer: object) -> Solve:
+def solve_of(layer: object) -> Solve:
+    """What the last step of a timeloom layer did."""
     assert isinstance(layer, timeloom.GRU | timeloom.LSTM)
     report = layer.reports[0]
     back = report.backward
     return Solve(
         solver=report.solver,
         chunk=report.chunk,
+        warmup=report.warmup,
         sweeps=report.iterations,
         backward_chunk=back.chunk if back else None,
+        backward_warmup=back.warmup if back else None,
         backward_sweeps=back.iterations if back else None,
         fell_back=report.fell_back or (back.fell_back if back else False),
         reason=report.reason,

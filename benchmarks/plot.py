@@ -60,7 +60,7 @@ def _rows(measurements: Sequence[Measurement]) -> Any:
     highest = max(max(ratios), *(measurement.case.goal for measurement in measurements))
     axes.set_xlim(left, 2.0 * highest)
     axes.set_xlabel("speed over torch.nn, times (log)")
-    _plain_numbers(axes.xaxis)
+    plain_numbers(axes.xaxis)
     axes.grid(axis="x", alpha=0.25)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -103,12 +103,13 @@ def _panels(measurements: Sequence[Measurement]) -> Any:
         axes.set_title(f"n = {hidden}", fontsize=10)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    _plain_numbers(panels[0][0].yaxis)
+    plain_numbers(panels[0][0].yaxis)
     panels[0][0].set_ylabel("speed over torch.nn, times (log)")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
     return figure
 
 
-def _plain_numbers(axis: Axis) -> None:
+def plain_numbers(axis: Axis) -> None:
+    """Ratios as 10x, not as powers."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
     axis.set_minor_formatter(NullFormatter())

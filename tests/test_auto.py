@@ -19,7 +19,8 @@ from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solvers import Auto, Shooting, Solver
 from timeloom.solvers import auto as auto_file
-from timeloom.solvers.auto import LONGEST_PAUSE, PATIENCE, Experience, Memory, cheapest, decide
+from timeloom.solvers.auto import LONGEST_PAUSE, PATIENCE, Experience, Memory, decide
+from timeloom.solvers.costs import StepCost, cheapest
 from timeloom.sweep import native
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,7 +33,7 @@ FIRST_WARMUP = Experience().warmup(1e-6)
 @pytest.fixture(autouse=True)
 def compiled_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decisions as with the C kernels, whether or not they can be built here."""
-    monkeypatch.setattr(auto_file, "step_overhead", lambda problem: 2.0)
+    monkeypatch.setattr(auto_file, "step_cost", lambda problem: StepCost(2.0))
 
 
 def problem_of(steps: int = STEPS, batch: int = 1) -> Recurrence:
@@ -59,18 +60,18 @@ def report_of(warmup: int, residual: float, fell_back: bool = False, tolerance: 
 # ---- decisions --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("overhead", [0.5, 2.0, 100.0])
+@pytest.mark.parametrize(("overhead", "threads"), [(0.5, 1), (2.0, 3), (100.0, 2)])
 @pytest.mark.parametrize("warmup", [4, 48, 500])
 @pytest.mark.parametrize("batch", [1, 5, 64])
 @pytest.mark.parametrize("steps", [1, 7, 100, 1000, 16384])
-def test_cheapest_is_the_cheapest(steps: int, batch: int, warmup: int, overhead: float) -> None:
+def test_cheapest_is_the_cheapest(steps: int, batch: int, warmup: int, overhead: float, threads: int) -> None:
     """By the cost it documents, over the numbers of chunks it considers."""
 
     def cost(chunk: int, lead: int) -> float:
-        rows = math.ceil(math.ceil(steps / chunk) * batch / torch.get_num_threads())
+        rows = math.ceil(math.ceil(steps / chunk) * batch / threads)
         return (chunk + lead) * (overhead + rows)
 
-    chunk, lead = cheapest(steps, batch, warmup, overhead)
+    chunk, lead = cheapest(steps, batch, warmup, StepCost(overhead, threads))
     assert 1 <= chunk <= steps
     assert (chunk, lead) == (steps, 0) or lead == warmup
     assert cost(chunk, lead) <= cost(steps, 0)
@@ -81,11 +82,19 @@ def test_cheapest_is_the_cheapest(steps: int, batch: int, warmup: int, overhead:
 
 
 def test_long_thin_problems_are_cut_and_short_or_wide_ones_are_not() -> None:
-    assert cheapest(16384, 1, 48, 2.0)[0] < 16384
-    assert cheapest(16, 1, 48, 2.0) == (16, 0)
-    assert cheapest(16384, 10_000, 48, 2.0) == (16384, 0)
-    assert cheapest(16384, 1, 20_000, 2.0) == (16384, 0)
-    assert cheapest(16384, 64, 48, 1000.0)[0] < 16384, "where a step costs much by itself, fewer steps pay"
+    assert cheapest(16384, 1, 48, StepCost(2.0))[0] < 16384
+    assert cheapest(16, 1, 48, StepCost(2.0)) == (16, 0)
+    assert cheapest(16384, 10_000, 48, StepCost(2.0)) == (16384, 0)
+    assert cheapest(16384, 1, 20_000, StepCost(2.0)) == (16384, 0)
+    assert cheapest(16384, 64, 48, StepCost(1000.0))[0] < 16384, "where a step costs much by itself, fewer steps pay"
+
+
+def test_a_gpu_is_filled_and_not_much_more() -> None:
+    cost = StepCost(filled_by=4000)
+    assert cost.of(1) < cost.of(4000) <= 1.25 * cost.of(1) < cost.of(8000) / 1.5
+    for batch in (1, 16, 256):
+        chunk, _ = cheapest(16384, batch, 32, cost)
+        assert 1000 <= 16384 / chunk * batch <= 16000
 
 
 def test_a_first_look_assumes_and_says_so() -> None:
@@ -121,7 +130,7 @@ def test_the_diagonal_of_a_users_dense_jacobian_is_not_asked_for(
         return original(self, state, u)
 
     monkeypatch.setattr(GenericCell, "leak", watched)
-    monkeypatch.setattr(auto_file, "step_overhead", lambda problem: 100.0)
+    monkeypatch.setattr(auto_file, "step_cost", lambda problem: StepCost(100.0))
     net = zoo.network(name)
     x, initial = zoo.data(net, 256, 1)
     solution = zoo.solve(net, x, initial, solver)
@@ -295,7 +304,7 @@ def test_auto_raises_where_asked() -> None:
 @pytest.mark.parametrize(("name", "regime"), zoo.cases())
 def test_auto_is_the_sequential_result(name: str, regime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it decides, on the first call and on those that have learned from it."""
-    monkeypatch.setattr(auto_file, "step_overhead", lambda problem: 100.0)
+    monkeypatch.setattr(auto_file, "step_cost", lambda problem: StepCost(100.0))
     net = zoo.network(name, regime, n=3)
     steps = 16 if "×8" in regime else 220
     x, initial = zoo.data(net, steps, 2)
@@ -361,7 +370,7 @@ def test_another_solver_starts_afresh() -> None:
 
 
 def test_unroll_learns_on_a_cell_as_long_as_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_file, "step_overhead", lambda problem: 100.0)
+    monkeypatch.setattr(auto_file, "step_cost", lambda problem: StepCost(100.0))
     first, second = zoo.ModuleCell(4), zoo.ModuleCell(4)
     h0, xs = torch.zeros(1, 4), torch.randn(600, 1, zoo.INPUTS, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -381,7 +390,7 @@ def corrected_report(sweeps: int, residual: float, fell_back: bool = False) -> S
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans as for the kernels of a GPU."""
     monkeypatch.setattr(auto_file, "has_kernels_on_gpu", lambda problem: True)
-    monkeypatch.setattr(auto_file, "step_overhead", lambda problem: -8000.0)
+    monkeypatch.setattr(auto_file, "step_cost", lambda problem: StepCost(filled_by=8000))
     monkeypatch.setattr(auto_file, "copies_inputs", lambda problem: False)
 
 

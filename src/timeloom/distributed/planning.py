@@ -10,17 +10,9 @@ from timeloom.distributed.span import Line, Span
 from timeloom.mgrit.grid import LATER_FACTOR
 from timeloom.problem import Recurrence
 from timeloom.solve import MOST_SWEEPS, Plan
-from timeloom.solvers.auto import (
-    PATIENCE,
-    Auto,
-    Experience,
-    cheapest,
-    copies_inputs,
-    leak_is_cheap,
-    newton_up_to,
-    step_overhead,
-)
+from timeloom.solvers.auto import PATIENCE, Auto, Experience
 from timeloom.solvers.base import Solver
+from timeloom.solvers.costs import cheapest, copies_inputs, leak_is_cheap, newton_up_to, step_cost
 from timeloom.solvers.mgrit import MGRIT
 from timeloom.solvers.planning import cheapest_chunk, plan_backward, plan_cycles, plan_forward
 from timeloom.solvers.sequential import Sequential
@@ -58,7 +50,7 @@ def plan_over_ranks(solver: Solver, problem: Recurrence, experience: Experience,
         experience.pause -= 1
         return _pipelined(solver, problem, line, "auto: one rank after the other, the network forgets too slowly")
     lead = experience.warmup(tolerance)
-    chunk, warmup = cheapest(problem.steps, max(problem.batch, 1), lead, step_overhead(problem), copies_inputs(problem))
+    chunk, warmup = cheapest(problem.steps, max(problem.batch, 1), lead, step_cost(problem), copies_inputs(problem))
     inside = Plan(
         chunk=chunk,
         correction="auto",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from timeloom.eager import eager
 from timeloom.options import check_count
-from timeloom.scan import blelloch, chunked, native, reference
+from timeloom.scan import blelloch, chunked, gpu, native, reference
 from timeloom.scan import elements as el
 from timeloom.scan.elements import DIMS, Structure
 from timeloom.transforms import transformed
@@ -39,7 +39,7 @@ def linear_scan(
     transpose: use every a[t] transposed.
     structure: `diagonal`, `dense` or `block`; None tells the first two apart by their shapes.
     method: `reference` (a loop), `chunked` (√T steps, side by side), `blelloch` (a tree of log T levels), or `auto`:
-        compiled code on a CPU, else chunked. All give the same result up to rounding.
+        compiled code on a CPU, kernels on a GPU, else chunked. All give the same result up to rounding.
     levels: levels of the tree for `blelloch`; below them the roots are run one after the other. None takes all.
     Returns h, `(T, B, n)`.
     """
@@ -60,9 +60,14 @@ class _Way:
         self.method: Method = method
         self.levels, self.reverse, self.transpose = levels, reverse, transpose
 
+    def by_kernels(self, b: Tensor) -> bool:
+        return self.method == "auto" and gpu.supports(b, self.structure)
+
     def run(self, a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
         if (self.method == "auto" or self.levels == 0) and native.supports(b):
             return native.scan(a, b, h0, self.structure, self.reverse, self.transpose)
+        if self.by_kernels(b):
+            return gpu.scan(a, b, h0, self.structure, self.reverse, self.transpose)
         if self.transpose:
             a = el.transpose(a, self.structure)
         with torch.autocast(b.device.type, enabled=False):  # the inputs say how precise it is to be
@@ -141,6 +146,10 @@ class _LinearScan(torch.autograd.Function):
         first, later, earlier, last = (
             (-1, slice(-1), slice(1, None), 0) if way.reverse else (0, slice(1, None), slice(-1), -1)
         )
+        wants_a, wants_h0 = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
+        if structure == "diagonal" and way.by_kernels(grad) and not torch.is_grad_enabled():
+            adjoint, d_a = gpu.diagonal_adjoint(a, grad, h0, states, way.reverse, wants_a)
+            return d_a, adjoint, a[first] * adjoint[first] if wants_h0 else None, None
         rest = linear_scan(
             a[later].conj(), grad[earlier], grad[last], not way.reverse,
             transpose=not way.transpose, structure=structure, method=way.method, levels=way.levels,
@@ -148,12 +157,12 @@ class _LinearScan(torch.autograd.Function):
         ends, start = grad[last].unsqueeze(0), h0.unsqueeze(0)
         adjoint = torch.cat([ends, rest] if way.reverse else [rest, ends])
         d_a = None
-        if ctx.needs_input_grad[0]:
+        if wants_a:
             previous = torch.cat([states[1:], start] if way.reverse else [start, states[:-1]])
             d_a = _outer(adjoint, previous.conj(), structure)
             d_a = el.transpose(d_a, structure) if way.transpose else d_a
         d_h0 = None
-        if ctx.needs_input_grad[2]:
+        if wants_h0:
             first_a = a[first] if way.transpose else el.transpose(a[first], structure)
             d_h0 = el.apply(first_a.conj(), adjoint[first], structure)
         return d_a, adjoint, d_h0, None

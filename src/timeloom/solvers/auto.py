@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-import torch
-
-from timeloom.cells.generic import GenericCell
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve import Plan
 from timeloom.solvers.base import Correction, Solver
-from timeloom.sweep import CPUSweeper, GPUSweeper, WideSweeper
+from timeloom.solvers.costs import (
+    StepCost,
+    cheapest,
+    copies_inputs,
+    cost_of,
+    has_kernels_on_gpu,
+    leak_is_cheap,
+    newton_up_to,
+    step_cost,
+)
 
 ASSUMED_FORGETTING = 0.728
 """Forgetting of a network nothing is known about, a step: a freshly initialised GRU or LSTM forgets faster."""
@@ -27,17 +32,12 @@ MOST_FALLBACKS = 2
 """Times in a row that sweeps may give up, after each of which more is known, before the network is left alone."""
 PATIENCE = 4
 """Sweeps that `auto` grants before it finishes sequentially: with more, the plain run would have been as fast."""
-UNITS_THAT_FILL_A_GPU = 270_000
-"""Units of all rows together up to which a step of the GPU's fused sweep takes the same time, at most 8,000 rows."""
 SWEEPS = 6
 """Sweeps with corrections by the leak that meet the tolerance on most networks, however long their memory."""
 STEPS_PER_SWEEP = 12
 """What a sweep on a GPU costs beside its steps, in steps: launches, and the correction."""
 LEAST_CORRECTED = 8
 """Shortest chunks to correct: of more chunks, the corrections cost more than the steps."""
-NEWTON_UP_TO = 16
-"""Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
-NEWTON_UP_TO_ON_GPU = 64
 FEW_SWEEPS = 2
 """Corrected sweeps so few that a warm-up may be cheaper again."""
 SHARE_OF_JUMPS = 0.1
@@ -166,8 +166,8 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience, toleranc
     """The cheapest way to run this problem by our own sweeps, to the solver's tolerance for states unless told."""
     tolerance = solver.tolerance(problem.rounded) if tolerance is None else tolerance
     steps, batch = problem.steps, max(problem.batch, 1)
-    overhead, within = step_overhead(problem), copies_inputs(problem)
-    chunk, warmup = cheapest(steps, batch, Experience().warmup(tolerance), overhead, within)
+    cost, within = step_cost(problem), copies_inputs(problem)
+    chunk, warmup = cheapest(steps, batch, Experience().warmup(tolerance), cost, within)
     correction: Correction = "auto"
     sweeps, accepts = 1, 0.0
     if chunk >= steps:
@@ -179,9 +179,9 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience, toleranc
     else:
         needed = experience.warmup(tolerance)
         known = "assumed" if experience.forgetting is None else "learned"
-        chunk, warmup = cheapest(steps, batch, needed, overhead, within)
+        chunk, warmup = cheapest(steps, batch, needed, cost, within)
         if experience.forgetting is not None and has_kernels_on_gpu(problem):
-            corrected, sweeps = _corrected(steps, batch, experience.sweeps or SWEEPS, overhead, (chunk, warmup))
+            corrected, sweeps = _corrected(steps, batch, experience.sweeps or SWEEPS, cost, (chunk, warmup))
         if sweeps > 1:
             chunk, warmup, correction = corrected, 0, "diag"
             accepts = tolerance if solver.tol is not None else max(SHARE_OF_ERRORS * tolerance, LEAST_ERROR)
@@ -208,80 +208,11 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience, toleranc
     )
 
 
-def _corrected(steps: int, batch: int, sweeps: int, overhead: float, uncorrected: tuple[int, int]) -> tuple[int, int]:
+def _corrected(steps: int, batch: int, sweeps: int, cost: StepCost, uncorrected: tuple[int, int]) -> tuple[int, int]:
     """Chunk and number of sweeps with corrections between them, where that is cheaper than one sweep after a warm-up;
     one sweep otherwise.
     """
-    chunk = max(cheapest(steps, batch, STEPS_PER_SWEEP, overhead)[0], LEAST_CORRECTED)
-    cost = sweeps * _cost(steps, batch, chunk, STEPS_PER_SWEEP, overhead, torch.get_num_threads())
-    pays = chunk < steps and cost < _cost(steps, batch, *uncorrected, overhead, torch.get_num_threads())
+    chunk = max(cheapest(steps, batch, STEPS_PER_SWEEP, cost)[0], LEAST_CORRECTED)
+    corrected = sweeps * cost_of(steps, batch, chunk, STEPS_PER_SWEEP, cost)
+    pays = chunk < steps and corrected < cost_of(steps, batch, *uncorrected, cost)
     return (chunk, sweeps) if pays else (uncorrected[0], 1)
-
-
-def cheapest(steps: int, batch: int, warmup: int, overhead: float, within_chunk: bool = False) -> tuple[int, int]:
-    """Chunk and warm-up that take least time, `(steps, 0)` for one chunk; `within_chunk` lets no warm-up be longer.
-
-    A sweep costs (chunk + warm-up) × (overhead + rows): each step has a cost of its own, measured in rows, and rows
-    share the threads. A negative overhead says how many rows a GPU runs at once, at hardly more than the cost of one.
-    """
-    return _cheapest(steps, batch, warmup, overhead, within_chunk, torch.get_num_threads())
-
-
-@lru_cache(maxsize=256)
-def _cheapest(
-    steps: int, batch: int, warmup: int, overhead: float, within_chunk: bool, threads: int
-) -> tuple[int, int]:
-    best, best_cost = (steps, 0), _cost(steps, batch, steps, 0, overhead, threads)
-    chunks = 2
-    while chunks <= steps // 4:
-        chunk = math.ceil(steps / chunks)
-        cost = _cost(steps, batch, chunk, warmup, overhead, threads)
-        if cost < best_cost and not (within_chunk and warmup > chunk):
-            best, best_cost = (chunk, warmup), cost
-        chunks *= 2
-    return best
-
-
-def _cost(steps: int, batch: int, chunk: int, warmup: int, overhead: float, threads: int) -> float:
-    rows = math.ceil(steps / chunk) * batch
-    if overhead < 0:
-        return (chunk + warmup) * (max(rows, -overhead) + rows / 4)
-    return (chunk + warmup) * (overhead + math.ceil(rows / threads))
-
-
-def copies_inputs(problem: Recurrence) -> bool:
-    """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
-    return not (CPUSweeper.supports(problem) or has_kernels_on_gpu(problem))
-
-
-def has_kernels_on_gpu(problem: Recurrence) -> bool:
-    return GPUSweeper.supports(problem) or WideSweeper.supports(problem)
-
-
-def leak_is_cheap(problem: Recurrence) -> bool:
-    """Whether a step's leak costs no more than the step: not where it must be read off a user's dense Jacobian."""
-    cell = problem.cell
-    return not isinstance(cell, GenericCell) or cell.is_diagonal(problem.initial, problem.u[0])
-
-
-def newton_up_to(problem: Recurrence) -> int:
-    """Largest state for which dense transfers may pay; none beside compiled sweeps, which run all of time in less."""
-    if CPUSweeper.supports(problem) or problem.rounded is not problem.initial:
-        return 0
-    return NEWTON_UP_TO if problem.u.device.type == "cpu" else NEWTON_UP_TO_ON_GPU
-
-
-def step_overhead(problem: Recurrence) -> float:
-    """What one step costs by itself, in units of what it costs for a row more on one thread."""
-    if CPUSweeper.supports(problem):
-        return 0.5
-    size, n = problem.cell.size, problem.cell.parts[0]
-    if GPUSweeper.supports(problem):
-        return -min(8000, UNITS_THAT_FILL_A_GPU / n)
-    if WideSweeper.supports(problem):
-        microseconds_per_row = 2e-8 * n * n + 1.1e-5 * n
-        return 8 / microseconds_per_row / torch.get_num_threads()
-    microseconds_per_row = 6e-5 * size * size + 0.01 * size
-    if problem.u.device.type != "cpu":
-        microseconds_per_row /= 100
-    return 60 / microseconds_per_row

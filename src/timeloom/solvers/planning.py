@@ -10,17 +10,9 @@ from timeloom.mgrit.driver import MGRITPlan
 from timeloom.mgrit.grid import Coarsening, fit
 from timeloom.problem import Recurrence
 from timeloom.solve import MOST_SWEEPS, Plan
-from timeloom.solvers.auto import (
-    Auto,
-    Experience,
-    cheapest,
-    copies_inputs,
-    decide,
-    leak_is_cheap,
-    newton_up_to,
-    step_overhead,
-)
+from timeloom.solvers.auto import Auto, Experience, decide
 from timeloom.solvers.base import Solver
+from timeloom.solvers.costs import cheapest, copies_inputs, leak_is_cheap, newton_up_to, step_cost
 from timeloom.solvers.elk import ELK, QuasiELK
 from timeloom.solvers.mgrit import MGRIT, MOST_CYCLES
 from timeloom.solvers.newton import DEER, QuasiDEER
@@ -149,7 +141,7 @@ def plan_cycles(
 
 def cheapest_chunk(problem: Recurrence, warmup: int, steps: int) -> int:
     """The chunk that takes least time for so many steps of a problem like this."""
-    return cheapest(steps, max(problem.batch, 1), warmup, step_overhead(problem), copies_inputs(problem))[0]
+    return cheapest(steps, max(problem.batch, 1), warmup, step_cost(problem), copies_inputs(problem))[0]
 
 
 def _plan_stepwise(solver: Stepwise, problem: Recurrence) -> Plan:

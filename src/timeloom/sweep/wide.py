@@ -13,6 +13,8 @@ from timeloom.sweep.gpu import LARGEST, GPUSweeper, as_precise_as_cudnn, has_tri
 BY_LIBRARY = 768
 """Hidden units from which on torch's matrix product and a kernel for the gates are faster than one kernel for both; not
 where resets put rows of the state aside."""
+BY_LIBRARY_IN_HALF = 512
+"""The same in half precision."""
 
 
 class WideSweeper(GPUSweeper):
@@ -34,7 +36,8 @@ class WideSweeper(GPUSweeper):
 
         self._steps = wide_kernels
         self._across: Tensor | None = None
-        self._by_library = self._n >= BY_LIBRARY and problem.resets is None
+        least = BY_LIBRARY if self._weights.dtype == torch.float32 else BY_LIBRARY_IN_HALF
+        self._by_library = self._n >= least and problem.resets is None
         self._weights = self._as_multiplied(self._weights)
 
     def _forward(

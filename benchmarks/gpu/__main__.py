@@ -1,0 +1,94 @@
+"""Forward + backward on a GPU, in pieces of a few minutes; each writes JSON and Markdown after every row.
+
+python -m benchmarks.gpu                      # the headline
+python -m benchmarks.gpu regimes half grid    # others: solvers, rivals
+python -m benchmarks.gpu grid --resume        # what an earlier run did not come to
+python -m benchmarks.gpu plot                 # pictures of what is there; needs no GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.floor import bandwidth
+from benchmarks.gpu.pieces import PIECES
+from benchmarks.gpu.record import Record
+from benchmarks.gpu.run import run
+from benchmarks.results import machine_facts
+
+RESULTS = Path(__file__).parents[1] / "results"
+PLOT = "plot"
+MINUTES = 7.5
+PROGRAM = "python -m benchmarks.gpu"
+
+
+def parse(arguments: Sequence[str] | None, program: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=program, description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "pieces",
+        nargs="*",
+        metavar="piece",
+        help=f"what to measure: {', '.join(PIECES)} (default: headline); or {PLOT}: pictures of what is there",
+    )
+    where = "folder of the results (default: benchmarks/results; of `timeloom bench`: runs/bench)"
+    parser.add_argument("--out", type=Path, default=RESULTS, help=where)
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help="of each piece; what is left out is named (default: %(default)s)"
+    )
+    parser.add_argument("--resume", action="store_true", help="keep the rows that are there, measure the others")
+    options = parser.parse_args(arguments)
+    options.pieces = options.pieces or ["headline"]
+    unknown = [piece for piece in options.pieces if piece not in (*PIECES, PLOT)]
+    if unknown:
+        parser.error(f"no piece {unknown[0]!r}; choose from {', '.join((*PIECES, PLOT))}")
+    if not options.minutes > 0:
+        parser.error(f"argument --minutes: expected more than 0, got {options.minutes:g}")
+    return options
+
+
+def device_facts() -> dict[str, Any]:
+    """What the numbers depend on."""
+    return {"device": torch.cuda.get_device_name(), "bandwidth": bandwidth(), **machine_facts()}
+
+
+def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    options = parse(arguments, program)
+    measured = [piece for piece in options.pieces if piece != PLOT]
+    if measured and not torch.cuda.is_available():
+        print(
+            f"error: {program} {measured[0]} needs a CUDA device; `python -m benchmarks headline` measures the CPU",
+            file=sys.stderr,
+        )
+        return 1
+    facts = device_facts() if measured else {}
+    for name in measured:
+        piece = PIECES[name]()
+        order = [job.name for job in piece.jobs]
+        record = Record(options.out, name, {**facts, "command": f"{PROGRAM} {name}"}, order)
+        if options.resume:
+            print(f"{name}: {record.resume()} of {len(order)} rows are there")
+        run(piece, record, options.minutes)
+        print(f"{record.path.with_suffix('.md')}: {len(record.rows)} rows, {len(record.left_out)} left out")
+    return plot(options.out) if PLOT in options.pieces else 0
+
+
+def plot(folder: Path) -> int:
+    """Draws what is there."""
+    from benchmarks.gpu.pictures import draw  # matplotlib is imported only where it is used
+
+    drawn = draw(folder)
+    if not drawn:
+        print(f"error: no results of {PROGRAM} to draw in {folder}", file=sys.stderr)
+        return 1
+    print("\n".join(map(str, drawn)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

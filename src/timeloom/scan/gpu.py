@@ -1,0 +1,194 @@
+"""The linear recurrence by Triton kernels on a GPU. Twin: the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.scan.elements import Structure
+from timeloom.sweep.gpu import has_triton
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+LARGEST = 16
+"""Sizes of dense matrices that a few threads multiply well; larger ones are for torch's own products."""
+
+# Diagonal elements
+THREADS = 256
+"""Threads of a program: as many as a tile has groups of steps, times lanes."""
+LENGTH = 16
+"""Steps that a thread takes on its own in a tile; half as many in float64."""
+ROW = (32, 64, 128)
+"""Bytes of neighbouring lanes that a program owns: at least, where time is split, and at most."""
+PROGRAMS = 256
+"""Programs to aim at: two on each of 132 processors. Wider rows do for more lanes, chunks of time for fewer."""
+ALONE = 512
+"""Lanes from which on one pass over all of time keeps the memory busy; fewer read `a` and `b` twice, chunk by chunk."""
+SHORT = 4096
+"""Steps up to which one pass is soon over, for any number of lanes."""
+STAGES = (3, 2)
+"""Tiles in flight in a program: where there is at most one on a processor, and where there are more."""
+PROCESSORS = 132
+
+# Matrices
+ENTRIES = (256, 512)
+"""Numbers that a program of 32 threads multiplies at once, when it composes matrices and when it applies them."""
+LEAST = 64
+"""Fewest steps of a chunk."""
+SERIAL = 256
+"""Steps up to which one walk is the fastest way."""
+CHAINS_AT_ONCE = 4096
+"""Programs of 32 threads that are in flight together."""
+AHEAD = 4
+"""Steps in flight in a program."""
+
+
+def supports(b: Tensor, structure: Structure) -> bool:
+    small = structure != "dense" or b.shape[-1] <= LARGEST
+    return b.device.type == "cuda" and b.dtype in DTYPES and small and has_triton()
+
+
+def scan(
+    a: Tensor, b: Tensor, h0: Tensor, structure: Structure, reverse: bool = False, transposed: bool = False
+) -> Tensor:
+    """Same as `timeloom.scan.reference.scan`, over reversed time and with transposed elements too, without copies.
+
+    Sums are float32 where a, b and h are half precision.
+    """
+    if structure == "dense" and a.stride(-1) != 1 and a.stride(-2) == 1:
+        a, transposed = a.transpose(-1, -2), not transposed
+    a, b, h0 = a.contiguous(), b.contiguous(), h0.contiguous()
+    h = torch.empty_like(b)
+    if h.numel() == 0:
+        return h
+    with torch.cuda.device_of(b):
+        if a.numel() == b.numel():  # matrices of 1 × 1 are diagonal too
+            _diagonal(a, b, h0, h, reverse)
+        elif structure == "dense":
+            _matrices(a, b, h0, h, (b.shape[-1], 1), reverse, transposed)
+        else:
+            starts = h0.transpose(-1, -2).contiguous()  # the two entries of a state next to each other
+            _matrices(a, b, starts, h, (2, b.shape[-1]), reverse, transposed)
+    return h
+
+
+def diagonal_adjoint(
+    a: Tensor, grad: Tensor, h0: Tensor, states: Tensor, reverse: bool, want_a: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Adjoints of all steps of a diagonal scan and the gradient of its elements, in one pass.
+
+    `λ[t] = g[t] + a[t+1] λ[t+1]` and `da[t] = λ[t] h[t-1]`, with h0 before the first; time the other way round for a
+    scan that was reversed.
+    """
+    a, grad, h0, states = (tensor.contiguous() for tensor in (a, grad, h0, states))
+    adjoint, d_a = torch.empty_like(grad), torch.empty_like(a) if want_a else None
+    with torch.cuda.device_of(grad):
+        _diagonal(a, grad, h0, adjoint, not reverse, True, states, d_a)
+    return adjoint, d_a
+
+
+def _diagonal(
+    a: Tensor,
+    b: Tensor,
+    h0: Tensor,
+    h: Tensor,
+    reverse: bool,
+    adjoint: bool = False,
+    states: Tensor | None = None,
+    d_a: Tensor | None = None,
+) -> None:
+    from timeloom.scan import gpu_kernels  # Triton is imported only where it is used
+
+    steps, lanes = len(b), h0.numel()
+    wide, tiles, chunks = _tiling(steps, lanes, b.dtype)
+    blocks = -(-lanes // wide)
+    options: dict[str, Any] = {
+        "REVERSE": reverse,
+        "ADJOINT": adjoint,
+        "LENGTH": _length(b.dtype),
+        "GROUPS": THREADS // wide,
+        "LANES": wide,
+        "STAGES": STAGES[blocks * chunks > PROCESSORS],
+        "ACC": _accumulator(gpu_kernels, b.dtype),
+        "num_warps": max(1, THREADS // 32),
+    }
+    sizes = (steps, lanes, tiles)
+    products = sources = None
+    if chunks > 1:
+        products, sources = b.new_empty(2, chunks - 1, lanes, dtype=_precise(b.dtype)).unbind()
+        gpu_kernels.transfers_kernel[(blocks, chunks - 1)](a, b, products, sources, *sizes, **options)
+    tensors = (a, b, h0, h, states, d_a, products, sources)
+    gpu_kernels.diagonal_kernel[(blocks, chunks)](
+        *tensors, *sizes, SLOPES=d_a is not None, CHUNKS=_power_above(chunks), **options
+    )
+
+
+def _tiling(steps: int, lanes: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Lanes of a program, tiles of a chunk, and chunks."""
+    least, split, most = (size // dtype.itemsize for size in ROW)
+    alone = lanes >= ALONE or steps <= SHORT
+    wide = max(least, min(most, _power_above(lanes // PROGRAMS))) if alone else split
+    wide = min(wide, _power_above(lanes), THREADS)
+    tiles = -(-steps // (THREADS // wide * _length(dtype)))
+    if alone:
+        return wide, tiles, 1
+    in_chunk = -(-tiles // max(1, PROGRAMS // -(-lanes // wide)))
+    return wide, in_chunk, -(-tiles // in_chunk)
+
+
+def _matrices(
+    a: Tensor, b: Tensor, h0: Tensor, h: Tensor, shape: tuple[int, int], reverse: bool, transposed: bool
+) -> None:
+    """Matrices of (size, size), `inner` of them as diagonals: `shape` is (size, inner)."""
+    from timeloom.scan import gpu_matrix_kernels
+
+    size, inner = shape
+    steps, rows = len(b), h0.numel() // size
+    padded = _power_above(size)
+    composed, applied = (max(1, entries // padded**power) for entries, power in zip(ENTRIES, (3, 2), strict=True))
+    chunks = min(CHAINS_AT_ONCE * applied // rows, -(-steps // LEAST)) if steps > SERIAL else 1
+    length = -(-steps // max(1, chunks))
+    chunks = -(-steps // length)
+    options: dict[str, Any] = {
+        "REVERSE": reverse,
+        "TRANSPOSE": transposed,
+        "SIZE": size,
+        "PADDED": padded,
+        "STAGES": AHEAD,
+        "ACC": _accumulator(gpu_matrix_kernels, b.dtype),
+        "num_warps": 1,
+    }
+    sizes, ends = (steps, rows, inner, length), None
+    if chunks > 1:
+        chains = (chunks - 1) * rows
+        products = b.new_empty(chunks - 1, rows, size, size, dtype=_precise(b.dtype))
+        sources = b.new_empty(chunks - 1, rows, size, dtype=_precise(b.dtype))
+        gpu_matrix_kernels.transfers_kernel[(-(-chains // composed),)](
+            a, b, products, sources, *sizes, chains, CHAINS=composed, **options
+        )
+        ends = torch.empty_like(sources)
+        _matrices(products, sources, h0, ends, (size, 1), False, False)
+    chains = chunks * rows
+    gpu_matrix_kernels.matrix_kernel[(-(-chains // applied),)](
+        a, b, h0, ends, h, *sizes, chains, CHAINS=applied, CHUNKED=chunks > 1, **options
+    )
+
+
+def _accumulator(kernels: Any, dtype: torch.dtype) -> Any:
+    """Triton's name of `_precise(dtype)`."""
+    return kernels.tl.float64 if dtype == torch.float64 else kernels.tl.float32
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    """What sums of such numbers are."""
+    return dtype if dtype.itemsize > 2 else torch.float32
+
+
+def _length(dtype: torch.dtype) -> int:
+    return LENGTH // 2 if dtype == torch.float64 else LENGTH
+
+
+def _power_above(count: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << max(0, count - 1).bit_length()

@@ -1,0 +1,94 @@
+"""What sweeps cost, by the size of a problem and what runs them: decides chunks in microseconds, without measuring."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from timeloom.cells.generic import GenericCell
+from timeloom.problem import Recurrence
+from timeloom.sweep import CPUSweeper, GPUSweeper, WideSweeper
+
+UNITS_THAT_FILL_A_GPU = 270_000
+"""Units of all rows together up to which a step of the GPU's fused sweep takes the same time."""
+ROWS_THAT_FILL_A_GPU = 8000
+"""Rows up to which it does so, however narrow they are."""
+NEWTON_UP_TO = 16
+"""Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
+NEWTON_UP_TO_ON_GPU = 64
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What one step of a sweep costs for so many rows, in units of what a row more costs."""
+
+    overhead: float = 0.0
+    """Cost of the step by itself."""
+    threads: int = 1
+    """Workers that share the rows."""
+    filled_by: float = 0.0
+    """Rows that a GPU runs in the time of one, nearly: each adds a quarter of its cost."""
+
+    def of(self, rows: int) -> float:
+        if self.filled_by:
+            return max(rows, self.filled_by) + rows / 4
+        return self.overhead + math.ceil(rows / self.threads)
+
+
+def step_cost(problem: Recurrence) -> StepCost:
+    """What a step of this problem costs."""
+    if CPUSweeper.supports(problem):
+        return StepCost(0.5, torch.get_num_threads())
+    size, n = problem.cell.size, problem.cell.parts[0]
+    if GPUSweeper.supports(problem):
+        return StepCost(filled_by=min(ROWS_THAT_FILL_A_GPU, UNITS_THAT_FILL_A_GPU / n))
+    if WideSweeper.supports(problem):
+        return StepCost(8 / (2e-8 * n * n + 1.1e-5 * n))  # microseconds of a launch, and of a row
+    microseconds_per_row = 6e-5 * size * size + 0.01 * size
+    if problem.u.device.type != "cpu":
+        return StepCost(6000 / microseconds_per_row)
+    return StepCost(60 / microseconds_per_row, torch.get_num_threads())
+
+
+def cost_of(steps: int, batch: int, chunk: int, warmup: int, cost: StepCost) -> float:
+    """What a sweep costs."""
+    return (chunk + warmup) * cost.of(math.ceil(steps / chunk) * batch)
+
+
+@lru_cache(maxsize=256)
+def cheapest(steps: int, batch: int, warmup: int, cost: StepCost, within_chunk: bool = False) -> tuple[int, int]:
+    """Chunk and warm-up that take least time, `(steps, 0)` for one chunk; `within_chunk` lets no warm-up be longer."""
+    best, best_cost = (steps, 0), cost_of(steps, batch, steps, 0, cost)
+    chunks = 2
+    while chunks <= steps // 4:
+        chunk = math.ceil(steps / chunks)
+        total = cost_of(steps, batch, chunk, warmup, cost)
+        if total < best_cost and not (within_chunk and warmup > chunk):
+            best, best_cost = (chunk, warmup), total
+        chunks *= 2
+    return best
+
+
+def copies_inputs(problem: Recurrence) -> bool:
+    """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
+    return not (CPUSweeper.supports(problem) or has_kernels_on_gpu(problem))
+
+
+def has_kernels_on_gpu(problem: Recurrence) -> bool:
+    return GPUSweeper.supports(problem) or WideSweeper.supports(problem)
+
+
+def leak_is_cheap(problem: Recurrence) -> bool:
+    """Whether a step's leak costs no more than the step: not where it must be read off a user's dense Jacobian."""
+    cell = problem.cell
+    return not isinstance(cell, GenericCell) or cell.is_diagonal(problem.initial, problem.u[0])
+
+
+def newton_up_to(problem: Recurrence) -> int:
+    """Largest state for which dense transfers may pay; none beside compiled sweeps, which run all of time in less."""
+    if CPUSweeper.supports(problem) or problem.rounded is not problem.initial:
+        return 0
+    return NEWTON_UP_TO if problem.u.device.type == "cpu" else NEWTON_UP_TO_ON_GPU

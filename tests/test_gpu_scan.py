@@ -1,0 +1,344 @@
+"""The scan's Triton kernels against the plain loop in float64.
+
+They run through Triton's interpreter, on a CPU; `TRITON_INTERPRET=0` runs them on a GPU, with some larger cases.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import timeloom as tl
+from timeloom.scan import elements as el
+from timeloom.scan import gpu, native, reference
+from timeloom.scan.elements import Structure
+
+pytest.importorskip("triton")
+
+COMPILED = os.environ["TRITON_INTERPRET"] == "0"
+DEVICE = "cuda" if COMPILED else "cpu"
+pytestmark = pytest.mark.skipif(COMPILED and not torch.cuda.is_available(), reason="TRITON_INTERPRET=0 needs a GPU")
+not_a_number = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # by the interpreter
+on_gpu = pytest.mark.skipif(not COMPILED, reason="needs a GPU and TRITON_INTERPRET=0")
+
+WAYS = list(itertools.product([False, True], repeat=2))
+"""Reverse, transpose."""
+CLOSE = {torch.float32: 4e-6, torch.float64: 1e-13}
+"""Relative to the largest value; the sums of matrices are long."""
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles, chunks and thresholds for which a few steps are many."""
+    sizes = {"THREADS": 16, "LENGTH": 4, "ROW": (8, 16, 32), "PROGRAMS": 8, "ALONE": 12, "SHORT": 9}
+    sizes |= {"ENTRIES": (64, 128), "LEAST": 3, "SERIAL": 7}
+    for name, value in sizes.items():
+        monkeypatch.setattr(gpu, name, value)
+
+
+@pytest.fixture
+def by_kernels(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` takes the kernels, wherever the tensors are."""
+    monkeypatch.setattr(native, "supports", lambda b: False)
+    monkeypatch.setattr(gpu, "supports", lambda b, structure: True)
+
+
+@pytest.fixture(autouse=True)
+def unwritten_is_nan() -> Iterator[None]:
+    """Deterministic mode fills `torch.empty` with NaN: an output that no program writes is seen."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def draw(
+    structure: Structure, steps: int, batch: tuple[int, ...], n: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Elements that neither vanish nor explode, sources and a start."""
+    generator = torch.Generator().manual_seed(steps + n)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    if structure == "diagonal":
+        drawn = random(steps, *batch, n).tanh(), random(steps, *batch, n), random(*batch, n)
+    elif structure == "dense":
+        a = 0.98 * torch.linalg.qr(random(steps, *batch, n, n)).Q
+        drawn = a, random(steps, *batch, n), random(*batch, n)
+    else:
+        angle = random(steps, *batch, n)
+        rows = [torch.stack([angle.cos(), angle.sin()], -2), torch.stack([-angle.sin(), angle.cos()], -2)]
+        drawn = 0.98 * torch.stack(rows, -3), random(steps, *batch, 2, n), random(*batch, 2, n)
+    a, b, h0 = (tensor.to(DEVICE, dtype) for tensor in drawn)
+    return a, b, h0
+
+
+def truth(
+    a: Tensor, b: Tensor, h0: Tensor, structure: Structure, reverse: bool = False, transpose: bool = False
+) -> Tensor:
+    """The plain loop in float64, in operations that autograd knows."""
+    a, b, h0 = (tensor.double() for tensor in (a, b, h0))
+    a = el.transpose(a, structure) if transpose else a
+    if reverse:
+        return reference.scan(a.flip(0), b.flip(0), h0, structure).flip(0)
+    return reference.scan(a, b, h0, structure)
+
+
+def check(given: Tensor, expected: Tensor, close: float | None = None) -> None:
+    close = CLOSE[given.dtype] if close is None else close
+    size = float(expected.nan_to_num().abs().max()) if expected.numel() else 0.0
+    torch.testing.assert_close(given.double(), expected, rtol=0.0, atol=close * size, equal_nan=True)
+
+
+DIAGONAL = [  # steps, batch, n: one pass for many lanes or few steps; chunks; ragged ends of all kinds
+    (1, (), 1), (9, (2,), 1), (3, (1,), 2), (35, (2,), 7), (64, (12,), 1), (40, (1,), 1), (64, (), 1), (129, (), 1),
+    (35, (1,), 5), (65, (3,), 3), (16, (), 11),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("steps", "batch", "n"), DIAGONAL)
+def test_diagonal(steps: int, batch: tuple[int, ...], n: int, reverse: bool) -> None:
+    a, b, h0 = draw("diagonal", steps, batch, n)
+    check(gpu.scan(a, b, h0, "diagonal", reverse), truth(a, b, h0, "diagonal", reverse))
+
+
+def test_sizes_cover_every_kind_of_tiling(monkeypatch: pytest.MonkeyPatch, small: None) -> None:
+    tilings = {gpu._tiling(steps, n * (batch[0] if batch else 1), torch.float32) for steps, batch, n in DIAGONAL}
+    assert {wide for wide, _, _ in tilings} >= {1, 2, 4}
+    assert {(tiles > 1, chunks > 1) for _, tiles, chunks in tilings} == set(WAYS)
+
+
+MATRICES: list[tuple[Structure, int, tuple[int, ...], int]] = [
+    ("dense", 1, (2,), 3), ("dense", 7, (), 2), ("dense", 8, (1,), 4), ("dense", 37, (3,), 3), ("dense", 9, (), 16),
+    ("dense", 40, (2,), 1), ("dense", 11, (2, 2), 9), ("block", 1, (), 1), ("block", 9, (3,), 1),
+    ("block", 37, (2,), 3), ("block", 22, (2, 1), 5),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("structure", "steps", "batch", "n"), MATRICES)
+def test_matrices(structure: Structure, steps: int, batch: tuple[int, ...], n: int) -> None:
+    a, b, h0 = draw(structure, steps, batch, n)
+    for reverse, transpose in WAYS:
+        given = gpu.scan(a, b, h0, structure, reverse, transpose)
+        check(given, truth(a, b, h0, structure, reverse, transpose))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("structure", ["diagonal", "dense", "block"])
+def test_double_precision(structure: Structure) -> None:
+    a, b, h0 = draw(structure, 37, (2,), 3, torch.float64)
+    check(gpu.scan(a, b, h0, structure), truth(a, b, h0, structure))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("structure", ["diagonal", "dense", "block"])
+def test_half_precision_rounds_once(structure: Structure, dtype: torch.dtype) -> None:
+    """Every state is the float32 one, rounded: errors do not add up over time."""
+    a, b, h0 = draw(structure, 70, (2,), 3, dtype)
+    given, expected = gpu.scan(a, b, h0, structure), truth(a, b, h0, structure)
+    assert given.dtype == dtype
+    roundings = 1.01 if dtype == torch.bfloat16 and not COMPILED else 0.51  # Triton's interpreter cuts digits off
+    torch.testing.assert_close(given.double(), expected, rtol=roundings * torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.usefixtures("by_kernels")
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("steps", "batch", "n"), [(1, (), 1), (35, (2,), 7), (65, (3,), 3), (64, (), 1), (9, (2,), 1)])
+def test_gradients_of_diagonal_scans(steps: int, batch: tuple[int, ...], n: int, reverse: bool) -> None:
+    leaves = [tensor.requires_grad_() for tensor in draw("diagonal", steps, batch, n)]
+    given = tl.linear_scan(*leaves, reverse)
+    expected = truth(*leaves, "diagonal", reverse)
+    weight = torch.randn_like(given)
+    found = torch.autograd.grad(given, leaves, weight)
+    for one, other in zip(found, torch.autograd.grad(expected, leaves, weight.double()), strict=True):
+        check(one, other.double())
+
+
+@pytest.mark.usefixtures("by_kernels")
+@pytest.mark.parametrize("structure", ["dense", "block"])
+def test_gradients_of_matrices(structure: Structure) -> None:
+    for reverse, transpose in WAYS:
+        leaves = [tensor.requires_grad_() for tensor in draw(structure, 23, (2,), 3)]
+        given = tl.linear_scan(*leaves, reverse, transpose=transpose, structure=structure)
+        expected = truth(*leaves, structure, reverse, transpose)
+        weight = torch.randn_like(given)
+        found = torch.autograd.grad(given, leaves, weight)
+        for one, other in zip(found, torch.autograd.grad(expected, leaves, weight.double()), strict=True):
+            check(one, other.double())
+
+
+@pytest.mark.usefixtures("by_kernels")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_in_half_precision(dtype: torch.dtype) -> None:
+    leaves = [tensor.requires_grad_() for tensor in draw("diagonal", 50, (2,), 3, dtype)]
+    given = tl.linear_scan(*leaves)
+    found = torch.autograd.grad(given, leaves, torch.ones_like(given))
+    doubled = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = torch.autograd.grad(truth(*doubled, "diagonal").sum(), doubled)
+    for one, other in zip(found, expected, strict=True):  # a state or a gradient is rounded, and then their product
+        assert one.dtype == dtype
+        torch.testing.assert_close(one.double(), other, rtol=1.6 * torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.usefixtures("by_kernels")
+def test_only_what_asks_gets_a_gradient() -> None:
+    for asking in range(3):
+        inputs = [tensor.requires_grad_(i == asking) for i, tensor in enumerate(draw("diagonal", 20, (1,), 3))]
+        tl.linear_scan(*inputs).sum().backward()
+        assert [tensor.grad is not None for tensor in inputs] == [i == asking for i in range(3)]
+
+
+@pytest.mark.usefixtures("by_kernels")
+@pytest.mark.parametrize("structure", ["diagonal", "dense", "block"])
+def test_derivatives_of_both_orders(structure: Structure) -> None:
+    for reverse, transpose in ((False, True), (True, False)):
+        inputs = tuple(tensor.requires_grad_() for tensor in draw(structure, 10, (1,), 2, torch.float64))
+
+        def run(a: Tensor, b: Tensor, h0: Tensor, reverse: bool = reverse, transpose: bool = transpose) -> Tensor:
+            return tl.linear_scan(a, b, h0, reverse, transpose=transpose, structure=structure)
+
+        assert gradcheck(run, inputs, fast_mode=True)
+        assert gradgradcheck(run, inputs, fast_mode=True)
+
+
+@pytest.mark.usefixtures("small")
+def test_growth_and_exact_zeros() -> None:
+    a, b, h0 = draw("diagonal", 70, (1,), 3)
+    a[20:40] *= 3
+    a[5], a[50, 0, 0], a[16:18, 0, 1] = 0.0, 0.0, 0.0
+    for reverse in (False, True):
+        check(gpu.scan(a, b, h0, "diagonal", reverse), truth(a, b, h0, "diagonal", reverse))
+
+
+@not_a_number
+@pytest.mark.usefixtures("by_kernels")
+@pytest.mark.parametrize("lanes", [5, 13])
+def test_nan_keeps_to_its_lane_and_to_what_comes_behind(lanes: int) -> None:
+    a, b, h0 = draw("diagonal", 70, (), lanes)
+    b[33, 2], a[20, 4], b[40, 1] = torch.nan, torch.nan, torch.inf
+    leaves = [tensor.requires_grad_() for tensor in (a, b, h0)]
+    h, expected = tl.linear_scan(*leaves), truth(*leaves, "diagonal")
+    assert bool((h.isnan() == expected.isnan()).all())
+    check(h[:, (0, 3)].detach(), expected[:, (0, 3)].detach())
+    check(h[:20].detach(), expected[:20].detach())
+    grads = torch.autograd.grad(h, leaves, torch.ones_like(h))
+    for one, other in zip(grads, torch.autograd.grad(expected.sum(), leaves), strict=True):
+        check(one[..., (0, 3)], other[..., (0, 3)].double())
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("structure", ["dense", "block"])
+def test_nan_keeps_to_its_row(structure: Structure) -> None:
+    a, b, h0 = draw(structure, 30, (3,), 3)
+    b[12, 1, 0] = torch.nan
+    h = gpu.scan(a, b, h0, structure)
+    expected = truth(a, b, h0, structure)
+    assert bool((h.isnan() == expected.isnan()).all())
+    assert bool(h[12:, 1].isnan().any())
+    check(h[:, (0, 2)], expected[:, (0, 2)])
+
+
+@not_a_number
+@pytest.mark.usefixtures("small")
+def test_infinity_is_not_turned_into_nan_by_padding() -> None:
+    a, b, h0 = torch.ones(12, 3, 3, device=DEVICE), torch.zeros(12, 3, device=DEVICE), torch.ones(3, device=DEVICE)
+    b[2, 0] = torch.inf
+    assert torch.equal(gpu.scan(a, b, h0, "dense").double(), truth(a, b, h0, "dense"))
+
+
+@pytest.mark.usefixtures("small")
+def test_strided_inputs_are_left_alone() -> None:
+    a, b, h0 = draw("diagonal", 30, (4,), 6)
+    a, b, h0 = a[::2, :, ::2], b.transpose(0, 1)[:, ::2].transpose(0, 1)[..., 1::2], h0[:, 3:]
+    copies = [tensor.clone() for tensor in (a, b, h0)]
+    check(gpu.scan(a, b, h0, "diagonal"), truth(a, b, h0, "diagonal"))
+    for tensor, copy in zip((a, b, h0), copies, strict=True):
+        assert torch.equal(tensor, copy)
+    a, b, h0 = draw("dense", 30, (2,), 3)
+    check(gpu.scan(a.mT, b, h0, "dense", True, True), truth(a, b, h0, "dense", True))
+
+
+@pytest.mark.usefixtures("by_kernels")
+def test_nothing_at_all() -> None:
+    for shape in ((0, 2, 3), (5, 0, 3), (5, 2, 0)):
+        a, b, h0 = (torch.zeros(s, device=DEVICE, requires_grad=True) for s in (shape, shape, shape[1:]))
+        h = tl.linear_scan(a, b, h0)
+        assert h.shape == shape
+        h.sum().backward()
+        for leaf in (a, b, h0):
+            assert leaf.grad is not None
+            assert bool((leaf.grad == 0).all())
+        dense = torch.zeros(*shape, shape[-1], device=DEVICE)
+        assert tl.linear_scan(dense, b, h0).shape == shape
+
+
+def test_only_what_fits_the_kernels_is_theirs() -> None:
+    b = torch.zeros(4, 2, 17)
+    assert not gpu.supports(b, "diagonal")  # on a CPU
+    assert gpu.supports(b.to("meta"), "diagonal") is False
+    if COMPILED:
+        b = b.cuda()
+        assert gpu.supports(b, "diagonal")
+        assert gpu.supports(b, "block")
+        assert not gpu.supports(b, "dense")
+        assert gpu.supports(b[..., :16], "dense")
+        assert not gpu.supports(b.to(torch.complex64), "diagonal")
+
+
+@pytest.mark.parametrize("dtype", gpu.DTYPES)
+@pytest.mark.parametrize("lanes", [1, 3, 8, 32, 100, 511, 512, 4096, 20000, 3_000_000])
+@pytest.mark.parametrize("steps", [1, 100, 4097, 1 << 20])
+def test_every_size_is_covered_by_its_tiles(steps: int, lanes: int, dtype: torch.dtype) -> None:
+    wide, tiles, chunks = gpu._tiling(steps, lanes, dtype)
+    length = gpu.THREADS // wide * gpu._length(dtype)
+    assert (chunks - 1) * tiles * length < steps <= chunks * tiles * length
+    assert chunks <= gpu.PROGRAMS
+    assert wide & (wide - 1) == 0
+    assert chunks == 1 or lanes < gpu.ALONE
+
+
+LARGE: list[tuple[Structure, int, tuple[int, ...], int]] = [
+    ("diagonal", 1000, (1,), 1), ("diagonal", 70_000, (1,), 1), ("diagonal", 70_001, (2,), 17),
+    ("diagonal", 9_999, (3,), 100), ("diagonal", 5_000, (7,), 77), ("diagonal", 2_000, (64,), 300),
+    ("dense", 5_000, (2,), 4), ("dense", 30_000, (1,), 8), ("dense", 700, (5,), 13), ("block", 20_000, (3,), 50),
+]  # fmt: skip
+
+
+@on_gpu
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("structure", "steps", "batch", "n"), LARGE)
+def test_real_tiles(structure: Structure, steps: int, batch: tuple[int, ...], n: int, reverse: bool) -> None:
+    """Values and gradients with the sizes of tiles that users get, against compiled code in float64 on the CPU."""
+    leaves = [tensor.requires_grad_() for tensor in draw(structure, steps, batch, n)]
+    doubled = [leaf.detach().cpu().double().requires_grad_() for leaf in leaves]
+    given = tl.linear_scan(*leaves, reverse, structure=structure)
+    expected = tl.linear_scan(*doubled, reverse, structure=structure)
+    check(given.detach().cpu(), expected.detach(), 1e-5)
+    weight = torch.randn_like(given)
+    found = torch.autograd.grad(given, leaves, weight)
+    exact = torch.autograd.grad(expected, doubled, weight.cpu().double())
+    for one, other in zip(found, exact, strict=True):
+        check(one.cpu(), other, 1e-5)
+
+
+@on_gpu
+def test_addresses_beyond_32_bits() -> None:
+    steps, lanes = (1 << 21) + 100, 1024
+    a = torch.full((steps, lanes), 0.5, device=DEVICE, dtype=torch.bfloat16)
+    b = torch.ones_like(a)
+    b[-50:] = 2.0
+    h = tl.linear_scan(a, b)
+    assert bool((h[100:-50] == 2.0).all())
+    assert bool((h[-30:] == 4.0).all())

@@ -11,6 +11,7 @@ from torch import nn
 
 import timeloom as tl
 from timeloom import express, problem
+from timeloom.nn import operators
 from timeloom.problem import Recurrence, cut_evenly
 from timeloom.solvers import Shooting
 
@@ -78,8 +79,6 @@ def test_stretches_are_made_anew_where_nothing_may_be_kept(
 
 @pytest.mark.usefixtures("graphs")
 def test_certificates_outlast_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    from timeloom.nn import operators
-
     layer = tl.GRU(3, 5, 2, solver=Shooting(chunk=4))
     torch.compile(layer, backend="aot_eager", fullgraph=True)(torch.randn(20, 2, 3))[0].sum().backward()
     room = torch.full((2, 2), torch.nan)
@@ -101,8 +100,6 @@ def test_what_no_cuda_graph_can_hold_says_so(what: str, monkeypatch: pytest.Monk
     more = {"resets": torch.zeros(20, 2, dtype=torch.bool)} if what == "resets" else {}
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     compiled(x, **more)
-    from timeloom.nn import operators
-
     monkeypatch.setattr(operators, "capturing", lambda _: True)
     with pytest.raises(RuntimeError, match="a CUDA graph cannot hold this solve"):
         compiled(x, **more)

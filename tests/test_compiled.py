@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import timeloom as tl
-from timeloom.nn import handles
+from timeloom.nn import graph, handles, operators
 from timeloom.solvers import Shooting
 
 pytestmark = [
@@ -224,8 +224,6 @@ def test_inductor(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def count_calls_of_torch_layers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A list that grows by one each time that an operator runs torch's own layer."""
-    from timeloom.nn import operators
-
     calls, run_torch = [], operators._run_torch
 
     def count(*args: Any, **more: Any) -> Any:
@@ -270,26 +268,40 @@ def test_cuda_graphs(make: Any, steps: int) -> None:
             assert each.certificate is None or float(each.certificate) <= each.tolerance
 
 
-@pytest.mark.parametrize("what", ["packed", "guess", "flag"])
-def test_calls_that_no_graph_holds_run_outside(what: str) -> None:
-    torch.manual_seed(0)
-    layer, x = tl.GRU(D, 5, solver=CHUNKS), torch.randn(20, B, D)
-    given: Any = pack_padded_sequence(x, torch.tensor([20, 9])) if what == "packed" else x
-    more = {"guess": torch.zeros(20, B, 5)} if what == "guess" else {}
-    says = {"packed": "a graph holds padded tensors", "guess": "cannot hold guess=", "flag": "allow_rnn *= *True"}
-    nodes: list[str] = []
+OUTSIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    "packed": ("a graph holds padded tensors", {}),
+    "list": ("a graph holds padded tensors", {"lengths": [20, 9]}),
+    "guess": ("cannot hold guess=", {"guess": torch.zeros(20, B, 5)}),
+    "dropout": ("cannot hold dropout between layers over lengths=", {"lengths": torch.tensor([20, 9])}),
+    "ranks": ("shared with other ranks", {}),
+    "not allowed": ("allow_rnn *= *True", {}),
+}
 
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        nodes.extend(str(node.stack_trace) for node in graph.graph.nodes)
-        return graph.forward
 
+@pytest.mark.parametrize("what", OUTSIDE)
+def test_calls_that_no_graph_holds_run_outside(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo import config
 
-    with config.patch(allow_rnn=what != "flag"):
+    says, more = OUTSIDE[what]
+    torch.manual_seed(0)
+    layer = tl.GRU(D, 5, 2, dropout=0.5, solver=CHUNKS) if what == "dropout" else tl.GRU(D, 5, solver=CHUNKS)
+    x = torch.randn(20, B, D)
+    given: Any = pack_padded_sequence(x, torch.tensor([20, 9])) if what == "packed" else x
+    if what == "ranks":
+        monkeypatch.setattr(graph, "entered", [None])
+    nodes: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Any:
+        nodes.extend(str(node.stack_trace) for node in module.graph.nodes)
+        return module.forward
+
+    with config.patch(allow_rnn=what != "not allowed"):
+        torch.manual_seed(1)
         found = torch.compile(layer, backend=backend)(given, **more)
         torch.compiler.reset()
-        with pytest.raises(torch._dynamo.exc.Unsupported, match=says[what]):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=says):
             torch.compile(layer, backend=backend, fullgraph=True)(given, **more)
+    torch.manual_seed(1)
     for one, other in zip(found, layer(given, **more), strict=True):
         torch.testing.assert_close(one, other)
     assert not any("timeloom" in trace for trace in nodes), "the solver was taken apart into graphs"
@@ -298,8 +310,6 @@ def test_calls_that_no_graph_holds_run_outside(what: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["gru", "lstm", "lstm, projected", "rnn", "gru, left to torch", "gru, ragged"])
 def test_operators_by_torch_own_check(name: str, device: str) -> None:
-    from timeloom.nn import operators
-
     torch.manual_seed(0)
     make, options, steps = LAYERS[name.replace(", ragged", "")]
     layer = make(D, 5, **{**options, "num_layers": 1}, device=device)

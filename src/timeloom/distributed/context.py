@@ -17,9 +17,10 @@ from timeloom.distributed.group import TimeGroup, group_of
 _current: ContextVar[TimeGroup | None] = ContextVar("time_group", default=None)
 _called: WeakKeyDictionary[Any, TimeGroup] = WeakKeyDictionary()
 """Layers and cells whose last call was over ranks, and over which."""
-used: list[bool] = []
-"""Holds something as soon as this process has shared a sequence: what torch.compile, which can read neither of the
-above, looks at."""
+entered: list[TimeGroup] = []
+"""Groups that some thread is in: what torch.compile, which can read neither of the above, looks at instead."""
+shared: list[bool] = []
+"""The same of `_called`: holds something where that does."""
 
 
 @contextmanager
@@ -34,14 +35,14 @@ def time_parallel(mesh: DeviceMesh, timeout: timedelta | None = None) -> Iterato
     """
     group = group_of(mesh, timeout)
     token = _current.set(group)
-    if not used:
-        used.append(True)
+    entered.append(group)
     try:
         yield
     except BaseException as error:
         group.stopped(error)
         raise
     finally:
+        entered.pop()
         _current.reset(token)
 
 
@@ -68,10 +69,12 @@ def time_group(owner: Any = None) -> TimeGroup | None:
     try:
         if group is not None:
             _called[owner] = group
+            shared[:] = [True]
         elif torch._C._current_graph_task_id() != -1:
             return _called.get(owner)
         else:
             _called.pop(owner, None)
+            shared[:] = [True] if _called else []
     except TypeError:  # an owner that cannot be kept
         pass
     return group

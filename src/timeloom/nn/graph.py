@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from timeloom.distributed.context import used
+from timeloom.distributed.context import entered, shared
 from timeloom.nn import native, operators
 from timeloom.nn.base import Hidden, Recurrent
 from timeloom.nn.handles import module_of
@@ -41,7 +41,7 @@ NOT_PADDED = _outside("a graph holds padded tensors and lengths= as a tensor, no
 NOT_GUESSED = _outside("a graph cannot hold guess=")
 NOT_DROPPED = _outside("a graph cannot hold dropout between layers over lengths=")
 NOT_SOLVED = _outside("there are no sweeps for an empty input, or one of this dtype, layout or device")
-NOT_ALONE = _outside("this process shares sequences with others (time_parallel)")
+NOT_ALONE = _outside("a graph cannot hold sequences that are shared with other ranks (time_parallel)")
 NOT_TRANSFORMED = _outside(f"there are no sweeps {WHERE}")
 NOT_ON_TAPE = _outside("a graph cannot hold sequential steps that torch has no layer for")
 
@@ -83,7 +83,7 @@ def _why_not(module: Recurrent, input: Any, lengths: Any, guess: Any) -> Any:
         return NOT_SOLVED
     if input.dim() not in (2, 3) or input.numel() == 0:
         return NOT_SOLVED
-    if used:
+    if entered or shared:
         return NOT_ALONE
     if transformed():
         return NOT_TRANSFORMED

@@ -254,7 +254,7 @@ def test_cuda_graphs(make: Any, steps: int) -> None:
     model = tl.parallelize(Model(make(D, 16))).cuda()
     twin = copy.deepcopy(model)
     compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
-    optimizers = [torch.optim.SGD(network.parameters(), 1e-4) for network in (model, twin)]
+    optimizers = [torch.optim.SGD(network.parameters(), 1e-7) for network in (model, twin)]
     for step in range(8):
         x = torch.randn(steps, B, D, device="cuda")
         torch.compiler.cudagraph_mark_step_begin()
@@ -331,6 +331,18 @@ def test_operators_by_torch_own_check(name: str, device: str) -> None:
     grads = (torch.randn_like(states), torch.randn_like(final))
     given = tuple(None if tensor is None else tensor.detach() for tensor in given)
     torch.library.opcheck(torch.ops.timeloom.solve_backward, (*grads, *given, states, kept, layer._handle, 0, True))
+
+
+def test_a_second_backward_pass_runs_torch_layers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer, calls = tl.LSTM(D, 5), count_calls_of_torch_layers(monkeypatch)
+    given = (torch.randn(7, B, D), torch.randn(B, 10), *layer._weights_of(0), None, None)
+    with torch.no_grad():
+        states, final, kept = torch.ops.timeloom.solve(*given, layer._handle, 0, True)
+        back = (torch.randn_like(states), torch.randn_like(final), *given, states, kept, layer._handle, 0, True)
+        first, second = (torch.ops.timeloom.solve_backward(*back) for _ in range(2))
+    assert len(calls) == 2
+    torch.testing.assert_close(first, second)
 
 
 def test_second_order_gradients_are_refused() -> None:

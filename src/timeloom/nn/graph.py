@@ -108,7 +108,7 @@ def _run(module: Recurrent, input: Tensor, hx: Any, lengths: Tensor | None, rese
         lengths = torch.ops.timeloom.check_lengths(lengths, steps, batch)
         x = mask_padding(x, lengths)
     if resets is not None:
-        resets = resets if batched else resets.unsqueeze(1)
+        resets = resets if batched or not isinstance(resets, Tensor) else resets.unsqueeze(1)
         resets = check_resets(resets, steps, batch, module.batch_first and batched, x.device)
 
     def solve_one(index: int, y: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:

@@ -178,7 +178,7 @@ def _solve_backward(
         if _why_torch(module, x, ragged, taped=True) is None:
             found = _own_gradients(module, live, ragged, index, [states, *kept], grads, want_x)
         else:
-            tape: Tape | None = getattr(states, TAPE, None)
+            tape: Tape | None = vars(states).pop(TAPE, None)  # good for one pass
             found = _differentiate(*(tape or _run_torch(module, live, taped=True)), grads)
         if d_states is not None:
             found[1] = found[1] + torch.nn.functional.pad(d_states[0], (0, initial.shape[1] - d_states.shape[2]))

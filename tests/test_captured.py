@@ -11,7 +11,6 @@ from torch import nn
 
 import timeloom as tl
 from timeloom import express, problem
-from timeloom.nn import operators
 from timeloom.problem import Recurrence, cut_evenly
 from timeloom.solvers import Shooting
 
@@ -79,6 +78,8 @@ def test_stretches_are_made_anew_where_nothing_may_be_kept(
 
 @pytest.mark.usefixtures("graphs")
 def test_certificates_outlast_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    from timeloom.nn import operators  # not above: with it comes Triton, which other tests must set up first
+
     layer = tl.GRU(3, 5, 2, solver=Shooting(chunk=4))
     torch.compile(layer, backend="aot_eager", fullgraph=True)(torch.randn(20, 2, 3))[0].sum().backward()
     room = torch.full((2, 2), torch.nan)
@@ -95,6 +96,8 @@ def test_certificates_outlast_the_graph(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("graphs")
 @pytest.mark.parametrize("what", ["float64", "resets"])
 def test_what_no_cuda_graph_can_hold_says_so(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from timeloom.nn import operators
+
     layer, x = tl.GRU(3, 5, solver=Shooting(chunk=4)), torch.randn(20, 2, 3)
     layer, x = (layer.double(), x.double()) if what == "float64" else (layer, x)
     more = {"resets": torch.zeros(20, 2, dtype=torch.bool)} if what == "resets" else {}

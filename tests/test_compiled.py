@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import timeloom as tl
-from timeloom.nn import graph, handles, operators
+from timeloom.nn import handles
 from timeloom.solvers import Shooting
 
 pytestmark = [
@@ -224,6 +224,8 @@ def test_inductor(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def count_calls_of_torch_layers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A list that grows by one each time that an operator runs torch's own layer."""
+    from timeloom.nn import operators  # not above: with it comes Triton, which other tests must set up first
+
     calls, run_torch = [], operators._run_torch
 
     def count(*args: Any, **more: Any) -> Any:
@@ -282,6 +284,8 @@ OUTSIDE: dict[str, tuple[str, dict[str, Any]]] = {
 def test_calls_that_no_graph_holds_run_outside(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo import config
 
+    from timeloom.nn import graph
+
     says, more = OUTSIDE[what]
     torch.manual_seed(0)
     layer = tl.GRU(D, 5, 2, dropout=0.5, solver=CHUNKS) if what == "dropout" else tl.GRU(D, 5, solver=CHUNKS)
@@ -310,6 +314,8 @@ def test_calls_that_no_graph_holds_run_outside(what: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["gru", "lstm", "lstm, projected", "rnn", "gru, left to torch", "gru, ragged"])
 def test_operators_by_torch_own_check(name: str, device: str) -> None:
+    from timeloom.nn import operators
+
     torch.manual_seed(0)
     make, options, steps = LAYERS[name.replace(", ragged", "")]
     layer = make(D, 5, **{**options, "num_layers": 1}, device=device)

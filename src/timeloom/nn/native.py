@@ -10,11 +10,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.nn.precision import SOLVED, products_in, solved_in
 from timeloom.report import SolveReport
-from timeloom.solvers.auto import Auto
-from timeloom.solvers.base import Solver
+from timeloom.solvers.auto import Auto, Experience
+from timeloom.solvers.base import TF32_TOLERANCE, Solver
+from timeloom.solvers.costs import cheapest, cost_on_gpu
 from timeloom.solvers.sequential import Sequential
 from timeloom.sweep.cpu_layer import MOST_INPUTS, MOST_UNITS
-from timeloom.sweep.gpu import has_triton
+from timeloom.sweep.gpu import LARGEST, has_triton
 from timeloom.sweep.native import unavailable
 from timeloom.transforms import WHERE, transformed
 
@@ -42,6 +43,9 @@ LSTM_BATCH = 8
 """Batch from which oneDNN's fused LSTM fills a CPU by itself."""
 LSTM_HIDDEN = 256
 """Hidden size beyond which it does so with a single sequence."""
+
+
+RESTING = "auto: the network forgets too slowly, and cuDNN is faster than one chunk"
 
 
 def obstacle(data: Tensor) -> str | None:
@@ -86,8 +90,10 @@ def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
             needed = next(steps for least, steps in SHORTEST_ON_GPU if batch >= least)
         else:
             needed = SHORTEST_BY_STEPS_ON_GPU if kernels else SHORTEST_IN_TORCH_ON_GPU
+        if kernels and _one_chunk(module, steps, batch, data.device):
+            return f"auto: one chunk is cheapest for T={steps}, B={batch}, and cuDNN is faster at that"
         if resting(module):
-            return "auto: the network forgets too slowly, and cuDNN is faster than one chunk"
+            return RESTING
     elif solved_in(data) != torch.float32 or module.proj_size > 0:
         needed = SHORTEST_IN_TORCH
     elif unavailable() is not None:
@@ -100,6 +106,13 @@ def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
     else:
         needed = SHORTEST[module.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]
     return f"auto: {steps} steps are too few to gain{missing}" if steps < needed else None
+
+
+def _one_chunk(module: Recurrent, steps: int, batch: int, device: torch.device) -> bool:
+    """Whether the GPU's kernels would have nothing to run side by side but the batch."""
+    n = module.hidden_size
+    cost = cost_on_gpu(n, n > LARGEST[module.mode.lower()], device)
+    return cheapest(steps, max(batch, 1), Experience().warmup(TF32_TOLERANCE), cost)[0] >= steps
 
 
 def resting(module: Recurrent) -> bool:

@@ -38,29 +38,30 @@ def load_tile(
     a, b, tile, block, steps, lanes, REVERSE: tl.constexpr, ADJOINT: tl.constexpr, LENGTH: tl.constexpr,
     GROUPS: tl.constexpr, LANES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """A tile's elements, composed from the start of every group on, with the steps and places of all.
+    """A tile's elements, composed from the start of every group on, and their places: [LENGTH, GROUPS · LANES].
 
-    [LENGTH, GROUPS · LANES]: column `g LANES + j` is lane j of group g.
+    Column `g LANES + l` is lane l of group g. Each has so many steps `left`, and at most one more than a group takes.
     """
     column = tl.arange(0, GROUPS * LANES)
     lane = block.to(tl.int64) * LANES + column % LANES
-    j = tl.arange(0, LENGTH)[:, None]
-    s = tile.to(tl.int64) * (GROUPS * LENGTH) + (column // LANES * LENGTH)[None, :]
+    s = tile.to(tl.int64) * (GROUPS * LENGTH) + column // LANES * LENGTH
+    left = tl.where(lane < lanes, tl.minimum(tl.maximum(steps - s, 0), LENGTH + 1), 0).to(tl.int32)
     stride = tl.cast(lanes, tl.int64)
     if REVERSE:
         stride = -stride
-    here = s * stride + lane[None, :] + j * stride
+    first = s * stride + lane
     if REVERSE:
-        here += (tl.cast(steps, tl.int64) - 1) * lanes
-    s += j
-    known = (s < steps) & (lane < lanes)[None, :]
+        first += (tl.cast(steps, tl.int64) - 1) * lanes
+    j = tl.arange(0, LENGTH)[:, None]
+    here = first[None, :] + j * stride
+    left = left[None, :]
     if ADJOINT:
-        x = tl.load(a + (here - stride), mask=known & (s > 0), other=0.0)
+        x = tl.load(a + (here - stride), mask=(j < left) & (j >= (s == 0)[None, :].to(tl.int32)), other=0.0)
     else:
-        x = tl.load(a + here, mask=known, other=0.0)
-    y = tl.load(b + here, mask=known, other=0.0)
+        x = tl.load(a + here, mask=j < left, other=0.0)
+    y = tl.load(b + here, mask=j < left, other=0.0)
     x, y = tl.associative_scan((x.to(ACC), y.to(ACC)), 0, compose)
-    return s, here, known, x, y
+    return x, y, here, left
 
 
 @triton.jit
@@ -83,7 +84,7 @@ def transfers_kernel(
     product = tl.full((LANES,), 1.0, ACC)
     source = tl.zeros((LANES,), ACC)
     for i in tl.range(0, tiles, num_stages=STAGES):
-        _, _, _, x, y = load_tile(
+        x, y, _, _ = load_tile(
             a, b, chunk * tiles + tiles - 1 - i, block, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, LANES, ACC
         )
         x, y = last(x, LENGTH).reshape(GROUPS, LANES), last(y, LENGTH).reshape(GROUPS, LANES)
@@ -128,7 +129,7 @@ def diagonal_kernel(
     group = tl.arange(0, GROUPS)[:, None]
     previous = tl.maximum(group - 1, 0) + tl.zeros((GROUPS, LANES), tl.int32)
     for i in tl.range(0, tiles, num_stages=STAGES):
-        s, here, known, x, y = load_tile(
+        x, y, here, left = load_tile(
             a, b, chunk * tiles + i, block, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, LANES, ACC
         )
         product, source = last(x, LENGTH).reshape(GROUPS, LANES), last(y, LENGTH).reshape(GROUPS, LANES)
@@ -137,9 +138,10 @@ def diagonal_kernel(
         starts = tl.where(group == 0, state[None, :], tl.gather(ends, previous, 0))
         state = last(ends, GROUPS)
         y += x * starts.reshape(1, GROUPS * LANES)
-        tl.store(h + here, y.to(h.dtype.element_ty), mask=known)
+        j = tl.arange(0, LENGTH)[:, None]
+        tl.store(h + here, y.to(h.dtype.element_ty), mask=j < left)
         if SLOPES:
-            inner = s + 1 < steps
-            entered = tl.load(states + (here - lanes if REVERSE else here + lanes), mask=known & inner, other=0.0)
+            inner = j + 1 < left
+            entered = tl.load(states + (here - lanes if REVERSE else here + lanes), mask=inner, other=0.0)
             entered = tl.where(inner, entered.to(ACC), first)
-            tl.store(d_a + here, (y * entered).to(d_a.dtype.element_ty), mask=known)
+            tl.store(d_a + here, (y * entered).to(d_a.dtype.element_ty), mask=j < left)

@@ -231,20 +231,39 @@ def test_growth_and_exact_zeros() -> None:
         check(gpu.scan(a, b, h0, "diagonal", reverse), truth(a, b, h0, "diagonal", reverse))
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@not_a_number
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("structure", ["diagonal", "dense", "block"])
+def test_products_that_overflow_leave_zeros_alone(structure: Structure) -> None:
+    """A state that is zero stays zero while elements grow without bound; one that is reset, too."""
+    a, b, h0 = draw(structure, 70, (2,), 3)
+    a *= 1e4
+    b[:67], h0[0] = 0.0, 0.0
+    a[5] = 0.0
+    expected = truth(a, b, h0, structure)
+    assert bool((expected[5:67] == 0).all())
+    given = gpu.scan(a, b, h0, structure)
+    assert torch.equal(given[5:67].cpu().double(), expected[5:67])
+    for part in (slice(5), slice(67, None)):
+        check(given[part], expected[part])
+
+
 @not_a_number
 @pytest.mark.usefixtures("by_kernels")
 @pytest.mark.parametrize("lanes", [5, 13])
 def test_nan_keeps_to_its_lane_and_to_what_comes_behind(lanes: int) -> None:
     a, b, h0 = draw("diagonal", 70, (), lanes)
     b[33, 2], a[20, 4], b[40, 1] = torch.nan, torch.nan, torch.inf
+    b[:24, 0], h0[0], a[24, 0] = 0.0, 0.0, torch.nan  # the state that it meets is zero
     leaves = [tensor.requires_grad_() for tensor in (a, b, h0)]
     h, expected = tl.linear_scan(*leaves), truth(*leaves, "diagonal")
     assert bool((h.isnan().cpu() == expected.isnan()).all())
-    check(h[:, (0, 3)].detach(), expected[:, (0, 3)].detach())
+    check(h[:, 3].detach(), expected[:, 3].detach())
     check(h[:20].detach(), expected[:20].detach())
     grads = torch.autograd.grad(h, leaves, torch.ones_like(h))
     for one, other in zip(grads, torch.autograd.grad(expected.sum(), leaves), strict=True):
-        check(one[..., (0, 3)], other[..., (0, 3)].double())
+        check(one[..., 3], other[..., 3].double())
 
 
 @pytest.mark.usefixtures("small")

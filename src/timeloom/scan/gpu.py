@@ -140,9 +140,19 @@ def _tiling(steps: int, lanes: int, dtype: torch.dtype) -> tuple[int, int, int, 
 
 
 def _matrices(
-    a: Tensor, b: Tensor, h0: Tensor, h: Tensor, shape: tuple[int, int], reverse: bool, transposed: bool
+    a: Tensor,
+    b: Tensor,
+    h0: Tensor,
+    h: Tensor,
+    shape: tuple[int, int],
+    reverse: bool = False,
+    transposed: bool = False,
+    products: bool = False,
 ) -> None:
-    """Matrices of (size, size), `inner` of them as diagonals: `shape` is (size, inner)."""
+    """Matrices of (size, size), `inner` of them as diagonals: `shape` is (size, inner).
+
+    products: whether these are already `products` of many.
+    """
     from timeloom.scan import gpu_matrix_kernels
 
     size, inner = shape
@@ -155,6 +165,7 @@ def _matrices(
     options: dict[str, Any] = {
         "REVERSE": reverse,
         "TRANSPOSE": transposed,
+        "PRODUCTS": products,
         "SIZE": size,
         "PADDED": padded,
         "STAGES": AHEAD,
@@ -164,13 +175,13 @@ def _matrices(
     sizes, ends = (steps, rows, inner, length), None
     if chunks > 1:
         chains = (chunks - 1) * rows
-        products = b.new_empty(chunks - 1, rows, size, size, dtype=_precise(b.dtype))
+        transfers = b.new_empty(chunks - 1, rows, size, size, dtype=_precise(b.dtype))
         sources = b.new_empty(chunks - 1, rows, size, dtype=_precise(b.dtype))
         gpu_matrix_kernels.transfers_kernel[(-(-chains // composed),)](
-            a, b, products, sources, *sizes, chains, CHAINS=composed, **options
+            a, b, transfers, sources, *sizes, chains, CHAINS=composed, **options
         )
         ends = torch.empty_like(sources)
-        _matrices(products, sources, h0, ends, (size, 1), False, False)
+        _matrices(transfers, sources, h0, ends, (size, 1), products=True)
     chains = chunks * rows
     gpu_matrix_kernels.matrix_kernel[(-(-chains // applied),)](
         a, b, h0, ends, h, *sizes, chains, CHAINS=applied, CHUNKED=chunks > 1, **options

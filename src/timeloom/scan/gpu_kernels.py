@@ -34,6 +34,18 @@ def compose(a, b, later_a, later_b):
 
 
 @triton.jit
+def moved(product, h):
+    """A product of many elements times a state: where it has overflowed, it leaves an exact zero what it is."""
+    return tl.where(h == 0.0, 0.0, product * h)
+
+
+@triton.jit
+def link(a, b, later_a, later_b):
+    """`compose` for groups and more."""
+    return moved(later_a, a), moved(later_a, b) + later_b
+
+
+@triton.jit
 def load_tile(
     a, b, tile, block, steps, lanes, REVERSE: tl.constexpr, ADJOINT: tl.constexpr, LENGTH: tl.constexpr,
     GROUPS: tl.constexpr, LANES: tl.constexpr, ACC: tl.constexpr,
@@ -70,6 +82,13 @@ def last(x, COUNT: tl.constexpr):
     return tl.sum(tl.where(tl.arange(0, COUNT)[:, None] == COUNT - 1, x, 0.0), 0)
 
 
+@triton.jit
+def transfers(x, y, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr):
+    """What the groups of a tile do to a state, [GROUPS, LANES]; not a number, where an element is not finite."""
+    product = last(x, LENGTH).reshape(GROUPS, LANES)
+    return product, last(y, LENGTH).reshape(GROUPS, LANES) + product * 0.0
+
+
 @triton.jit(do_not_specialize=SIZES)
 def transfers_kernel(
     a, b, products, sources, steps, lanes, tiles,
@@ -87,9 +106,9 @@ def transfers_kernel(
         x, y, _, _ = load_tile(
             a, b, chunk * tiles + tiles - 1 - i, block, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, LANES, ACC
         )
-        x, y = last(x, LENGTH).reshape(GROUPS, LANES), last(y, LENGTH).reshape(GROUPS, LANES)
-        x, y = tl.associative_scan((x, y), 0, compose)
-        product, source = compose(last(x, GROUPS), last(y, GROUPS), product, source)
+        x, y = transfers(x, y, LENGTH, GROUPS, LANES)
+        x, y = tl.associative_scan((x, y), 0, link)
+        product, source = link(last(x, GROUPS), last(y, GROUPS), product, source)
     lane = block.to(tl.int64) * LANES + tl.arange(0, LANES)
     there = chunk.to(tl.int64) * lanes + lane
     tl.store(products + there, product, mask=lane < lanes)
@@ -104,8 +123,8 @@ def carry(state, products, sources, chunk, lane, lanes, CHUNKS: tl.constexpr):
     there = c.to(tl.int64) * lanes + lane[None, :]
     x = tl.load(products + there, mask=earlier, other=1.0)
     y = tl.load(sources + there, mask=earlier, other=0.0)
-    x, y = tl.associative_scan((x, y), 0, compose)
-    return last(x, CHUNKS) * state + last(y, CHUNKS)
+    x, y = tl.associative_scan((x, y), 0, link)
+    return moved(last(x, CHUNKS), state) + last(y, CHUNKS)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -132,9 +151,9 @@ def diagonal_kernel(
         x, y, here, left = load_tile(
             a, b, chunk * tiles + i, block, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, LANES, ACC
         )
-        product, source = last(x, LENGTH).reshape(GROUPS, LANES), last(y, LENGTH).reshape(GROUPS, LANES)
-        source = tl.where(group == 0, product * state[None, :] + source, source)
-        _, ends = tl.associative_scan((product, source), 0, compose)  # [GROUPS, LANES]
+        product, source = transfers(x, y, LENGTH, GROUPS, LANES)
+        source = tl.where(group == 0, moved(product, state[None, :]) + source, source)
+        _, ends = tl.associative_scan((product, source), 0, link)  # [GROUPS, LANES]
         starts = tl.where(group == 0, state[None, :], tl.gather(ends, previous, 0))
         state = last(ends, GROUPS)
         y += x * starts.reshape(1, GROUPS * LANES)

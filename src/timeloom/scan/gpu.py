@@ -15,8 +15,10 @@ LARGEST = 16
 """Sizes of dense matrices that a few threads multiply well; larger ones are for torch's own products."""
 
 # Diagonal elements
-THREADS = 256
-"""Threads of a program: as many as a tile has groups of steps, times lanes."""
+THREADS = (512, 256)
+"""Threads of a program, where there is at most one on a processor, and where there are more: as many as a tile has
+groups of steps, times lanes.
+"""
 LENGTH = 16
 """Steps that a thread takes on its own in a tile; half as many in float64."""
 ROW = (32, 64, 128)
@@ -27,8 +29,8 @@ ALONE = 512
 """Lanes from which on one pass over all of time keeps the memory busy; fewer read `a` and `b` twice, chunk by chunk."""
 SHORT = 4096
 """Steps up to which one pass is soon over, for any number of lanes."""
-STAGES = (3, 2)
-"""Tiles in flight in a program: where there is at most one on a processor, and where there are more."""
+STAGES = 2
+"""Tiles of a program that are on the chip at once: one is computed while the next is fetched."""
 PROCESSORS = 132
 
 # Matrices
@@ -101,17 +103,17 @@ def _diagonal(
     from timeloom.scan import gpu_kernels  # Triton is imported only where it is used
 
     steps, lanes = len(b), h0.numel()
-    wide, tiles, chunks = _tiling(steps, lanes, b.dtype)
+    threads, wide, tiles, chunks = _tiling(steps, lanes, b.dtype)
     blocks = -(-lanes // wide)
     options: dict[str, Any] = {
         "REVERSE": reverse,
         "ADJOINT": adjoint,
         "LENGTH": _length(b.dtype),
-        "GROUPS": THREADS // wide,
+        "GROUPS": threads // wide,
         "LANES": wide,
-        "STAGES": STAGES[blocks * chunks > PROCESSORS],
+        "STAGES": STAGES,
         "ACC": _accumulator(gpu_kernels, b.dtype),
-        "num_warps": max(1, THREADS // 32),
+        "num_warps": max(1, threads // 32),
     }
     sizes = (steps, lanes, tiles)
     products = sources = None
@@ -124,23 +126,33 @@ def _diagonal(
     )
 
 
-def _tiling(steps: int, lanes: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Lanes of a program, tiles of a chunk, and chunks."""
+def _tiling(steps: int, lanes: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Threads and lanes of a program, tiles of a chunk, and chunks."""
     least, split, most = (size // dtype.itemsize for size in ROW)
     alone = lanes >= ALONE or steps <= SHORT
     wide = max(least, min(most, _power_above(lanes // PROGRAMS))) if alone else split
-    wide = min(wide, _power_above(lanes), THREADS)
-    tiles = -(-steps // (THREADS // wide * _length(dtype)))
-    if alone:
-        return wide, tiles, 1
-    in_chunk = -(-tiles // max(1, PROGRAMS // -(-lanes // wide)))
-    return wide, in_chunk, -(-tiles // in_chunk)
+    wide = min(wide, _power_above(lanes))
+    blocks = -(-lanes // wide)
+    threads = THREADS[not alone or blocks > PROCESSORS]
+    tiles = -(-steps // (threads // wide * _length(dtype)))
+    in_chunk = tiles if alone else -(-tiles // max(1, PROGRAMS // blocks))
+    return threads, wide, in_chunk, -(-tiles // in_chunk)
 
 
 def _matrices(
-    a: Tensor, b: Tensor, h0: Tensor, h: Tensor, shape: tuple[int, int], reverse: bool, transposed: bool
+    a: Tensor,
+    b: Tensor,
+    h0: Tensor,
+    h: Tensor,
+    shape: tuple[int, int],
+    reverse: bool = False,
+    transposed: bool = False,
+    products: bool = False,
 ) -> None:
-    """Matrices of (size, size), `inner` of them as diagonals: `shape` is (size, inner)."""
+    """Matrices of (size, size), `inner` of them as diagonals: `shape` is (size, inner).
+
+    products: whether these are already `products` of many.
+    """
     from timeloom.scan import gpu_matrix_kernels
 
     size, inner = shape
@@ -153,6 +165,7 @@ def _matrices(
     options: dict[str, Any] = {
         "REVERSE": reverse,
         "TRANSPOSE": transposed,
+        "PRODUCTS": products,
         "SIZE": size,
         "PADDED": padded,
         "STAGES": AHEAD,
@@ -162,13 +175,13 @@ def _matrices(
     sizes, ends = (steps, rows, inner, length), None
     if chunks > 1:
         chains = (chunks - 1) * rows
-        products = b.new_empty(chunks - 1, rows, size, size, dtype=_precise(b.dtype))
+        transfers = b.new_empty(chunks - 1, rows, size, size, dtype=_precise(b.dtype))
         sources = b.new_empty(chunks - 1, rows, size, dtype=_precise(b.dtype))
         gpu_matrix_kernels.transfers_kernel[(-(-chains // composed),)](
-            a, b, products, sources, *sizes, chains, CHAINS=composed, **options
+            a, b, transfers, sources, *sizes, chains, CHAINS=composed, **options
         )
         ends = torch.empty_like(sources)
-        _matrices(products, sources, h0, ends, (size, 1), False, False)
+        _matrices(transfers, sources, h0, ends, (size, 1), products=True)
     chains = chunks * rows
     gpu_matrix_kernels.matrix_kernel[(-(-chains // applied),)](
         a, b, h0, ends, h, *sizes, chains, CHAINS=applied, CHUNKED=chunks > 1, **options

@@ -34,39 +34,59 @@ def compose(a, b, later_a, later_b):
 
 
 @triton.jit
+def moved(product, h):
+    """A product of many elements times a state: where it has overflowed, it leaves an exact zero what it is."""
+    return tl.where(h == 0.0, 0.0, product * h)
+
+
+@triton.jit
+def link(a, b, later_a, later_b):
+    """`compose` for groups and more."""
+    return moved(later_a, a), moved(later_a, b) + later_b
+
+
+@triton.jit
 def load_tile(
     a, b, tile, block, steps, lanes, REVERSE: tl.constexpr, ADJOINT: tl.constexpr, LENGTH: tl.constexpr,
     GROUPS: tl.constexpr, LANES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """A tile's elements, composed from the start of every group on, with the steps and places of all.
+    """A tile's elements, composed from the start of every group on, and their places: [LENGTH, GROUPS · LANES].
 
-    [LENGTH, GROUPS · LANES]: column `g LANES + j` is lane j of group g.
+    Column `g LANES + l` is lane l of group g. Each has so many steps `left`, and at most one more than a group takes.
     """
     column = tl.arange(0, GROUPS * LANES)
     lane = block.to(tl.int64) * LANES + column % LANES
-    j = tl.arange(0, LENGTH)[:, None]
-    s = tile.to(tl.int64) * (GROUPS * LENGTH) + (column // LANES * LENGTH)[None, :]
+    s = tile.to(tl.int64) * (GROUPS * LENGTH) + column // LANES * LENGTH
+    left = tl.where(lane < lanes, tl.minimum(tl.maximum(steps - s, 0), LENGTH + 1), 0).to(tl.int32)
     stride = tl.cast(lanes, tl.int64)
     if REVERSE:
         stride = -stride
-    here = s * stride + lane[None, :] + j * stride
+    first = s * stride + lane
     if REVERSE:
-        here += (tl.cast(steps, tl.int64) - 1) * lanes
-    s += j
-    known = (s < steps) & (lane < lanes)[None, :]
+        first += (tl.cast(steps, tl.int64) - 1) * lanes
+    j = tl.arange(0, LENGTH)[:, None]
+    here = first[None, :] + j * stride
+    left = left[None, :]
     if ADJOINT:
-        x = tl.load(a + (here - stride), mask=known & (s > 0), other=0.0)
+        x = tl.load(a + (here - stride), mask=(j < left) & (j >= (s == 0)[None, :].to(tl.int32)), other=0.0)
     else:
-        x = tl.load(a + here, mask=known, other=0.0)
-    y = tl.load(b + here, mask=known, other=0.0)
+        x = tl.load(a + here, mask=j < left, other=0.0)
+    y = tl.load(b + here, mask=j < left, other=0.0)
     x, y = tl.associative_scan((x.to(ACC), y.to(ACC)), 0, compose)
-    return s, here, known, x, y
+    return x, y, here, left
 
 
 @triton.jit
 def last(x, COUNT: tl.constexpr):
     """The last row."""
     return tl.sum(tl.where(tl.arange(0, COUNT)[:, None] == COUNT - 1, x, 0.0), 0)
+
+
+@triton.jit
+def transfers(x, y, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr):
+    """What the groups of a tile do to a state, [GROUPS, LANES]; not a number, where an element is not finite."""
+    product = last(x, LENGTH).reshape(GROUPS, LANES)
+    return product, last(y, LENGTH).reshape(GROUPS, LANES) + product * 0.0
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -83,12 +103,12 @@ def transfers_kernel(
     product = tl.full((LANES,), 1.0, ACC)
     source = tl.zeros((LANES,), ACC)
     for i in tl.range(0, tiles, num_stages=STAGES):
-        _, _, _, x, y = load_tile(
+        x, y, _, _ = load_tile(
             a, b, chunk * tiles + tiles - 1 - i, block, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, LANES, ACC
         )
-        x, y = last(x, LENGTH).reshape(GROUPS, LANES), last(y, LENGTH).reshape(GROUPS, LANES)
-        x, y = tl.associative_scan((x, y), 0, compose)
-        product, source = compose(last(x, GROUPS), last(y, GROUPS), product, source)
+        x, y = transfers(x, y, LENGTH, GROUPS, LANES)
+        x, y = tl.associative_scan((x, y), 0, link)
+        product, source = link(last(x, GROUPS), last(y, GROUPS), product, source)
     lane = block.to(tl.int64) * LANES + tl.arange(0, LANES)
     there = chunk.to(tl.int64) * lanes + lane
     tl.store(products + there, product, mask=lane < lanes)
@@ -103,8 +123,8 @@ def carry(state, products, sources, chunk, lane, lanes, CHUNKS: tl.constexpr):
     there = c.to(tl.int64) * lanes + lane[None, :]
     x = tl.load(products + there, mask=earlier, other=1.0)
     y = tl.load(sources + there, mask=earlier, other=0.0)
-    x, y = tl.associative_scan((x, y), 0, compose)
-    return last(x, CHUNKS) * state + last(y, CHUNKS)
+    x, y = tl.associative_scan((x, y), 0, link)
+    return moved(last(x, CHUNKS), state) + last(y, CHUNKS)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -128,18 +148,19 @@ def diagonal_kernel(
     group = tl.arange(0, GROUPS)[:, None]
     previous = tl.maximum(group - 1, 0) + tl.zeros((GROUPS, LANES), tl.int32)
     for i in tl.range(0, tiles, num_stages=STAGES):
-        s, here, known, x, y = load_tile(
+        x, y, here, left = load_tile(
             a, b, chunk * tiles + i, block, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, LANES, ACC
         )
-        product, source = last(x, LENGTH).reshape(GROUPS, LANES), last(y, LENGTH).reshape(GROUPS, LANES)
-        source = tl.where(group == 0, product * state[None, :] + source, source)
-        _, ends = tl.associative_scan((product, source), 0, compose)  # [GROUPS, LANES]
+        product, source = transfers(x, y, LENGTH, GROUPS, LANES)
+        source = tl.where(group == 0, moved(product, state[None, :]) + source, source)
+        _, ends = tl.associative_scan((product, source), 0, link)  # [GROUPS, LANES]
         starts = tl.where(group == 0, state[None, :], tl.gather(ends, previous, 0))
         state = last(ends, GROUPS)
         y += x * starts.reshape(1, GROUPS * LANES)
-        tl.store(h + here, y.to(h.dtype.element_ty), mask=known)
+        j = tl.arange(0, LENGTH)[:, None]
+        tl.store(h + here, y.to(h.dtype.element_ty), mask=j < left)
         if SLOPES:
-            inner = s + 1 < steps
-            entered = tl.load(states + (here - lanes if REVERSE else here + lanes), mask=known & inner, other=0.0)
+            inner = j + 1 < left
+            entered = tl.load(states + (here - lanes if REVERSE else here + lanes), mask=inner, other=0.0)
             entered = tl.where(inner, entered.to(ACC), first)
-            tl.store(d_a + here, (y * entered).to(d_a.dtype.element_ty), mask=known)
+            tl.store(d_a + here, (y * entered).to(d_a.dtype.element_ty), mask=j < left)

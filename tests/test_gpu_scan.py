@@ -39,8 +39,7 @@ CLOSE = {torch.float32: 4e-6, torch.float64: 1e-13}
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles, chunks and thresholds for which a few steps are many."""
-    sizes = {"THREADS": (32, 16), "LENGTH": 4, "ROW": (8, 16, 32), "PROGRAMS": 8, "PROCESSORS": 4}
-    sizes |= {"ALONE": 12, "SHORT": 9}
+    sizes = {"THREADS": 16, "LENGTH": 4, "ROW": 16, "WINDOWS": (2, 4), "TILES_AT_ONCE": 4}
     sizes |= {"ENTRIES": (64, 128), "LEAST": 3, "SERIAL": 7}
     for name, value in sizes.items():
         monkeypatch.setattr(gpu, name, value)
@@ -106,7 +105,7 @@ def check(given: Tensor, expected: Tensor, close: float | None = None) -> None:
     torch.testing.assert_close(given.double(), expected, rtol=0.0, atol=close * size, equal_nan=True)
 
 
-DIAGONAL = [  # steps, batch, n: one pass for many lanes or few steps; chunks; ragged ends of all kinds
+DIAGONAL = [  # steps, batch, n: one tile, a window of them, several; ragged ends of all kinds
     (1, (), 1), (9, (2,), 1), (3, (1,), 2), (35, (2,), 7), (64, (12,), 1), (40, (1,), 1), (64, (), 1), (129, (), 1),
     (35, (1,), 5), (65, (3,), 3), (16, (), 11),
 ]  # fmt: skip
@@ -123,8 +122,18 @@ def test_diagonal(steps: int, batch: tuple[int, ...], n: int, reverse: bool) -> 
 @pytest.mark.usefixtures("small")
 def test_sizes_cover_every_kind_of_tiling() -> None:
     tilings = {gpu._tiling(steps, n * (batch[0] if batch else 1), torch.float32) for steps, batch, n in DIAGONAL}
-    assert {(threads, wide) for threads, wide, _, _ in tilings} >= {(32, 1), (32, 2), (16, 1), (16, 2), (16, 4)}
-    assert {(tiles > 1, chunks > 1) for _, _, tiles, chunks in tilings} == set(WAYS)
+    assert {wide for wide, *_ in tilings} == {1, 2, 4}
+    assert {length for _, length, _, _ in tilings} >= {1, 4}
+    assert {(tiles > 1, tiles > window, tiles > 2 * window) for *_, tiles, window in tilings} >= {
+        (False, False, False), (True, False, False), (True, True, False), (True, True, True),
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("small")
+def test_every_run_gives_the_same_bits() -> None:
+    """Whatever tile was first: none looks at more or fewer of those before it."""
+    a, b, h0 = draw("diagonal", 129, (2,), 5)
+    assert torch.equal(gpu.scan(a, b, h0, "diagonal"), gpu.scan(a, b, h0, "diagonal"))
 
 
 MATRICES: list[tuple[Structure, int, tuple[int, ...], int]] = [
@@ -329,12 +338,13 @@ def test_only_what_fits_the_kernels_is_theirs() -> None:
 @pytest.mark.parametrize("lanes", [1, 3, 8, 32, 100, 511, 512, 4096, 20000, 3_000_000])
 @pytest.mark.parametrize("steps", [1, 100, 4097, 1 << 20])
 def test_every_size_is_covered_by_its_tiles(steps: int, lanes: int, dtype: torch.dtype) -> None:
-    threads, wide, tiles, chunks = gpu._tiling(steps, lanes, dtype)
-    length = threads // wide * gpu._length(dtype)
-    assert (chunks - 1) * tiles * length < steps <= chunks * tiles * length
-    assert chunks <= gpu.PROGRAMS
-    assert wide & (wide - 1) == 0
-    assert chunks == 1 or lanes < gpu.ALONE
+    wide, length, tiles, window = gpu._tiling(steps, lanes, dtype)
+    rows = gpu.THREADS // wide * length
+    assert (tiles - 1) * rows < steps <= tiles * rows
+    assert wide * dtype.itemsize <= gpu.ROW
+    for size in (wide, length, window):
+        assert size & (size - 1) == 0
+    assert gpu.WINDOWS[0] <= window <= gpu.WINDOWS[1]
 
 
 LARGE: list[tuple[Structure, int, tuple[int, ...], int]] = [

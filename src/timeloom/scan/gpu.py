@@ -15,23 +15,16 @@ LARGEST = 16
 """Sizes of dense matrices that a few threads multiply well; larger ones are for torch's own products."""
 
 # Diagonal elements
-THREADS = (512, 256)
-"""Threads of a program, where there is at most one on a processor, and where there are more: as many as a tile has
-groups of steps, times lanes.
-"""
-LENGTH = 16
-"""Steps that a thread takes on its own in a tile; half as many in float64."""
-ROW = (32, 64, 128)
-"""Bytes of neighbouring lanes that a program owns: at least, where time is split, and at most."""
-PROGRAMS = 256
-"""Programs to aim at: two on each of 132 processors. Wider rows do for more lanes, chunks of time for fewer."""
-ALONE = 512
-"""Lanes from which on one pass over all of time keeps the memory busy; fewer read `a` and `b` twice, chunk by chunk."""
-SHORT = 4096
-"""Steps up to which one pass is soon over, for any number of lanes."""
-STAGES = 2
-"""Tiles of a program that are on the chip at once: one is computed while the next is fetched."""
-PROCESSORS = 132
+THREADS = 256
+"""Threads of a program: as many as a tile has groups of steps, times lanes."""
+LENGTH = 32
+"""Most steps that a thread takes on its own; half as many in float64."""
+ROW = 256
+"""Bytes of neighbouring lanes that a program owns, at most."""
+WINDOWS = (16, 64)
+"""Tiles behind each that tells a state: few where many lanes keep the GPU busy, more where time alone does."""
+TILES_AT_ONCE = 264
+"""Tiles that are in flight together, two on each of 132 processors."""
 
 # Matrices
 ENTRIES = (256, 512)
@@ -103,40 +96,31 @@ def _diagonal(
     from timeloom.scan import gpu_kernels  # Triton is imported only where it is used
 
     steps, lanes = len(b), h0.numel()
-    threads, wide, tiles, chunks = _tiling(steps, lanes, b.dtype)
+    if lanes == 0:
+        return
+    wide, length, tiles, window = _tiling(steps, lanes, b.dtype)
     blocks = -(-lanes // wide)
-    options: dict[str, Any] = {
-        "REVERSE": reverse,
-        "ADJOINT": adjoint,
-        "LENGTH": _length(b.dtype),
-        "GROUPS": threads // wide,
-        "LANES": wide,
-        "STAGES": STAGES,
-        "ACC": _accumulator(gpu_kernels, b.dtype),
-        "num_warps": max(1, threads // 32),
-    }
-    sizes = (steps, lanes, tiles)
-    products = sources = None
-    if chunks > 1:
-        products, sources = b.new_empty(2, chunks - 1, lanes, dtype=_precise(b.dtype)).unbind()
-        gpu_kernels.transfers_kernel[(blocks, chunks - 1)](a, b, products, sources, *sizes, **options)
-    tensors = (a, b, h0, h, states, d_a, products, sources)
-    gpu_kernels.diagonal_kernel[(blocks, chunks)](
-        *tensors, *sizes, SLOPES=d_a is not None, CHUNKS=_power_above(chunks), **options
-    )
+    flags = products = sources = starts = None
+    if tiles > 1:
+        flags = torch.zeros(tiles * blocks, dtype=torch.int32, device=b.device)
+        products, sources = b.new_empty(2, tiles, lanes, dtype=_precise(b.dtype)).unbind()
+        starts = torch.empty_like(products[: -(-tiles // window)])
+    tensors = (a, b, h0, h, states, d_a, flags, products, sources, starts)
+    gpu_kernels.diagonal_kernel[(tiles * blocks,)](
+        *tensors, steps, lanes, blocks,
+        REVERSE=reverse, ADJOINT=adjoint, SLOPES=d_a is not None, WINDOW=window if tiles > 1 else 0, LENGTH=length,
+        GROUPS=THREADS // wide, LANES=wide, ACC=_accumulator(gpu_kernels, b.dtype), num_warps=max(1, THREADS // 32),
+    )  # fmt: skip
 
 
 def _tiling(steps: int, lanes: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """Threads and lanes of a program, tiles of a chunk, and chunks."""
-    least, split, most = (size // dtype.itemsize for size in ROW)
-    alone = lanes >= ALONE or steps <= SHORT
-    wide = max(least, min(most, _power_above(lanes // PROGRAMS))) if alone else split
-    wide = min(wide, _power_above(lanes))
-    blocks = -(-lanes // wide)
-    threads = THREADS[not alone or blocks > PROCESSORS]
-    tiles = -(-steps // (threads // wide * _length(dtype)))
-    in_chunk = tiles if alone else -(-tiles // max(1, PROGRAMS // blocks))
-    return threads, wide, in_chunk, -(-tiles // in_chunk)
+    """Lanes of a tile, steps of a thread in it, tiles along time, and their window."""
+    wide = min(ROW // dtype.itemsize, _power_above(lanes), THREADS)
+    groups, most = THREADS // wide, LENGTH // 2 if dtype == torch.float64 else LENGTH
+    length = min(most, _power_above(-(-steps // groups)))
+    least, longest = WINDOWS
+    window = max(least, min(longest, _power_above(TILES_AT_ONCE * wide // lanes)))
+    return wide, length, -(-steps // (groups * length)), window
 
 
 def _matrices(
@@ -196,10 +180,6 @@ def _accumulator(kernels: Any, dtype: torch.dtype) -> Any:
 def _precise(dtype: torch.dtype) -> torch.dtype:
     """What sums of such numbers are."""
     return dtype if dtype.itemsize > 2 else torch.float32
-
-
-def _length(dtype: torch.dtype) -> int:
-    return LENGTH // 2 if dtype == torch.float64 else LENGTH
 
 
 def _power_above(count: int) -> int:

@@ -7,6 +7,8 @@ import math
 import pickle
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +17,13 @@ from torch import Tensor
 
 import timeloom as tl
 from timeloom.cells import GenericCell
+from timeloom.nn import native as native_file
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solvers import Auto, Shooting, Solver
 from timeloom.solvers import auto as auto_file
 from timeloom.solvers.auto import LONGEST_PAUSE, PATIENCE, Experience, Memory, decide
-from timeloom.solvers.costs import StepCost, cheapest
+from timeloom.solvers.costs import StepCost, cheapest, cost_on_gpu
 from timeloom.sweep import native
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -447,3 +450,43 @@ def test_sweeps_that_give_up_twice_are_not_tried_for_a_while() -> None:
     experience.correcting = True
     experience.learn(corrected_report(12, 1.0, fell_back=True))
     assert experience.pause == 16
+
+
+# ---- cuDNN or sweeps, by a problem's size ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Inputs that look as if they were on a GPU of 132 multiprocessors."""
+    monkeypatch.setattr(native_file, "has_triton", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    cost_on_gpu.cache_clear()
+    yield SimpleNamespace(device=torch.device("cuda", 7), dtype=torch.float32)
+    cost_on_gpu.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "hidden", "reason"),
+    [
+        (16384, 1, 32, None),
+        (16384, 16, 128, None),
+        (4096, 512, 128, None),
+        (256, 1, 512, None),
+        (1024, 1, 32, "too few"),
+        (1024, 64, 32, "too few"),
+        (64, 1, 512, "too few"),
+        (256, 512, 1024, "one chunk is cheapest"),
+    ],
+)
+def test_cudnn_runs_where_it_is_faster(h200: Any, steps: int, batch: int, hidden: int, reason: str | None) -> None:
+    """As measured on an H200: benchmarks/results/gpu-grid.md."""
+    found = native_file._why_faster(tl.GRU(4, hidden), h200, steps, batch)
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_a_network_that_rests_is_cudnns_for_a_while(h200: Any) -> None:
+    layer = tl.GRU(4, 32)
+    memory = layer._memories.setdefault(0, Memory())
+    memory.forward.pause = 2
+    answers = [native_file._why_faster(layer, h200, 16384, 1) for _ in range(4)]
+    assert answers == [native_file.RESTING] * 2 + [None] * 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ from torch import nn
 
 import timeloom as tl
 from timeloom import express, problem
+from timeloom.nn import native
 from timeloom.problem import Recurrence, cut_evenly
 from timeloom.solvers import Shooting
+from timeloom.solvers.costs import StepCost, cheapest, cost_on_gpu, fewest_to_cut
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -106,3 +110,35 @@ def test_what_no_cuda_graph_can_hold_says_so(what: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(operators, "capturing", lambda _: True)
     with pytest.raises(RuntimeError, match="a CUDA graph cannot hold this solve"):
         compiled(x, **more)
+
+
+def test_who_runs_is_one_comparison_of_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs for all lengths hold symbols for sizes: an answer by a search would make a graph for each length."""
+    looked: list[Any] = []
+
+    class Length(int):
+        def __lt__(self, other: Any) -> bool:
+            looked.append(other)
+            return int(self) < other
+
+        __hash__ = None  # type: ignore[assignment]  # as a symbol has none
+
+    monkeypatch.setattr(native, "has_triton", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    cost_on_gpu.cache_clear()
+    data: Any = SimpleNamespace(device=torch.device("cuda", 7), dtype=torch.float32)
+    assert native.why_by_size(tl.GRU(4, 32), data, Length(16384), 4) is None
+    cost_on_gpu.cache_clear()
+    assert len(looked) == 2
+    assert all(type(bound) is int for bound in looked)
+
+
+@pytest.mark.parametrize(
+    "cost", [StepCost(filled_by=4224.0), StepCost(filled_by=2112.0), StepCost(25.0), StepCost(400.0)]
+)
+@pytest.mark.parametrize("batch", [1, 16, 512, 9000])
+def test_the_fewest_steps_to_cut(batch: int, cost: StepCost) -> None:
+    fewest = fewest_to_cut(batch, 32, cost)
+    lengths = [2**power for power in range(21)]
+    cut = [cheapest(steps, batch, 32, cost)[0] < steps for steps in lengths]
+    assert cut == [fewest is not None and steps >= fewest for steps in lengths]

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic products of matrices on a GPU
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ CLOSE = {torch.float32: 4e-6, torch.float64: 1e-13}
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles, chunks and thresholds for which a few steps are many."""
-    sizes = {"THREADS": 16, "LENGTH": 4, "ROW": (8, 16, 32), "PROGRAMS": 8, "ALONE": 12, "SHORT": 9}
+    sizes = {"THREADS": 16, "LENGTH": 4, "ROW": 16, "WINDOWS": (2, 4), "TILES_AT_ONCE": 4}
     sizes |= {"ENTRIES": (64, 128), "LEAST": 3, "SERIAL": 7}
     for name, value in sizes.items():
         monkeypatch.setattr(gpu, name, value)
@@ -84,21 +85,27 @@ def draw(
 def truth(
     a: Tensor, b: Tensor, h0: Tensor, structure: Structure, reverse: bool = False, transpose: bool = False
 ) -> Tensor:
-    """The plain loop in float64, in operations that autograd knows."""
-    a, b, h0 = (tensor.double() for tensor in (a, b, h0))
+    """The plain loop in float64 on the CPU, in operations that autograd knows."""
+    a, b, h0 = (tensor.cpu().double() for tensor in (a, b, h0))
     a = el.transpose(a, structure) if transpose else a
     if reverse:
         return reference.scan(a.flip(0), b.flip(0), h0, structure).flip(0)
     return reference.scan(a, b, h0, structure)
 
 
+def incoming(h: Tensor) -> Tensor:
+    """Gradients that come in, the same on every run."""
+    return torch.randn(h.shape, generator=torch.Generator().manual_seed(0)).to(h)
+
+
 def check(given: Tensor, expected: Tensor, close: float | None = None) -> None:
     close = CLOSE[given.dtype] if close is None else close
+    given, expected = given.cpu(), expected.cpu()
     size = float(expected.nan_to_num().abs().max()) if expected.numel() else 0.0
     torch.testing.assert_close(given.double(), expected, rtol=0.0, atol=close * size, equal_nan=True)
 
 
-DIAGONAL = [  # steps, batch, n: one pass for many lanes or few steps; chunks; ragged ends of all kinds
+DIAGONAL = [  # steps, batch, n: one tile, a window of them, several; ragged ends of all kinds
     (1, (), 1), (9, (2,), 1), (3, (1,), 2), (35, (2,), 7), (64, (12,), 1), (40, (1,), 1), (64, (), 1), (129, (), 1),
     (35, (1,), 5), (65, (3,), 3), (16, (), 11),
 ]  # fmt: skip
@@ -112,10 +119,21 @@ def test_diagonal(steps: int, batch: tuple[int, ...], n: int, reverse: bool) -> 
     check(gpu.scan(a, b, h0, "diagonal", reverse), truth(a, b, h0, "diagonal", reverse))
 
 
-def test_sizes_cover_every_kind_of_tiling(monkeypatch: pytest.MonkeyPatch, small: None) -> None:
+@pytest.mark.usefixtures("small")
+def test_sizes_cover_every_kind_of_tiling() -> None:
     tilings = {gpu._tiling(steps, n * (batch[0] if batch else 1), torch.float32) for steps, batch, n in DIAGONAL}
-    assert {wide for wide, _, _ in tilings} >= {1, 2, 4}
-    assert {(tiles > 1, chunks > 1) for _, tiles, chunks in tilings} == set(WAYS)
+    assert {wide for wide, *_ in tilings} == {1, 2, 4}
+    assert {length for _, length, _, _ in tilings} >= {1, 4}
+    assert {(tiles > 1, tiles > window, tiles > 2 * window) for *_, tiles, window in tilings} >= {
+        (False, False, False), (True, False, False), (True, True, False), (True, True, True),
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("small")
+def test_every_run_gives_the_same_bits() -> None:
+    """Whatever tile was first: none looks at more or fewer of those before it."""
+    a, b, h0 = draw("diagonal", 129, (2,), 5)
+    assert torch.equal(gpu.scan(a, b, h0, "diagonal"), gpu.scan(a, b, h0, "diagonal"))
 
 
 MATRICES: list[tuple[Structure, int, tuple[int, ...], int]] = [
@@ -150,7 +168,7 @@ def test_half_precision_rounds_once(structure: Structure, dtype: torch.dtype) ->
     given, expected = gpu.scan(a, b, h0, structure), truth(a, b, h0, structure)
     assert given.dtype == dtype
     roundings = 1.01 if dtype == torch.bfloat16 and not COMPILED else 0.51  # Triton's interpreter cuts digits off
-    torch.testing.assert_close(given.double(), expected, rtol=roundings * torch.finfo(dtype).eps, atol=1e-5)
+    torch.testing.assert_close(given.cpu().double(), expected, rtol=roundings * torch.finfo(dtype).eps, atol=1e-5)
 
 
 @pytest.mark.usefixtures("by_kernels")
@@ -160,9 +178,9 @@ def test_gradients_of_diagonal_scans(steps: int, batch: tuple[int, ...], n: int,
     leaves = [tensor.requires_grad_() for tensor in draw("diagonal", steps, batch, n)]
     given = tl.linear_scan(*leaves, reverse)
     expected = truth(*leaves, "diagonal", reverse)
-    weight = torch.randn_like(given)
+    weight = incoming(given)
     found = torch.autograd.grad(given, leaves, weight)
-    for one, other in zip(found, torch.autograd.grad(expected, leaves, weight.double()), strict=True):
+    for one, other in zip(found, torch.autograd.grad(expected, leaves, weight.cpu().double()), strict=True):
         check(one, other.double())
 
 
@@ -173,9 +191,9 @@ def test_gradients_of_matrices(structure: Structure) -> None:
         leaves = [tensor.requires_grad_() for tensor in draw(structure, 23, (2,), 3)]
         given = tl.linear_scan(*leaves, reverse, transpose=transpose, structure=structure)
         expected = truth(*leaves, structure, reverse, transpose)
-        weight = torch.randn_like(given)
+        weight = incoming(given)
         found = torch.autograd.grad(given, leaves, weight)
-        for one, other in zip(found, torch.autograd.grad(expected, leaves, weight.double()), strict=True):
+        for one, other in zip(found, torch.autograd.grad(expected, leaves, weight.cpu().double()), strict=True):
             check(one, other.double())
 
 
@@ -185,11 +203,11 @@ def test_gradients_in_half_precision(dtype: torch.dtype) -> None:
     leaves = [tensor.requires_grad_() for tensor in draw("diagonal", 50, (2,), 3, dtype)]
     given = tl.linear_scan(*leaves)
     found = torch.autograd.grad(given, leaves, torch.ones_like(given))
-    doubled = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    doubled = [leaf.detach().cpu().double().requires_grad_() for leaf in leaves]
     expected = torch.autograd.grad(truth(*doubled, "diagonal").sum(), doubled)
     for one, other in zip(found, expected, strict=True):  # a state or a gradient is rounded, and then their product
         assert one.dtype == dtype
-        torch.testing.assert_close(one.double(), other, rtol=1.6 * torch.finfo(dtype).eps, atol=1e-5)
+        torch.testing.assert_close(one.cpu().double(), other, rtol=1.6 * torch.finfo(dtype).eps, atol=1e-5)
 
 
 @pytest.mark.usefixtures("by_kernels")
@@ -222,20 +240,39 @@ def test_growth_and_exact_zeros() -> None:
         check(gpu.scan(a, b, h0, "diagonal", reverse), truth(a, b, h0, "diagonal", reverse))
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@not_a_number
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("structure", ["diagonal", "dense", "block"])
+def test_products_that_overflow_leave_zeros_alone(structure: Structure) -> None:
+    """A state that is zero stays zero while elements grow without bound; one that is reset, too."""
+    a, b, h0 = draw(structure, 70, (2,), 3)
+    a *= 1e4
+    b[:67], h0[0] = 0.0, 0.0
+    a[5] = 0.0
+    expected = truth(a, b, h0, structure)
+    assert bool((expected[5:67] == 0).all())
+    given = gpu.scan(a, b, h0, structure)
+    assert torch.equal(given[5:67].cpu().double(), expected[5:67])
+    for part in (slice(5), slice(67, None)):
+        check(given[part], expected[part])
+
+
 @not_a_number
 @pytest.mark.usefixtures("by_kernels")
 @pytest.mark.parametrize("lanes", [5, 13])
 def test_nan_keeps_to_its_lane_and_to_what_comes_behind(lanes: int) -> None:
     a, b, h0 = draw("diagonal", 70, (), lanes)
     b[33, 2], a[20, 4], b[40, 1] = torch.nan, torch.nan, torch.inf
+    b[:24, 0], h0[0], a[24, 0] = 0.0, 0.0, torch.nan  # the state that it meets is zero
     leaves = [tensor.requires_grad_() for tensor in (a, b, h0)]
     h, expected = tl.linear_scan(*leaves), truth(*leaves, "diagonal")
-    assert bool((h.isnan() == expected.isnan()).all())
-    check(h[:, (0, 3)].detach(), expected[:, (0, 3)].detach())
+    assert bool((h.isnan().cpu() == expected.isnan()).all())
+    check(h[:, 3].detach(), expected[:, 3].detach())
     check(h[:20].detach(), expected[:20].detach())
     grads = torch.autograd.grad(h, leaves, torch.ones_like(h))
     for one, other in zip(grads, torch.autograd.grad(expected.sum(), leaves), strict=True):
-        check(one[..., (0, 3)], other[..., (0, 3)].double())
+        check(one[..., 3], other[..., 3].double())
 
 
 @pytest.mark.usefixtures("small")
@@ -245,7 +282,7 @@ def test_nan_keeps_to_its_row(structure: Structure) -> None:
     b[12, 1, 0] = torch.nan
     h = gpu.scan(a, b, h0, structure)
     expected = truth(a, b, h0, structure)
-    assert bool((h.isnan() == expected.isnan()).all())
+    assert bool((h.isnan().cpu() == expected.isnan()).all())
     assert bool(h[12:, 1].isnan().any())
     check(h[:, (0, 2)], expected[:, (0, 2)])
 
@@ -255,7 +292,7 @@ def test_nan_keeps_to_its_row(structure: Structure) -> None:
 def test_infinity_is_not_turned_into_nan_by_padding() -> None:
     a, b, h0 = torch.ones(12, 3, 3, device=DEVICE), torch.zeros(12, 3, device=DEVICE), torch.ones(3, device=DEVICE)
     b[2, 0] = torch.inf
-    assert torch.equal(gpu.scan(a, b, h0, "dense").double(), truth(a, b, h0, "dense"))
+    assert torch.equal(gpu.scan(a, b, h0, "dense").cpu().double(), truth(a, b, h0, "dense"))
 
 
 @pytest.mark.usefixtures("small")
@@ -301,12 +338,13 @@ def test_only_what_fits_the_kernels_is_theirs() -> None:
 @pytest.mark.parametrize("lanes", [1, 3, 8, 32, 100, 511, 512, 4096, 20000, 3_000_000])
 @pytest.mark.parametrize("steps", [1, 100, 4097, 1 << 20])
 def test_every_size_is_covered_by_its_tiles(steps: int, lanes: int, dtype: torch.dtype) -> None:
-    wide, tiles, chunks = gpu._tiling(steps, lanes, dtype)
-    length = gpu.THREADS // wide * gpu._length(dtype)
-    assert (chunks - 1) * tiles * length < steps <= chunks * tiles * length
-    assert chunks <= gpu.PROGRAMS
-    assert wide & (wide - 1) == 0
-    assert chunks == 1 or lanes < gpu.ALONE
+    wide, length, tiles, window = gpu._tiling(steps, lanes, dtype)
+    rows = gpu.THREADS // wide * length
+    assert (tiles - 1) * rows < steps <= tiles * rows
+    assert wide * dtype.itemsize <= gpu.ROW
+    for size in (wide, length, window):
+        assert size & (size - 1) == 0
+    assert gpu.WINDOWS[0] <= window <= gpu.WINDOWS[1]
 
 
 LARGE: list[tuple[Structure, int, tuple[int, ...], int]] = [
@@ -325,12 +363,12 @@ def test_real_tiles(structure: Structure, steps: int, batch: tuple[int, ...], n:
     doubled = [leaf.detach().cpu().double().requires_grad_() for leaf in leaves]
     given = tl.linear_scan(*leaves, reverse, structure=structure)
     expected = tl.linear_scan(*doubled, reverse, structure=structure)
-    check(given.detach().cpu(), expected.detach(), 1e-5)
-    weight = torch.randn_like(given)
+    check(given.detach(), expected.detach(), 1e-5)
+    weight = incoming(given)
     found = torch.autograd.grad(given, leaves, weight)
     exact = torch.autograd.grad(expected, doubled, weight.cpu().double())
     for one, other in zip(found, exact, strict=True):
-        check(one.cpu(), other, 1e-5)
+        check(one, other, 1e-5)
 
 
 @on_gpu
@@ -342,3 +380,15 @@ def test_addresses_beyond_32_bits() -> None:
     h = tl.linear_scan(a, b)
     assert bool((h[100:-50] == 2.0).all())
     assert bool((h[-30:] == 4.0).all())
+
+
+@on_gpu
+@pytest.mark.parametrize("structure", ["diagonal", "dense", "block"])
+def test_replayed_from_a_graph(structure: Structure) -> None:
+    a, b, h0 = draw(structure, 6000, (2,), 5)
+    expected = tl.linear_scan(a, b, h0, structure=structure)  # compiles the kernels
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        h = tl.linear_scan(a, b, h0, structure=structure)
+    graph.replay()
+    assert torch.equal(h, expected)

@@ -66,7 +66,8 @@ class Recurrent(nn.RNNBase):
         self._solver_given = solver
         self._memories: dict[int, Memory] = {}
         self._known: dict[Any, list[SolveReport]] = {}
-        """Inputs that torch's own layer is to run, by shape, dtype, device and gradients, and what to report."""
+        """Inputs that torch's own layer is to run, by shape, dtype, device, autocast and gradients, and what to report.
+        """
         self._handle = handle_of(self)
         self.reports = []
 
@@ -132,7 +133,8 @@ class Recurrent(nn.RNNBase):
         key, group = None, time_group(self)
         unmarked = lengths is None and resets is None and guess is None
         if group is None and type(input) is Tensor and unmarked:
-            key = (input.shape, input.dtype, input.device, torch.is_grad_enabled())
+            lowered = input.is_cuda and torch.is_autocast_enabled("cuda")
+            key = (input.shape, input.dtype, input.device, lowered, torch.is_grad_enabled())
         known = self._known.get(key)
         if known is not None:  # a short call: every look at it counts
             result: tuple[Any, Any] = native.call(self, input, hx)
@@ -159,7 +161,7 @@ class Recurrent(nn.RNNBase):
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
                 permutation = None if packed is None else packed.sorted_indices
                 self._guess(guess, packed is not None or data.dim() == 3, *native.size(self, input), permutation)
-            passing = obstacle or data.device.type == "cuda"  # it may be gone next time
+            passing = obstacle or reason == native.RESTING  # it may be gone next time
             if key is not None and not passing and len(self._known) < MOST_KNOWN:
                 self._known[key] = self.reports
             return result

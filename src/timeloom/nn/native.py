@@ -10,11 +10,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.nn.precision import SOLVED, products_in, solved_in
 from timeloom.report import SolveReport
-from timeloom.solvers.auto import Auto
-from timeloom.solvers.base import Solver
+from timeloom.solvers.auto import Auto, Experience
+from timeloom.solvers.base import TF32_TOLERANCE, Solver
+from timeloom.solvers.costs import cost_on_gpu, fewest_to_cut
 from timeloom.solvers.sequential import Sequential
 from timeloom.sweep.cpu_layer import MOST_INPUTS, MOST_UNITS
-from timeloom.sweep.gpu import has_triton
+from timeloom.sweep.gpu import LARGEST, has_triton
 from timeloom.sweep.native import unavailable
 from timeloom.transforms import WHERE, transformed
 
@@ -44,6 +45,9 @@ LSTM_HIDDEN = 256
 """Hidden size beyond which it does so with a single sequence."""
 
 
+RESTING = "auto: the network forgets too slowly, and cuDNN is faster than one chunk"
+
+
 def obstacle(data: Tensor) -> str | None:
     """What timeloom's sweeps cannot run on or inside of, or None."""
     if data.device.type not in ("cpu", "cuda"):
@@ -70,13 +74,18 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
         return "nothing to solve"
     if not isinstance(solver, Auto):
         return None
-    if data.device.type == "cuda" and resting(module):
-        return "auto: the network forgets too slowly, and cuDNN is faster than one chunk"
-    return why_faster(module, data, *size(module, input))
+    steps, batch = size(module, input)
+    return _why_faster(module, data, steps, batch)
 
 
-def why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
-    """Why torch's own layer is the faster one for a problem of this size, or None."""
+def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
+    """Why torch's own layer is the faster one, or None."""
+    reason = why_by_size(module, data, steps, batch)
+    return RESTING if reason is None and data.device.type == "cuda" and resting(module) else reason
+
+
+def why_by_size(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
+    """Why torch's own layer is the faster one for any problem of this size, or None. `steps` may be a symbol."""
     missing = ""
     if data.device.type == "cuda":
         kernels = module.proj_size == 0 and data.dtype != torch.float64 and has_triton()
@@ -87,6 +96,8 @@ def why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str |
             needed = next(steps for least, steps in SHORTEST_ON_GPU if batch >= least)
         else:
             needed = SHORTEST_BY_STEPS_ON_GPU if kernels else SHORTEST_IN_TORCH_ON_GPU
+        if kernels and _one_chunk(module, steps, batch, data.device):
+            return f"auto: one chunk is cheapest for T={steps}, B={batch}, and cuDNN is faster at that"
     elif solved_in(data) != torch.float32 or module.proj_size > 0:
         needed = SHORTEST_IN_TORCH
     elif unavailable() is not None:
@@ -99,6 +110,14 @@ def why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str |
     else:
         needed = SHORTEST[module.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]
     return f"auto: {steps} steps are too few to gain{missing}" if steps < needed else None
+
+
+def _one_chunk(module: Recurrent, steps: int, batch: int, device: torch.device) -> bool:
+    """Whether the GPU's kernels would have nothing to run side by side but the batch."""
+    n = module.hidden_size
+    cost = cost_on_gpu(n, n > LARGEST[module.mode.lower()], device)
+    fewest = fewest_to_cut(max(int(batch), 1), Experience().warmup(TF32_TOLERANCE), cost)
+    return fewest is None or steps < fewest
 
 
 def resting(module: Recurrent) -> bool:

@@ -280,7 +280,7 @@ def _why_torch(module: Recurrent, x: Tensor, ragged: Ragged, taped: bool) -> str
     if not isinstance(module._solver, Auto):
         return None
     with torch.set_grad_enabled(taped), torch.autocast(x.device.type, enabled=False):
-        return native.why_faster(module, x, *x.shape[:2])
+        return native.why_by_size(module, x, *x.shape[:2])
 
 
 def _kind_of(cell: Cell, x: Tensor, ragged: Ragged) -> type[Layer] | None:

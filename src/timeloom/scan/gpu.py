@@ -17,19 +17,14 @@ LARGEST = 16
 # Diagonal elements
 THREADS = 256
 """Threads of a program: as many as a tile has groups of steps, times lanes."""
-LENGTH = 16
-"""Steps that a thread takes on its own in a tile; half as many in float64."""
-ROW = (32, 64, 128)
-"""Bytes of neighbouring lanes that a program owns: at least, where time is split, and at most."""
-PROGRAMS = 256
-"""Programs to aim at: two on each of 132 processors. Wider rows do for more lanes, chunks of time for fewer."""
-ALONE = 512
-"""Lanes from which on one pass over all of time keeps the memory busy; fewer read `a` and `b` twice, chunk by chunk."""
-SHORT = 4096
-"""Steps up to which one pass is soon over, for any number of lanes."""
-STAGES = (3, 2)
-"""Tiles in flight in a program: where there is at most one on a processor, and where there are more."""
-PROCESSORS = 132
+LENGTH = 32
+"""Most steps that a thread takes on its own; half as many in float64."""
+ROW = 256
+"""Bytes of neighbouring lanes that a program owns, at most."""
+WINDOWS = (16, 64)
+"""Tiles behind each that tells a state: few where many lanes keep the GPU busy, more where time alone does."""
+TILES_AT_ONCE = 264
+"""Tiles that are in flight together, two on each of 132 processors."""
 
 # Matrices
 ENTRIES = (256, 512)
@@ -101,46 +96,47 @@ def _diagonal(
     from timeloom.scan import gpu_kernels  # Triton is imported only where it is used
 
     steps, lanes = len(b), h0.numel()
-    wide, tiles, chunks = _tiling(steps, lanes, b.dtype)
+    if lanes == 0:
+        return
+    wide, length, tiles, window = _tiling(steps, lanes, b.dtype)
     blocks = -(-lanes // wide)
-    options: dict[str, Any] = {
-        "REVERSE": reverse,
-        "ADJOINT": adjoint,
-        "LENGTH": _length(b.dtype),
-        "GROUPS": THREADS // wide,
-        "LANES": wide,
-        "STAGES": STAGES[blocks * chunks > PROCESSORS],
-        "ACC": _accumulator(gpu_kernels, b.dtype),
-        "num_warps": max(1, THREADS // 32),
-    }
-    sizes = (steps, lanes, tiles)
-    products = sources = None
-    if chunks > 1:
-        products, sources = b.new_empty(2, chunks - 1, lanes, dtype=_precise(b.dtype)).unbind()
-        gpu_kernels.transfers_kernel[(blocks, chunks - 1)](a, b, products, sources, *sizes, **options)
-    tensors = (a, b, h0, h, states, d_a, products, sources)
-    gpu_kernels.diagonal_kernel[(blocks, chunks)](
-        *tensors, *sizes, SLOPES=d_a is not None, CHUNKS=_power_above(chunks), **options
-    )
+    flags = products = sources = starts = None
+    if tiles > 1:
+        flags = torch.zeros(tiles * blocks, dtype=torch.int32, device=b.device)
+        products, sources = b.new_empty(2, tiles, lanes, dtype=_precise(b.dtype)).unbind()
+        starts = torch.empty_like(products[: -(-tiles // window)])
+    tensors = (a, b, h0, h, states, d_a, flags, products, sources, starts)
+    gpu_kernels.diagonal_kernel[(tiles * blocks,)](
+        *tensors, steps, lanes, blocks,
+        REVERSE=reverse, ADJOINT=adjoint, SLOPES=d_a is not None, WINDOW=window if tiles > 1 else 0, LENGTH=length,
+        GROUPS=THREADS // wide, LANES=wide, ACC=_accumulator(gpu_kernels, b.dtype), num_warps=max(1, THREADS // 32),
+    )  # fmt: skip
 
 
-def _tiling(steps: int, lanes: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Lanes of a program, tiles of a chunk, and chunks."""
-    least, split, most = (size // dtype.itemsize for size in ROW)
-    alone = lanes >= ALONE or steps <= SHORT
-    wide = max(least, min(most, _power_above(lanes // PROGRAMS))) if alone else split
-    wide = min(wide, _power_above(lanes), THREADS)
-    tiles = -(-steps // (THREADS // wide * _length(dtype)))
-    if alone:
-        return wide, tiles, 1
-    in_chunk = -(-tiles // max(1, PROGRAMS // -(-lanes // wide)))
-    return wide, in_chunk, -(-tiles // in_chunk)
+def _tiling(steps: int, lanes: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Lanes of a tile, steps of a thread in it, tiles along time, and their window."""
+    wide = min(ROW // dtype.itemsize, _power_above(lanes), THREADS)
+    groups, most = THREADS // wide, LENGTH // 2 if dtype == torch.float64 else LENGTH
+    length = min(most, _power_above(-(-steps // groups)))
+    least, longest = WINDOWS
+    window = max(least, min(longest, _power_above(TILES_AT_ONCE * wide // lanes)))
+    return wide, length, -(-steps // (groups * length)), window
 
 
 def _matrices(
-    a: Tensor, b: Tensor, h0: Tensor, h: Tensor, shape: tuple[int, int], reverse: bool, transposed: bool
+    a: Tensor,
+    b: Tensor,
+    h0: Tensor,
+    h: Tensor,
+    shape: tuple[int, int],
+    reverse: bool = False,
+    transposed: bool = False,
+    products: bool = False,
 ) -> None:
-    """Matrices of (size, size), `inner` of them as diagonals: `shape` is (size, inner)."""
+    """Matrices of (size, size), `inner` of them as diagonals: `shape` is (size, inner).
+
+    products: whether these are already `products` of many.
+    """
     from timeloom.scan import gpu_matrix_kernels
 
     size, inner = shape
@@ -153,6 +149,7 @@ def _matrices(
     options: dict[str, Any] = {
         "REVERSE": reverse,
         "TRANSPOSE": transposed,
+        "PRODUCTS": products,
         "SIZE": size,
         "PADDED": padded,
         "STAGES": AHEAD,
@@ -162,13 +159,13 @@ def _matrices(
     sizes, ends = (steps, rows, inner, length), None
     if chunks > 1:
         chains = (chunks - 1) * rows
-        products = b.new_empty(chunks - 1, rows, size, size, dtype=_precise(b.dtype))
+        transfers = b.new_empty(chunks - 1, rows, size, size, dtype=_precise(b.dtype))
         sources = b.new_empty(chunks - 1, rows, size, dtype=_precise(b.dtype))
         gpu_matrix_kernels.transfers_kernel[(-(-chains // composed),)](
-            a, b, products, sources, *sizes, chains, CHAINS=composed, **options
+            a, b, transfers, sources, *sizes, chains, CHAINS=composed, **options
         )
         ends = torch.empty_like(sources)
-        _matrices(products, sources, h0, ends, (size, 1), False, False)
+        _matrices(transfers, sources, h0, ends, (size, 1), products=True)
     chains = chunks * rows
     gpu_matrix_kernels.matrix_kernel[(-(-chains // applied),)](
         a, b, h0, ends, h, *sizes, chains, CHAINS=applied, CHUNKED=chunks > 1, **options
@@ -183,10 +180,6 @@ def _accumulator(kernels: Any, dtype: torch.dtype) -> Any:
 def _precise(dtype: torch.dtype) -> torch.dtype:
     """What sums of such numbers are."""
     return dtype if dtype.itemsize > 2 else torch.float32
-
-
-def _length(dtype: torch.dtype) -> int:
-    return LENGTH // 2 if dtype == torch.float64 else LENGTH
 
 
 def _power_above(count: int) -> int:

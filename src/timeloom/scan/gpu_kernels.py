@@ -1,10 +1,11 @@
 # mypy: ignore-errors
 """The diagonal linear recurrence on a GPU, in Triton: `h[s] = a[s] h[s-1] + b[s]` for many lanes side by side.
 
-A program owns LANES lanes and walks over its chunk of time in tiles of GROUPS · LENGTH steps. Every thread runs the
-LENGTH steps of one group and one lane on its own; the groups' transfers, few as they are, are composed; then every
-step adds what its group's start contributes. Where lanes are few, time is cut into chunks: `transfers_kernel` finds
-what each chunk does to a state, and `diagonal_kernel` composes those of the chunks before its own.
+A program owns a tile: GROUPS · LENGTH steps of LANES lanes, read once and written once. Every thread runs the LENGTH
+steps of one group and one lane on its own; the groups' transfers, few as they are, are composed; then every step adds
+what its group's start contributes. What a tile does to a state is left in memory for the tiles behind it, and a flag
+says so: a tile composes those between it and the last of every WINDOW tiles, which also tells the state that it found.
+So all tiles but one of each WINDOW wait for loads alone, and results do not depend on who was first.
 
 Everything is `(steps, lanes)`, lanes next to one another. s counts steps in the order in which they are taken; with
 REVERSE they lie in memory the other way round. With ADJOINT, b are incoming gradients, and what carries an adjoint into
@@ -19,9 +20,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["diagonal_kernel", "transfers_kernel"]
+__all__ = ["diagonal_kernel"]
 
-SIZES = ["steps", "lanes", "tiles"]
+SIZES = ["steps", "lanes", "blocks"]
 """Not looked at when a kernel is compiled: one compilation for all of them. It also keeps Triton from giving a thread
 four neighbouring lanes, and with them a quarter of the steps: threads would have to talk to one another on every step.
 """
@@ -34,33 +35,46 @@ def compose(a, b, later_a, later_b):
 
 
 @triton.jit
+def moved(product, h):
+    """A product of many elements times a state: where it has overflowed, it leaves an exact zero what it is."""
+    return tl.where(h == 0.0, 0.0, product * h)
+
+
+@triton.jit
+def link(a, b, later_a, later_b):
+    """`compose` for groups and more."""
+    return moved(later_a, a), moved(later_a, b) + later_b
+
+
+@triton.jit
 def load_tile(
     a, b, tile, block, steps, lanes, REVERSE: tl.constexpr, ADJOINT: tl.constexpr, LENGTH: tl.constexpr,
     GROUPS: tl.constexpr, LANES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """A tile's elements, composed from the start of every group on, with the steps and places of all.
+    """A tile's elements, composed from the start of every group on, and their places: [LENGTH, GROUPS · LANES].
 
-    [LENGTH, GROUPS · LANES]: column `g LANES + j` is lane j of group g.
+    Column `g LANES + l` is lane l of group g. Each has so many steps `left`, and at most one more than a group takes.
     """
     column = tl.arange(0, GROUPS * LANES)
     lane = block.to(tl.int64) * LANES + column % LANES
-    j = tl.arange(0, LENGTH)[:, None]
-    s = tile.to(tl.int64) * (GROUPS * LENGTH) + (column // LANES * LENGTH)[None, :]
+    s = tile.to(tl.int64) * (GROUPS * LENGTH) + column // LANES * LENGTH
+    left = tl.where(lane < lanes, tl.minimum(tl.maximum(steps - s, 0), LENGTH + 1), 0).to(tl.int32)
     stride = tl.cast(lanes, tl.int64)
     if REVERSE:
         stride = -stride
-    here = s * stride + lane[None, :] + j * stride
+    first = s * stride + lane
     if REVERSE:
-        here += (tl.cast(steps, tl.int64) - 1) * lanes
-    s += j
-    known = (s < steps) & (lane < lanes)[None, :]
+        first += (tl.cast(steps, tl.int64) - 1) * lanes
+    j = tl.arange(0, LENGTH)[:, None]
+    here = first[None, :] + j * stride
+    left = left[None, :]
     if ADJOINT:
-        x = tl.load(a + (here - stride), mask=known & (s > 0), other=0.0)
+        x = tl.load(a + (here - stride), mask=(j < left) & (j >= (s == 0)[None, :].to(tl.int32)), other=0.0)
     else:
-        x = tl.load(a + here, mask=known, other=0.0)
-    y = tl.load(b + here, mask=known, other=0.0)
+        x = tl.load(a + here, mask=j < left, other=0.0)
+    y = tl.load(b + here, mask=j < left, other=0.0)
     x, y = tl.associative_scan((x.to(ACC), y.to(ACC)), 0, compose)
-    return s, here, known, x, y
+    return x, y, here, left
 
 
 @triton.jit
@@ -69,77 +83,81 @@ def last(x, COUNT: tl.constexpr):
     return tl.sum(tl.where(tl.arange(0, COUNT)[:, None] == COUNT - 1, x, 0.0), 0)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def transfers_kernel(
-    a, b, products, sources, steps, lanes, tiles,
-    REVERSE: tl.constexpr, ADJOINT: tl.constexpr, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr,
-    STAGES: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """What whole chunks of `tiles` tiles do to a state, `h → products h + sources`, both (chunks, lanes).
-
-    From the last tile to the first: what was read last is still in the cache when the second launch begins there.
-    """
-    block, chunk = tl.program_id(0), tl.program_id(1)
-    product = tl.full((LANES,), 1.0, ACC)
-    source = tl.zeros((LANES,), ACC)
-    for i in tl.range(0, tiles, num_stages=STAGES):
-        _, _, _, x, y = load_tile(
-            a, b, chunk * tiles + tiles - 1 - i, block, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, LANES, ACC
-        )
-        x, y = last(x, LENGTH).reshape(GROUPS, LANES), last(y, LENGTH).reshape(GROUPS, LANES)
-        x, y = tl.associative_scan((x, y), 0, compose)
-        product, source = compose(last(x, GROUPS), last(y, GROUPS), product, source)
-    lane = block.to(tl.int64) * LANES + tl.arange(0, LANES)
-    there = chunk.to(tl.int64) * lanes + lane
-    tl.store(products + there, product, mask=lane < lanes)
-    tl.store(sources + there, source, mask=lane < lanes)
+@triton.jit
+def transfers(x, y, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr):
+    """What the groups of a tile do to a state, [GROUPS, LANES]; not a number, where an element is not finite."""
+    product = last(x, LENGTH).reshape(GROUPS, LANES)
+    return product, last(y, LENGTH).reshape(GROUPS, LANES) + product * 0.0
 
 
 @triton.jit
-def carry(state, products, sources, chunk, lane, lanes, CHUNKS: tl.constexpr):
-    """The state before a chunk, from the one before all of them."""
-    c = tl.arange(0, CHUNKS)[:, None]
-    earlier = (c < chunk) & (lane < lanes)[None, :]
-    there = c.to(tl.int64) * lanes + lane[None, :]
-    x = tl.load(products + there, mask=earlier, other=1.0)
-    y = tl.load(sources + there, mask=earlier, other=0.0)
-    x, y = tl.associative_scan((x, y), 0, compose)
-    return last(x, CHUNKS) * state + last(y, CHUNKS)
+def tell(flags, at, value):
+    """All that this program has stored is there before the flag is."""
+    tl.debug_barrier()
+    tl.atomic_xchg(flags + at, value, sem="release")
+
+
+@triton.jit
+def hear(state, flags, products, sources, starts, tile, block, blocks, lane, lanes, WINDOW: tl.constexpr):
+    """The state before a tile, `state` being the one before all of them."""
+    base = (tile - 1) // WINDOW * WINDOW
+    i = base + tl.arange(0, WINDOW)
+    before = i < tile
+    wanted = tl.where((i == base) & (base > 0), 2, 1)
+    waiting = 1
+    while waiting > 0:
+        told = tl.load(flags + i * blocks + block, mask=before, other=2, volatile=True)
+        waiting = tl.sum((told < wanted).to(tl.int32), 0)
+    tl.atomic_add(flags + tile * blocks + block, 0, sem="acq_rel")  # nothing is read before that
+    tl.debug_barrier()
+    there = i.to(tl.int64)[:, None] * lanes + lane[None, :]
+    known = before[:, None] & (lane < lanes)[None, :]
+    x = tl.load(products + there, mask=known, other=1.0, cache_modifier=".cg")
+    y = tl.load(sources + there, mask=known, other=0.0, cache_modifier=".cg")
+    x, y = tl.associative_scan((x, y), 0, link)
+    at = (base // WINDOW).to(tl.int64) * lanes + lane
+    start = tl.load(starts + at, mask=tl.where(lane < lanes, base, 0) > 0, other=0.0, cache_modifier=".cg")
+    return moved(last(x, WINDOW), tl.where(base > 0, start, state)) + last(y, WINDOW)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def diagonal_kernel(
-    a, b, h0, h, states, d_a, products, sources, steps, lanes, tiles,
-    REVERSE: tl.constexpr, ADJOINT: tl.constexpr, SLOPES: tl.constexpr, CHUNKS: tl.constexpr, LENGTH: tl.constexpr,
-    GROUPS: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
+    a, b, h0, h, states, d_a, flags, products, sources, starts, steps, lanes, blocks,
+    REVERSE: tl.constexpr, ADJOINT: tl.constexpr, SLOPES: tl.constexpr, WINDOW: tl.constexpr, LENGTH: tl.constexpr,
+    GROUPS: tl.constexpr, LANES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """All states `h` of a chunk; with ADJOINT all adjoints, from nothing, and with SLOPES `d_a` from the `states` too.
+    """All states `h`; with ADJOINT all adjoints, from nothing, and with SLOPES `d_a` from the `states` too.
 
-    CHUNKS: number of chunks, rounded up to a power of two.
+    `flags` (tiles, blocks of lanes) are 0 at first: 1 says that a tile's `products` and `sources` (tiles, lanes) are
+    there, 2 that its state in `starts` is, too. WINDOW is 0 where one tile holds all steps.
     """
-    block, chunk = tl.program_id(0), tl.program_id(1)
+    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     lane = block.to(tl.int64) * LANES + tl.arange(0, LANES)
     initial = tl.load(h0 + lane, mask=lane < lanes, other=0.0).to(ACC)
     state = tl.zeros((LANES,), ACC) if ADJOINT else initial
-    if CHUNKS > 1:
-        state = carry(state, products, sources, chunk, lane, lanes, CHUNKS)
-    if SLOPES:
-        first = (initial[None, :] + tl.zeros((GROUPS, LANES), ACC)).reshape(1, GROUPS * LANES)
+    x, y, here, left = load_tile(a, b, tile, block, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, LANES, ACC)
+    product, source = transfers(x, y, LENGTH, GROUPS, LANES)
+    product, source = tl.associative_scan((product, source), 0, link)  # [GROUPS, LANES]
+    if WINDOW > 0:
+        there = tile.to(tl.int64) * lanes + lane
+        tl.store(products + there, last(product, GROUPS), mask=lane < lanes)
+        tl.store(sources + there, last(source, GROUPS), mask=lane < lanes)
+        tell(flags, tile * blocks + block, 1)
+        if tile > 0:
+            state = hear(state, flags, products, sources, starts, tile, block, blocks, lane, lanes, WINDOW)
+            if tile % WINDOW == 0:
+                tl.store(starts + (tile // WINDOW).to(tl.int64) * lanes + lane, state, mask=lane < lanes)
+                tell(flags, tile * blocks + block, 2)
     group = tl.arange(0, GROUPS)[:, None]
     previous = tl.maximum(group - 1, 0) + tl.zeros((GROUPS, LANES), tl.int32)
-    for i in tl.range(0, tiles, num_stages=STAGES):
-        s, here, known, x, y = load_tile(
-            a, b, chunk * tiles + i, block, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, LANES, ACC
-        )
-        product, source = last(x, LENGTH).reshape(GROUPS, LANES), last(y, LENGTH).reshape(GROUPS, LANES)
-        source = tl.where(group == 0, product * state[None, :] + source, source)
-        _, ends = tl.associative_scan((product, source), 0, compose)  # [GROUPS, LANES]
-        starts = tl.where(group == 0, state[None, :], tl.gather(ends, previous, 0))
-        state = last(ends, GROUPS)
-        y += x * starts.reshape(1, GROUPS * LANES)
-        tl.store(h + here, y.to(h.dtype.element_ty), mask=known)
-        if SLOPES:
-            inner = s + 1 < steps
-            entered = tl.load(states + (here - lanes if REVERSE else here + lanes), mask=known & inner, other=0.0)
-            entered = tl.where(inner, entered.to(ACC), first)
-            tl.store(d_a + here, (y * entered).to(d_a.dtype.element_ty), mask=known)
+    ends = moved(product, state[None, :]) + source
+    entries = tl.where(group == 0, state[None, :], tl.gather(ends, previous, 0))
+    y += x * entries.reshape(1, GROUPS * LANES)
+    j = tl.arange(0, LENGTH)[:, None]
+    tl.store(h + here, y.to(h.dtype.element_ty), mask=j < left)
+    if SLOPES:
+        first = (initial[None, :] + tl.zeros((GROUPS, LANES), ACC)).reshape(1, GROUPS * LANES)
+        inner = j + 1 < left
+        entered = tl.load(states + (here - lanes if REVERSE else here + lanes), mask=inner, other=0.0)
+        entered = tl.where(inner, entered.to(ACC), first)
+        tl.store(d_a + here, (y * entered).to(d_a.dtype.element_ty), mask=j < left)

@@ -43,11 +43,17 @@ def load_step(
     return x.to(ACC), y.to(ACC), here
 
 
+@triton.jit
+def weighted(x, h, PRODUCTS: tl.constexpr):
+    """`x h`; if x are PRODUCTS of many matrices that may have overflowed, they leave an exact zero what it is."""
+    return tl.where(h == 0.0, 0.0, x * h) if PRODUCTS else x * h
+
+
 @triton.jit(do_not_specialize=SIZES)
 def transfers_kernel(
     a, b, products, sources, steps, rows, inner, length, chains,
-    REVERSE: tl.constexpr, TRANSPOSE: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, CHAINS: tl.constexpr,
-    STAGES: tl.constexpr, ACC: tl.constexpr,
+    REVERSE: tl.constexpr, TRANSPOSE: tl.constexpr, PRODUCTS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
+    CHAINS: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """What whole chunks do to a state, `h → products h + sources`: (chains, SIZE, SIZE) and (chains, SIZE)."""
     chain = tl.program_id(0).to(tl.int64) * CHAINS + tl.arange(0, CHAINS)
@@ -60,8 +66,8 @@ def transfers_kernel(
     source = tl.zeros((CHAINS, PADDED), ACC)
     for step in tl.range(0, length, num_stages=STAGES):
         x, y, _ = load_step(a, b, begin + step, row, alive, steps, rows, inner, REVERSE, TRANSPOSE, SIZE, PADDED, ACC)
-        product = tl.sum(x[:, :, :, None] * product[:, None, :, :], 2)
-        source = tl.sum(x * source[:, None, :], 2) + y
+        product = tl.sum(weighted(x[:, :, :, None], product[:, None, :, :], PRODUCTS), 2)
+        source = tl.sum(weighted(x, source[:, None, :], PRODUCTS), 2) + y
         if SIZE != PADDED:  # 0 · ∞ is not 0
             product = tl.where(real[None, :, None], product, 0.0)
             source = tl.where(real[None, :], source, 0.0)
@@ -74,8 +80,8 @@ def transfers_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def matrix_kernel(
     a, b, h0, ends, h, steps, rows, inner, length, chains,
-    REVERSE: tl.constexpr, TRANSPOSE: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, CHAINS: tl.constexpr,
-    STAGES: tl.constexpr, CHUNKED: tl.constexpr, ACC: tl.constexpr,
+    REVERSE: tl.constexpr, TRANSPOSE: tl.constexpr, PRODUCTS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
+    CHAINS: tl.constexpr, STAGES: tl.constexpr, CHUNKED: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """All states h: the first chunk from h0 (rows, SIZE), with CHUNKED the others from the `ends` of those before."""
     chain = tl.program_id(0).to(tl.int64) * CHAINS + tl.arange(0, CHAINS)
@@ -92,7 +98,7 @@ def matrix_kernel(
         x, y, here = load_step(
             a, b, begin + step, row, alive, steps, rows, inner, REVERSE, TRANSPOSE, SIZE, PADDED, ACC
         )
-        state = tl.sum(x * state[:, None, :], 2) + y
+        state = tl.sum(weighted(x, state[:, None, :], PRODUCTS), 2) + y
         if SIZE != PADDED:  # 0 · ∞ is not 0
             state = tl.where(real, state, 0.0)
         tl.store(h + here, state.to(h.dtype.element_ty), mask=alive[:, None] & real)

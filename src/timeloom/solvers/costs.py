@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,14 +12,15 @@ import torch
 from timeloom.cells.generic import GenericCell
 from timeloom.problem import Recurrence
 from timeloom.sweep import CPUSweeper, GPUSweeper, WideSweeper
+from timeloom.sweep.gpu import LARGEST, ROWS
 
-UNITS_THAT_FILL_A_GPU = 270_000
-"""Units of all rows together up to which a step of the GPU's fused sweep takes the same time."""
-ROWS_THAT_FILL_A_GPU = 8000
-"""Rows up to which it does so, however narrow they are."""
+TWO_ON_A_MULTIPROCESSOR = 32
+"""Units up to which two programs of the GPU's fused sweep run side by side on a multiprocessor as fast as one."""
 NEWTON_UP_TO = 16
 """Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
 NEWTON_UP_TO_ON_GPU = 64
+MOST_STEPS = 2**40
+"""No sequence is longer."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,21 @@ def step_cost(problem: Recurrence) -> StepCost:
     if CPUSweeper.supports(problem):
         return StepCost(0.5, torch.get_num_threads())
     size, n = problem.cell.size, problem.cell.parts[0]
-    if GPUSweeper.supports(problem):
-        return StepCost(filled_by=min(ROWS_THAT_FILL_A_GPU, UNITS_THAT_FILL_A_GPU / n))
-    if WideSweeper.supports(problem):
-        return StepCost(8 / (2e-8 * n * n + 1.1e-5 * n))  # microseconds of a launch, and of a row
+    if has_kernels_on_gpu(problem):
+        return cost_on_gpu(n, n > LARGEST[str(problem.cell.kernel)], problem.u.device)
     microseconds_per_row = 6e-5 * size * size + 0.01 * size
     if problem.u.device.type != "cpu":
         return StepCost(6000 / microseconds_per_row)
     return StepCost(60 / microseconds_per_row, torch.get_num_threads())
+
+
+@lru_cache(maxsize=64)
+def cost_on_gpu(n: int, wide: bool, device: torch.device) -> StepCost:
+    """What a step of n units costs by the GPU's kernels."""
+    if wide:
+        return StepCost(8 / (2e-8 * n * n + 1.1e-5 * n))  # microseconds of a launch, and of a row
+    programs = torch.cuda.get_device_properties(device).multi_processor_count
+    return StepCost(filled_by=ROWS * programs * (2 if n <= TWO_ON_A_MULTIPROCESSOR else 1))
 
 
 def cost_of(steps: int, batch: int, chunk: int, warmup: int, cost: StepCost) -> float:
@@ -70,6 +79,18 @@ def cheapest(steps: int, batch: int, warmup: int, cost: StepCost, within_chunk: 
             best, best_cost = (chunk, warmup), total
         chunks *= 2
     return best
+
+
+@lru_cache(maxsize=256)
+def fewest_to_cut(batch: int, warmup: int, cost: StepCost) -> int | None:
+    """Steps from which on several chunks take less time than one; None where they never do."""
+    if not _is_cut(MOST_STEPS, batch, warmup, cost):
+        return None
+    return bisect_left(range(MOST_STEPS), True, key=lambda steps: _is_cut(steps, batch, warmup, cost))
+
+
+def _is_cut(steps: int, batch: int, warmup: int, cost: StepCost) -> bool:
+    return cheapest(steps, batch, warmup, cost)[0] < steps
 
 
 def copies_inputs(problem: Recurrence) -> bool:

@@ -17,7 +17,7 @@ LARGEST = 16
 # Diagonal elements
 THREADS = 256
 """Threads of a program: as many as a tile has groups of steps, times lanes."""
-LENGTH = 32
+LENGTH = 16
 """Most steps that a thread takes on its own; half as many in float64."""
 ROW = 256
 """Bytes of neighbouring lanes that a program owns, at most."""
@@ -109,7 +109,8 @@ def _diagonal(
     gpu_kernels.diagonal_kernel[(tiles * blocks,)](
         *tensors, steps, lanes, blocks,
         REVERSE=reverse, ADJOINT=adjoint, SLOPES=d_a is not None, WINDOW=window if tiles > 1 else 0, LENGTH=length,
-        GROUPS=THREADS // wide, LANES=wide, ACC=_accumulator(gpu_kernels, b.dtype), num_warps=max(1, THREADS // 32),
+        GROUPS=THREADS // wide, LANES=wide, INDEX=_index(gpu_kernels, THREADS // wide * length * lanes),
+        ACC=_accumulator(gpu_kernels, b.dtype), num_warps=max(1, THREADS // 32),
     )  # fmt: skip
 
 
@@ -170,6 +171,11 @@ def _matrices(
     gpu_matrix_kernels.matrix_kernel[(-(-chains // applied),)](
         a, b, h0, ends, h, *sizes, chains, CHAINS=applied, CHUNKED=chunks > 1, **options
     )
+
+
+def _index(kernels: Any, numbers: int) -> Any:
+    """Triton's type for so many numbers and those beside them."""
+    return kernels.tl.int32 if 2 * numbers < 2**31 else kernels.tl.int64
 
 
 def _accumulator(kernels: Any, dtype: torch.dtype) -> Any:

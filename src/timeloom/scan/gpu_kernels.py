@@ -48,33 +48,35 @@ def link(a, b, later_a, later_b):
 
 @triton.jit
 def load_tile(
-    a, b, tile, block, steps, lanes, REVERSE: tl.constexpr, ADJOINT: tl.constexpr, LENGTH: tl.constexpr,
-    GROUPS: tl.constexpr, LANES: tl.constexpr, ACC: tl.constexpr,
+    a, b, tile, lane, steps, lanes, REVERSE: tl.constexpr, ADJOINT: tl.constexpr, LENGTH: tl.constexpr,
+    GROUPS: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """A tile's elements, composed from the start of every group on, and their places: [LENGTH, GROUPS · LANES].
+    """A tile's elements, composed from the start of every group on, [LENGTH, GROUPS · LANES]; the first one's place in
+    memory, and those of all behind it.
 
-    Column `g LANES + l` is lane l of group g. Each has so many steps `left`, and at most one more than a group takes.
+    `lane` says each column's; the columns of a group stand together. Each has so many steps `left`, and at most one
+    more than a group takes.
     """
-    column = tl.arange(0, GROUPS * LANES)
-    lane = block.to(tl.int64) * LANES + column % LANES
-    s = tile.to(tl.int64) * (GROUPS * LENGTH) + column // LANES * LENGTH
+    COLUMNS: tl.constexpr = lane.shape[0]
+    group = tl.arange(0, COLUMNS) // (COLUMNS // GROUPS)
+    begin = tile.to(tl.int64) * (GROUPS * LENGTH)
+    s = begin + group * LENGTH
     left = tl.where(lane < lanes, tl.minimum(tl.maximum(steps - s, 0), LENGTH + 1), 0).to(tl.int32)
-    stride = tl.cast(lanes, tl.int64)
+    origin = begin * lanes
+    stride = tl.cast(lanes, INDEX)
     if REVERSE:
+        origin = (steps - 1 - begin) * lanes
         stride = -stride
-    first = s * stride + lane
-    if REVERSE:
-        first += (tl.cast(steps, tl.int64) - 1) * lanes
     j = tl.arange(0, LENGTH)[:, None]
-    here = first[None, :] + j * stride
+    here = (group * LENGTH)[None, :].to(INDEX) * stride + lane[None, :].to(INDEX) + j * stride
     left = left[None, :]
     if ADJOINT:
-        x = tl.load(a + (here - stride), mask=(j < left) & (j >= (s == 0)[None, :].to(tl.int32)), other=0.0)
+        x = tl.load(a + origin + (here - stride), mask=(j < left) & (j >= (s == 0)[None, :].to(tl.int32)), other=0.0)
     else:
-        x = tl.load(a + here, mask=j < left, other=0.0)
-    y = tl.load(b + here, mask=j < left, other=0.0)
+        x = tl.load(a + origin + here, mask=j < left, other=0.0)
+    y = tl.load(b + origin + here, mask=j < left, other=0.0)
     x, y = tl.associative_scan((x.to(ACC), y.to(ACC)), 0, compose)
-    return x, y, here, left
+    return x, y, origin, here, left
 
 
 @triton.jit
@@ -124,18 +126,20 @@ def hear(state, flags, products, sources, starts, tile, block, blocks, lane, lan
 def diagonal_kernel(
     a, b, h0, h, states, d_a, flags, products, sources, starts, steps, lanes, blocks,
     REVERSE: tl.constexpr, ADJOINT: tl.constexpr, SLOPES: tl.constexpr, WINDOW: tl.constexpr, LENGTH: tl.constexpr,
-    GROUPS: tl.constexpr, LANES: tl.constexpr, ACC: tl.constexpr,
+    GROUPS: tl.constexpr, LANES: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """All states `h`; with ADJOINT all adjoints, from nothing, and with SLOPES `d_a` from the `states` too.
 
     `flags` (tiles, blocks of lanes) are 0 at first: 1 says that a tile's `products` and `sources` (tiles, lanes) are
-    there, 2 that its state in `starts` is, too. WINDOW is 0 where one tile holds all steps.
+    there, 2 that its state in `starts` is, too. WINDOW is 0 where one tile holds all steps. INDEX is a type that holds
+    places inside a tile.
     """
     tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     lane = block.to(tl.int64) * LANES + tl.arange(0, LANES)
     initial = tl.load(h0 + lane, mask=lane < lanes, other=0.0).to(ACC)
     state = tl.zeros((LANES,), ACC) if ADJOINT else initial
-    x, y, here, left = load_tile(a, b, tile, block, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, LANES, ACC)
+    column = block.to(tl.int64) * LANES + tl.arange(0, GROUPS * LANES) % LANES
+    x, y, origin, here, left = load_tile(a, b, tile, column, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, INDEX, ACC)
     product, source = transfers(x, y, LENGTH, GROUPS, LANES)
     product, source = tl.associative_scan((product, source), 0, link)  # [GROUPS, LANES]
     if WINDOW > 0:
@@ -154,10 +158,10 @@ def diagonal_kernel(
     entries = tl.where(group == 0, state[None, :], tl.gather(ends, previous, 0))
     y += x * entries.reshape(1, GROUPS * LANES)
     j = tl.arange(0, LENGTH)[:, None]
-    tl.store(h + here, y.to(h.dtype.element_ty), mask=j < left)
+    tl.store(h + origin + here, y.to(h.dtype.element_ty), mask=j < left)
     if SLOPES:
         first = (initial[None, :] + tl.zeros((GROUPS, LANES), ACC)).reshape(1, GROUPS * LANES)
         inner = j + 1 < left
-        entered = tl.load(states + (here - lanes if REVERSE else here + lanes), mask=inner, other=0.0)
+        entered = tl.load(states + origin + (here - lanes if REVERSE else here + lanes), mask=inner, other=0.0)
         entered = tl.where(inner, entered.to(ACC), first)
-        tl.store(d_a + here, (y * entered).to(d_a.dtype.element_ty), mask=j < left)
+        tl.store(d_a + origin + here, (y * entered).to(d_a.dtype.element_ty), mask=j < left)

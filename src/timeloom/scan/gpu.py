@@ -18,13 +18,19 @@ LARGEST = 16
 THREADS = 256
 """Threads of a program: as many as a tile has groups of steps, times lanes."""
 LENGTH = 16
-"""Most steps that a thread takes on its own; half as many in float64."""
+"""Most steps that a thread takes on its own in a tile; half as many in float64."""
 ROW = 256
 """Bytes of neighbouring lanes that a program owns, at most."""
+PROGRAMS = 264
+"""Programs that are in flight together, two on each of 132 processors."""
+ALONE = 128
+"""Programs that keep the memory busy, each walking over all of time."""
+TILES = 4
+"""Most tiles of a chunk otherwise: those of all programs in flight stay in the cache until they are read again."""
+REGISTERS = 128
+"""Of a thread: two programs fit on a processor."""
 WINDOWS = (16, 64)
-"""Tiles behind each that tells a state: few where many lanes keep the GPU busy, more where time alone does."""
-TILES_AT_ONCE = 264
-"""Tiles that are in flight together, two on each of 132 processors."""
+"""Chunks behind each that tells a state: few where many lanes keep the GPU busy, more where time alone does."""
 
 # Matrices
 ENTRIES = (256, 512)
@@ -98,30 +104,34 @@ def _diagonal(
     steps, lanes = len(b), h0.numel()
     if lanes == 0:
         return
-    wide, length, tiles, window = _tiling(steps, lanes, b.dtype)
+    wide, length, tiles, chunks, window = _tiling(steps, lanes, b.dtype)
     blocks = -(-lanes // wide)
     flags = products = sources = starts = None
-    if tiles > 1:
-        flags = torch.zeros(tiles * blocks, dtype=torch.int32, device=b.device)
-        products, sources = b.new_empty(2, tiles, lanes, dtype=_precise(b.dtype)).unbind()
-        starts = torch.empty_like(products[: -(-tiles // window)])
+    if chunks > 1:
+        flags = torch.zeros(chunks * blocks, dtype=torch.int32, device=b.device)
+        products, sources = b.new_empty(2, chunks, lanes, dtype=_precise(b.dtype)).unbind()
+        starts = torch.empty_like(products[: -(-chunks // window)])
     tensors = (a, b, h0, h, states, d_a, flags, products, sources, starts)
-    gpu_kernels.diagonal_kernel[(tiles * blocks,)](
-        *tensors, steps, lanes, blocks,
-        REVERSE=reverse, ADJOINT=adjoint, SLOPES=d_a is not None, WINDOW=window if tiles > 1 else 0, LENGTH=length,
+    gpu_kernels.diagonal_kernel[(chunks * blocks,)](
+        *tensors, steps, lanes, blocks, tiles,
+        REVERSE=reverse, ADJOINT=adjoint, SLOPES=d_a is not None, WINDOW=window if chunks > 1 else 0, LENGTH=length,
         GROUPS=THREADS // wide, LANES=wide, INDEX=_index(gpu_kernels, THREADS // wide * length * lanes),
-        ACC=_accumulator(gpu_kernels, b.dtype), num_warps=max(1, THREADS // 32),
+        ACC=_accumulator(gpu_kernels, b.dtype), num_warps=max(1, THREADS // 32), maxnreg=REGISTERS,
     )  # fmt: skip
 
 
-def _tiling(steps: int, lanes: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """Lanes of a tile, steps of a thread in it, tiles along time, and their window."""
+def _tiling(steps: int, lanes: int, dtype: torch.dtype) -> tuple[int, int, int, int, int]:
+    """Lanes of a program, steps of a thread in a tile, tiles of a chunk, chunks, and their window."""
     wide = min(ROW // dtype.itemsize, _power_above(lanes), THREADS)
+    if lanes // wide < ALONE <= 2 * lanes // wide:
+        wide //= 2
     groups, most = THREADS // wide, LENGTH // 2 if dtype == torch.float64 else LENGTH
     length = min(most, _power_above(-(-steps // groups)))
+    blocks, all_tiles = -(-lanes // wide), -(-steps // (groups * length))
+    tiles = all_tiles if blocks >= ALONE else max(1, min(TILES, all_tiles * blocks // PROGRAMS))
     least, longest = WINDOWS
-    window = max(least, min(longest, _power_above(TILES_AT_ONCE * wide // lanes)))
-    return wide, length, -(-steps // (groups * length)), window
+    window = max(least, min(longest, _power_above(-(-PROGRAMS // blocks))))
+    return wide, length, tiles, -(-all_tiles // tiles), window
 
 
 def _matrices(

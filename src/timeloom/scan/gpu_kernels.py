@@ -1,11 +1,12 @@
 # mypy: ignore-errors
 """The diagonal linear recurrence on a GPU, in Triton: `h[s] = a[s] h[s-1] + b[s]` for many lanes side by side.
 
-A program owns a tile: GROUPS · LENGTH steps of LANES lanes, read once and written once. Every thread runs the LENGTH
-steps of one group and one lane on its own; the groups' transfers, few as they are, are composed; then every step adds
-what its group's start contributes. What a tile does to a state is left in memory for the tiles behind it, and a flag
-says so: a tile composes those between it and the last of every WINDOW tiles, which also tells the state that it found.
-So all tiles but one of each WINDOW wait for loads alone, and results do not depend on who was first.
+A program owns a chunk of time for LANES lanes, and walks over it in tiles of GROUPS · LENGTH steps. Every thread runs
+the LENGTH steps of one group and one lane on its own; the groups' transfers, few as they are, are composed; then every
+step adds what its group's start contributes. What a chunk does to a state is found first and left in memory for the
+chunks behind it, and a flag says so: a chunk composes those between it and the last of every WINDOW, which also tells
+the state that it found. So all chunks but one of each WINDOW wait for loads alone, and results do not depend on who was
+first. Then the chunk is read again, from the cache, and its states are written: memory sees everything once.
 
 Everything is `(steps, lanes)`, lanes next to one another. s counts steps in the order in which they are taken; with
 REVERSE they lie in memory the other way round. With ADJOINT, b are incoming gradients, and what carries an adjoint into
@@ -22,7 +23,7 @@ import triton.language as tl
 
 __all__ = ["diagonal_kernel"]
 
-SIZES = ["steps", "lanes", "blocks"]
+SIZES = ["steps", "lanes", "blocks", "tiles"]
 """Not looked at when a kernel is compiled: one compilation for all of them. It also keeps Triton from giving a thread
 four neighbouring lanes, and with them a quarter of the steps: threads would have to talk to one another on every step.
 """
@@ -100,17 +101,17 @@ def tell(flags, at, value):
 
 
 @triton.jit
-def hear(state, flags, products, sources, starts, tile, block, blocks, lane, lanes, WINDOW: tl.constexpr):
-    """The state before a tile, `state` being the one before all of them."""
-    base = (tile - 1) // WINDOW * WINDOW
+def hear(state, flags, products, sources, starts, chunk, block, blocks, lane, lanes, WINDOW: tl.constexpr):
+    """The state before a chunk, `state` being the one before all of them."""
+    base = (chunk - 1) // WINDOW * WINDOW
     i = base + tl.arange(0, WINDOW)
-    before = i < tile
+    before = i < chunk
     wanted = tl.where((i == base) & (base > 0), 2, 1)
     waiting = 1
     while waiting > 0:
         told = tl.load(flags + i * blocks + block, mask=before, other=2, volatile=True)
         waiting = tl.sum((told < wanted).to(tl.int32), 0)
-    tl.atomic_add(flags + tile * blocks + block, 0, sem="acq_rel")  # nothing is read before that
+    tl.atomic_add(flags + chunk * blocks + block, 0, sem="acq_rel")  # nothing is read before that
     tl.debug_barrier()
     there = i.to(tl.int64)[:, None] * lanes + lane[None, :]
     known = before[:, None] & (lane < lanes)[None, :]
@@ -124,44 +125,57 @@ def hear(state, flags, products, sources, starts, tile, block, blocks, lane, lan
 
 @triton.jit(do_not_specialize=SIZES)
 def diagonal_kernel(
-    a, b, h0, h, states, d_a, flags, products, sources, starts, steps, lanes, blocks,
+    a, b, h0, h, states, d_a, flags, products, sources, starts, steps, lanes, blocks, tiles,
     REVERSE: tl.constexpr, ADJOINT: tl.constexpr, SLOPES: tl.constexpr, WINDOW: tl.constexpr, LENGTH: tl.constexpr,
     GROUPS: tl.constexpr, LANES: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """All states `h`; with ADJOINT all adjoints, from nothing, and with SLOPES `d_a` from the `states` too.
 
-    `flags` (tiles, blocks of lanes) are 0 at first: 1 says that a tile's `products` and `sources` (tiles, lanes) are
-    there, 2 that its state in `starts` is, too. WINDOW is 0 where one tile holds all steps. INDEX is a type that holds
-    places inside a tile.
+    `flags` (chunks, blocks of lanes) are 0 at first: 1 says that a chunk's `products` and `sources` (chunks, lanes) are
+    there, 2 that its state in `starts` is, too. A chunk has so many `tiles`. WINDOW is 0 where one chunk holds all
+    steps. INDEX is a type that holds places inside a tile.
     """
-    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    chunk, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     lane = block.to(tl.int64) * LANES + tl.arange(0, LANES)
+    column = block.to(tl.int64) * LANES + tl.arange(0, GROUPS * LANES) % LANES
     initial = tl.load(h0 + lane, mask=lane < lanes, other=0.0).to(ACC)
     state = tl.zeros((LANES,), ACC) if ADJOINT else initial
-    column = block.to(tl.int64) * LANES + tl.arange(0, GROUPS * LANES) % LANES
-    x, y, origin, here, left = load_tile(a, b, tile, column, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, INDEX, ACC)
-    product, source = transfers(x, y, LENGTH, GROUPS, LANES)
-    product, source = tl.associative_scan((product, source), 0, link)  # [GROUPS, LANES]
     if WINDOW > 0:
-        there = tile.to(tl.int64) * lanes + lane
-        tl.store(products + there, last(product, GROUPS), mask=lane < lanes)
-        tl.store(sources + there, last(source, GROUPS), mask=lane < lanes)
-        tell(flags, tile * blocks + block, 1)
-        if tile > 0:
-            state = hear(state, flags, products, sources, starts, tile, block, blocks, lane, lanes, WINDOW)
-            if tile % WINDOW == 0:
-                tl.store(starts + (tile // WINDOW).to(tl.int64) * lanes + lane, state, mask=lane < lanes)
-                tell(flags, tile * blocks + block, 2)
+        factor = tl.full((LANES,), 1.0, ACC)
+        summand = tl.zeros((LANES,), ACC)
+        for i in range(tiles):
+            x, y, _, _, _ = load_tile(
+                a, b, chunk * tiles + i, column, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, INDEX, ACC
+            )
+            x, y = transfers(x, y, LENGTH, GROUPS, LANES)
+            x, y = tl.associative_scan((x, y), 0, link)
+            factor, summand = link(factor, summand, last(x, GROUPS), last(y, GROUPS))
+        there = chunk.to(tl.int64) * lanes + lane
+        tl.store(products + there, factor, mask=lane < lanes)
+        tl.store(sources + there, summand, mask=lane < lanes)
+        tell(flags, chunk * blocks + block, 1)
+        if chunk > 0:
+            state = hear(state, flags, products, sources, starts, chunk, block, blocks, lane, lanes, WINDOW)
+            if chunk % WINDOW == 0:
+                tl.store(starts + (chunk // WINDOW).to(tl.int64) * lanes + lane, state, mask=lane < lanes)
+                tell(flags, chunk * blocks + block, 2)
     group = tl.arange(0, GROUPS)[:, None]
     previous = tl.maximum(group - 1, 0) + tl.zeros((GROUPS, LANES), tl.int32)
-    ends = moved(product, state[None, :]) + source
-    entries = tl.where(group == 0, state[None, :], tl.gather(ends, previous, 0))
-    y += x * entries.reshape(1, GROUPS * LANES)
     j = tl.arange(0, LENGTH)[:, None]
-    tl.store(h + origin + here, y.to(h.dtype.element_ty), mask=j < left)
-    if SLOPES:
-        first = (initial[None, :] + tl.zeros((GROUPS, LANES), ACC)).reshape(1, GROUPS * LANES)
-        inner = j + 1 < left
-        entered = tl.load(states + origin + (here - lanes if REVERSE else here + lanes), mask=inner, other=0.0)
-        entered = tl.where(inner, entered.to(ACC), first)
-        tl.store(d_a + origin + here, (y * entered).to(d_a.dtype.element_ty), mask=j < left)
+    for i in range(tiles):
+        x, y, origin, here, left = load_tile(
+            a, b, chunk * tiles + i, column, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, INDEX, ACC
+        )
+        product, source = transfers(x, y, LENGTH, GROUPS, LANES)
+        source = tl.where(group == 0, moved(product, state[None, :]) + source, source)
+        _, ends = tl.associative_scan((product, source), 0, link)  # [GROUPS, LANES]
+        entries = tl.where(group == 0, state[None, :], tl.gather(ends, previous, 0))
+        state = last(ends, GROUPS)
+        y += x * entries.reshape(1, GROUPS * LANES)
+        tl.store(h + origin + here, y.to(h.dtype.element_ty), mask=j < left)
+        if SLOPES:
+            first = (initial[None, :] + tl.zeros((GROUPS, LANES), ACC)).reshape(1, GROUPS * LANES)
+            inner = j + 1 < left
+            entered = tl.load(states + origin + (here - lanes if REVERSE else here + lanes), mask=inner, other=0.0)
+            entered = tl.where(inner, entered.to(ACC), first)
+            tl.store(d_a + origin + here, (y * entered).to(d_a.dtype.element_ty), mask=j < left)

@@ -382,6 +382,19 @@ def test_copies_changes_of_solver_and_dtype_and_the_end() -> None:
         handles.module_of(handle)
 
 
+@pytest.mark.parametrize(("before", "after"), [("sequential", CHUNKS), (CHUNKS, "sequential"), ("auto", "deer")])
+@pytest.mark.parametrize("make", [tl.GRU, tl.LSTM])
+def test_a_change_of_solver_between_the_passes(make: Any, before: Any, after: Any) -> None:
+    """Where torch's own layer ran forward, nothing is kept for a backward pass of ours."""
+    torch.manual_seed(0)
+    layer, x = make(D, 5, solver=before), torch.randn(20, B, D)
+    loss = whole(layer)(x)[0].square().sum()
+    layer.solver = after
+    expected = torch.autograd.grad(layer(x)[0].square().sum(), list(layer.parameters()))
+    for one, other in zip(torch.autograd.grad(loss, list(layer.parameters())), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_failure_inside_a_graph_says_what_happened() -> None:
     torch.manual_seed(0)
     layer = tl.GRU(D, 5, solver=Shooting(chunk=2, warmup=0, max_iters=1, on_divergence="raise"))

@@ -109,7 +109,7 @@ def _like_solve(
     final = like.new_empty(batch, cell.size)
     if not own or not taped:
         return states[0], final, []
-    width = 0 if kind is None else kind.tape_width(str(cell.kernel), cell.parts[0])
+    width = _tape_width(cell, kind)
     return states[0], final, states[1:] + ([like.new_empty(steps, batch, width)] if width else [])
 
 
@@ -175,7 +175,7 @@ def _solve_backward(
     module, live, ragged = module_of(handle), (x, initial, w_ih, w_hh, b_ih, b_hh, w_hr), (lengths, resets)
     grads = (None if d_states is None else d_states[1:], d_final)
     with torch.autocast(x.device.type, enabled=False):
-        if _why_torch(module, x, ragged, taped=True) is None:
+        if _why_torch(module, x, ragged, taped=True) is None and _is_whole(module, live, ragged, kept):
             found = _own_gradients(module, live, ragged, index, [states, *kept], grads, want_x)
         else:
             tape: Tape | None = vars(states).pop(TAPE, None)  # good for one pass
@@ -286,6 +286,19 @@ def _why_torch(module: Recurrent, x: Tensor, ragged: Ragged, taped: bool) -> str
 def _kind_of(cell: Cell, x: Tensor, ragged: Ragged) -> type[Layer] | None:
     """Whose kernels can run the whole layer at once, if any."""
     return express.kind_of(cell, x) if all(marks is None for marks in ragged) else None
+
+
+def _tape_width(cell: Cell, kind: type[Layer] | None) -> int:
+    """Numbers a step that are kept for the backward pass beside the states."""
+    return 0 if kind is None else kind.tape_width(str(cell.kernel), cell.parts[0])
+
+
+def _is_whole(module: Recurrent, live: Live, ragged: Ragged, kept: list[Tensor]) -> bool:
+    """Whether all is there that our backward pass reads. It is not where torch's own layer ran forward, by a solver
+    that was another one then.
+    """
+    cell = module._bare(*live[2:])
+    return len(kept) == len(cell.parts) - 1 + (_tape_width(cell, _kind_of(cell, live[0], ragged)) > 0)
 
 
 def _refuse_capture(x: Tensor) -> None:

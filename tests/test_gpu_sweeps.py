@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
-from timeloom.problem import Recurrence, Segments, cut
+from timeloom.problem import Recurrence, Segments, cut, cut_evenly
 from timeloom.sweep import ReferenceSweeper, gpu_layer, wide
 from timeloom.sweep.gpu import GPUSweeper
 from timeloom.sweep.gpu_layer import GPULayer
@@ -256,6 +257,18 @@ LAYERS += [("by library", "gru", WAYS[2], True), ("by library", "lstm", WAYS[1],
 @pytest.mark.usefixtures("width")
 def test_whole_layers(kernel: str, way: tuple[int, int, int], bias: bool) -> None:
     check_layer(*layers(kernel, bias, 13), way, 2e-6)
+
+
+@pytest.mark.parametrize("width", ["narrow", "wide"], indirect=True)
+@pytest.mark.usefixtures("width")
+def test_a_single_sequence() -> None:
+    """Its number, 0, is told to every chunk: not by one number that kernels would read beyond."""
+    assert all(column.is_contiguous() for column in cut_evenly(13, 1, 4, False).columns)
+    layer, exact, x = layers("gru", True, 13)
+    layer = replace(layer, x=layer.x[:, :1].contiguous(), initial=layer.initial[:1])
+    kept, jump = layer.forward(4, 13, 0.1, True)
+    assert float(jump) < 2e-6
+    torch.testing.assert_close(kept[0][1:].double(), exact(x[:, :1])[0].detach(), rtol=0.0, atol=2e-6)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,9 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class Segments:
-    """Stretches of time to run side by side: row i is `begin[i] ≤ t < end[i]` of sequence `sequence[i]`. CPU, int64."""
+    """Stretches of time to run side by side: row i is `begin[i] ≤ t < end[i]` of sequence `sequence[i]`. CPU, int64,
+    contiguous: kernels read them as they lie.
+    """
 
     sequence: Tensor
     begin: Tensor
@@ -127,8 +129,8 @@ def _cut(steps: int, lengths: Tensor, chunk: int, backwards: bool) -> Segments:
     starts = torch.arange(0, steps, chunk, dtype=torch.int64, device=device)
     starts = (starts.flip(0) if backwards else starts)[:, None]
     begin, end = torch.minimum(starts, lengths), torch.minimum(starts + chunk, lengths)
-    sequence = torch.arange(len(lengths), dtype=torch.int64, device=device).expand(len(starts), -1)
-    return Segments(sequence.reshape(-1), begin.reshape(-1), end.reshape(-1))
+    sequence = torch.arange(len(lengths), dtype=torch.int64, device=device).repeat(len(starts))
+    return Segments(sequence, begin.reshape(-1), end.reshape(-1))
 
 
 def empty_states(

@@ -442,6 +442,18 @@ def test_the_number_of_sweeps_is_learned() -> None:
     assert experience.forgetting is None, "few sweeps: it may forget quickly again"
 
 
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("earlier", [SolveReport.sequential(20, ""), report_of(34, 1e-7)])
+def test_reports_of_plans_before_the_last_tell_no_sweeps(earlier: SolveReport) -> None:
+    """Backward passes may all come at the end: of a short call, and of a long one that was planned behind it."""
+    experience = Experience()
+    experience.learn(report_of(34, 0.8))
+    assert decide(Auto(), problem_of(16384), experience).sweeps == auto_file.SWEEPS
+    experience.learn(corrected_report(9, 1e-4))
+    experience.learn(earlier)
+    assert experience.sweeps == 9
+
+
 def test_sweeps_that_give_up_twice_are_not_tried_for_a_while() -> None:
     experience = Experience()
     for expected in (0, 8):

@@ -114,7 +114,7 @@ class Experience:
         self.fallbacks = self.fallbacks + 1 if report.fell_back else 0
         self.misses += self.uncertified and not self.corrected
         self.uncertified = False
-        if self.correcting:
+        if self.correcting and report.residuals and not report.warmup:  # else it is of an earlier plan
             self._learn_sweeps(report)
         if report.warmup and report.residuals:
             first = report.residuals[0]

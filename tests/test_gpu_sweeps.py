@@ -158,8 +158,13 @@ def test_certificate_is_the_largest_relative_jump(kernel: str) -> None:
     ends[1, 2] += 0.25
     scale = torch.maximum(starts[batch + 1, :5].abs(), ends[1, :5].abs()).max()
     assert float(certify(starts, ends)) == pytest.approx(float(0.25 / scale), rel=1e-5)
+    joint = GPUSweeper(problem).certifier(0.0, fading=True)
+    assert joint is not None
+    scale = torch.maximum(starts[batch + 1].abs(), ends[1].abs()).max()  # of h and c together
+    assert float(joint(starts, ends)) == pytest.approx(float(0.25 / scale), rel=1e-5)
     ends[0, 0] = torch.nan
     assert float(certify(starts, ends)) == torch.inf
+    assert float(joint(starts, ends)) == torch.inf
     assert GPUSweeper(draw(kernel, SIZES[2])).certifier(0.1, fading=False) is None
 
 

@@ -20,6 +20,6 @@ def test_all_kernels_compile(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     compiled = {line.split()[1] for line in done.stdout.splitlines() if line.startswith("compiled ")}
     assert compiled == {
-        "forward_kernel", "slopes_kernel", "adjoint_kernel", "jumps_kernel", "correct_kernel", "forward_step", "adjoint_step",
-        "diagonal_kernel", "transfers_kernel", "matrix_kernel",
+        "forward_kernel", "slopes_kernel", "adjoint_kernel", "jumps_kernel", "correct_kernel", "forward_step",
+        "adjoint_step", "diagonal_kernel", "transfers_kernel", "matrix_kernel",
     }  # fmt: skip

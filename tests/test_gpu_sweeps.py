@@ -287,13 +287,13 @@ def test_long_memory_takes_few_corrected_sweeps(memory: float) -> None:
 @pytest.mark.usefixtures("width")
 def test_the_certificate_of_corrected_sweeps_tells_the_error(sweeps: int) -> None:
     """Jumps add up over a long memory; the certificate is near what they add up to, in both passes."""
-    layer, *_ = layers("gru", True, 160, 6.0)
+    layer, *_ = layers("gru", True, 96, 6.0)
     kept, told = layer.forward(4, 0, 0.1, True, sweeps)
-    truth, _ = layer.forward(160, 0, 0.1, True)
+    truth, _ = layer.forward(96, 0, 0.1, True)
     errors = (kept[0] - truth[0]).abs().amax(-1) / truth[0].abs().amax(-1).clamp(min=0.1)
     assert errors.max() / 3 <= float(told) <= 3 * errors.max()
     incoming = torch.randn_like(truth[0][1:])
-    exact_grads, _ = layer.backward(160, 0, truth, incoming, None, True)
+    exact_grads, _ = layer.backward(96, 0, truth, incoming, None, True)
     grads, told = layer.backward(4, 0, truth, incoming, None, True, sweeps)
     assert grads[1] is not None
     assert exact_grads[1] is not None

@@ -402,6 +402,15 @@ def test_failure_inside_a_graph_says_what_happened() -> None:
         whole(layer)(torch.randn(20, B, D))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [([20, 3, 1], "lengths must have shape"), ([1.0, 2.0], "whole numbers"), ([21, 3], "lengths must lie between")],
+)
+def test_wrong_lengths_are_told_as_outside_of_a_graph(lengths: list[float], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        whole(tl.GRU(D, 5))(torch.randn(20, B, D), lengths=torch.tensor(lengths))
+
+
 @pytest.mark.filterwarnings("ignore:The tensor attributes self.layer._flat_weights")  # by torch's own layers too
 def test_exported_programs_hold_torch_own_layer() -> None:
     torch.manual_seed(0)

@@ -25,7 +25,7 @@ from timeloom.adjoint import refuse_second_order, solve_adjoint
 from timeloom.cells.base import Cell
 from timeloom.nn import native
 from timeloom.nn.handles import module_of
-from timeloom.nn.sequence import check_lengths
+from timeloom.nn.sequence import check_kind_of_lengths, check_lengths
 from timeloom.problem import Recurrence
 from timeloom.recurrence import noting, raise_if_asked
 from timeloom.report import SolveReport
@@ -338,6 +338,7 @@ def _back(ctx: Any, d_states: Tensor | None, d_final: Tensor | None, _: Any) -> 
 
 
 def _like_check_lengths(lengths: Tensor, steps: int, batch: int) -> Tensor:
+    check_kind_of_lengths(lengths, batch)  # before torch stumbles over what comes behind
     return lengths.new_empty(lengths.shape, dtype=torch.int64, device="cpu")
 
 

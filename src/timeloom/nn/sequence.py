@@ -103,16 +103,21 @@ def check_lengths(lengths: Tensor, steps: int, batch: int) -> Tensor:
         if not isinstance(lengths, list | tuple) or not all(isinstance(length, Integral) for length in lengths):
             raise TypeError(f"lengths must be a tensor or a list of {batch} whole numbers, got {lengths!r}")
         lengths = torch.tensor([int(length) for length in lengths], dtype=torch.int64, device="cpu")
-    if lengths.shape != (batch,):
-        raise ValueError(f"lengths must have shape ({batch},), one for each sequence; got {tuple(lengths.shape)}")
-    if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
-        raise TypeError(f"lengths must hold whole numbers, got {lengths.dtype}")
+    check_kind_of_lengths(lengths, batch)
     lengths = lengths.to(device="cpu", dtype=torch.int64, copy=True)
     outside = ((lengths < 0) | (lengths > steps)).nonzero().flatten().tolist()
     if outside:
         worst = int(lengths[outside[0]])
         raise ValueError(f"lengths must lie between 0 and T={steps}; sequence {outside[0]} has length {worst}")
     return lengths
+
+
+def check_kind_of_lengths(lengths: Tensor, batch: int) -> None:
+    """An error where their shape or dtype is wrong; values are not looked at."""
+    if lengths.shape != (batch,):
+        raise ValueError(f"lengths must have shape ({batch},), one for each sequence; got {tuple(lengths.shape)}")
+    if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
+        raise TypeError(f"lengths must hold whole numbers, got {lengths.dtype}")
 
 
 def check_resets(resets: Tensor, steps: int, batch: int, batch_first: bool, device: torch.device) -> Tensor:

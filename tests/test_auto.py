@@ -410,6 +410,8 @@ def test_a_long_memory_is_corrected_in_several_sweeps() -> None:
     assert plan.limit == plan.accepts == auto_file.LEAST_ERROR
     given = decide(Auto(tol=1e-4), problem_of(16384), experience)
     assert given.tolerance == given.limit == 1e-4
+    ragged = replace(problem_of(16384), lengths=torch.tensor([9000]))
+    assert decide(Auto(), ragged, experience).sweeps == 1, "its jumps are looked at sweep by sweep"
     experience.learn(report_of(34, 0.5**34))
     assert decide(Auto(), problem_of(16384), experience).sweeps == 1, "it forgets quickly: a warm-up is cheaper"
 

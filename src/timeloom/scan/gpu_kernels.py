@@ -6,7 +6,8 @@ the LENGTH steps of one group and one lane on its own; the groups' transfers, fe
 step adds what its group's start contributes. What a chunk does to a state is found first and left in memory for the
 chunks behind it, and a flag says so: a chunk composes those between it and the last of every WINDOW, which also tells
 the state that it found. So all chunks but one of each WINDOW wait for loads alone, and results do not depend on who was
-first. Then the chunk is read again, from the cache, and its states are written: memory sees everything once.
+first; a chunk waits only for programs of lower numbers, which GPUs start first. Then the chunk is read again, from the
+cache, and its states are written: memory sees everything once.
 
 Everything is `(steps, lanes)`, lanes next to one another. s counts steps in the order in which they are taken; with
 REVERSE they lie in memory the other way round. With ADJOINT, b are incoming gradients, and what carries an adjoint into

@@ -180,7 +180,8 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience, toleranc
         needed = experience.warmup(tolerance)
         known = "assumed" if experience.forgetting is None else "learned"
         chunk, warmup = cheapest(steps, batch, needed, cost, within)
-        if experience.forgetting is not None and has_kernels_on_gpu(problem):
+        whole = problem.lengths is None and problem.resets is None  # only such layers make several sweeps at once
+        if experience.forgetting is not None and whole and has_kernels_on_gpu(problem):
             corrected, sweeps = _corrected(steps, batch, experience.sweeps or SWEEPS, cost, (chunk, warmup))
         if sweeps > 1:
             chunk, warmup, correction = corrected, 0, "diag"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.distributed.boundaries import Marched, by_part
+from timeloom.distributed.boundaries import Marched, by_part, over_ranks
 from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks, plan_over_ranks
 from timeloom.distributed.solve import (
     Over,
@@ -26,8 +26,7 @@ from timeloom.distributed.solve import (
 from timeloom.express import Bare, Express, Gradients, Lane, Project, Weights, kind_of, solve_again
 from timeloom.problem import Recurrence
 from timeloom.recurrence import Record, noting, raise_if_asked
-from timeloom.report import SolveReport
-from timeloom.solve import SHARE_OF_BOX
+from timeloom.solve import SHARE_OF_BOX, certified
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.sweep.layer import Layer
@@ -107,21 +106,10 @@ def _certify(
     errors = torch.where(joints.unsqueeze(-1), gap / torch.maximum(scale, floor), 0)
     worst = float(torch.maximum(errors.max(), inside.max()))
     same = bool((heard[..., -1] == line.tag).all())
-    if not (same and worst <= plan.inside.tolerance):
+    report = certified(worst, plan.inside, began) if same else None
+    if report is None:
         return None
-    report = SolveReport(
-        solver=f"{plan.inside.method} over {len(line.alive)} ranks",
-        chunk=plan.inside.chunk,
-        iterations=1,
-        residuals=(worst,),
-        tolerance=plan.inside.tolerance,
-        converged=True,
-        fell_back=False,
-        contraction=None,
-        seconds=time.perf_counter() - began,
-        reason=plan.inside.reason,
-        warmup=plan.lead,
-    )
+    report = over_ranks(report, line, plan.lead)
     return Marched(report, all_ends[line.place - 1] if line.place else starts, line.last(all_ends, starts))
 
 

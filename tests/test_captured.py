@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import timeloom as tl
 from timeloom import express, problem
 from timeloom.nn import native
 from timeloom.problem import Recurrence, cut_evenly
+from timeloom.report import SolveReport
 from timeloom.solvers import Shooting
 from timeloom.solvers.costs import StepCost, cheapest, cost_on_gpu, fewest_to_cut
 
@@ -142,3 +144,18 @@ def test_the_fewest_steps_to_cut(batch: int, cost: StepCost) -> None:
     lengths = [2**power for power in range(21)]
     cut = [cheapest(steps, batch, 32, cost)[0] < steps for steps in lengths]
     assert cut == [fewest is not None and steps >= fewest for steps in lengths]
+
+
+def test_a_report_tells_what_a_replay_found() -> None:
+    report = SolveReport("shooting[none]", 8, 1, (math.nan,), 1e-4, False, False, None, 0.0)
+    assert not report.certified
+    number = torch.tensor(5e-5)
+    captured = replace(report, certificate=number)
+    assert captured.certified
+    assert "not read yet" in str(captured)
+    both = replace(captured, backward=replace(report, certificate=2 * number))
+    assert both.certified
+    number.mul_(4)  # a later replay
+    assert not captured.certified
+    assert not replace(both, certificate=torch.tensor(0.0), backward=captured).certified
+    assert SolveReport.sequential(8, "").certified

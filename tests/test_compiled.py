@@ -21,6 +21,7 @@ from timeloom.solvers import Shooting
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
+    pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk"),  # by cuDNN: copies
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # by dynamo itself
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # by inductor itself
 ]
@@ -266,8 +267,7 @@ def test_cuda_graphs(make: Any, steps: int) -> None:
     report = model.get_submodule("layer").reports[0]
     if steps == 4096:
         assert "CUDA graph" in report.reason
-        for each in (report, report.backward):
-            assert each.certificate is None or float(each.certificate) <= each.tolerance
+        assert report.certified
 
 
 OUTSIDE: dict[str, tuple[str, dict[str, Any]]] = {

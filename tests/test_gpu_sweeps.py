@@ -156,8 +156,13 @@ def test_certificate_is_the_largest_relative_jump(kernel: str) -> None:
     ends[1, 2] += 0.25
     scale = torch.maximum(starts[batch + 1, :5].abs(), ends[1, :5].abs()).max()
     assert float(certify(starts, ends)) == pytest.approx(float(0.25 / scale), rel=1e-5)
+    joint = GPUSweeper(problem).certifier(0.0, fading=True)
+    assert joint is not None
+    scale = torch.maximum(starts[batch + 1].abs(), ends[1].abs()).max()  # of h and c together
+    assert float(joint(starts, ends)) == pytest.approx(float(0.25 / scale), rel=1e-5)
     ends[0, 0] = torch.nan
     assert float(certify(starts, ends)) == torch.inf
+    assert float(joint(starts, ends)) == torch.inf
     assert GPUSweeper(draw(kernel, SIZES[2])).certifier(0.1, fading=False) is None
 
 
@@ -280,13 +285,13 @@ def test_long_memory_takes_few_corrected_sweeps(memory: float) -> None:
 @pytest.mark.usefixtures("width")
 def test_the_certificate_of_corrected_sweeps_tells_the_error(sweeps: int) -> None:
     """Jumps add up over a long memory; the certificate is near what they add up to, in both passes."""
-    layer, *_ = layers("gru", True, 160, 6.0)
+    layer, *_ = layers("gru", True, 96, 6.0)
     kept, told = layer.forward(4, 0, 0.1, True, sweeps)
-    truth, _ = layer.forward(160, 0, 0.1, True)
+    truth, _ = layer.forward(96, 0, 0.1, True)
     errors = (kept[0] - truth[0]).abs().amax(-1) / truth[0].abs().amax(-1).clamp(min=0.1)
     assert errors.max() / 3 <= float(told) <= 3 * errors.max()
     incoming = torch.randn_like(truth[0][1:])
-    exact_grads, _ = layer.backward(160, 0, truth, incoming, None, True)
+    exact_grads, _ = layer.backward(96, 0, truth, incoming, None, True)
     grads, told = layer.backward(4, 0, truth, incoming, None, True, sweeps)
     assert grads[1] is not None
     assert exact_grads[1] is not None

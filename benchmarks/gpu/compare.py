@@ -61,7 +61,7 @@ def measure(case: Case, dtype_name: str = "float32", depth: Depth = FULL) -> Row
         calls["graph"] = graphed[0]
     row |= times(time_in_turns(calls, event_seconds, depth.seconds))
     if graphed is not None:
-        row["graph_certified"] = certified(graphed[1])
+        row["graph_certified"] = graphed[1].certified
     if depth.forward:
         layers = {name: each.layer for name, each in steps.items()}
         row |= _forward(layers, problem.x, "graph" in calls, depth.seconds / 2)
@@ -99,12 +99,6 @@ def ratios(row: Mapping[str, Any]) -> Row:
         "memory_ratio": ("timeloom_peak_bytes", "cudnn_peak_bytes"),
     }
     return {name: row[over] / row[under] for name, (over, under) in pairs.items() if over in row and row.get(under)}
-
-
-def certified(report: SolveReport) -> bool:
-    """Whether a replayed solve met its tolerance both ways: its certificates are numbers on the device."""
-    reports = (report, report.backward) if report.backward else (report,)
-    return all(each.certificate is None or each.certificate.item() <= each.tolerance for each in reports)
 
 
 def forward_of(layer: nn.Module, x: Tensor) -> Call:

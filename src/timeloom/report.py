@@ -66,6 +66,14 @@ class SolveReport:
         return cls("sequential", steps, 1, (), tolerance, True, False, None, seconds, reason)
 
     @property
+    def certified(self) -> bool:
+        """Whether the tolerance was met, backward too where that has run. In a captured CUDA graph it is that of the
+        last replay, and reading it waits for the GPU.
+        """
+        met = self.converged if self.certificate is None else float(self.certificate) <= self.tolerance
+        return met and (self.backward is None or self.backward.certified)
+
+    @property
     def unit(self) -> str:
         """What `iterations` counts."""
         return "cycles" if self.levels else "sweeps"
@@ -73,6 +81,8 @@ class SolveReport:
     def __str__(self) -> str:
         state = "NOT converged" if not self.converged else "fell back to sequential" if self.fell_back else "converged"
         residual = f", residual {self.residuals[-1]:.1e} (tolerance {self.tolerance:.0e})" if self.residuals else ""
+        if self.certificate is not None:
+            state, residual = "not read yet", f" (tolerance {self.tolerance:.0e})"
         factor = f", last factor {self.contraction:.2g}" if self.levels and self.contraction is not None else ""
         text = f"{self.solver}, chunk {self.chunk}, {self.iterations} {self.unit}: {state}{residual}{factor}"
         if self.reason:

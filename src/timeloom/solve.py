@@ -222,7 +222,7 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
     residual = math.nan if captured else float(worst)
     if not captured and not residual <= plan.limit:
         return None
-    unread = "captured in a CUDA graph: read `certificate` after a replay"
+    unread = "captured in a CUDA graph: look at `certified` after a replay"
     return SolveReport(
         solver=plan.method,
         chunk=plan.chunk,

@@ -161,13 +161,16 @@ class GPUSweeper(ReferenceSweeper):
     def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor] | None:
         if self.problem.lengths is not None:
             return None
-        return partial(self.certify, share_of_box=share_of_box)
+        return partial(self.certify, share_of_box=share_of_box, joint=fading)
 
-    def certify(self, starts: Tensor, ends: Tensor, share_of_box: float, leak: Tensor | None = None) -> Tensor:
+    def certify(
+        self, starts: Tensor, ends: Tensor, share_of_box: float, leak: Tensor | None = None, joint: bool = False
+    ) -> Tensor:
         """A bound of the largest relative jump between each stretch's end and the next one's start.
 
         With their leak, of the largest relative error of a start: how far one more correction would move it, which is
-        what the jumps before it add up to.
+        what the jumps before it add up to. `joint` measures h and c against the larger of the two: for gradients, of
+        which an LSTM's by h is small and all rounding, and enters the gates beside that by c.
         """
         floor = floor_of(self.cell, share_of_box)
         worst = starts.new_zeros(())
@@ -175,7 +178,7 @@ class GPUSweeper(ReferenceSweeper):
         there, shift = (ends, batch) if leak is None else (self.correct(starts, ends, leak, boxed=False), 0)
         self._kernels.jumps_kernel[(-(-rows // tile),)](
             starts, there, worst, rows, batch, shift, self._n, floor,
-            ROWS=tile, UNITS=min(128, self._padded), PARTS=len(self.cell.parts),
+            ROWS=tile, UNITS=min(128, self._padded), PARTS=len(self.cell.parts), JOINT=joint,
         )  # fmt: skip
         return worst
 

@@ -273,19 +273,26 @@ def adjoint_kernel(
 
 @triton.jit
 def jumps_kernel(
-    starts, there, worst, rows, batch, shift, n, floor, ROWS: tl.constexpr, UNITS: tl.constexpr, PARTS: tl.constexpr
-):
+    starts, there, worst, rows, batch, shift, n, floor,
+    ROWS: tl.constexpr, UNITS: tl.constexpr, PARTS: tl.constexpr, JOINT: tl.constexpr,
+):  # fmt: skip
     """The largest jump from a stretch's start to what is `there`, relative to the larger of the two.
 
     Stretches stand link by link, `batch` to a link; for each behind the first link there is row − `shift`. The first
-    part of the state counts as `floor` large at least.
+    part of the state counts as `floor` large at least; JOINT measures all parts against the largest of them.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inner = (row >= batch) & (row < rows)
     j = tl.arange(0, UNITS)
+    least = tl.zeros((ROWS,), tl.float32) + floor
+    if JOINT:
+        for unit in range(0, PARTS * n, UNITS):
+            start = load_rows(starts, row, PARTS * n, 0, unit + j, PARTS * n, inner)
+            other = load_rows(there, row - shift, PARTS * n, 0, unit + j, PARTS * n, inner)
+            least = tl.maximum(least, tl.max(tl.maximum(tl.abs(start), tl.abs(other)), 1))
     found = 0.0
     for part in tl.static_range(PARTS):
-        scale = tl.zeros((ROWS,), tl.float32) + (floor if part == 0 else 0.0)
+        scale = least if part == 0 or JOINT else tl.zeros((ROWS,), tl.float32)
         jump = tl.zeros((ROWS,), tl.float32)
         for unit in range(0, n, UNITS):
             start = load_rows(starts, row, PARTS * n, part * n, unit + j, n, inner)

@@ -103,7 +103,7 @@ class GPULayer(Layer):
                 assert leak is not None
                 ends = sweeper.correct(ends, begins, leak, boxed=False)
                 begins, leak = sweeper.adjoint(segments, ends, reading if left else writing, True)
-            error = sweeper.certify(ends, begins, 0.0, leak)
+            error = sweeper.certify(ends, begins, 0.0, leak, joint=True)
         with as_precise_as_cudnn():
             b_sum = None if self.b_ih is None else sweeper.bias_grads(gate_grads).to(gate_grads.dtype)
             return self._gradients(states, gate_grads.flatten(0, 1), b_sum, begins[-batch:], want_x), error

@@ -1,0 +1,25 @@
+"""The Triton kernels, compiled for a GPU that need not be there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+
+def test_all_kernels_compile(tmp_path: Path) -> None:
+    """In a process of its own: Triton interprets kernels or compiles them, as told when they are imported."""
+    script = Path(__file__).with_name("compile_kernels.py")
+    cache = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, script], env={**os.environ, **cache}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    compiled = {line.split()[1] for line in done.stdout.splitlines() if line.startswith("compiled ")}
+    assert compiled == {
+        "forward_kernel", "slopes_kernel", "adjoint_kernel", "jumps_kernel", "correct_kernel", "forward_step",
+        "adjoint_step", "diagonal_kernel", "transfers_kernel", "matrix_kernel",
+    }  # fmt: skip

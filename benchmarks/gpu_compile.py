@@ -8,15 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import timeloom
-from benchmarks.gpu_training import Classifier, batch_of
+from benchmarks.gpu_training import Classifier, train_steps
 
 RESULTS = Path(__file__).parent / "results" / "gpu-compile.json"
 EAGER_STEPS = 5
@@ -41,23 +39,11 @@ def train(name: str) -> dict[str, Any]:
         timeloom.parallelize(model)
     options = MODES[name]
     compiled: Any = model if options is None else torch.compile(model, fullgraph=True, **options)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    losses, milliseconds = [], []
-    for index in range(EAGER_STEPS + SETTLING_STEPS + TIMED_STEPS):
-        x, labels = batch_of(index)
-        torch.compiler.cudagraph_mark_step_begin()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        scores = (model if index < EAGER_STEPS else compiled)(x)
-        loss = nn.functional.cross_entropy(scores, labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        milliseconds.append(1e3 * (time.perf_counter() - began))
-    timed = sorted(milliseconds[-TIMED_STEPS:])
+    calls = [model] * EAGER_STEPS + [compiled] * (SETTLING_STEPS + TIMED_STEPS)
+    losses, seconds = train_steps(model, calls)
+    timed = sorted(1e3 * one for one in seconds[-TIMED_STEPS:])
     facts: dict[str, Any] = {"milliseconds": timed[TIMED_STEPS // 2], "least_milliseconds": timed[0], "losses": losses}
-    facts["settling_seconds"] = sum(milliseconds[EAGER_STEPS:-TIMED_STEPS]) / 1e3
+    facts["settling_seconds"] = sum(seconds[EAGER_STEPS:-TIMED_STEPS])
     if name != "cudnn":
         layers: Any = model.layers
         facts["reports"] = [str(layer.reports[0]) for layer in layers]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import timeloom as tl
-from benchmarks.gpu.clock import milliseconds
+from benchmarks.gpu.clock import captured, milliseconds
 from timeloom.scan.elements import Structure
 
 RESULTS = Path(__file__).parent / "results" / "gpu-scan.json"
@@ -85,18 +85,10 @@ def _cumsum(a: Tensor, b: Tensor) -> Tensor:
     return torch.cumsum(a.new_empty(3 * a.numel() // 2), 0)
 
 
-def replayed(call: Callable[[], object]) -> float:
-    """Milliseconds of a call from a CUDA graph: without the time of the host."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return milliseconds(graph.replay)
-
-
 def time_of(scan: Scan, a: Tensor, b: Tensor, weight: Tensor | None) -> dict[str, float]:
-    """Forward, the same replayed, and with a weight forward + backward."""
+    """Forward, the same from a CUDA graph, without the time of the host, and with a weight forward + backward."""
     with torch.no_grad():
-        times = {"forward": milliseconds(lambda: scan(a, b)), "graph": replayed(lambda: scan(a, b))}
+        times = {"forward": milliseconds(lambda: scan(a, b)), "graph": milliseconds(captured(lambda: scan(a, b)))}
     if weight is not None:
         a, b = a.detach().requires_grad_(), b.detach().requires_grad_()
         times["both"] = milliseconds(lambda: torch.autograd.grad(scan(a, b), (a, b), weight))

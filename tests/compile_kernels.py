@@ -17,7 +17,7 @@ from timeloom.problem import Recurrence, cut
 from timeloom.scan import gpu as scan
 from timeloom.scan import gpu_kernels as scan_kernels
 from timeloom.scan import gpu_matrix_kernels as matrix_kernels
-from timeloom.sweep import gpu_kernels, gpu_layer, wide, wide_kernels
+from timeloom.sweep import AdjointData, gpu_kernels, gpu_layer, wide, wide_kernels
 from timeloom.sweep.gpu import GPUSweeper
 from timeloom.sweep.gpu_layer import GPULayer
 
@@ -80,7 +80,7 @@ def run_layer(kernel: str, n: int, sweeps: int, dtype: torch.dtype = torch.float
 def run_sweep_without_tape() -> None:
     problem = Recurrence(GRUCell(torch.randn(60, 20), torch.randn(20)), torch.randn(40, 2, 60), torch.zeros(2, 20))
     segments = cut(problem, 8, backwards=True)
-    GPUSweeper(problem).adjoint(segments, torch.zeros(len(segments), 20), [torch.randn(41, 2, 20)], None)
+    GPUSweeper(problem).adjoint(segments, torch.zeros(len(segments), 20), AdjointData([torch.randn(41, 2, 20)], None))
 
 
 def run_scans() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.problem import Recurrence, Segments, cut, cut_evenly
-from timeloom.sweep import ReferenceSweeper, gpu_layer, wide
+from timeloom.sweep import AdjointData, ReferenceSweeper, gpu_layer, wide
 from timeloom.sweep.gpu import GPUSweeper
 from timeloom.sweep.gpu_layer import GPULayer
 from timeloom.sweep.wide import WideSweeper
@@ -110,8 +110,8 @@ def test_adjoint(kernel: str, size: tuple[int, int, int, int, bool, bool], kind:
     for sweeper, cast in ((kind(problem), torch.float32), (ReferenceSweeper(exact), torch.float64)):
         gates = poisoned(sweeper.problem, problem.steps, problem.batch, problem.cell.gate_width)
         into_resets = torch.zeros(ends.shape, dtype=cast)
-        given = [part.to(cast) for part in states]
-        begins, leak = sweeper.adjoint(segments, ends.to(cast), given, incoming.to(cast), gates, into_resets, True)
+        data = AdjointData([part.to(cast) for part in states], incoming.to(cast), gates, into_resets)
+        begins, leak = sweeper.adjoint(segments, ends.to(cast), data, True)
         assert leak is not None
         results.append([value.double() for value in (begins[alive], leak[alive], gates, into_resets)])
     for ours, truth in zip(*results, strict=True):
@@ -136,12 +136,10 @@ def test_lead_in(kernel: str, size: tuple[int, int, int, int, bool, bool], lead:
     shape = (problem.steps, problem.batch, problem.cell.gate_width)
     gates, exact_gates = poisoned(problem, *shape), poisoned(exact, *shape)
     resets = torch.zeros(len(segments), problem.cell.size)
-    ours = kind(problem).adjoint_entering(
-        segments, lead, final.float(), single(states), incoming.float(), gates, resets, False
-    )
-    truth = ReferenceSweeper(exact).adjoint_entering(
-        segments, lead, final, states, incoming, exact_gates, resets.double(), False
-    )
+    data = AdjointData(single(states), incoming.float(), gates, resets)
+    ours = kind(problem).adjoint_entering(segments, lead, final.float(), data, False)
+    data = AdjointData(states, incoming, exact_gates, resets.double())
+    truth = ReferenceSweeper(exact).adjoint_entering(segments, lead, final, data, False)
     for a, b in zip((*ours[:2], gates), (*truth[:2], exact_gates), strict=True):
         rows = alive if len(a) == len(alive) else slice(None)
         torch.testing.assert_close(a[rows].double(), b[rows], equal_nan=True, **CLOSE)
@@ -183,7 +181,7 @@ def test_products_are_of_rounded_values(sweeper: type[GPUSweeper], monkeypatch: 
     torch.testing.assert_close(ends.double(), new, **CLOSE)
     assert (new - torch.tanh(u + h.double() @ weights.double().t())).abs().max() > 1e-4, "rounding shows"
     grads = torch.randn(12, 21)
-    begins, _ = sweeper(problem).adjoint(segments, grads, states, None)
+    begins, _ = sweeper(problem).adjoint(segments, grads, AdjointData(states, None))
     gates = (grads.double() * (1 - new**2)).float()
     rounded, whole = as_tf32(gates) @ as_tf32(weights), gates.double() @ weights.double()
     assert (begins - rounded).abs().mean() < (whole - rounded).abs().mean() / 10, "but for a value on the edge or two"

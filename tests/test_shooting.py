@@ -367,19 +367,21 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[tuple[int, int
     """Rows `(sequence, begin, end)` of every sweep that was kept, by direction; warm-ups are left out."""
     seen: dict[str, list[list[tuple[int, int, int]]]] = {"forward": [], "adjoint": []}
 
-    def watch(direction: str, kept: int) -> Callable[..., Any]:
+    def watch(direction: str, kept: Callable[..., bool]) -> Callable[..., Any]:
         original = getattr(ReferenceSweeper, direction)
 
         def watched(self: ReferenceSweeper, segments: Any, *args: Any, **options: Any) -> Any:
-            if len(args) > kept and args[kept] is not None:
+            if kept(*args):
                 columns = (segments.sequence, segments.begin, segments.end)
                 seen[direction].append(list(zip(*(column.tolist() for column in columns), strict=True)))
             return original(self, segments, *args, **options)
 
         return watched
 
-    monkeypatch.setattr(ReferenceSweeper, "forward", watch("forward", 1))
-    monkeypatch.setattr(ReferenceSweeper, "adjoint", watch("adjoint", 3))
+    monkeypatch.setattr(ReferenceSweeper, "forward", watch("forward", lambda _, states=None, *rest: states is not None))
+    monkeypatch.setattr(
+        ReferenceSweeper, "adjoint", watch("adjoint", lambda _, data, *rest: data.gate_grads is not None)
+    )
     return seen
 
 

@@ -16,7 +16,7 @@ import zoo
 from torch import Tensor
 
 from timeloom.problem import Recurrence, Segments, cut
-from timeloom.sweep import CPUSweeper, ReferenceSweeper, native, sweeper
+from timeloom.sweep import AdjointData, CPUSweeper, ReferenceSweeper, native, sweeper
 
 STEPS = 13
 SIZES = (1, 5, 16, 17, 33, 64)
@@ -113,15 +113,9 @@ def compare_adjoint(problem: Recurrence, segments: Segments, incoming: bool = Tr
         dtype = one.u.dtype
         gates = poisoned(*one.u.shape[:2], one.cell.gate_width, dtype=dtype)
         to_reset = poisoned(len(segments), one.cell.size, dtype=dtype) if one.resets is not None else None
-        begins, leak = kind(one).adjoint(
-            segments,
-            ends.to(dtype),
-            [part.to(dtype) for part in states],
-            None if grads is None else grads.to(dtype),
-            gates,
-            to_reset,
-            want_leak,
-        )
+        given = [part.to(dtype) for part in states]
+        data = AdjointData(given, None if grads is None else grads.to(dtype), gates, to_reset)
+        begins, leak = kind(one).adjoint(segments, ends.to(dtype), data, want_leak)
         results.append((begins, leak, gates, to_reset))
     for what, given, expected in zip(("begins", "leak", "gate_grads", "reset_grads"), *results, strict=True):
         assert_same(given, expected, what)
@@ -183,7 +177,8 @@ def test_empty_stretches_change_nothing(name: str) -> None:
     assert torch.equal(ends, rows)
     assert all(bool(part.isnan().all()) for part in states)
     gates = poisoned(STEPS, 3, problem.cell.gate_width, dtype=torch.float32)
-    begins, leak_back = fast.adjoint(segments, rows, [part.zero_() for part in states], None, gates, want_leak=True)
+    data = AdjointData([part.zero_() for part in states], None, gates)
+    begins, leak_back = fast.adjoint(segments, rows, data, want_leak=True)
     assert torch.equal(begins, rows)
     assert bool(gates.isnan().all())
     expected = ReferenceSweeper(problem).forward(segments, rows, None, True)[1]
@@ -217,7 +212,7 @@ def test_layout_of_memory_does_not_matter(name: str) -> None:
         incoming = torch.ones(STEPS, 4, one.cell.parts[0])
         incoming = incoming if one is problem else torch.ones(()).expand_as(incoming)
         full = [part.nan_to_num() for part in states]
-        results.append((ends, *states, fast.adjoint(segments, given, full, incoming, gates)[0], gates))
+        results.append((ends, *states, fast.adjoint(segments, given, AdjointData(full, incoming, gates))[0], gates))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
@@ -263,10 +258,8 @@ def test_entering_early(name: str, lead: int, lengths: list[int] | None, resets:
         gates = poisoned(STEPS, 3, one.cell.gate_width, dtype=dtype)
         rows = cut(one, 4, backwards=True)
         to_reset = poisoned(len(rows), one.cell.size, dtype=dtype) if resets else None
-        given = [part.to(dtype) for part in solved]
-        backward = kind(one).adjoint_entering(
-            rows, lead, final.to(dtype), given, incoming.to(dtype), gates, to_reset, True
-        )
+        data = AdjointData([part.to(dtype) for part in solved], incoming.to(dtype), gates, to_reset)
+        backward = kind(one).adjoint_entering(rows, lead, final.to(dtype), data, True)
         results.append((*forward, *states, *backward, gates, to_reset))
     for index, (given, expected) in enumerate(zip(*results, strict=True)):
         assert_same(given, expected, f"result {index}")
@@ -308,9 +301,8 @@ def test_gradients_that_are_not_finite_spread_as_in_torch(name: str, value: floa
     problem = as_dtype(net.recurrence(x, initial), torch.float32)
     before = torch.cat([initial.unsqueeze(0), states]).detach().split(net.parts, -1)
     gates = poisoned(STEPS, 3, problem.cell.gate_width, dtype=torch.float32)
-    begins, _ = CPUSweeper(problem).adjoint(
-        cut(problem, STEPS), torch.zeros(3, net.size), [part.contiguous() for part in before], incoming, gates
-    )
+    data = AdjointData([part.contiguous() for part in before], incoming, gates)
+    begins, _ = CPUSweeper(problem).adjoint(cut(problem, STEPS), torch.zeros(3, net.size), data)
     d_x = problem.cell.input_grads(gates) @ net.parameters["weight_ih_l0"].detach()
     for given, wanted in ((d_x, expected[0]), (begins, expected[1])):
         assert torch.equal(given.isfinite(), wanted.isfinite())
@@ -413,15 +405,17 @@ def test_entering_late_is_a_run_back_from_zero_or_from_the_end(name: str, length
     with torch.no_grad():
         reference.forward(cut(problem, STEPS), problem.initial, states)
         gates = poisoned(STEPS, 3, problem.cell.gate_width, dtype=torch.float64)
-        ends, begins, _ = reference.adjoint_entering(segments, 3, final, states, incoming, gates, None, False)
+        data = AdjointData(states, incoming, gates)
+        ends, begins, _ = reference.adjoint_entering(segments, 3, final, data, False)
+        data = AdjointData(states, incoming)
         for row, (b, begin, end) in enumerate(zip(*(column.tolist() for column in segments.columns), strict=True)):
             late = min(end + 3, ends_of[b])
             grad = final[b] if late == ends_of[b] else torch.zeros_like(final[b])
             back = Segments(*(torch.tensor([value]) for value in (b, end, late)))
-            entry, _ = reference.adjoint(back, grad[None], states, incoming)
+            entry, _ = reference.adjoint(back, grad[None], data)
             torch.testing.assert_close(ends[row], entry[0])
             span = Segments(*(torch.tensor([value]) for value in (b, begin, end)))
-            torch.testing.assert_close(begins[row], reference.adjoint(span, entry, states, incoming)[0][0])
+            torch.testing.assert_close(begins[row], reference.adjoint(span, entry, data)[0][0])
     inside = torch.arange(STEPS)[:, None] < torch.tensor(ends_of)
     assert torch.equal(~gates.isnan().any(-1), inside)
 

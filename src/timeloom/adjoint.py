@@ -20,6 +20,7 @@ from timeloom.mgrit.propagators import Adjoint as CoarseAdjoint
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.report import GradientCheck, SolveReport
 from timeloom.solve import Chain, Plan
+from timeloom.sweep import AdjointData
 from timeloom.sweep import sweeper as choose_sweeper
 from timeloom.trajectory import solve_states
 
@@ -74,8 +75,9 @@ def solve_backwards(
     initial_grad = final_grad.clone()  # what a sequence of no steps keeps
     reset_grads = problem.initial.new_zeros(links * batch, problem.cell.size) if problem.resets is not None else None
 
-    def diverted(rows: Segments) -> Tensor | None:
-        return None if reset_grads is None else final_grad.new_empty(len(rows), final_grad.shape[1])
+    def data_for(rows: Segments) -> AdjointData:
+        into_resets = None if reset_grads is None else final_grad.new_empty(len(rows), final_grad.shape[1])
+        return AdjointData(states, incoming, gate_grads, into_resets)
 
     def keep(rows: Segments, where: Tensor, begins: Tensor, into_resets: Tensor | None) -> None:
         if reset_grads is not None and into_resets is not None:
@@ -87,17 +89,15 @@ def solve_backwards(
         initial_grad[rows.sequence[at_start].to(device)] = begins[at_start.to(device)]
 
     def sweep(rows: Segments, ends: Tensor, where: Tensor, want_leak: bool) -> tuple[Tensor, Tensor | None]:
-        into_resets = diverted(rows)
-        begins, leak = sweeper.adjoint(rows, ends, states, incoming, gate_grads, into_resets, want_leak)
-        keep(rows, where, begins, into_resets)
+        data = data_for(rows)
+        begins, leak = sweeper.adjoint(rows, ends, data, want_leak)
+        keep(rows, where, begins, data.reset_grads)
         return begins, leak
 
     def enter(rows: Segments, lead: int, where: Tensor, want_leak: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        into_resets = diverted(rows)
-        ends, begins, leak = sweeper.adjoint_entering(
-            rows, lead, final_grad, states, incoming, gate_grads, into_resets, want_leak
-        )
-        keep(rows, where, begins, into_resets)
+        data = data_for(rows)
+        ends, begins, leak = sweeper.adjoint_entering(rows, lead, final_grad, data, want_leak)
+        keep(rows, where, begins, data.reset_grads)
         return ends, begins, leak
 
     def finish(bad_links: Tensor, sequences: Tensor, ends: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,12 +31,17 @@ from timeloom.sweep.layer import Layer
 from timeloom.trajectory import final_state, solve_states
 
 Result = TypeVar("Result")
+PlanLike = TypeVar("PlanLike")
 Weights = Sequence[Tensor | None]
 """w_ih, w_hh, b_ih, b_hh and w_hr; None where there is none."""
 Bare = Callable[..., Cell]
 """`bare(*weights)`: a layer's cell."""
 Project = Callable[..., tuple[Cell, Tensor]]
 """`project(x, *weights)`: a layer's cell and its projected inputs."""
+Gradients = tuple[Tensor | None, ...]
+"""Of x, the initial state and the weights."""
+Back = Callable[[Sequence[Any], list[Tensor], tuple[Any, ...], bool], Gradients]
+"""`back(live, kept, grads, want_x)`: from the gradients of the outputs and of the final state."""
 
 
 def run(
@@ -57,7 +62,7 @@ def run(
     if not taped:
         return kept[0][1:], final
     lane = lane_back(layer, bare, project, solver, memory, noting(report, solver, memory, record))
-    outputs, final = _Express.apply(lane, kept, final, *live)
+    outputs, final = Express.apply(partial(gradients, lane), len(layer.cell.parts), kept, final, *live)
     return outputs, final
 
 
@@ -84,10 +89,10 @@ def solve(
     return layer, *solved
 
 
-def lane_back(layer: Layer, bare: Bare, project: Project, solver: Solver, memory: Memory, note: Note) -> Lane:
+def lane_back(layer: Layer, bare: Bare, project: Project, solver: Solver, memory: Memory, note: Note) -> Lane[Plan]:
     """How to come back through a layer that was solved."""
     plan = plan_backward(solver, Recurrence(layer.cell, layer.x, layer.initial), memory.backward)
-    return Lane(type(layer), len(layer.cell.parts), bare, project, plan, note, memory.backward)
+    return Lane(type(layer), bare, project, plan, note, memory.backward)
 
 
 def final_of(cell: Cell, kept: Sequence[Tensor]) -> Tensor:
@@ -112,27 +117,30 @@ def _forward(layer: Layer, plan: Plan, taped: bool, experience: Experience) -> t
 
 
 @dataclass(frozen=True)
-class Lane:
+class Lane(Generic[PlanLike]):
     """What the backward pass is told beside its tensors."""
 
     kind: type[Layer]
-    parts: int
-    """Parts of the state: the first of the kept tensors."""
     bare: Bare
     project: Project
-    plan: Plan
+    plan: PlanLike
     note: Note
     experience: Experience
 
 
-class _Express(torch.autograd.Function):
-    """Outputs `(T, B, n)` and final state `(B, S)` as a function of x, the initial state, w_ih, w_hh, b_ih and b_hh."""
+class Express(torch.autograd.Function):
+    """Outputs `(T, B, n)` and final state `(B, S)` as a function of x, the initial state, w_ih, w_hh, b_ih and b_hh.
+
+    The first `parts` of the kept tensors are the parts of the state.
+    """
 
     @staticmethod
-    def forward(ctx: Any, lane: Lane, kept: list[Tensor], final: Tensor, *live: Any) -> tuple[Tensor, Tensor]:
-        outputs, shared = output_of(kept[: lane.parts])
+    def forward(
+        ctx: Any, back: Back, parts: int, kept: list[Tensor], final: Tensor, *live: Any
+    ) -> tuple[Tensor, Tensor]:
+        outputs, shared = output_of(kept[:parts])
         ctx.set_materialize_grads(False)
-        ctx.lane = lane
+        ctx.back = back
         ctx.save_for_backward(*live, shared, *kept)
         return outputs, final
 
@@ -143,13 +151,13 @@ class _Express(torch.autograd.Function):
         saved = ctx.saved_tensors  # once: torch.utils.checkpoint computes it anew each time
         live, kept = saved[:6], list(saved[7:])
         with torch.autocast(live[0].device.type, enabled=False):  # it may be on around the backward pass
-            return None, None, None, *gradients(ctx.lane, live, kept, grads, ctx.needs_input_grad[3])
+            return None, None, None, None, *ctx.back(live, kept, grads, ctx.needs_input_grad[4])
 
 
 def gradients(
-    lane: Lane, live: Sequence[Any], kept: list[Tensor], grads: tuple[Any, ...], want_x: bool
-) -> tuple[Tensor | None, ...]:
-    """Gradients of x, the initial state, w_ih, w_hh, b_ih and b_hh."""
+    lane: Lane[Plan], live: Sequence[Any], kept: list[Tensor], grads: tuple[Any, ...], want_x: bool
+) -> Gradients:
+    """Gradients of all inputs, in one call where that is certified, and else by the general path."""
     found = _backward(lane, live, kept, grads, want_x)
     if found is not None:
         return found
@@ -157,13 +165,13 @@ def gradients(
 
 
 def _backward(
-    lane: Lane, live: Sequence[Any], kept: list[Tensor], grads: tuple[Any, ...], want_x: bool
-) -> tuple[Tensor | None, ...] | None:
+    lane: Lane[Plan], live: Sequence[Any], kept: list[Tensor], grads: tuple[Any, ...], want_x: bool
+) -> Gradients | None:
     """Gradients of all inputs in one call; None where they are not certified or are not likely to be."""
     layer = lane.kind(lane.bare(*live[2:], None), *live)
     incoming, final = grads
 
-    def sweep(plan: Plan) -> tuple[tuple[Tensor | None, ...], Tensor | float]:
+    def sweep(plan: Plan) -> tuple[Gradients, Tensor | float]:
         return layer.backward(plan.chunk, plan.warmup, kept, incoming, final, want_x, plan.sweeps)
 
     solved = _at_once(sweep, layer, lane.plan, len(layer.x), lane.experience)
@@ -177,7 +185,7 @@ def _backward(
 def solve_again(
     project: Project, live: Sequence[Tensor | None], kept: list[Tensor], grads: Sequence[Tensor | None],
     adjoint: Adjoint, note: Note, lengths: Tensor | None = None, resets: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+) -> Gradients:  # fmt: skip
     """Gradients of all inputs by the general path."""
     with torch.enable_grad():
         leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in live]

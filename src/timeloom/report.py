@@ -94,6 +94,11 @@ class SolveReport:
         return text if self.backward is None else f"{text}\n  backward: {self.backward}"
 
 
+def contraction(residuals: list[float]) -> float | None:
+    """The last factor by which the residual shrank; None where there is none."""
+    return residuals[-1] / residuals[-2] if len(residuals) > 1 and residuals[-2] > 0 else None
+
+
 class ConvergenceError(RuntimeError):
     """The sweeps did not meet the tolerance and `on_divergence="raise"` was asked for; `report` says what happened."""
 

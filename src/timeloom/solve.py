@@ -16,7 +16,7 @@ from timeloom.memory import all_finite
 from timeloom.mgrit.grid import Coarsening
 from timeloom.mgrit.propagators import Propagator
 from timeloom.problem import Segments
-from timeloom.report import SolveReport
+from timeloom.report import SolveReport, contraction
 from timeloom.scan import linear_scan
 from timeloom.solvers.base import Correction, OnDivergence
 
@@ -151,7 +151,9 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     correction: Correction = plan.correction
     want_leak = correction == "diag" or (correction == "auto" and plan.leak_is_cheap)
     entered = None
-    if plan.warmup and chain.guess is None:
+    if chain.guess is not None:
+        plan = replace(plan, warmup=0)  # the guess takes its place
+    if plan.warmup:
         entered = chain.enter(chain.segments, plan.warmup, torch.arange(len(chain.segments), device="cpu"), want_leak)
         if chain.certify is not None:
             report = certified(chain.certify(*entered[:2]), plan, began)
@@ -180,13 +182,19 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         if rows.numel() == 0:
             given_up = "the values are not finite" if not math.isfinite(residuals[-1]) else "the corrections vanished"
             break
-    fell_back = False
-    if not state.converged:
-        fell_back = plan.on_divergence == "sequential"
-        state.finish(hopeless_only=not fell_back)
     used = "none" if correction == "auto" else correction
+    return conclude(state, plan, plan.name or f"shooting[{used}]", residuals, given_up, began)
+
+
+def conclude(
+    state: Boundaries, plan: Plan, method: str, residuals: list[float], given_up: str, began: float
+) -> SolveReport:
+    """Finish what did not converge, as the plan says, and report; `given_up` says why it did not."""
+    fell_back = not state.converged and plan.on_divergence == "sequential"
+    if not state.converged:
+        state.finish(hopeless_only=not fell_back)
     return SolveReport(
-        solver=plan.name or f"shooting[{used}]",
+        solver=method,
         chunk=plan.chunk,
         iterations=len(residuals),
         residuals=tuple(residuals),
@@ -196,7 +204,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         contraction=contraction(residuals),
         seconds=time.perf_counter() - began,
         reason="; ".join(filter(None, (plan.reason, given_up))),
-        warmup=plan.warmup if entered is not None else 0,
+        warmup=plan.warmup,
     )
 
 
@@ -389,9 +397,3 @@ def _choose(plan: Plan, current: Correction, residuals: list[float], state: Boun
     if current == "newton" or (slow and state.shape[2] <= plan.newton_up_to):
         return "newton"
     return "diag" if plan.leak_is_cheap and float(state.leak.abs().amax()) > DIAGONAL_WORTH else "none"
-
-
-def contraction(residuals: list[float]) -> float | None:
-    if len(residuals) < 2 or not residuals[-2] > 0:
-        return None
-    return residuals[-1] / residuals[-2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +32,11 @@ class Marched:
     report: SolveReport
     entry: Tensor
     final: Tensor
+
+
+def over_ranks(report: SolveReport, line: Line, lead: int) -> SolveReport:
+    """A report of this rank's as one of all ranks, each of which was entered by a warm-up of `lead` steps."""
+    return replace(report, solver=f"{report.solver} over {len(line.alive)} ranks", warmup=lead)
 
 
 @dataclass(frozen=True)

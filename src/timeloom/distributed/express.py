@@ -6,15 +6,14 @@ What `timeloom.express` is on one process. Where the certificate fails, the gene
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import Note, output_of, refuse_second_order
-from timeloom.distributed.boundaries import Marched, by_part
+from timeloom.distributed.boundaries import Marched, by_part, over_ranks
 from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks, plan_over_ranks
 from timeloom.distributed.solve import (
     Over,
@@ -24,13 +23,11 @@ from timeloom.distributed.solve import (
     run_over_ranks,
     solve_adjoint,
 )
-from timeloom.eager import eager
-from timeloom.express import Bare, Project, Weights, kind_of, solve_again
+from timeloom.express import Bare, Express, Gradients, Lane, Project, Weights, kind_of, solve_again
 from timeloom.problem import Recurrence
 from timeloom.recurrence import Record, noting, raise_if_asked
-from timeloom.report import SolveReport
-from timeloom.solve import SHARE_OF_BOX
-from timeloom.solvers.auto import Experience, Memory
+from timeloom.solve import SHARE_OF_BOX, certified
+from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.sweep.layer import Layer
 
@@ -80,9 +77,8 @@ def _run(
     line = over.line(x.shape[1], adjoint=True)
     backward = plan_adjoint_over_ranks(solver, Recurrence(cell, x, initial), memory.backward, over.span, line)
     note = noting(report, solver, memory, record)
-    outputs, final = _Express.apply(
-        _Lane(kind, len(cell.parts), bare, project, backward, note, memory.backward), kept, marched.final, *live
-    )
+    lane = Lane(kind, bare, project, backward, note, memory.backward)
+    outputs, final = Express.apply(partial(_gradients, lane), len(cell.parts), kept, marched.final, *live)
     return outputs, final
 
 
@@ -110,67 +106,30 @@ def _certify(
     errors = torch.where(joints.unsqueeze(-1), gap / torch.maximum(scale, floor), 0)
     worst = float(torch.maximum(errors.max(), inside.max()))
     same = bool((heard[..., -1] == line.tag).all())
-    if not (same and worst <= plan.inside.tolerance):
+    report = certified(worst, plan.inside, began) if same else None
+    if report is None:
         return None
-    report = SolveReport(
-        solver=f"{plan.inside.method} over {len(line.alive)} ranks",
-        chunk=plan.inside.chunk,
-        iterations=1,
-        residuals=(worst,),
-        tolerance=plan.inside.tolerance,
-        converged=True,
-        fell_back=False,
-        contraction=None,
-        seconds=time.perf_counter() - began,
-        reason=plan.inside.reason,
-        warmup=plan.lead,
-    )
+    report = over_ranks(report, line, plan.lead)
     return Marched(report, all_ends[line.place - 1] if line.place else starts, line.last(all_ends, starts))
 
 
-@dataclass(frozen=True)
-class _Lane:
-    """What the backward pass is told beside its tensors."""
-
-    kind: type[Layer]
-    parts: int
-    bare: Bare
-    project: Project
-    plan: RankPlan
-    note: Note
-    experience: Experience
-
-
-class _Express(torch.autograd.Function):
-    """Outputs `(T_local, B, n)` and final state `(B, S)` as a function of x, the initial state and torch's weights."""
-
-    @staticmethod
-    def forward(ctx: Any, lane: _Lane, kept: list[Tensor], final: Tensor, *live: Any) -> tuple[Tensor, Tensor]:
-        outputs, shared = output_of(kept[: lane.parts])
-        ctx.set_materialize_grads(False)
-        ctx.lane = lane
-        ctx.save_for_backward(*live, shared, *kept)
-        return outputs, final
-
-    @staticmethod
-    @eager
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_second_order()
-        lane, saved = ctx.lane, ctx.saved_tensors
-        live, kept = saved[:6], list(saved[7:])
-        try:
-            with torch.autocast(live[0].device.type, enabled=False):  # it may be on around the backward pass
-                found = _backward(lane, live, kept, grads, ctx.needs_input_grad[3])
-                if found is None:
-                    adjoint = partial(solve_adjoint, plan=lane.plan)
-                    found = solve_again(lane.project, live, kept, grads, adjoint, lane.note)
-        except BaseException as error:
-            lane.plan.line.group.stopped(error)
-            raise
-        return None, None, None, *found
+def _gradients(
+    lane: Lane[RankPlan], live: Sequence[Any], kept: list[Tensor], grads: tuple[Any, ...], want_x: bool
+) -> Gradients:
+    """`timeloom.express.gradients` over ranks; an error here stops the others."""
+    try:
+        found = _backward(lane, live, kept, grads, want_x)
+        if found is not None:
+            return found
+        return solve_again(lane.project, live, kept, grads, partial(solve_adjoint, plan=lane.plan), lane.note)
+    except BaseException as error:
+        lane.plan.line.group.stopped(error)
+        raise
 
 
-def _backward(lane: _Lane, live: Any, kept: list[Tensor], grads: Any, want_x: bool) -> tuple[Tensor | None, ...] | None:
+def _backward(
+    lane: Lane[RankPlan], live: Sequence[Any], kept: list[Tensor], grads: tuple[Any, ...], want_x: bool
+) -> Gradients | None:
     """Gradients of all inputs in one call; None where they are not certified or were not the last time."""
     plan, (x, initial, *weights), (incoming, final_grad) = lane.plan, live, grads
     if not (lane.experience.trusted and plan.lead > 0):

@@ -7,10 +7,10 @@ import time
 
 import torch
 
-from timeloom.distributed.boundaries import Check, Marched, RankBoundaries, Settle
+from timeloom.distributed.boundaries import Check, Marched, RankBoundaries, Settle, over_ranks
 from timeloom.distributed.span import Line
 from timeloom.report import SolveReport
-from timeloom.solve import Chain, Plan, contraction, why_stop
+from timeloom.solve import Chain, Plan, conclude, why_stop
 from timeloom.solvers.base import Correction
 
 
@@ -64,24 +64,8 @@ def march_over_ranks(
             break
         rows = state.correct(correction, plan)
         correction = _next_correction(plan, correction, residuals, state.shape[2])
-    fell_back = not state.converged and plan.on_divergence == "sequential"
-    if not state.converged:
-        state.finish(hopeless_only=not fell_back)
-    return state.marched(
-        SolveReport(
-            solver=f"{plan.name or f'shooting[{correction}]'} over {len(line.alive)} ranks",
-            chunk=plan.chunk,
-            iterations=len(residuals),
-            residuals=tuple(residuals),
-            tolerance=plan.tolerance,
-            converged=state.converged or fell_back,
-            fell_back=fell_back,
-            contraction=contraction(residuals),
-            seconds=time.perf_counter() - began,
-            reason="; ".join(filter(None, (plan.reason, given_up))),
-            warmup=lead,
-        )
-    )
+    report = conclude(state, plan, plan.name or f"shooting[{correction}]", residuals, given_up, began)
+    return state.marched(over_ranks(report, line, lead))
 
 
 def _why_stop(residuals: list[float], plan: Plan, moved: bool) -> str:

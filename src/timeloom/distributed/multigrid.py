@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.distributed.boundaries import Check, Marched, RankBoundaries, Settle
+from timeloom.distributed.boundaries import Check, Marched, RankBoundaries, Settle, over_ranks
 from timeloom.distributed.span import Line
 from timeloom.mgrit.cycle import Hierarchy
 from timeloom.mgrit.driver import Cycles, MGRITPlan
@@ -46,7 +46,7 @@ def cycle_over_ranks(
     if entered is not None:
         rows = rows[rows < len(chain.first)] if reenter else rows[:0]
     report = Cycles(chain, plan, state, rows, began, partial(_build, state=state, plan=plan)).run()
-    return state.marched(replace(report, solver=f"{report.solver} over {len(line.alive)} ranks", warmup=lead))
+    return state.marched(over_ranks(report, line, lead))
 
 
 def _build(

@@ -21,6 +21,7 @@ from timeloom.report import SolveReport
 from timeloom.solve import Chain
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
+from timeloom.sweep import AdjointData
 from timeloom.sweep import sweeper as choose_sweeper
 from timeloom.trajectory import forward_chain
 
@@ -141,7 +142,7 @@ def backward_guess(
         # Most losses on the final state are the same on all ranks.
         whole = (line.heads[line.place] & (rows.end == lengths)).to(own.device).unsqueeze(-1)
         entry = torch.where(whole, own * len(line.alive), 0)
-        guess, _ = choose_sweeper(problem).adjoint(rows, entry, states, incoming)
+        guess, _ = choose_sweeper(problem).adjoint(rows, entry, AdjointData(states, incoming))
         told = torch.cat([own, guess], -1)
     heard = line.gather(told)
     total, guesses = heard[..., :size].sum(0), heard[..., size:]

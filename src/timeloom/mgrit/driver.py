@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -19,7 +19,7 @@ from timeloom.mgrit.cycle import Hierarchy
 from timeloom.mgrit.diagnosis import diagnose, stalled
 from timeloom.mgrit.grid import Coarsening
 from timeloom.report import SolveReport
-from timeloom.solve import Boundaries, Chain, Plan, certified, contraction, march
+from timeloom.solve import Boundaries, Chain, Plan, certified, conclude, march
 
 Build = Callable[..., Hierarchy]
 """`Hierarchy.build`, or what stands in for it over many ranks."""
@@ -116,26 +116,10 @@ class Cycles:
             self._end_cycle()
         if not self.residuals:
             self._end_cycle()
-        fell_back = not state.converged and plan.on_divergence == "sequential"
         sensible = state.converged or not math.isfinite(self.residual)
         advice = "" if sensible else diagnose(self.levels, plan.coarsening, plan.relaxations, plan.kind)
-        if not state.converged:
-            state.finish(hopeless_only=not fell_back)
-        return SolveReport(
-            solver=plan.method,
-            chunk=plan.chunk,
-            iterations=len(self.residuals),
-            residuals=tuple(self.residuals),
-            tolerance=plan.tolerance,
-            converged=state.converged or fell_back,
-            fell_back=fell_back,
-            contraction=contraction(self.residuals),
-            seconds=time.perf_counter() - self.began,
-            reason="; ".join(filter(None, (plan.reason, given_up))),
-            warmup=plan.warmup,
-            levels=tuple(self.levels),
-            advice=advice,
-        )
+        report = conclude(state, plan, plan.method, self.residuals, given_up, self.began)
+        return replace(report, levels=tuple(self.levels), advice=advice)
 
     def _guess(self) -> None:
         """First starts from the coarse levels, where they are finite."""

@@ -13,16 +13,10 @@ from timeloom.adjoint import refuse_second_order
 from timeloom.eager import eager
 from timeloom.ode.advance import TWICE_DIFFERENTIABLE
 from timeloom.ode.field import pull_back
-from timeloom.ode.newton import (
-    SLOW,
-    History,
-    contraction,
-    default_tolerance,
-    relative_to_largest,
-)
+from timeloom.ode.newton import SLOW, History, default_tolerance, relative_to_largest
 from timeloom.ode.steps.base import exact_transfers
 from timeloom.ode.trajectory import MOST_ITERS, Problem
-from timeloom.report import SolveReport
+from timeloom.report import SolveReport, contraction
 
 Note = Callable[[SolveReport], None]
 

@@ -137,8 +137,3 @@ class History:
         if len(self._worst) > PATIENCE:
             hopeless |= ~(now < 0.5 * self._worst[-1 - PATIENCE])
         return hopeless
-
-
-def contraction(residuals: list[float]) -> float | None:
-    """Factor by which the last step shrank the residual."""
-    return residuals[-1] / residuals[-2] if len(residuals) > 1 and residuals[-2] > 0 else None

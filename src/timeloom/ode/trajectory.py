@@ -10,9 +10,9 @@ from torch import Tensor
 
 from timeloom.ode.advance import first_guess, march
 from timeloom.ode.field import Field
-from timeloom.ode.newton import Fit, contraction, default_tolerance, fit, leading
+from timeloom.ode.newton import Fit, default_tolerance, fit, leading
 from timeloom.ode.steps import Step
-from timeloom.report import SolveReport
+from timeloom.report import SolveReport, contraction
 
 MOST_ELEMENTS = 2**24
 """Numbers in the Jacobians of a window, at most: longer trajectories are solved window by window."""

@@ -3,7 +3,7 @@
 from timeloom.problem import Recurrence
 from timeloom.sweep.cpu import CPUSweeper
 from timeloom.sweep.gpu import GPUSweeper
-from timeloom.sweep.reference import ReferenceSweeper
+from timeloom.sweep.reference import AdjointData, ReferenceSweeper
 from timeloom.sweep.wide import WideSweeper
 
 
@@ -13,4 +13,4 @@ def sweeper(problem: Recurrence) -> ReferenceSweeper:
     return kind(problem)
 
 
-__all__ = ["CPUSweeper", "GPUSweeper", "ReferenceSweeper", "WideSweeper", "sweeper"]
+__all__ = ["AdjointData", "CPUSweeper", "GPUSweeper", "ReferenceSweeper", "WideSweeper", "sweeper"]

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from timeloom.problem import Recurrence, Segments
 from timeloom.sweep import native
-from timeloom.sweep.reference import ReferenceSweeper, floor_of, units_of
+from timeloom.sweep.reference import AdjointData, ReferenceSweeper, floor_of, units_of
 
 _SIZES = "batch n rows depth lead"
 _POINTERS = (
@@ -73,35 +73,20 @@ class CPUSweeper(ReferenceSweeper):
         return starts, ends, leak
 
     def adjoint(
-        self,
-        segments: Segments,
-        ends: Tensor,
-        states: list[Tensor],
-        incoming: Tensor | None,
-        gate_grads: Tensor | None = None,
-        reset_grads: Tensor | None = None,
-        want_leak: bool = False,
+        self, segments: Segments, ends: Tensor, data: AdjointData, want_leak: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         begins = ends.clone(memory_format=torch.contiguous_format)
         leak = torch.empty_like(begins) if want_leak else None
-        self._run_adjoint(segments, states, 0, incoming, gate_grads, reset_grads, ends=begins, leak=leak)
+        self._run_adjoint(segments, data, 0, ends=begins, leak=leak)
         return begins, leak
 
     def adjoint_entering(
-        self,
-        segments: Segments,
-        lead: int,
-        final: Tensor,
-        states: list[Tensor],
-        incoming: Tensor | None,
-        gate_grads: Tensor,
-        reset_grads: Tensor | None,
-        want_leak: bool,
+        self, segments: Segments, lead: int, final: Tensor, data: AdjointData, want_leak: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         ends, begins, leak = self._boundaries(segments, want_leak)
         found = {"starts": ends, "ends": begins, "leak": leak, "final": final.contiguous()}
         found["lengths"] = self.problem.ends()
-        self._run_adjoint(segments, states, lead, incoming, gate_grads, reset_grads, **found)
+        self._run_adjoint(segments, data, lead, **found)
         return ends, begins, leak
 
     def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], float] | None:
@@ -115,17 +100,14 @@ class CPUSweeper(ReferenceSweeper):
         starts = self.problem.initial.new_empty(len(segments), self.cell.size)
         return starts, torch.empty_like(starts), torch.empty_like(starts) if want_leak else None
 
-    def _run_adjoint(
-        self, segments: Segments, states: list[Tensor], lead: int, incoming: Tensor | None, gate_grads: Tensor | None,
-        reset_grads: Tensor | None, **tensors: Tensor | None,
-    ) -> None:  # fmt: skip
+    def _run_adjoint(self, segments: Segments, data: AdjointData, lead: int, **tensors: Tensor | None) -> None:
         if self._transposed is None:
             self._transposed = pack_transposed(through_h(self.cell.weights[0], self.cell.kernel), self.cell.parts[0])
-        if reset_grads is not None:
-            reset_grads.zero_()
-        tensors |= {"incoming": None if incoming is None else incoming.contiguous(), "transposed": self._transposed}
-        tensors |= {"gate_grads": gate_grads, "reset_grads": reset_grads}
-        self._run("adjoint", segments, states, lead, **tensors)
+        if data.reset_grads is not None:
+            data.reset_grads.zero_()
+        tensors |= {"incoming": None if data.incoming is None else data.incoming.contiguous()}
+        tensors |= {"transposed": self._transposed, "gate_grads": data.gate_grads, "reset_grads": data.reset_grads}
+        self._run("adjoint", segments, data.states, lead, **tensors)
 
     def _run(
         self, direction: str, segments: Segments, states: list[Tensor] | None, lead: int, **tensors: Tensor | None

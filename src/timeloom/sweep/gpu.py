@@ -13,7 +13,7 @@ from torch import Tensor
 
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, Segments
-from timeloom.sweep.reference import ReferenceSweeper, floor_of, units_of
+from timeloom.sweep.reference import AdjointData, ReferenceSweeper, floor_of, units_of
 
 LARGEST = {"gru": 128, "lstm": 64, "rnn_tanh": 128, "rnn_relu": 128}
 """Hidden units up to which the recurrent weights fit on the chip, by kernel; beyond, see `wide.py`."""
@@ -114,53 +114,28 @@ class GPUSweeper(ReferenceSweeper):
         return {"LED": lead > 0, "KEEP": keep, "TAPE": keep and self._tape is not None, "LEAK": want_leak}
 
     def adjoint(
-        self,
-        segments: Segments,
-        ends: Tensor,
-        states: list[Tensor],
-        incoming: Tensor | None,
-        gate_grads: Tensor | None = None,
-        reset_grads: Tensor | None = None,
-        want_leak: bool = False,
+        self, segments: Segments, ends: Tensor, data: AdjointData, want_leak: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        into = (gate_grads, reset_grads)
-        _, begins, leak = self._adjoint(segments, ends.contiguous(), states, incoming, into, want_leak, 0, None)
+        _, begins, leak = self._adjoint(segments, ends.contiguous(), data, want_leak, 0, None)
         return begins, leak
 
     def adjoint_entering(
-        self,
-        segments: Segments,
-        lead: int,
-        final: Tensor,
-        states: list[Tensor],
-        incoming: Tensor | None,
-        gate_grads: Tensor | None,
-        reset_grads: Tensor | None,
-        want_leak: bool,
+        self, segments: Segments, lead: int, final: Tensor, data: AdjointData, want_leak: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         ends = self._initial.new_empty(len(segments), self.cell.size)
-        into = (gate_grads, reset_grads)
-        return self._adjoint(segments, ends, states, incoming, into, want_leak, lead, final.contiguous())
+        return self._adjoint(segments, ends, data, want_leak, lead, final.contiguous())
 
     def _adjoint(
-        self,
-        segments: Segments,
-        ends: Tensor,
-        states: list[Tensor],
-        incoming: Tensor | None,
-        into: tuple[Tensor | None, Tensor | None],
-        want_leak: bool,
-        lead: int,
-        final: Tensor | None,
+        self, segments: Segments, ends: Tensor, data: AdjointData, want_leak: bool, lead: int, final: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         begins = torch.empty_like(ends)
         leak = torch.empty_like(ends) if want_leak else None
         lengths = self.problem.ends_on_device() if lead else None
-        keep, slopes, (gate_grads, reset_grads) = into[0] is not None, self._slopes_at(states), into
+        keep, slopes = data.gate_grads is not None, self._slopes_at(data.states)
         sums = ends.new_empty(len(ends), self.cell.gate_width) if keep and self._tape is not None else None
-        outputs = (leak, incoming, gate_grads, sums, reset_grads)
+        outputs = (leak, data.incoming, data.gate_grads, sums, data.reset_grads)
         tensors = (slopes, self._weights, self._units, final, ends, begins, *outputs)
-        flags = {"LED": lead > 0, "KEEP": keep, "INCOMING": incoming is not None, "LEAK": want_leak}
+        flags = {"LED": lead > 0, "KEEP": keep, "INCOMING": data.incoming is not None, "LEAK": want_leak}
         flags["SUM"] = sums is not None
         columns = (*segments.on(ends.device), lengths)
         self._launch(self._kernels.adjoint_kernel, segments, (*tensors, *columns), lead, flags)

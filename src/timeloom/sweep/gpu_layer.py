@@ -13,6 +13,7 @@ from timeloom.memory import empty
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.sweep.gpu import LARGEST, SLOPES, GPUSweeper, as_precise_as_cudnn, has_triton
 from timeloom.sweep.layer import Layer
+from timeloom.sweep.reference import AdjointData
 from timeloom.sweep.wide import WideSweeper
 
 PRODUCTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -88,21 +89,20 @@ class GPULayer(Layer):
         segments = cut_evenly(steps, batch, chunk, True)
         links = -(-steps // chunk)
         error: Tensor | float = 0.0
-        into = gate_grads if sweeps == 1 or links == 1 else None
+        reading, writing = AdjointData(states, incoming), AdjointData(states, incoming, gate_grads)
+        data = writing if sweeps == 1 or links == 1 else reading
         if links == 1:
-            begins, _ = sweeper.adjoint(segments, final, states, incoming, into)
+            begins, _ = sweeper.adjoint(segments, final, data)
         else:
             if warmup:
-                entry = (segments, warmup, final, states, incoming, into, None, sweeps > 1)
-                ends, begins, leak = sweeper.adjoint_entering(*entry)
+                ends, begins, leak = sweeper.adjoint_entering(segments, warmup, final, data, sweeps > 1)
             else:
                 ends = torch.cat([final, final.new_zeros((links - 1) * batch, final.shape[1])])
-                begins, leak = sweeper.adjoint(segments, ends, states, incoming, into, None, sweeps > 1)
+                begins, leak = sweeper.adjoint(segments, ends, data, sweeps > 1)
             for left in reversed(range(sweeps - 1)):
                 assert leak is not None
                 ends = sweeper.correct(ends, begins, leak, boxed=False)
-                into = None if left else gate_grads
-                begins, leak = sweeper.adjoint(segments, ends, states, incoming, into, None, True)
+                begins, leak = sweeper.adjoint(segments, ends, reading if left else writing, True)
             error = sweeper.certify(ends, begins, 0.0, leak, joint=True)
         with as_precise_as_cudnn():
             b_sum = None if self.b_ih is None else sweeper.bias_grads(gate_grads).to(gate_grads.dtype)

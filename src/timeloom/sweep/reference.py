@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from timeloom.cells.base import Cell
 from timeloom.problem import Recurrence, Segments
+
+
+@dataclass(frozen=True)
+class AdjointData:
+    """What an adjoint sweep reads, and where it writes."""
+
+    states: list[Tensor]
+    """One `(T + 1, B, part)` for each part of the state."""
+    incoming: Tensor | None
+    """The loss's own gradient on the output part of all states, `(T, B, n)`, or on whole states, `(T, B, S)`."""
+    gate_grads: Tensor | None = None
+    """`(T, B, G)`, receives the cell's gate gradients."""
+    reset_grads: Tensor | None = None
+    """`(R, S)`, receives what flowed into resets."""
 
 
 class ReferenceSweeper:
@@ -51,25 +66,16 @@ class ReferenceSweeper:
         return state, leak
 
     def adjoint(
-        self,
-        segments: Segments,
-        ends: Tensor,
-        states: list[Tensor],
-        incoming: Tensor | None,
-        gate_grads: Tensor | None = None,
-        reset_grads: Tensor | None = None,
-        want_leak: bool = False,
+        self, segments: Segments, ends: Tensor, data: AdjointData, want_leak: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Carry gradients `(R, S)` from each stretch's end back to its begin.
 
-        At each step `incoming[t]`, the loss's own gradient on the output part (or on the whole state), is added,
-        then the step's vjp is taken at the stored states. Returns the gradients at the begins and, when asked, the
-        leak along each stretch. `gate_grads` `(T, B, G)` receives the cell's gate gradients; `reset_grads` `(R, S)`
-        what flowed into resets.
+        At each step `incoming[t]` is added, then the step's vjp is taken at the stored states. Returns the gradients
+        at the begins and, when asked, the leak along each stretch.
         """
         time, alive, sequence = self._layout(segments)
         inputs = self.problem.u[time, sequence]
-        previous = torch.cat([part[time, sequence] for part in states], -1)
+        previous = torch.cat([part[time, sequence] for part in data.states], -1)
         at_reset, origin = self._resets(time, sequence, alive)
         if at_reset is not None:
             previous = torch.where(at_reset, origin, previous)
@@ -77,8 +83,8 @@ class ReferenceSweeper:
         to_reset = torch.zeros_like(ends)
         for j in reversed(range(len(time))):
             grad = carry
-            if incoming is not None:
-                direct = incoming[time[j], sequence]
+            if data.incoming is not None:
+                direct = data.incoming[time[j], sequence]
                 grad = torch.cat([carry[:, : direct.shape[1]] + direct, carry[:, direct.shape[1] :]], -1)
             if leak is not None:
                 keep = self.cell.leak(previous[j], inputs[j])
@@ -90,11 +96,11 @@ class ReferenceSweeper:
                 to_reset = _advance(alive, j, to_reset + torch.where(at_reset[j], back, 0), to_reset)
                 back = back.masked_fill(at_reset[j], 0)
             carry = _advance(alive, j, back, carry)
-        if gate_grads is not None and history:
+        if data.gate_grads is not None and history:
             gates, time, sequence = _inside(alive, torch.stack(history[::-1]), time, sequence.expand_as(time))
-            gate_grads[time, sequence] = gates
-        if reset_grads is not None:
-            reset_grads.copy_(to_reset)
+            data.gate_grads[time, sequence] = gates
+        if data.reset_grads is not None:
+            data.reset_grads.copy_(to_reset)
         return carry, leak
 
     def forward_entering(
@@ -111,15 +117,7 @@ class ReferenceSweeper:
         return starts, *self.forward(segments, starts, states, want_leak)
 
     def adjoint_entering(
-        self,
-        segments: Segments,
-        lead: int,
-        final: Tensor,
-        states: list[Tensor],
-        incoming: Tensor | None,
-        gate_grads: Tensor,
-        reset_grads: Tensor | None,
-        want_leak: bool,
+        self, segments: Segments, lead: int, final: Tensor, data: AdjointData, want_leak: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """`adjoint` without gradients at the ends: each stretch is entered `lead` steps behind its end.
 
@@ -132,8 +130,8 @@ class ReferenceSweeper:
         behind = Segments(segments.sequence, segments.end, enter)
         at_end = (enter == lengths).to(final.device).unsqueeze(-1)
         entry = torch.where(at_end, final[segments.sequence.to(final.device)], 0)
-        ends, _ = self.adjoint(behind, entry, states, incoming)
-        return ends, *self.adjoint(segments, ends, states, incoming, gate_grads, reset_grads, want_leak)
+        ends, _ = self.adjoint(behind, entry, AdjointData(data.states, data.incoming))
+        return ends, *self.adjoint(segments, ends, data, want_leak)
 
     def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor | float] | None:
         """A quick bound of the largest relative jump between stretches, where the device has one."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.sweep.gpu import LARGEST, GPUSweeper, as_precise_as_cudnn, has_triton, two
+from timeloom.sweep.reference import AdjointData
 
 BY_LIBRARY = 768
 """Hidden units from which on torch's matrix product and a kernel for the gates are faster than one kernel for both; not
@@ -62,29 +63,23 @@ class WideSweeper(GPUSweeper):
         return starts, ends, leak
 
     def _adjoint(
-        self,
-        segments: Segments,
-        ends: Tensor,
-        states: list[Tensor],
-        incoming: Tensor | None,
-        into: tuple[Tensor | None, Tensor | None],
-        want_leak: bool,
-        lead: int,
-        final: Tensor | None,
+        self, segments: Segments, ends: Tensor, data: AdjointData, want_leak: bool, lead: int, final: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         begins = ends.clone() if lead == 0 else torch.empty_like(ends)
         leak = self._whole(ends) if want_leak else None
-        if into[1] is not None:
-            into[1].zero_()
+        if data.reset_grads is not None:
+            data.reset_grads.zero_()
         if self._across is None and not self._by_library:
             self._across = self._weights.t().contiguous()
         lengths = self.problem.ends_on_device() if lead else None
-        fixed = (self._slopes_at(states), self._across, self._units, final, ends, begins, leak, incoming, *into)
+        outputs = (leak, data.incoming, data.gate_grads, data.reset_grads)
+        fixed = (self._slopes_at(data.states), self._across, self._units, final, ends, begins, *outputs)
         gates = self._weights.new_empty(len(segments), len(self._weights))
         ready = self._weights.new_empty(len(segments), self._n) if self._by_library else None
         following, passing = torch.empty_like(gates), torch.empty_like(ends)
         columns = (*segments.on(ends.device), lengths, self._marks)
-        flags = {"LED": lead > 0, "KEEP": into[0] is not None, "INCOMING": incoming is not None, "LEAK": want_leak}
+        flags = {"LED": lead > 0, "KEEP": data.gate_grads is not None, "LEAK": want_leak}
+        flags["INCOMING"] = data.incoming is not None
         for product in (False, True):
             launch = self._launches(self._steps.adjoint_step, len(segments), flags | {"PRODUCT": product})
             for step in range(1, segments.longest + lead + 1) if product else range(1):

@@ -328,7 +328,7 @@ def correct_kernel(
         box = tl.load(bound + column, mask=inside, other=0.0)[None, :]
     link = tl.arange(0, LINKS)
     for done in range(0, links, LINKS):
-        p = done + link
+        p = (done + link).to(tl.int64)
         here = p[:, None] * width + column[None, :]
         known = (p[:, None] < links) & inside[None, :]
         after = known & (p[:, None] > 0)

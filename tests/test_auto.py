@@ -439,9 +439,23 @@ def test_the_number_of_sweeps_is_learned() -> None:
     assert decide(Auto(), problem_of(16384), experience).sweeps == 9
     experience.learn(corrected_report(9, 1e-7))
     assert decide(Auto(), problem_of(16384), experience).sweeps == 8, "one was to spare"
-    experience.learn(corrected_report(2, 1e-4))
-    assert experience.sweeps is None
-    assert experience.forgetting is None, "few sweeps: it may forget quickly again"
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_few_sweeps_for_a_while_are_a_reason_to_look_afresh() -> None:
+    """The network may forget quickly again; where it does not, the next look is further away."""
+    experience, looks = Experience(), []
+    for call in range(200):
+        plan = decide(Auto(), problem_of(16384), experience)
+        if plan.sweeps == 1:
+            looks.append(call)
+            experience.learn(replace(report_of(34, 0.8), iterations=3))  # it does not
+        else:
+            experience.learn(corrected_report(2, 1e-4))
+    first = auto_file.FIRST_LOOK
+    assert looks == [0, 1 + first, 2 + 3 * first, 3 + 7 * first, 4 + 15 * first]
+    experience.learn(report_of(34, 0.5**34))
+    assert experience.look_after == first, "a warm-up was enough"
 
 
 @pytest.mark.usefixtures("on_gpu")

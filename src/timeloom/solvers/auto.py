@@ -40,6 +40,8 @@ LEAST_CORRECTED = 8
 """Shortest chunks to correct: of more chunks, the corrections cost more than the steps."""
 FEW_SWEEPS = 2
 """Corrected sweeps so few that a warm-up may be cheaper again."""
+FIRST_LOOK = 8
+"""Solves of so few sweeps in a row after which that is tried; twice as many after each try that failed."""
 SHARE_OF_JUMPS = 0.1
 """Share of the tolerance that a jump is granted where memory is long: jumps add up over it."""
 SHARE_OF_ERRORS = 0.5
@@ -71,6 +73,10 @@ class Experience:
     """Whether the last plan was for several sweeps at once."""
     sweeps: int | None = None
     """Sweeps with corrections by the leak that were enough, where they were tried."""
+    calm: int = 0
+    """Solves in a row for which few corrected sweeps were enough."""
+    look_after: int = FIRST_LOOK
+    """Number of them after which a warm-up is tried instead."""
     pause: int = 0
     """Calls for which shooting is not tried."""
     corrected: bool = False
@@ -123,21 +129,27 @@ class Experience:
             self.forgetting = min(seen, self.forgetting or 1.0) if near else seen
             if report.converged and not report.fell_back:
                 self.setbacks = 0
+            if not self.corrected:
+                self.look_after = FIRST_LOOK
             if self.misses > MOST_MISSES and first <= report.tolerance / 4:
                 self.misses = 0
         if self.fallbacks >= MOST_FALLBACKS:
             self.rest()
 
     def _learn_sweeps(self, report: SolveReport) -> None:
-        """Take in how many sweeps were needed. Few: the network may forget quickly again, so look at that afresh."""
+        """Take in how many sweeps were needed. Few, for a while: the network may forget quickly again, so look at that
+        afresh.
+        """
         if report.fell_back or not report.converged:
             self.rest()
             return
         self.setbacks = 0
         spare = report.residuals[-1] < SPARE * report.tolerance
-        self.sweeps = report.iterations - spare
-        if self.sweeps <= FEW_SWEEPS:
+        self.sweeps = max(report.iterations - spare, FEW_SWEEPS)
+        self.calm = self.calm + 1 if self.sweeps <= FEW_SWEEPS else 0
+        if self.calm >= self.look_after:
             self.sweeps = self.forgetting = None
+            self.calm, self.look_after = 0, min(2 * self.look_after, LONGEST_PAUSE)
 
     def rest(self) -> None:
         """Shooting does not pay on this network as it is: leave it alone for a while, then look at it afresh."""

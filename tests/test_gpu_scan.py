@@ -139,9 +139,9 @@ def test_every_run_gives_the_same_bits() -> None:
 
 
 MATRICES: list[tuple[Structure, int, tuple[int, ...], int]] = [
-    ("dense", 1, (2,), 3), ("dense", 7, (), 2), ("dense", 8, (1,), 4), ("dense", 37, (3,), 3), ("dense", 9, (), 16),
+    ("dense", 1, (2,), 3), ("dense", 7, (), 2), ("dense", 8, (1,), 4), ("dense", 25, (2,), 3), ("dense", 9, (), 16),
     ("dense", 40, (2,), 1), ("dense", 11, (2, 2), 9), ("block", 1, (), 1), ("block", 9, (3,), 1),
-    ("block", 37, (2,), 3), ("block", 22, (2, 1), 5),
+    ("block", 25, (2,), 3), ("block", 22, (2, 1), 5),
 ]  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def test_only_what_asks_gets_a_gradient() -> None:
 @pytest.mark.parametrize("structure", ["diagonal", "dense", "block"])
 def test_derivatives_of_both_orders(structure: Structure) -> None:
     for reverse, transpose in ((False, True), (True, False)):
-        inputs = tuple(tensor.requires_grad_() for tensor in draw(structure, 10, (1,), 2, torch.float64))
+        inputs = tuple(tensor.requires_grad_() for tensor in draw(structure, 8, (1,), 2, torch.float64))
 
         def run(a: Tensor, b: Tensor, h0: Tensor, reverse: bool = reverse, transpose: bool = transpose) -> Tensor:
             return tl.linear_scan(a, b, h0, reverse, transpose=transpose, structure=structure)

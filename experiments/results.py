@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,19 @@ def save(name: str, results: dict[str, Any], folder: Path) -> None:
     text = json.dumps(results, indent=1, ensure_ascii=False)
     text = re.sub(r"\[[\s\d.,e+-]+\]", lambda found: " ".join(found[0].split()), text)
     (folder / f"{name}.json").write_text(text + "\n")
+
+
+def write(
+    name: str,
+    results: dict[str, Any],
+    folder: Path,
+    table: Callable[[dict[str, Any]], str],
+    plot: Callable[[dict[str, Any], Path], None],
+) -> None:
+    """`name` with .json, .md and .png."""
+    save(name, results, folder)
+    (folder / f"{name}.md").write_text(table(results))
+    plot(results, folder / f"{name}.png")
 
 
 def command(doc: str | None) -> argparse.ArgumentParser:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import timeloom as tl
-from experiments.results import command, facts, save, target
+from experiments.results import command, facts, target, write
 from timeloom.solvers import Auto, Shooting, Solver
 
 HIDDEN, CLASSES, BATCH = 20, 10, 16
@@ -157,9 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(table(results))
     folder = target(options, __file__)
     if folder is not None:
-        save("bitstream", results, folder)
-        (folder / "bitstream.md").write_text(table(results))
-        plot(results, folder / "bitstream.png")
+        write("bitstream", results, folder, table, plot)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""The results of `run.py` as JSON, as a table and as a picture."""
+"""The results of `run.py` as a table and as a picture."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +69,3 @@ def plot(results: dict[str, Any], path: Path) -> None:
         ax.set(xlabel="training step", ylabel="loss", title=f"T = {steps}")
     figure.savefig(path, dpi=90)
     plt.close(figure)
-
-
-def write(results: dict[str, Any], folder: Path, name: str) -> None:
-    """`name` with .json, .md and .png."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    (folder / f"{name}.md").write_text(table(results))
-    plot(results, folder / f"{name}.png")

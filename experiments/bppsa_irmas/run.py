@@ -30,7 +30,7 @@ import timeloom as tl
 from experiments.bppsa_irmas import report
 from experiments.bppsa_irmas.clips import features, find, split
 from experiments.bppsa_irmas.instruments import INSTRUMENTS, generate
-from experiments.results import command, facts, target
+from experiments.results import command, facts, target, write
 from timeloom.solvers import Auto, Shooting, Solver
 
 HOPS, FAST_HOPS = (512, 256, 128), (4096, 2048, 1024)
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(report.row(len(data[hop].x), found), flush=True)
     folder = target(options, __file__)
     if folder is not None:
-        report.write(results, folder, "irmas" if options.data else "generated")
+        write("irmas" if options.data else "generated", results, folder, report.table, report.plot)
 
 
 if __name__ == "__main__":

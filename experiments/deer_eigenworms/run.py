@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.deer_eigenworms.worms import STEPS, write_worms
-from experiments.results import command, facts, save, target
+from experiments.results import command, facts, target, write
 from timeloom import cli
 from timeloom.train.metrics import read
 
@@ -126,10 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(table(results))
     folder = target(options, __file__)
     if folder is not None:
-        name = "eigenworms" if options.data else "generated"
-        save(name, results, folder)
-        (folder / f"{name}.md").write_text(table(results))
-        plot(results, folder / f"{name}.png")
+        write("eigenworms" if options.data else "generated", results, folder, table, plot)
 
 
 if __name__ == "__main__":

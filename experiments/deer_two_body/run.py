@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import timeloom as tl
 from experiments.deer_two_body.hamiltonian import Hamiltonian, attraction, orbits
 from experiments.ode.run import loop
-from experiments.results import command, facts, save, target
+from experiments.results import command, facts, target, write
 
 SPAN, LEARNING_RATE = 10.0, 1e-2
 FULL = {"steps": 10_000, "orbits": 4, "epochs": 60, "width": 32, "compared": 2}
@@ -148,9 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(table(results))
     folder = target(options, __file__)
     if folder is not None:
-        save("two_body", results, folder)
-        (folder / "two_body.md").write_text(table(results))
-        plot(results, folder / "two_body.png")
+        write("two_body", results, folder, table, plot)
 
 
 if __name__ == "__main__":

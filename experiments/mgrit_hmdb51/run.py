@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.mgrit_hmdb51.standin import CLASSES, write_clips, write_net
-from experiments.results import command, facts, save, target
+from experiments.results import command, facts, target, write
 from timeloom.data import Splits, load, split
 from timeloom.errors import InputError
 from timeloom.train.config import ModelConfig, TrainConfig, preset
@@ -141,9 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = target(options, __file__)
     if folder is not None:
         base = "generated" if options.data is None else f"hmdb51_{options.classes.replace('+', '_')}"
-        save(base, results, folder)
-        (folder / f"{base}.md").write_text(table(results))
-        plot(results, folder / f"{base}.png")
+        write(base, results, folder, table, plot)
 
 
 def setting(splits: Splits, config: TrainConfig) -> dict[str, int]:

@@ -28,7 +28,7 @@ from timeloom.solvers.planning import plan_backward, plan_forward
 from timeloom.sweep.cpu_layer import CPULayer
 from timeloom.sweep.gpu_layer import GPULayer
 from timeloom.sweep.layer import Layer
-from timeloom.trajectory import final_state, solve_states
+from timeloom.trajectory import final_state, last_of, solve_states
 
 Result = TypeVar("Result")
 PlanLike = TypeVar("PlanLike")
@@ -56,7 +56,7 @@ def run(
         if solved is None:
             return None
         layer, kept, report = solved
-        final = final_of(layer.cell, kept)
+        final = last_of(kept[: len(layer.cell.parts)])
     raise_if_asked(report, solver)
     record(report)
     if not taped:
@@ -93,11 +93,6 @@ def lane_back(layer: Layer, bare: Bare, project: Project, solver: Solver, memory
     """How to come back through a layer that was solved."""
     plan = plan_backward(solver, Recurrence(layer.cell, layer.x, layer.initial), memory.backward)
     return Lane(type(layer), bare, project, plan, note, memory.backward)
-
-
-def final_of(cell: Cell, kept: Sequence[Tensor]) -> Tensor:
-    """The final state `(B, S)`."""
-    return torch.cat([part[-1] for part in kept[: len(cell.parts)]], -1)
 
 
 def kind_of(cell: Cell, x: Tensor) -> type[Layer] | None:

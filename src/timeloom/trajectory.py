@@ -87,6 +87,11 @@ def _leave(problem: Recurrence, plan: Plan) -> Callable[[Tensor, Tensor], tuple[
 def final_state(problem: Recurrence, states: list[Tensor]) -> Tensor:
     """The state after each sequence's last step, `(B, S)`."""
     if problem.lengths is None:
-        return torch.cat([part[-1] for part in states], -1)
+        return last_of(states)
     at = problem.lengths.to(states[0].device), torch.arange(problem.batch, device=states[0].device)
     return torch.cat([part[at] for part in states], -1)
+
+
+def last_of(states: list[Tensor]) -> Tensor:
+    """The last of each part's states, `(B, S)`."""
+    return torch.cat([part[-1] for part in states], -1)

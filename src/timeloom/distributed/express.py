@@ -30,6 +30,7 @@ from timeloom.solve import SHARE_OF_BOX, certified
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.sweep.layer import Layer
+from timeloom.trajectory import last_of
 
 
 def run_layer_over_ranks(
@@ -61,7 +62,7 @@ def _run(
         layer = kind(cell, x, first, *live[2:])
         kept, jump = layer.forward(plan.inside.chunk, plan.inside.warmup, SHARE_OF_BOX, taped)
         states = kept[: len(cell.parts)]
-        ends = torch.cat([part[-1] for part in states], -1)
+        ends = last_of(states)
         marched = _certify(plan, first, ends, jump, cell.parts, cell.bound(initial), False, began)
         if marched is None:
             memory.forward.uncertified = True

@@ -35,7 +35,7 @@ from timeloom.solvers.planning import plan_backward, plan_forward
 from timeloom.solvers.sequential import Sequential
 from timeloom.sweep import sweeper as choose_sweeper
 from timeloom.sweep.layer import Layer
-from timeloom.trajectory import final_state, solve_states
+from timeloom.trajectory import final_state, last_of, solve_states
 
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
@@ -123,7 +123,7 @@ def _run_own(
         assert solved is not None
         layer, kept, report = solved
         kept = [tensor.to(x.dtype) for tensor in kept]
-        final = express.final_of(layer.cell, kept)
+        final = last_of(kept[: len(layer.cell.parts)])
     else:
         _refuse_capture(x)
         problem = Recurrence(*module._cell(x, *weights), initial, *ragged)

@@ -17,6 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from timeloom.scan.gpu_kernels import moved
+
 __all__ = ["matrix_kernel", "transfers_kernel"]
 
 SIZES = ["steps", "rows", "inner", "length", "chains"]
@@ -46,7 +48,7 @@ def load_step(
 @triton.jit
 def weighted(x, h, PRODUCTS: tl.constexpr):
     """`x h`; if x are PRODUCTS of many matrices that may have overflowed, they leave an exact zero what it is."""
-    return tl.where(h == 0.0, 0.0, x * h) if PRODUCTS else x * h
+    return moved(x, h) if PRODUCTS else x * h
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from timeloom.distributed.faults import LOOK_EVERY, Faults, RankError
+from timeloom.distributed.lending import lend
 from timeloom.report import ConvergenceError
 from timeloom.solvers.auto import Memory
 
@@ -71,7 +72,8 @@ class TimeGroup:
             return self._gather_by_doubling(tensor)
         gathered = tensor.new_empty(self.size, *tensor.shape)
         self._wait(
-            lambda: dist.all_gather(list(gathered.unbind(0)), tensor, group=self.group, async_op=True), gathered.device
+            lambda: dist.all_gather(lend(*gathered.unbind(0)), *lend(tensor), group=self.group, async_op=True),
+            gathered.device,
         )
         return gathered
 
@@ -98,14 +100,14 @@ class TimeGroup:
         if self.size == 1:
             return total
         self._count(total, collective=True)
-        self._wait(lambda: dist.all_reduce(total, group=self.group, async_op=True), total.device)
+        self._wait(lambda: dist.all_reduce(*lend(total), group=self.group, async_op=True), total.device)
         return total
 
     def share(self, tensor: Tensor) -> Tensor:
         """The first rank's tensor, as a new one; all ranks must give the same shape."""
         told = tensor.detach().clone(memory_format=torch.contiguous_format)
         self._count(told, collective=True)
-        self._wait(lambda: dist.broadcast(told, group=self.group, group_src=0, async_op=True), told.device)
+        self._wait(lambda: dist.broadcast(*lend(told), group=self.group, group_src=0, async_op=True), told.device)
         return told
 
     def send(self, tensor: Tensor, rank: int) -> None:

@@ -12,7 +12,7 @@ from timeloom.distributed import lending
 
 
 def test_an_ending_process_waits_for_what_it_lent() -> None:
-    held = lending.lend(torch.ones(3), torch.ones(2))
+    held = [lending.lend(torch.ones(3)), lending.lend(torch.ones(2))]
     threading.Timer(0.2, held.clear).start()
     lending.settle()
     assert not held
@@ -20,8 +20,8 @@ def test_an_ending_process_waits_for_what_it_lent() -> None:
 
 def test_it_waits_for_all_exchanges_and_forgets_those_that_are_over() -> None:
     lending.lend(torch.ones(3))
-    first = lending.lend(torch.ones(3))
-    second = lending.lend(torch.ones(3))
+    first = [lending.lend(torch.ones(3))]
+    second = [lending.lend(torch.ones(3))]
     assert [name() for name in lending._lent] == [first[0], second[0]]
     second.clear()
     threading.Timer(0.2, first.clear).start()
@@ -31,7 +31,7 @@ def test_it_waits_for_all_exchanges_and_forgets_those_that_are_over() -> None:
 
 def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lending, "PATIENCE", 0.1)
-    held = lending.lend(torch.ones(3))
+    held = [lending.lend(torch.ones(3))]
     began = time.monotonic()
     lending.settle()
     assert time.monotonic() - began >= 0.1
@@ -40,6 +40,6 @@ def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_lent_is_the_same_memory() -> None:
     tensor = torch.zeros(3)
-    (name,) = lending.lend(tensor)
+    name = lending.lend(tensor)
     name += 1
     assert tensor.tolist() == [1, 1, 1]

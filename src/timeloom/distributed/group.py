@@ -72,7 +72,9 @@ class TimeGroup:
             return self._gather_by_doubling(tensor)
         gathered = tensor.new_empty(self.size, *tensor.shape)
         self._wait(
-            lambda: dist.all_gather(lend(*gathered.unbind(0)), *lend(tensor), group=self.group, async_op=True),
+            lambda: dist.all_gather(
+                [lend(row) for row in gathered.unbind(0)], lend(tensor), group=self.group, async_op=True
+            ),
             gathered.device,
         )
         return gathered
@@ -100,14 +102,14 @@ class TimeGroup:
         if self.size == 1:
             return total
         self._count(total, collective=True)
-        self._wait(lambda: dist.all_reduce(*lend(total), group=self.group, async_op=True), total.device)
+        self._wait(lambda: dist.all_reduce(lend(total), group=self.group, async_op=True), total.device)
         return total
 
     def share(self, tensor: Tensor) -> Tensor:
         """The first rank's tensor, as a new one; all ranks must give the same shape."""
         told = tensor.detach().clone(memory_format=torch.contiguous_format)
         self._count(told, collective=True)
-        self._wait(lambda: dist.broadcast(*lend(told), group=self.group, group_src=0, async_op=True), told.device)
+        self._wait(lambda: dist.broadcast(lend(told), group=self.group, group_src=0, async_op=True), told.device)
         return told
 
     def send(self, tensor: Tensor, rank: int) -> None:

@@ -19,11 +19,11 @@ PATIENCE = 5.0
 _lent: list[ref[Tensor]] = []
 
 
-def lend(*tensors: Tensor) -> list[Tensor]:
-    """The same tensors under names of their own, which nobody but the exchange is to hold."""
-    names = [tensor.detach() for tensor in tensors]
-    _lent[:] = [name for name in _lent if name() is not None] + [ref(name) for name in names]
-    return names
+def lend(tensor: Tensor) -> Tensor:
+    """The same tensor under a name of its own, which nobody but the exchange is to hold."""
+    name = tensor.detach()
+    _lent[:] = [other for other in _lent if other() is not None] + [ref(name)]
+    return name
 
 
 def settle() -> None:

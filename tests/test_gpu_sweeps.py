@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
 
@@ -20,6 +23,8 @@ from timeloom.sweep.gpu_layer import GPULayer
 from timeloom.sweep.wide import WideSweeper
 
 pytest.importorskip("triton")
+
+from timeloom.sweep import gpu_kernels, wide_kernels
 
 CELLS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 SIZES = [  # steps, batch, hidden, chunk, resets, lengths
@@ -96,6 +101,46 @@ def test_forward_and_leak(kernel: str, size: tuple[int, int, int, int, bool, boo
         results.append([ends[alive].double(), leak[alive].double(), *(part.double() for part in states)])
     for ours, truth in zip(*results, strict=True):
         torch.testing.assert_close(ours, truth, equal_nan=True, **CLOSE)
+
+
+class Watched:
+    """A kernel that runs only while a device is chosen."""
+
+    def __init__(self, kernel: Any, chosen: list[Tensor]) -> None:
+        self.kernel, self.chosen = kernel, chosen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        assert self.chosen
+        return self.kernel[grid]
+
+
+@pytest.mark.parametrize("kind", [GPUSweeper, WideSweeper])
+def test_kernels_run_on_the_device_of_the_problem(kind: type[GPUSweeper], monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[Tensor] = []
+
+    @contextmanager
+    def device_of(tensor: Tensor) -> Iterator[None]:
+        chosen.append(tensor)
+        yield
+        chosen.pop()
+
+    for module in (gpu_kernels, wide_kernels):
+        for name in [name for name in vars(module) if name.endswith(("_kernel", "_step"))]:
+            monkeypatch.setattr(module, name, Watched(getattr(module, name), chosen))
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    problem = draw("gru", (12, 2, 4, 5, False, False))
+    segments, states, sweeper = cut(problem, 5), solved(problem), kind(problem)
+    starts, ends, leak = sweeper.forward_entering(segments, 2, None, True)
+    assert leak is not None
+    sweeper.forward(segments, sweeper.correct(starts, ends, leak, boxed=True))
+    sweeper.certify(starts, ends, 0.1, leak)
+    data = AdjointData(states, None)
+    finals, _, _ = sweeper.adjoint_entering(cut(problem, 5, True), 2, torch.zeros_like(problem.initial), data, False)
+    sweeper.adjoint(cut(problem, 5, True), finals, data)
+    assert not chosen
 
 
 @pytest.mark.parametrize(("size", "kind"), KINDS)

@@ -210,7 +210,10 @@ def conclude(
 
 def capturing(tensor: Tensor) -> bool:
     """Whether what is done with this tensor goes into a CUDA graph, so that no number can be read."""
-    return tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if tensor.device.type != "cuda":
+        return False
+    with torch.cuda.device_of(tensor):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
-from typing import Any
+from functools import cache, partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from timeloom.memory import empty
 from timeloom.problem import Recurrence, Segments
 from timeloom.sweep.reference import AdjointData, ReferenceSweeper, floor_of, units_of
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 LARGEST = {"gru": 128, "lstm": 64, "rnn_tanh": 128, "rnn_relu": 128}
 """Hidden units up to which the recurrent weights fit on the chip, by kernel; beyond, see `wide.py`."""
 ROWS = 16
@@ -41,6 +43,19 @@ def as_precise_as_cudnn() -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32 = before
+
+
+def on_its_device(
+    method: Callable[Concatenate[GPUSweeper, Given], Result],
+) -> Callable[Concatenate[GPUSweeper, Given], Result]:
+    """Run a sweeper's method on the GPU that holds its tensors: Triton launches on the current one."""
+
+    @wraps(method)
+    def run(self: GPUSweeper, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        with torch.cuda.device_of(self.problem.initial):
+            return method(self, *args, **kwargs)
+
+    return run
 
 
 class GPUSweeper(ReferenceSweeper):
@@ -86,12 +101,14 @@ class GPUSweeper(ReferenceSweeper):
         self._slopes: tuple[list[Tensor], Tensor] | None = None
         self._bound: Tensor | None = None
 
+    @on_its_device
     def forward(
         self, segments: Segments, starts: Tensor, states: list[Tensor] | None = None, want_leak: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         _, ends, leak = self._forward(segments, starts.contiguous(), states, want_leak, 0)
         return ends, leak
 
+    @on_its_device
     def forward_entering(
         self, segments: Segments, lead: int, states: list[Tensor] | None, want_leak: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -113,12 +130,14 @@ class GPUSweeper(ReferenceSweeper):
         keep = states is not None
         return {"LED": lead > 0, "KEEP": keep, "TAPE": keep and self._tape is not None, "LEAK": want_leak}
 
+    @on_its_device
     def adjoint(
         self, segments: Segments, ends: Tensor, data: AdjointData, want_leak: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         _, begins, leak = self._adjoint(segments, ends.contiguous(), data, want_leak, 0, None)
         return begins, leak
 
+    @on_its_device
     def adjoint_entering(
         self, segments: Segments, lead: int, final: Tensor, data: AdjointData, want_leak: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -163,6 +182,7 @@ class GPUSweeper(ReferenceSweeper):
             return None
         return partial(self.certify, share_of_box=share_of_box, joint=fading)
 
+    @on_its_device
     def certify(
         self, starts: Tensor, ends: Tensor, share_of_box: float, leak: Tensor | None = None, joint: bool = False
     ) -> Tensor:
@@ -182,6 +202,7 @@ class GPUSweeper(ReferenceSweeper):
         )  # fmt: skip
         return worst
 
+    @on_its_device
     def correct(self, starts: Tensor, ends: Tensor, leak: Tensor, boxed: bool) -> Tensor:
         """New starts from the jumps between stretches of sequences of one length, carried along by their leak.
 

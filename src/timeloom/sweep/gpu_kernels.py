@@ -39,6 +39,9 @@ __all__ = [
     "slopes_kernel",
 ]  # fmt: skip
 
+SPANS = ["longest", "lead"]
+"""For these a kernel is not compiled anew: they change as a network is learned. It does pay for the number of rows."""
+
 
 @triton.jit
 def load_inputs(inputs, token, j, n, live, CELL: tl.constexpr):
@@ -87,6 +90,20 @@ def products(h, w0, w1, w2, w3, CELL: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def through_weights(g0, g1, g2, g3, w0, w1, w2, w3, CELL: tl.constexpr, PRECISION: tl.constexpr):
+    """Gate gradients times the weights of their gates, summed."""
+    total = tl.dot(rounded(g0.to(w0.dtype), PRECISION), w0, input_precision=PRECISION)
+    if CELL == GRU:
+        total = tl.dot(rounded(g1.to(w0.dtype), PRECISION), w1, total, input_precision=PRECISION)
+        total = tl.dot(rounded(g3.to(w0.dtype), PRECISION), w2, total, input_precision=PRECISION)
+    elif CELL == LSTM:
+        total = tl.dot(rounded(g1.to(w0.dtype), PRECISION), w1, total, input_precision=PRECISION)
+        total = tl.dot(rounded(g2.to(w0.dtype), PRECISION), w2, total, input_precision=PRECISION)
+        total = tl.dot(rounded(g3.to(w0.dtype), PRECISION), w3, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit(do_not_specialize=SPANS)
 def forward_kernel(
     inputs, weights, units, initial, starts, ends, leak, h_states, c_states, slopes, seq, begin, end, resets,
     rows, batch, n, longest, lead,
@@ -103,44 +120,54 @@ def forward_kernel(
     w0, w1, w2, w3 = load_weights(weights, n, j, CELL, False, PRECISION)
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
     if LED:
-        enter = tl.maximum(first - lead, 0)
+        enter = first - lead
         h, c = load_state(initial, b, n, j, live, CELL)
     else:
         enter = first
         h, c = load_state(starts, row, n, j, live, CELL)
     kept = tl.full((ROWS, UNITS), 1.0, tl.float32)
-    steps = longest + lead if LED else longest
-    u0, u1, u2, u3 = load_inputs(inputs, enter * batch + b, j, n, live & (enter < last), CELL)
-    for step in range(steps):
-        t = enter + step
-        alive = live & (t < last)
-        if LED:
-            store_state(starts, row, n, j, alive & (t == first), h, c, CELL)
-        if RESETS:
-            fresh = tl.load(resets + t * batch + b, mask=alive, other=0) != 0
-            origin, origin_c = load_state(initial, b, n, j, fresh, CELL)
-            h = tl.where(fresh[:, None], origin, h)
-            c = tl.where(fresh[:, None], origin_c, c)
-            kept = tl.where(fresh[:, None], 0.0, kept)
-        token = t * batch + b
-        v0, v1, v2, v3 = load_inputs(inputs, token + batch, j, n, live & (t + 1 < last), CELL)
-        p0, p1, p2, p3 = products(h, w0, w1, w2, w3, CELL, PRECISION)
-        new, new_c, keep = advance(u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
-        counted = alive & (t >= first)
-        if TAPE:
-            store_slopes(slopes, token, j, n, counted, u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
-        h = tl.where(alive[:, None], new, h)
-        c = tl.where(alive[:, None], new_c, c)
-        if LEAK:
-            kept = tl.where(counted[:, None], kept * keep, kept)
-        if KEEP:
-            store_rows(h_states, token + batch, n, 0, j, n, counted, h)
-            if CELL == LSTM:
-                store_rows(c_states, token + batch, n, 0, j, n, counted, c)
-        u0 = v0
-        u1 = v1
-        u2 = v2
-        u3 = v3
+    u0, u1, u2, u3 = load_inputs(inputs, enter * batch + b, j, n, live & (enter >= 0) & (enter < last), CELL)
+    OWN: tl.constexpr = 1
+    for phase in tl.static_range(0 if LED else OWN, OWN + 1):
+        t = first
+        steps = longest
+        if phase < OWN:
+            t = enter
+            steps = lead
+        elif LED:
+            store_state(starts, row, n, j, live & (first < last), h, c, CELL)
+        for _ in range(steps):
+            alive = live & (t < last)
+            fetch = live & (t + 1 < last)
+            if phase < OWN:  # before a sequence begins, its state stays where it is
+                alive = alive & (t >= 0)
+                fetch = fetch & (t + 1 >= 0)
+            if RESETS:
+                fresh = tl.load(resets + t * batch + b, mask=alive, other=0) != 0
+                origin, origin_c = load_state(initial, b, n, j, fresh, CELL)
+                h = tl.where(fresh[:, None], origin, h)
+                c = tl.where(fresh[:, None], origin_c, c)
+                if LEAK and phase == OWN:
+                    kept = tl.where(fresh[:, None], 0.0, kept)
+            token = t * batch + b
+            v0, v1, v2, v3 = load_inputs(inputs, token + batch, j, n, fetch, CELL)
+            p0, p1, p2, p3 = products(h, w0, w1, w2, w3, CELL, PRECISION)
+            new, new_c, keep = advance(u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
+            if TAPE and phase == OWN:
+                store_slopes(slopes, token, j, n, alive, u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
+            h = tl.where(alive[:, None], new, h)
+            c = tl.where(alive[:, None], new_c, c)
+            if LEAK and phase == OWN:
+                kept = tl.where(alive[:, None], kept * keep, kept)
+            if KEEP and phase == OWN:
+                store_rows(h_states, token + batch, n, 0, j, n, alive, h)
+                if CELL == LSTM:
+                    store_rows(c_states, token + batch, n, 0, j, n, alive, c)
+            u0 = v0
+            u1 = v1
+            u2 = v2
+            u3 = v3
+            t += 1
     store_state(ends, row, n, j, live, h, c, CELL)
     if LEAK:
         store_leak(leak, row, n, j, live, kept, CELL)
@@ -171,7 +198,7 @@ def slopes_kernel(
     store_slopes(slopes, token, j, n, live, u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SPANS)
 def adjoint_kernel(
     slopes, weights, units, final, starts, ends, leak, incoming, gate_grads, sums, reset_grads,
     seq, begin, end, lengths, resets,
@@ -192,12 +219,13 @@ def adjoint_kernel(
     last = tl.load(end + row, mask=live, other=0)
     w0, w1, w2, w3 = load_weights(weights, n, j, CELL, True, PRECISION)
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
+    length = last
+    enter = last
     if LED:
         length = tl.load(lengths + b, mask=live, other=0)
-        enter = tl.minimum(last + lead, length)
-        d_h, d_c = load_state(final, b, n, j, live & (enter == length), CELL)
+        enter = last + lead
+        d_h, d_c = load_state(final, b, n, j, live & (enter >= length), CELL)
     else:
-        enter = last
         d_h, d_c = load_state(starts, row, n, j, live, CELL)
     kept = tl.full((ROWS, UNITS), 1.0, tl.float32)
     diverted = tl.zeros((ROWS, UNITS), tl.float32)
@@ -206,62 +234,61 @@ def adjoint_kernel(
     sum1 = tl.zeros((ROWS, UNITS), tl.float32)
     sum2 = tl.zeros((ROWS, UNITS), tl.float32)
     sum3 = tl.zeros((ROWS, UNITS), tl.float32)
-    steps = longest + lead if LED else longest
     token = (enter - 1) * batch + b
-    fetch = live & (enter > first)
+    fetch = live & (enter > first) & (enter <= length)
     s0, s1, s2, s3, s4, s5 = load_slopes(slopes, token, j, n, fetch, CELL)
     if INCOMING:
         direct = load_rows(incoming, token, n, 0, j, n, fetch)
-    for step in range(steps):
-        t = enter - 1 - step
-        alive = live & (t >= first)
-        if LED:
-            store_state(starts, row, n, j, alive & (t == last - 1), d_h, d_c, CELL)
-        token = t * batch + b
-        before = token - batch
-        fetch = live & (t > first)
-        q0, q1, q2, q3, q4, q5 = load_slopes(slopes, before, j, n, fetch, CELL)
-        grad = d_h
-        if INCOMING:
-            grad += direct
-            direct = load_rows(incoming, before, n, 0, j, n, fetch)
-        g0, g1, g2, g3, back, back_c, keep = pull(grad, d_c, s0, s1, s2, s3, s4, s5, unit, CELL)
-        # Its own sum: the matrix units cut off as they add, which would wear down what passes by over a long memory.
-        through = tl.dot(rounded(g0.to(w0.dtype), PRECISION), w0, input_precision=PRECISION)
-        if CELL == GRU:
-            through = tl.dot(rounded(g1.to(w0.dtype), PRECISION), w1, through, input_precision=PRECISION)
-            through = tl.dot(rounded(g3.to(w0.dtype), PRECISION), w2, through, input_precision=PRECISION)
-        elif CELL == LSTM:
-            through = tl.dot(rounded(g1.to(w0.dtype), PRECISION), w1, through, input_precision=PRECISION)
-            through = tl.dot(rounded(g2.to(w0.dtype), PRECISION), w2, through, input_precision=PRECISION)
-            through = tl.dot(rounded(g3.to(w0.dtype), PRECISION), w3, through, input_precision=PRECISION)
-        back += through
-        counted = alive & (t < last)
-        if KEEP:
-            store_gate_grads(gate_grads, token, j, n, counted, g0, g1, g2, g3, CELL)
-        if SUM:
-            sum0 += tl.where(counted[:, None], g0, 0.0)
-            sum1 += tl.where(counted[:, None], g1, 0.0)
-            sum2 += tl.where(counted[:, None], g2, 0.0)
-            sum3 += tl.where(counted[:, None], g3, 0.0)
-        if LEAK:
-            kept = tl.where(counted[:, None], kept * keep, kept)
-        if RESETS:
-            fresh = tl.load(resets + token, mask=alive, other=0) != 0
-            into = (fresh & counted)[:, None]
-            diverted += tl.where(into, back, 0.0)
-            diverted_c += tl.where(into, back_c, 0.0)
-            back = tl.where(fresh[:, None], 0.0, back)
-            back_c = tl.where(fresh[:, None], 0.0, back_c)
-            kept = tl.where(into, 0.0, kept)
-        d_h = tl.where(alive[:, None], back, d_h)
-        d_c = tl.where(alive[:, None], back_c, d_c)
-        s0 = q0
-        s1 = q1
-        s2 = q2
-        s3 = q3
-        s4 = q4
-        s5 = q5
+    OWN: tl.constexpr = 1
+    for phase in tl.static_range(0 if LED else OWN, OWN + 1):
+        t = last - 1
+        steps = longest
+        if phase < OWN:
+            t = enter - 1
+            steps = lead
+        for _ in range(steps):
+            alive = live & (t >= first)
+            fetch = live & (t > first)
+            if phase < OWN:  # behind a sequence's end, its gradient stays what it is
+                alive = alive & (t < length)
+                fetch = fetch & (t <= length)
+            elif LED:  # in the loop, not before it: gate gradients are then computed in the layout of their stores, too
+                store_state(starts, row, n, j, alive & (t == last - 1), d_h, d_c, CELL)
+            token = t * batch + b
+            q0, q1, q2, q3, q4, q5 = load_slopes(slopes, token - batch, j, n, fetch, CELL)
+            grad = d_h
+            if INCOMING:
+                grad += direct
+                direct = load_rows(incoming, token - batch, n, 0, j, n, fetch)
+            g0, g1, g2, g3, back, back_c, keep = pull(grad, d_c, s0, s1, s2, s3, s4, s5, unit, CELL)
+            # A sum of its own: the matrix units cut off as they add, which over a long memory wears down what passes.
+            back += through_weights(g0, g1, g2, g3, w0, w1, w2, w3, CELL, PRECISION)
+            if KEEP and phase == OWN:
+                store_gate_grads(gate_grads, token, j, n, alive, g0, g1, g2, g3, CELL)
+            if SUM and phase == OWN:
+                sum0 += tl.where(alive[:, None], g0, 0.0)
+                sum1 += tl.where(alive[:, None], g1, 0.0)
+                sum2 += tl.where(alive[:, None], g2, 0.0)
+                sum3 += tl.where(alive[:, None], g3, 0.0)
+            if LEAK and phase == OWN:
+                kept = tl.where(alive[:, None], kept * keep, kept)
+            if RESETS:
+                fresh = tl.load(resets + token, mask=alive, other=0) != 0
+                if phase == OWN:
+                    diverted += tl.where(fresh[:, None], back, 0.0)
+                    diverted_c += tl.where(fresh[:, None], back_c, 0.0)
+                    kept = tl.where(fresh[:, None], 0.0, kept)
+                back = tl.where(fresh[:, None], 0.0, back)
+                back_c = tl.where(fresh[:, None], 0.0, back_c)
+            d_h = tl.where(alive[:, None], back, d_h)
+            d_c = tl.where(alive[:, None], back_c, d_c)
+            s0 = q0
+            s1 = q1
+            s2 = q2
+            s3 = q3
+            s4 = q4
+            s5 = q5
+            t -= 1
     store_state(ends, row, n, j, live, d_h, d_c, CELL)
     if SUM:
         store_gate_grads(sums, row, j, n, live, sum0, sum1, sum2, sum3, CELL)
@@ -271,7 +298,7 @@ def adjoint_kernel(
         store_leak(leak, row, n, j, live, kept, CELL)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def jumps_kernel(
     starts, there, worst, rows, batch, shift, n, floor,
     ROWS: tl.constexpr, UNITS: tl.constexpr, PARTS: tl.constexpr, JOINT: tl.constexpr,
@@ -313,7 +340,7 @@ def compose(a, b, later_a, later_b):
     return a * later_a, b * later_a + later_b
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["links"])
 def correct_kernel(
     starts, ends, leak, bound, corrected, links, width, BOXED: tl.constexpr, LINKS: tl.constexpr, COLUMNS: tl.constexpr
 ):

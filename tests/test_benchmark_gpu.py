@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
@@ -14,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+import timeloom
 from benchmarks import layers, measure, trained
 from benchmarks.cases import LONG_MEMORY, TRAINED, Case
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import clock, compare, contenders, floor, layouts, lists, pieces, race, table, worker
+from benchmarks.gpu import clock, compare, contenders, floor, layouts, lists, pieces, race, table, warm, worker
 from benchmarks.gpu.loop import LoopGRU
 from benchmarks.gpu.pieces import Job, Piece
 from benchmarks.gpu.record import Record, load
@@ -272,6 +274,59 @@ def test_a_contender_that_gave_no_answer_is_not_asked_again(monkeypatch: pytest.
     assert asked == [5.0, 90.0]
 
 
+# Compiling before
+
+
+def test_cases_of_the_same_kernels_are_run_once() -> None:
+    shorter, longer, many = Case(64, 1, 32), Case(4096, 1, 32), Case(4096, 64, 32)
+    jobs = [(case, "float32") for case in (longer, shorter, many, replace(many, batch=512))]
+    assert warm.representatives(jobs) == [(many, "float32"), (longer, "float32")]
+    other = [(longer, "bfloat16"), (replace(longer, cell="LSTM"), "float32"), (replace(longer, hidden=64), "float32")]
+    assert len(warm.representatives([*jobs, *other])) == 5
+
+
+def test_cases_are_shared_among_processes_and_late_ones_are_stopped(tmp_path: Path) -> None:
+    script = "import json, os, sys, time; cases = json.load(sys.stdin)\n"
+    script += f"open(os.path.join({str(tmp_path)!r}, str(os.getpid())), 'w').write(str(len(cases)))\n"
+    jobs = [(Case(64, 1, hidden), "float32") for hidden in (4, 8, 16)]
+    told = warm.warm(jobs, 2, 60.0, [sys.executable, "-c", script])
+    assert told.startswith("compiled for 3 cases in 2 processes")
+    assert "stopped" not in told
+    assert sorted(path.read_text() for path in tmp_path.iterdir()) == ["1", "2"]
+    told = warm.warm(jobs, 8, 0.1, [sys.executable, "-c", "import time; time.sleep(60)"])
+    assert told.endswith("3 of them stopped at the time's end")
+
+
+def test_a_process_runs_what_it_is_sent(pretended_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def run_once(case: Case, dtype: str) -> None:
+        ran.append(f"{case.name} {dtype}")
+        fails(0.0)
+
+    requests = [{"case": asdict(Case(8, 1, hidden, regime=LONG_MEMORY[0])), "dtype": "float16"} for hidden in (4, 5)]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(requests)))
+    with monkeypatch.context() as patched:
+        patched.setattr(warm, "run_once", run_once)
+        warm._main()
+    assert ran == ["GRU T=8 B=1 n=4 bias+4 float16", "GRU T=8 B=1 n=5 bias+4 float16"]
+
+
+def test_both_passes_and_the_forward_pass_alone_are_compiled(
+    pretended_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gradients: list[bool] = []
+    forward = timeloom.GRU.forward
+
+    def watched(*given: Any) -> Any:
+        with_gradients.append(torch.is_grad_enabled())
+        return forward(*given)
+
+    monkeypatch.setattr(timeloom.GRU, "forward", watched)
+    warm.run_once(Case(64, 1, 4), "float32")
+    assert with_gradients == [True] * clock.LEARNING_CALLS + [False] * clock.LEARNING_CALLS
+
+
 def test_absent_rivals_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     rival = contenders.Contender("a rival", "none", lambda case: fails(0.0), needs="no_such_module")
     monkeypatch.setattr(contenders, "RIVALS", (rival,))
@@ -456,6 +511,9 @@ def test_pieces_that_do_not_exist_are_refused(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit, match="2"):
         program.main(["--minutes", "0"])
     assert "expected more than 0, got 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        program.main(["--warm", "-1"])
+    assert "expected 0 or more, got -1" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -471,7 +529,10 @@ def test_named_pieces_are_run_and_written(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(program, "device_facts", lambda: FACTS)
     monkeypatch.setattr(compare, "measure", lambda case, dtype, depth: compared(name=f"{case.name} {dtype}"))
     monkeypatch.setattr(compare, "describe", lambda case, dtype: {"name": f"{case.name} {dtype}"})
-    assert program.main(["headline", "half", "--out", str(tmp_path)]) == 0
+    warmed: list[tuple[int, int, float]] = []
+    monkeypatch.setattr(program, "warm", lambda jobs, count, seconds: warmed.append((len(jobs), count, seconds)))
+    assert program.main(["headline", "half", "--warm", "3", "--minutes", "5", "--out", str(tmp_path)]) == 0
+    assert warmed == [(23, 3, 120.0), (9, 3, 120.0)]
     names = {"gpu.json", "gpu.md", "gpu-half.json", "gpu-half.md"}
     assert {path.name for path in tmp_path.iterdir()} == names
     content = load(tmp_path / "gpu-half.json")

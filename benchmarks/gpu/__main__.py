@@ -9,7 +9,9 @@ python -m benchmarks.gpu plot                 # pictures of what is there; needs
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,16 @@ from benchmarks.gpu.floor import bandwidth
 from benchmarks.gpu.pieces import PIECES
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.run import run
+from benchmarks.gpu.warm import warm
 from benchmarks.results import machine_facts
 
 RESULTS = Path(__file__).parents[1] / "results"
 PLOT = "plot"
 MINUTES = 7.5
+MOST_PROCESSES = 16
+"""To compile in: each holds a CUDA context and a case."""
+SHARE_TO_WARM = 0.4
+"""Of a piece's minutes, at most."""
 PROGRAM = "python -m benchmarks.gpu"
 
 
@@ -42,11 +49,20 @@ def parse(arguments: Sequence[str] | None, program: str) -> argparse.Namespace:
         "--minutes", type=float, default=MINUTES, help="of each piece; what is left out is named (default: %(default)s)"
     )
     parser.add_argument("--resume", action="store_true", help="keep the rows that are there, measure the others")
+    parser.add_argument(
+        "--warm",
+        type=int,
+        default=min(os.cpu_count() or 1, MOST_PROCESSES),
+        metavar="N",
+        help="processes that compile a piece's kernels first, side by side; 0: none (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     options.pieces = options.pieces or ["headline"]
     unknown = [piece for piece in options.pieces if piece not in (*PIECES, PLOT)]
     if unknown:
         parser.error(f"no piece {unknown[0]!r}; choose from {', '.join((*PIECES, PLOT))}")
+    if options.warm < 0:
+        parser.error(f"argument --warm: expected 0 or more, got {options.warm}")
     if not options.minutes > 0:
         parser.error(f"argument --minutes: expected more than 0, got {options.minutes:g}")
     return options
@@ -73,7 +89,11 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
         record = Record(options.out, name, {**facts, "command": f"{PROGRAM} {name}"}, order)
         if options.resume:
             print(f"{name}: {record.resume()} of {len(order)} rows are there")
-        run(piece, record, options.minutes)
+        began, missing = time.monotonic(), set(record.missing())
+        jobs = [job.warms for job in piece.jobs if job.warms is not None and job.name in missing]
+        if options.warm and len(jobs) > 1:
+            print(f"{name}: {warm(jobs, options.warm, SHARE_TO_WARM * 60 * options.minutes)}", flush=True)
+        run(piece, record, options.minutes, spent=time.monotonic() - began)
         print(f"{record.path.with_suffix('.md')}: {len(record.rows)} rows, {len(record.left_out)} left out")
     return plot(options.out) if PLOT in options.pieces else 0
 

@@ -28,6 +28,8 @@ class Job:
     name: str
     measure: Callable[[float], Row]
     """Given the seconds that are left."""
+    warms: tuple[Case, str] | None = None
+    """The case and dtype whose kernels can be compiled before."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Piece:
 
 def _compared(cases: Sequence[tuple[Case, str]], depth: Depth = FULL) -> list[Job]:
     def job(case: Case, dtype: str) -> Job:
-        return Job(str(compare.describe(case, dtype)["name"]), lambda left: compare.measure(case, dtype, depth))
+        name = str(compare.describe(case, dtype)["name"])
+        return Job(name, lambda left: compare.measure(case, dtype, depth), (case, dtype))
 
     return [job(case, dtype) for case, dtype in cases]
 

@@ -17,10 +17,15 @@ OUT_OF_TIME = "out of time"
 DEVICE_LOST = "the device failed; go on with --resume in a new process"
 
 
-def run(piece: Piece, record: Record, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
-    """Measures what the record misses, writing it after every row; what the time does not allow is left out."""
+def run(
+    piece: Piece, record: Record, minutes: float, clock: Callable[[], float] = time.monotonic, spent: float = 0.0
+) -> None:
+    """Measures what the record misses, writing it after every row; what the time does not allow is left out.
+
+    `spent`: seconds of the minutes that are gone already.
+    """
     jobs = {job.name: job for job in piece.jobs}
-    began, stopped = clock(), None
+    began, stopped = clock() - spent, None
     record.left_out = dict(piece.left_out)
     try:
         for name in record.missing():

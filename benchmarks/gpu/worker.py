@@ -63,8 +63,7 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[str]:
         pipe: Any = subprocess.PIPE
-        where = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}  # whatever folder this one runs in
-        process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True, env=os.environ | where)
+        process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True, env=surroundings())
         self._process, answers = process, queue.Queue[str]()
         self._answers = answers
 
@@ -91,11 +90,20 @@ class Worker:
             process.stdin.close()
 
 
+def surroundings() -> dict[str, str]:
+    """The environment of a process that imports what this one does, whatever folder this one runs in."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def case_of(fields: dict[str, Any]) -> Case:
+    """A case from JSON."""
+    return Case(**{**fields, "regime": Regime(**fields["regime"])})
+
+
 def answer(request: str) -> Row:
     """What the process does with a request."""
     fields = json.loads(request)
-    contender, sizes = CONTENDERS[fields["contender"]], fields["case"]
-    case = Case(**{**sizes, "regime": Regime(**sizes["regime"])})
+    contender, case = CONTENDERS[fields["contender"]], case_of(fields["case"])
     try:
         return measure(contender, case)
     except Exception as error:

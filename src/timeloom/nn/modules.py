@@ -32,6 +32,7 @@ class GRU(_OnePart, nn.GRU):
     """`torch.nn.GRU`, parallel in time: same arguments, parameters, results.
 
     solver: a name or an object from `timeloom.solvers`.
+    A call takes `lengths=`, `resets=` and `guess=` too (see `forward`), and `reports` says what it did.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ImplicitGRU(_OnePart):
     something else in the other. `solver="sequential"` runs it one step after the other, on autograd's tape.
 
     solver: a name or an object from `timeloom.solvers`.
+    A call takes `lengths=`, `resets=` and `guess=` too (see `forward`), and `reports` says what it did.
     """
 
     has_torch_twin = False
@@ -95,6 +97,7 @@ class RNN(_OnePart, nn.RNN):
     """`torch.nn.RNN`, parallel in time: same arguments, parameters, results.
 
     solver: a name or an object from `timeloom.solvers`.
+    A call takes `lengths=`, `resets=` and `guess=` too (see `forward`), and `reports` says what it did.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class LSTM(Recurrent, nn.LSTM):
     """`torch.nn.LSTM`, parallel in time: same arguments, parameters, results.
 
     solver: a name or an object from `timeloom.solvers`.
+    A call takes `lengths=`, `resets=` and `guess=` too (see `forward`), and `reports` says what it did.
     """
 
     def __init__(

@@ -212,6 +212,29 @@ def test_what_was_learned_does_not_keep_a_cell_alive() -> None:
     assert watched() is None
 
 
+class Stepper:
+    """A cell that is a method."""
+
+    def step(self, h: Tensor, x: Tensor) -> Tensor:
+        return tanh_cell(h, x)
+
+    def other(self, h: Tensor, x: Tensor) -> Tensor:
+        return tanh_cell(h, x)
+
+
+def test_what_was_learned_on_a_method_is_kept_with_its_object() -> None:
+    h0, xs = torch.zeros(BATCH, WIDTH), torch.randn(2000, BATCH, WIDTH)
+    stepper = Stepper()
+    assert "assumed" in tl.unroll(stepper.step, h0, xs)[1].reason
+    assert "learned" in tl.unroll(stepper.step, h0, xs)[1].reason
+    assert "assumed" in tl.unroll(stepper.other, h0, xs)[1].reason
+    assert "assumed" in tl.unroll(Stepper().step, h0, xs)[1].reason
+    watched = weakref.ref(stepper)
+    del stepper
+    gc.collect()
+    assert watched() is None
+
+
 class Unhashable:
     __hash__ = None  # type: ignore[assignment]
 

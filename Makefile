@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Options of `timeloom train` for the demo, e.g. make demo ARGS="--cell lstm"
 ARGS ?=
 # Case lists of the benchmark, e.g. make bench CASES="regimes --memory"
-CASES ?= headline grid
+CASES ?= headline grid lstm-grid
 # Pieces of the benchmark on a GPU, e.g. make bench-gpu PIECES="grid --resume"
 PIECES ?= headline
 

@@ -14,7 +14,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 from matplotlib.axis import Axis
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 MET, MISSED, GOAL = "#0b6e99", "#c8553d", "#222222"
 MOST_ROWS = 30
@@ -24,7 +24,8 @@ def plot(path: Path, measurements: Sequence[Measurement], facts: dict[str, Any])
     """Draws the ratios of all cases on a log axis, with their goals."""
     draw = _rows if len(measurements) <= MOST_ROWS else _panels
     figure = draw(measurements)
-    figure.suptitle("Forward + backward on the CPU: timeloom's speed over torch.nn", fontsize=12)
+    layers = " and ".join(sorted({measurement.case.cell for measurement in measurements}))
+    figure.suptitle(f"{layers}, forward + backward on the CPU: timeloom's speed over torch.nn", fontsize=12)
     figure.supxlabel(
         f"{facts['processor']}, {facts['threads']} threads, torch {facts['torch']}", fontsize=8, color="#666666"
     )
@@ -99,10 +100,12 @@ def _panels(measurements: Sequence[Measurement]) -> Any:
         axes.set_xscale("log", base=4)
         axes.set_yscale("log")
         axes.set_xticks(lengths, [str(length) for length in lengths], fontsize=8)
-        axes.set_xlabel("T")
+        axes.set_xlabel("steps T")
         axes.set_title(f"n = {hidden}", fontsize=10)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
+    if max(measurement.ratio for measurement in measurements) < 20:
+        panels[0][0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     plain_numbers(panels[0][0].yaxis)
     panels[0][0].set_ylabel("speed over torch.nn, times (log)")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)

@@ -124,6 +124,7 @@ def test_a_folder_without_labels_cannot_be_trained_on(tmp_path: Path) -> None:
         ({"a_csv": "1,2\n3\n"}, "line 2: 1 columns, expected 2"),
         ({"a_csv": "1,2\n3,\n"}, "missing or infinite value at step 1, channel 1"),
         ({"a_csv": "x,y\n1,z\n"}, "line 2: expected a number, got 'z'"),
+        ({"a_csv": "x;y\n1;2\n"}, "line 2: expected a number, got '1;2'; put commas between columns"),
         ({"a_csv": ""}, "the file is empty"),
         ({"a_csv": "x,y\n"}, "a.csv is empty"),
         ({"labels_csv": "file,label\na.csv,up\n"}, "a.csv: no such file"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import json
 import os
 import re
 import shlex
@@ -12,6 +14,7 @@ import tomllib
 import types
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -128,6 +131,57 @@ def test_every_link_to_a_file_leads_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
         if ":" not in target:
             assert ((ROOT / name).parent / target).exists(), target
+
+
+def table(page: str, head: str) -> list[list[str]]:
+    """The rows of a page's first table whose first line begins so, without marks of emphasis."""
+    lines = (ROOT / page).read_text().partition(f"\n{head}")[2].splitlines()[2:]
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines)
+    return [[cell.strip(" *") for cell in row.strip("|").split("|")] for row in rows]
+
+
+def stored(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+def test_the_readme_tells_the_ratios_that_were_measured() -> None:
+    measured = [
+        [case["cell"], *(str(case[key]) for key in ("length", "batch", "hidden")), case["regime"]["name"], one["ratio"]]
+        for one in stored("headline")["measurements"]
+        for case in [one["case"]]
+    ]
+    told = [[*row[:5], row[7]] for row in table("README.md", "| layer | T | B | n |")]
+    assert [row[:5] for row in told] == [row[:5] for row in measured]
+    for (*_, text), (*_, ratio) in zip(told, measured, strict=True):
+        assert text == (f"{ratio:.1f}×" if ratio < 10 else f"{ratio:.0f}×")
+
+
+def test_the_readme_tells_the_ratios_that_were_measured_on_a_gpu() -> None:
+    rows = {row[0].split(",")[-1].split("(")[0].strip(): row[1:] for row in table("README.md", "| units | 32 |")}
+    for line, name, key, tail in (
+        ("in a CUDA graph", "gpu", "graph_ratio", "default"),
+        ("where a step costs the host some 3 ms", "gpu", "ratio", "default"),
+        ("long memory", "gpu-regimes", "graph_ratio", "bias+4"),
+        ("bfloat16", "gpu-half", "graph_ratio", "default bfloat16"),
+    ):
+        measured = {row["case"]: row[key] for row in stored(name)["rows"]}
+        for units, text in zip((32, 128, 256, 512, 1024), rows[line], strict=True):
+            ratio = measured.get(f"GRU T=16384 B=1 n={units} {tail}")
+            assert text == ("–" if ratio is None else f"{ratio:.1f}×" if ratio < 10 else f"{ratio:,.0f}×")
+
+
+def test_the_page_on_odes_tells_the_times_that_were_measured() -> None:
+    measured = {(row[0], row[1], row[2]): row for row in table("experiments/ode/results.md", "| problem | dtype |")}
+    for problem, dtype, *cells in table("docs/ode.md", "| | dtype |"):
+        loop, ours = (measured[problem, dtype, way] for way in ("loop of rk4", "odeint, rk4"))
+        times = [float(cell.split()[0]) for cell in (loop[3], loop[4], ours[3], ours[4])]
+        faster = " / ".join(f"{float(cell[:-1]):.0f}×" for cell in ours[5:7])
+        assert cells[:4] == [
+            f"{times[0]:.0f} ms",
+            f"{times[1] / 1000:.1f} s",
+            *(f"{time:.0f} ms" for time in times[2:]),
+        ]
+        assert cells[4:] == [faster, loop[7], ours[7]]
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

@@ -167,6 +167,13 @@ def test_initial_states_that_are_no_tensors(name: str, value: Any) -> None:
         ours(torch.zeros(T, B, D), value)
 
 
+@each_way
+def test_an_lstm_wants_both_states(solver: Any) -> None:
+    _, ours = pair("lstm", solver, dtype=torch.float32)
+    with pytest.raises(TypeError, match=r"expected hx to be a pair \(h_0, c_0\), got Tensor"):
+        ours(torch.zeros(T, B, D), torch.zeros(1, B, H))
+
+
 def test_a_bad_cell_state_is_told_from_a_bad_hidden_state() -> None:
     ours = tl.LSTM(D, H, proj_size=2, solver=SWEEPS)
     with pytest.raises(RuntimeError, match=r"Expected hidden\[1\] size \(1, 3, 5\), got \[1, 3, 2\]"):

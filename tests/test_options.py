@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
-from timeloom import solvers
+from timeloom import SolveReport, solvers
 from timeloom.solvers import MGRIT, Solver
 
 KINDS = [getattr(solvers, name) for name in solvers.__all__ if name != "Solver"]
@@ -38,6 +38,12 @@ def test_rubbish_is_refused_by_name(kind: type[Solver]) -> None:
 def test_messages_say_what_is_expected(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MGRIT(**options)
+
+
+def test_a_report_counts_in_words() -> None:
+    one = SolveReport("shooting[none]", 8, 1, (0.0,), 1e-6, True, False, None, 0.0)
+    assert "1 sweep: converged" in str(one)
+    assert "2 sweeps: converged" in str(replace(one, iterations=2))
 
 
 def test_lists_do_as_well_as_tuples() -> None:

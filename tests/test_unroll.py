@@ -212,6 +212,29 @@ def test_what_was_learned_does_not_keep_a_cell_alive() -> None:
     assert watched() is None
 
 
+class Stepper:
+    """A cell that is a method."""
+
+    def step(self, h: Tensor, x: Tensor) -> Tensor:
+        return tanh_cell(h, x)
+
+    def other(self, h: Tensor, x: Tensor) -> Tensor:
+        return tanh_cell(h, x)
+
+
+def test_what_was_learned_on_a_method_is_kept_with_its_object() -> None:
+    h0, xs = torch.zeros(BATCH, WIDTH), torch.randn(2000, BATCH, WIDTH)
+    stepper = Stepper()
+    assert "assumed" in tl.unroll(stepper.step, h0, xs)[1].reason
+    assert "learned" in tl.unroll(stepper.step, h0, xs)[1].reason
+    assert "assumed" in tl.unroll(stepper.other, h0, xs)[1].reason
+    assert "assumed" in tl.unroll(Stepper().step, h0, xs)[1].reason
+    watched = weakref.ref(stepper)
+    del stepper
+    gc.collect()
+    assert watched() is None
+
+
 class Unhashable:
     __hash__ = None  # type: ignore[assignment]
 
@@ -244,6 +267,10 @@ def test_hostile_arguments() -> None:
         ((tanh_cell, h0, xs.to("meta")), ValueError, "xs is on meta, h0 on cpu"),
         ((tanh_cell, h0, xs, "fast"), ValueError, "solver must be one of 'auto', 'sequential', 'shooting'"),
         ((tanh_cell, h0, xs, 3), ValueError, "solver must be one of"),
+        ((tanh_cell, h0, xs, Shooting), ValueError, r"give an object of it: Shooting\(\)"),
+        ((nn.GRUCell(WIDTH, WIDTH), h0, xs), TypeError, r"GRUCell takes x before h.*give lambda h, x: cell\(x, h\)"),
+        ((nn.LSTMCell(WIDTH, WIDTH), (h0, h0), xs), TypeError, "LSTMCell takes x before h"),
+        ((nn.GRU(WIDTH, WIDTH), h0, xs), TypeError, "GRU is a layer over all steps"),
         ((lambda h, x: h[:, :2], h0, xs), ValueError, r"returned a state of shape \[\(.*2\)\], expected"),
         ((lambda h, x: (h, h), h0, xs), TypeError, "returned tuple, expected a tensor"),
         ((lambda h, x: h[0], (h0, h0), xs), TypeError, "returned Tensor, expected a tuple of 2 tensors"),
@@ -313,6 +340,11 @@ def test_check_cell_tells_each_broken_promise() -> None:
     ):
         with pytest.raises(kind, match=message):
             tl.check_cell(cell, h, x)
+    still = torch.zeros(2, WIDTH)
+    with pytest.raises(ValueError, match="row 0 gives another result alone than in the batch"):
+        tl.check_cell(lambda h, x: h - h.mean(0) + x, still, still)  # rows that are all alike hide it
+    with pytest.raises(ValueError, match="row 0 gives another result alone than in the batch"):
+        tl.check_cell(lambda h, x: torch.tanh(h.mean(0) + x), still[:1], still[:1])
     with pytest.raises(ValueError, match="as many rows"):
         tl.check_cell(tanh_cell, h, x[:3])
 

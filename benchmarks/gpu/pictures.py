@@ -57,7 +57,7 @@ def _speedups(panels: Mapping[str, Sequence[Row]]) -> Any:
     """Ratios over the units, a panel for each kind of rows, the goals as black marks."""
     count = len(panels)
     figure, axes = pyplot.subplots(
-        1, count, figsize=(1.6 + 3.0 * count, 4.0), sharey=True, layout="constrained", squeeze=False
+        1, count, figsize=(max(6.6, 1.6 + 3.0 * count), 4.0), sharey=True, layout="constrained", squeeze=False
     )
     for place, (title, rows) in zip(axes[0], panels.items(), strict=True):
         for key, label, color in LINES:

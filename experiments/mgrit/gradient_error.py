@@ -99,7 +99,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
             axis.set_xlabel("cycles, forward and backward")
     for row in axes:
         row[0].set_ylabel("relative error of the gradient")
-    axes[0][0].legend(fontsize="x-small")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.savefig(FOLDER / "gradient_error.png", dpi=110)
 
 

@@ -48,6 +48,10 @@ def check_cell(cell: Callable[[Any, Tensor], Any], h0: State, x: Tensor) -> Cell
         if not bool(out.isfinite().all()):
             raise ValueError("the cell returned values that are not finite on this input")
         _check_rows(generic, state, u, out)
+        generator = torch.Generator(device=state.device).manual_seed(0)
+        noise = torch.randn(2 * len(state), generic.size, generator=generator, device=state.device, dtype=state.dtype)
+        near, inputs = torch.cat([state, state]) + 0.01 * noise, torch.cat([u, u])  # rows of h0 are often all alike
+        _check_rows(generic, near, inputs, generic.step(near, inputs))
     return CellReport(generic.size, generic.is_diagonal(state, u), _gradient_error(generic, state, u))
 
 

@@ -75,8 +75,9 @@ class SolveReport:
 
     @property
     def unit(self) -> str:
-        """What `iterations` counts."""
-        return "cycles" if self.levels else "sweeps"
+        """What `iterations` counts, in the number that goes with it."""
+        name = "cycle" if self.levels else "sweep"
+        return name if self.iterations == 1 else f"{name}s"
 
     def __str__(self) -> str:
         state = "NOT converged" if not self.converged else "fell back to sequential" if self.fell_back else "converged"

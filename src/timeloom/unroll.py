@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +26,7 @@ from timeloom.solvers.sequential import Sequential
 from timeloom.transforms import WHERE, transformed
 from timeloom.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
 
-_memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
+_memories: WeakKeyDictionary[Any, dict[Any, Memory]] = WeakKeyDictionary()
 
 
 @eager
@@ -77,9 +78,13 @@ def _guess(cell: GenericCell, guess: State | WarmBatch, xs: Tensor) -> Guess:
 
 
 def _memory_of(cell: Any) -> Memory:
-    """What was learned on this cell, as long as it lives; nothing where it cannot be kept."""
+    """What was learned on this cell, as long as it lives; nothing where it cannot be kept.
+
+    A bound method is another object each time it is looked up, so it is told by what it belongs to.
+    """
+    owner, method = (cell.__self__, cell.__func__) if isinstance(cell, MethodType) else (cell, None)
     try:
-        return _memories.setdefault(cell, Memory())
+        return _memories.setdefault(owner, {}).setdefault(method, Memory())
     except TypeError:
         return Memory()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from timeloom.cells.base import Cell
 from timeloom.cells.coarse import UserStep
@@ -25,6 +25,7 @@ class GenericCell(Cell):
     whole_state_out = True
 
     def __init__(self, function: Callable[[Any, Tensor], Any], initial: State, input_shape: Sequence[int]) -> None:
+        _check_order(function)
         parts = initial if isinstance(initial, tuple) else (initial,)
         self.function = function
         self.is_tuple = isinstance(initial, tuple)
@@ -119,6 +120,17 @@ class GenericCell(Cell):
 
     def weight_grads(self, previous: Sequence[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
         return ()
+
+
+def _check_order(function: object) -> None:
+    """Torch's own modules take x before h: with as many inputs as units they would run, and mean something else."""
+    kind = type(function).__name__
+    if isinstance(function, nn.RNNCellBase):
+        raise TypeError(
+            f"torch's {kind} takes x before h, and a cell is called as cell(h, x): give lambda h, x: cell(x, h)"
+        )
+    if isinstance(function, nn.RNNBase):
+        raise TypeError(f"cell must be one step f(h, x) -> h, and {kind} is a layer over all steps: call it itself")
 
 
 def _pull_back(out: Tensor, state: Tensor, grad: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def _prepare(config: TrainConfig, splits: Splits, folder: Path, start: Checkpoin
         write_text(folder / CONFIG, json.dumps(config.to_dict(), indent=2) + "\n")
     CONSOLE.print(
         f"{splits.source}: {len(splits.train)} training, {len(splits.valid)} validation, {len(splits.test)} test "
-        f"series, {splits.channels} channels, {splits.task}",
+        f"series, {splits.channels} channel{'' if splits.channels == 1 else 's'}, {splits.task}",
         markup=False,
     )
     return Trainer(config, splits, folder, start, lambda row: None, ranks)

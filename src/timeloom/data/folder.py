@@ -106,7 +106,8 @@ def _as_number(text: str, where: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InputError(f"{where}: expected a number, got {text[:40]!r}") from None
+        hint = "; put commas between columns" if ";" in text or "\t" in text else ""
+        raise InputError(f"{where}: expected a number, got {text[:40]!r}{hint}") from None
 
 
 def _array(path: Path) -> numpy.ndarray:

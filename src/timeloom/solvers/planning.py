@@ -38,10 +38,10 @@ def resolve(solver: str | Solver) -> Solver:
     if isinstance(solver, str) and solver in _NAMED:
         return _NAMED[solver]()
     names = ", ".join(map(repr, _NAMED))
-    raise ValueError(
-        f"solver must be one of {names} or an object from timeloom.solvers; got {solver!r}"
-        f"{did_you_mean(solver, _NAMED)}"
-    )
+    hint = did_you_mean(solver, _NAMED)
+    if isinstance(solver, type) and issubclass(solver, Solver):
+        hint = f"; give an object of it: {solver.__name__}()"
+    raise ValueError(f"solver must be one of {names} or an object from timeloom.solvers; got {solver!r}{hint}")
 
 
 def names() -> tuple[str, ...]:

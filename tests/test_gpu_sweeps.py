@@ -12,9 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import timeloom as tl
+from timeloom import express
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.problem import Recurrence, Segments, cut, cut_evenly
-from timeloom.sweep import AdjointData, ReferenceSweeper, gpu_layer, wide
+from timeloom.solvers import Shooting
+from timeloom.solvers.auto import Memory
+from timeloom.sweep import AdjointData, CPUSweeper, ReferenceSweeper, gpu_layer, wide
+from timeloom.sweep.cpu_layer import CPULayer
 from timeloom.sweep.gpu import GPUSweeper
 from timeloom.sweep.gpu_layer import GPULayer
 from timeloom.sweep.wide import WideSweeper
@@ -283,6 +288,38 @@ def test_whole_layers_in_half_precision(kernel: str) -> None:
     half = [None if weight is None else weight.half() for weight in (layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh)]
     cell = layer.cell.with_weights(tuple(weight.half() for weight in layer.cell.weights))
     check_layer(GPULayer(cell, layer.x.half(), layer.initial, *half), exact, x, WAYS[1], 3e-3)
+
+
+@pytest.mark.parametrize("lanes", [(False, True), (True, False), (False, False)], ids=str)
+@pytest.mark.parametrize("name", ["GRU", "LSTM", "RNN"])
+def test_half_precision_by_either_solver(name: str, lanes: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward pass may each be a whole layer's call or the general loop: they hand on the same tensors."""
+    for kind in (CPULayer, CPUSweeper, WideSweeper):
+        monkeypatch.setattr(kind, "supports", lambda *_: False)
+    monkeypatch.setattr(GPULayer, "supports", lambda *_: True)
+    monkeypatch.setattr(GPUSweeper, "supports", lambda _: True)
+    torch.manual_seed(0)
+    exact = getattr(nn, name)(3, 5)
+    ours = getattr(tl, name)(3, 5).half()
+    ours.load_state_dict(exact.state_dict())
+    exact.load_state_dict(ours.state_dict())
+    exact, memory, reports = exact.double(), Memory(), []
+    memory.forward.corrected, memory.backward.corrected = (not lane for lane in lanes)
+    x = torch.randn(17, 2, 3).half().requires_grad_()
+    initial = torch.zeros(2, 10 if name == "LSTM" else 5, requires_grad=True)
+    given = (ours._bare, ours._cell, x, initial, ours._weights_of(0), Shooting(chunk=5, warmup=17), memory)
+    solved = express.run(*given, reports.append)
+    assert solved is not None
+    twin = x.detach().double().requires_grad_()
+    outputs, incoming = exact(twin)[0], torch.randn(17, 2, 5).half()
+    outputs.backward(incoming.double())
+    for value in solved:
+        assert value.dtype == torch.float16
+    solved[0].backward(incoming)
+    assert reports[-1].backward is not None
+    found = [solved[0], x.grad, *(weight.grad for weight in ours.parameters())]
+    for value, truth in zip(found, [outputs, twin.grad, *(weight.grad for weight in exact.parameters())], strict=True):
+        torch.testing.assert_close(value.double(), truth, rtol=0.0, atol=2e-3 * float(truth.detach().abs().max()))
 
 
 @pytest.mark.parametrize("memory", [4.0, 6.0])

@@ -192,6 +192,26 @@ def test_products_are_of_rounded_values(sweeper: type[GPUSweeper], monkeypatch: 
     assert (begins - rounded).abs().mean() < (whole - rounded).abs().mean() / 10, "but for a value on the edge or two"
 
 
+@pytest.mark.parametrize("where", ["state", "weight", "gradient"])
+@pytest.mark.parametrize("sweeper", [GPUSweeper, WideSweeper])
+def test_rounding_keeps_what_is_not_a_number(
+    sweeper: type[GPUSweeper], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's NaN is 0x7fffffff, which overflows where digits are rounded up."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    lost = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    problem = draw("rnn_tanh", (4, 1, 5, 4, False, False))
+    given = {"state": torch.zeros(1, 5), "weight": problem.cell.weights[0], "gradient": torch.zeros(1, 5)}
+    given[where].view(-1)[2:3] = lost
+    segments = cut(problem, 4)
+    if where == "gradient":
+        begins, _ = sweeper(problem).adjoint(segments, given[where], AdjointData([torch.zeros(5, 1, 5)], None))
+        assert begins.isnan().all()
+    else:
+        ends, _ = sweeper(problem).forward(segments, given["state"])
+        assert ends.isnan().all()
+
+
 def as_tf32(values: Tensor) -> Tensor:
     """To ten bits behind the leading one, halves away from zero."""
     mantissa, exponent = torch.frexp(values.double())

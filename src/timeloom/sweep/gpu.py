@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from timeloom import tf32
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, Segments
 from timeloom.sweep.reference import AdjointData, ReferenceSweeper, floor_of, units_of
@@ -28,19 +29,9 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-@contextmanager
-def as_precise_as_cudnn() -> Iterator[None]:
+def as_precise_as_cudnn() -> AbstractContextManager[None]:
     """Products of float32 matrices in tf32 where torch lets cuDNN's layers do so: theirs are."""
-    matmul = torch.backends.cuda.matmul
-    before, wanted = matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    if before == wanted:
-        yield
-        return
-    matmul.allow_tf32 = wanted
-    try:
-        yield
-    finally:
-        matmul.allow_tf32 = before
+    return tf32.products(tf32.cudnn_rounds())
 
 
 class GPUSweeper(ReferenceSweeper):
@@ -80,7 +71,7 @@ class GPUSweeper(ReferenceSweeper):
             "CELL": getattr(gpu_kernels, kernel.upper()),
             "UNITS": self._padded,
             "RESETS": problem.resets is not None,
-            "PRECISION": "tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
+            "PRECISION": "tf32" if tf32.cudnn_rounds() else "ieee",
             "num_warps": 4 if self._padded <= 32 else 8,
         }
         self._slopes: tuple[list[Tensor], Tensor] | None = None

@@ -97,7 +97,7 @@ class WideSweeper(GPUSweeper):
         return leak
 
     def _as_multiplied(self, values: Tensor) -> Tensor:
-        """As the matrix units are to see them: what they would cut off of a float32 is rounded away, as by `rounded`."""
+        """As the matrix units are to see them: what they would cut off of a float32 is rounded away."""
         if self._options["PRECISION"] != "tf32" or values.dtype != torch.float32:
             return values
         return torch.where(values.isnan(), values, ((values.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32))

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 import timeloom as tl
-from timeloom import express, problem
+from timeloom import express, problem, solve
 from timeloom.nn import native
 from timeloom.problem import Recurrence, cut_evenly
 from timeloom.report import SolveReport
 from timeloom.solvers import Shooting
 from timeloom.solvers.costs import StepCost, cheapest, cost_on_gpu, fewest_to_cut
+from timeloom.sweep.cpu_layer import CPULayer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -58,6 +59,26 @@ def test_what_needs_a_loop_is_one_chunk_of_a_graph(name: str) -> None:
     for report in (ours.reports[0], ours.reports[0].backward):
         assert report.chunk == 33
         assert "a CUDA graph was captured" in report.reason
+
+
+@pytest.mark.usefixtures("capturing")
+def test_what_is_not_known_yet_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solve, "capturing", lambda _: True)
+    for name in ("forward", "backward"):
+        found = getattr(CPULayer, name)
+
+        def on_device(*given: Any, found: Any = found, **more: Any) -> Any:
+            result, jump = found(*given, **more)
+            return result, torch.tensor(jump)
+
+        monkeypatch.setattr(CPULayer, name, on_device)
+    layer = tl.GRU(3, 5, solver=Shooting(chunk=4, warmup=33, on_divergence="raise"))
+    layer(torch.randn(33, 2, 3))[0].sum().backward()
+    report = layer.reports[0]
+    assert report.backward is not None
+    assert report.certificate is not None
+    assert report.backward.certificate is not None
+    assert report.certified
 
 
 @pytest.mark.parametrize("backwards", [False, True])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import timeloom as tl
 from timeloom import express, problem, solve
@@ -101,6 +103,25 @@ def test_stretches_are_made_anew_where_nothing_may_be_kept(
     monkeypatch.setattr(problem, "_keeps", lambda _: True)
     assert segments.on(here)[0] is segments.on(here)[0]
     assert recurrence.ends_on_device() is recurrence.ends_on_device()
+
+
+def test_stretches_that_a_graph_reads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay reads the memory that was there when it was captured, whatever has been cut since."""
+    cut_evenly.cache_clear()
+    here, captured = torch.device("cpu"), {True: 13, False: 14}
+    monkeypatch.setattr(problem, "_captured", {})
+    columns = {}
+    for captures, steps in captured.items():
+        monkeypatch.setattr(problem, "_captures", lambda _: False)
+        monkeypatch.setattr(Tensor, "to", lambda column, _: column.clone())  # as to another device
+        cut_evenly(steps, 2, 4, False).on(here)
+        monkeypatch.setattr(problem, "_captures", lambda _, captures=captures: captures)
+        columns[captures] = [weakref.ref(column) for column in cut_evenly(steps, 2, 4, False).on(here)]
+    for steps in range(20, 120):
+        cut_evenly(steps, 2, 4, False)
+    gc.collect()
+    assert all(column() is not None for column in columns[True])
+    assert all(column() is None for column in columns[False])
 
 
 @pytest.mark.usefixtures("graphs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
 
@@ -18,7 +19,7 @@ from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.problem import Recurrence, Segments, cut, cut_evenly
 from timeloom.solvers import Shooting
 from timeloom.solvers.auto import Memory
-from timeloom.sweep import AdjointData, CPUSweeper, ReferenceSweeper, gpu_layer, wide
+from timeloom.sweep import AdjointData, CPUSweeper, ReferenceSweeper, gpu, wide
 from timeloom.sweep.cpu_layer import CPULayer
 from timeloom.sweep.gpu import GPUSweeper
 from timeloom.sweep.gpu_layer import GPULayer
@@ -226,6 +227,21 @@ def test_only_what_fits_the_kernels_is_theirs() -> None:
     assert ends.shape == (0, 5)
 
 
+@pytest.mark.parametrize(
+    ("kilobytes", "fits"), [(227, (128, 64, 128)), (163, (64, 64, 128)), (99, (64, 64, 128)), (64, (32, 32, 64))]
+)
+def test_weights_that_do_not_fit_on_the_chip_stay_in_memory(
+    kilobytes: int, fits: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an H200, an A100, GPUs for consumers of the last years, and older ones."""
+    chip = SimpleNamespace(shared_memory_per_block_optin=kilobytes << 10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+    gpu._on_chip.cache_clear()
+    there = torch.device("cuda", 7)
+    assert tuple(gpu.largest(kernel, there) for kernel in ("gru", "lstm", "rnn_tanh")) == fits
+    gpu._on_chip.cache_clear()
+
+
 def layers(kernel: str, bias: bool, steps: int = 25, memory: float = 0.0) -> tuple[GPULayer, nn.RNNBase, Tensor]:
     """A layer, torch's in float64, and its x."""
     torch.manual_seed(7)
@@ -270,7 +286,7 @@ def check_layer(layer: GPULayer, exact: nn.RNNBase, x: Tensor, way: tuple[int, i
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers by one of the three kinds of kernels, whatever their width."""
     if request.param != "narrow":
-        monkeypatch.setattr(gpu_layer, "LARGEST", dict.fromkeys(CELLS, 0))
+        monkeypatch.setattr(gpu, "LARGEST", dict.fromkeys(CELLS, 0))
     if request.param == "by library":
         monkeypatch.setattr(wide, "BY_LIBRARY", 0)
 

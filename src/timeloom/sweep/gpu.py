@@ -17,7 +17,10 @@ from timeloom.problem import Recurrence, Segments
 from timeloom.sweep.reference import AdjointData, ReferenceSweeper, floor_of, units_of
 
 LARGEST = {"gru": 128, "lstm": 64, "rnn_tanh": 128, "rnn_relu": 128}
-"""Hidden units up to which the recurrent weights fit on the chip, by kernel; beyond, see `wide.py`."""
+"""Hidden units up to which the recurrent weights are kept on the chip, by kernel; beyond, see `wide.py`."""
+GATES = {"gru": 3, "lstm": 4, "rnn_tanh": 1, "rnn_relu": 1}
+SPARE = 24 << 10
+"""Bytes of a multiprocessor's memory that a program takes beside the weights, at most."""
 ROWS = 16
 """Stretches a program runs side by side: the fewest that the matrix units take, so that most programs are in flight."""
 SLOPES = {"gru": 5, "lstm": 6, "rnn_tanh": 1, "rnn_relu": 1}
@@ -27,6 +30,20 @@ SLOPES = {"gru": 5, "lstm": 6, "rnn_tanh": 1, "rnn_relu": 1}
 @cache
 def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
+
+
+def largest(kernel: str, device: torch.device) -> int:
+    """Hidden units up to which the recurrent weights are kept on this chip."""
+    most = LARGEST[kernel]
+    while device.type == "cuda" and most > 16 and 4 * GATES[kernel] * most**2 + SPARE > _on_chip(device):
+        most //= 2
+    return most
+
+
+@cache
+def _on_chip(device: torch.device) -> int:
+    """Bytes that a program may have on a multiprocessor: 227 KiB on an H200, 163 on an A100, 99 on consumers' GPUs."""
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 227 << 10))
 
 
 def as_precise_as_cudnn() -> AbstractContextManager[None]:
@@ -46,8 +63,8 @@ class GPUSweeper(ReferenceSweeper):
     def supports(problem: Recurrence) -> bool:
         return (
             problem.cell.kernel is not None
-            and problem.cell.parts[0] <= LARGEST[problem.cell.kernel]
             and problem.u.device.type == "cuda"
+            and problem.cell.parts[0] <= largest(problem.cell.kernel, problem.u.device)
             and problem.initial.dtype == torch.float32
             and has_triton()
         )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from timeloom.problem import Recurrence, Segments, cut
-from timeloom.sweep.gpu import LARGEST, GPUSweeper, as_precise_as_cudnn, has_triton, two
+from timeloom.sweep.gpu import GPUSweeper, as_precise_as_cudnn, has_triton, largest, two
 from timeloom.sweep.reference import AdjointData
 
 BY_LIBRARY = 768
@@ -25,8 +25,8 @@ class WideSweeper(GPUSweeper):
     def supports(problem: Recurrence) -> bool:
         return (
             problem.cell.kernel is not None
-            and problem.cell.parts[0] > LARGEST[problem.cell.kernel]
             and problem.u.device.type == "cuda"
+            and problem.cell.parts[0] > largest(problem.cell.kernel, problem.u.device)
             and problem.initial.dtype == torch.float32
             and has_triton()
         )

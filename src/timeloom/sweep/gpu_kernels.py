@@ -39,6 +39,9 @@ __all__ = [
     "slopes_kernel",
 ]  # fmt: skip
 
+LENGTHS = ["longest", "lead"]
+"""Not looked at when a kernel is compiled, which would gain nothing: they change as a network's memory is learned."""
+
 
 @triton.jit
 def load_inputs(inputs, token, j, n, live, CELL: tl.constexpr):
@@ -86,7 +89,7 @@ def products(h, w0, w1, w2, w3, CELL: tl.constexpr, PRECISION: tl.constexpr):
     return p0, p1, p2, p3
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def forward_kernel(
     inputs, weights, units, initial, starts, ends, leak, h_states, c_states, slopes, seq, begin, end, resets,
     rows, batch, n, longest, lead,
@@ -171,7 +174,7 @@ def slopes_kernel(
     store_slopes(slopes, token, j, n, live, u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def adjoint_kernel(
     slopes, weights, units, final, starts, ends, leak, incoming, gate_grads, sums, reset_grads,
     seq, begin, end, lengths, resets,

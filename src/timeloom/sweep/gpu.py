@@ -104,7 +104,7 @@ class GPUSweeper(ReferenceSweeper):
         self, segments: Segments, lead: int, states: list[Tensor] | None, want_leak: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         starts = self._initial.new_empty(len(segments), self.cell.size)
-        return self._forward(segments, starts, states, want_leak, lead)
+        return self._forward(segments, starts, states, want_leak, self._within(lead))
 
     def _forward(
         self, segments: Segments, starts: Tensor, states: list[Tensor] | None, want_leak: bool, lead: int
@@ -131,7 +131,11 @@ class GPUSweeper(ReferenceSweeper):
         self, segments: Segments, lead: int, final: Tensor, data: AdjointData, want_leak: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         ends = self._initial.new_empty(len(segments), self.cell.size)
-        return self._adjoint(segments, ends, data, want_leak, lead, final.contiguous())
+        return self._adjoint(segments, ends, data, want_leak, self._within(lead), final.contiguous())
+
+    def _within(self, lead: int) -> int:
+        """A lead-in no longer than all of time: kernels count its steps, those before the first one too."""
+        return min(lead, self.problem.steps)
 
     def _adjoint(
         self, segments: Segments, ends: Tensor, data: AdjointData, want_leak: bool, lead: int, final: Tensor | None

@@ -151,6 +151,17 @@ def test_lead_in(kernel: str, size: tuple[int, int, int, int, bool, bool], lead:
         torch.testing.assert_close(a[rows].double(), b[rows], equal_nan=True, **CLOSE)
 
 
+def test_a_lead_in_is_no_longer_than_all_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels would count steps that are not there, a million launches of a wide layer's."""
+    problem, leads = draw("gru", SIZES[0]), []
+    monkeypatch.setattr(GPUSweeper, "_launch", lambda self, *given: leads.append(given[3]))
+    segments, data = cut(problem, 7), AdjointData([torch.zeros(18, 3, 5)], None)
+    monkeypatch.setattr(GPUSweeper, "_slopes_at", lambda self, states: states[0])
+    GPUSweeper(problem).forward_entering(segments, 10**6, None, False)
+    GPUSweeper(problem).adjoint_entering(segments, 10**6, torch.zeros(3, 5), data, False)
+    assert leads == [17, 17]
+
+
 @pytest.mark.parametrize("kernel", ["gru", "lstm"])
 def test_certificate_is_the_largest_relative_jump(kernel: str) -> None:
     problem = draw(kernel, SIZES[0])
@@ -211,6 +222,14 @@ def test_rounding_keeps_what_is_not_a_number(
     else:
         ends, _ = sweeper(problem).forward(segments, given["state"])
         assert ends.isnan().all()
+
+
+@pytest.mark.parametrize("sweeper", [GPUSweeper, WideSweeper])
+def test_what_relu_makes_of_infinity(sweeper: type[GPUSweeper]) -> None:
+    problem = draw("rnn_relu", (1, 1, 4, 1, False, False))
+    problem.u[0, 0] = torch.tensor([-torch.inf, torch.inf, torch.nan, -1.0])
+    ends, _ = sweeper(problem).forward(cut(problem, 1), torch.zeros(1, 4))
+    torch.testing.assert_close(ends[0], torch.relu(problem.u[0, 0]), equal_nan=True)
 
 
 def as_tf32(values: Tensor) -> Tensor:

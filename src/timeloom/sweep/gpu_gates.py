@@ -79,7 +79,7 @@ def advance(u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL: tl.constexpr):
             new = tanh(argument)
             keep = (1 - new * new) * unit
         else:
-            new = tl.where(argument > 0, argument, 0.0 * argument)
+            new = tl.where(argument <= 0, 0.0, argument)  # not a number stays one
             keep = tl.where(new > 0, unit, 0.0)
     return new, new_c, keep
 

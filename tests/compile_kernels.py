@@ -17,8 +17,8 @@ from timeloom.problem import Recurrence, cut
 from timeloom.scan import gpu as scan
 from timeloom.scan import gpu_kernels as scan_kernels
 from timeloom.scan import gpu_matrix_kernels as matrix_kernels
-from timeloom.sweep import AdjointData, gpu_kernels, gpu_layer, wide, wide_kernels
-from timeloom.sweep.gpu import GPUSweeper
+from timeloom.sweep import AdjointData, gpu_kernels, wide, wide_kernels
+from timeloom.sweep.gpu import LARGEST, GPUSweeper
 from timeloom.sweep.gpu_layer import GPULayer
 
 KERNELS = {
@@ -103,7 +103,7 @@ def main() -> None:
     run_layer("lstm", 20, 1)
     run_layer("rnn_tanh", 20, 1, torch.bfloat16)
     run_sweep_without_tape()
-    gpu_layer.LARGEST.update(dict.fromkeys(gpu_layer.LARGEST, 0))
+    LARGEST.update(dict.fromkeys(LARGEST, 0))
     run_layer("lstm", 40, 2)
     wide.BY_LIBRARY = 0
     run_layer("gru", 40, 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,15 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import timeloom as tl
-from timeloom import express, problem
+from timeloom import express, problem, solve
 from timeloom.nn import native
 from timeloom.problem import Recurrence, cut_evenly
 from timeloom.report import SolveReport
 from timeloom.solvers import Shooting
 from timeloom.solvers.costs import StepCost, cheapest, cost_on_gpu, fewest_to_cut
+from timeloom.sweep.cpu_layer import CPULayer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,6 +63,26 @@ def test_what_needs_a_loop_is_one_chunk_of_a_graph(name: str) -> None:
         assert "a CUDA graph was captured" in report.reason
 
 
+@pytest.mark.usefixtures("capturing")
+def test_what_is_not_known_yet_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solve, "capturing", lambda _: True)
+    for name in ("forward", "backward"):
+        found = getattr(CPULayer, name)
+
+        def on_device(*given: Any, found: Any = found, **more: Any) -> Any:
+            result, jump = found(*given, **more)
+            return result, torch.tensor(jump)
+
+        monkeypatch.setattr(CPULayer, name, on_device)
+    layer = tl.GRU(3, 5, solver=Shooting(chunk=4, warmup=33, on_divergence="raise"))
+    layer(torch.randn(33, 2, 3))[0].sum().backward()
+    report = layer.reports[0]
+    assert report.backward is not None
+    assert report.certificate is not None
+    assert report.backward.certificate is not None
+    assert report.certified
+
+
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize(("steps", "batch", "chunk"), [(13, 3, 4), (8, 1, 4), (5, 2, 9), (1, 2, 1)])
 def test_stretches_are_made_anew_where_nothing_may_be_kept(
@@ -80,6 +103,25 @@ def test_stretches_are_made_anew_where_nothing_may_be_kept(
     monkeypatch.setattr(problem, "_keeps", lambda _: True)
     assert segments.on(here)[0] is segments.on(here)[0]
     assert recurrence.ends_on_device() is recurrence.ends_on_device()
+
+
+def test_stretches_that_a_graph_reads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay reads the memory that was there when it was captured, whatever has been cut since."""
+    cut_evenly.cache_clear()
+    here, captured = torch.device("cpu"), {True: 13, False: 14}
+    monkeypatch.setattr(problem, "_captured", {})
+    columns = {}
+    for captures, steps in captured.items():
+        monkeypatch.setattr(problem, "_captures", lambda _: False)
+        monkeypatch.setattr(Tensor, "to", lambda column, _: column.clone())  # as to another device
+        cut_evenly(steps, 2, 4, False).on(here)
+        monkeypatch.setattr(problem, "_captures", lambda _, captures=captures: captures)
+        columns[captures] = [weakref.ref(column) for column in cut_evenly(steps, 2, 4, False).on(here)]
+    for steps in range(20, 120):
+        cut_evenly(steps, 2, 4, False)
+    gc.collect()
+    assert all(column() is not None for column in columns[True])
+    assert all(column() is None for column in columns[False])
 
 
 @pytest.mark.usefixtures("graphs")

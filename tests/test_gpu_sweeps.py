@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
@@ -15,9 +16,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import timeloom as tl
+from timeloom import express
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.problem import Recurrence, Segments, cut, cut_evenly
-from timeloom.sweep import AdjointData, ReferenceSweeper, gpu_layer, wide
+from timeloom.solvers import Shooting
+from timeloom.solvers.auto import Memory
+from timeloom.sweep import AdjointData, CPUSweeper, ReferenceSweeper, gpu, wide
+from timeloom.sweep.cpu_layer import CPULayer
 from timeloom.sweep.gpu import GPUSweeper
 from timeloom.sweep.gpu_layer import GPULayer
 from timeloom.sweep.wide import WideSweeper
@@ -190,6 +196,17 @@ def test_lead_in(kernel: str, size: tuple[int, int, int, int, bool, bool], lead:
         torch.testing.assert_close(a[rows].double(), b[rows], equal_nan=True, **CLOSE)
 
 
+def test_a_lead_in_is_no_longer_than_all_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels would count steps that are not there, a million launches of a wide layer's."""
+    problem, leads = draw("gru", SIZES[0]), []
+    monkeypatch.setattr(GPUSweeper, "_launch", lambda self, *given: leads.append(given[3]))
+    segments, data = cut(problem, 7), AdjointData([torch.zeros(18, 3, 5)], None)
+    monkeypatch.setattr(GPUSweeper, "_slopes_at", lambda self, states: states[0])
+    GPUSweeper(problem).forward_entering(segments, 10**6, None, False)
+    GPUSweeper(problem).adjoint_entering(segments, 10**6, torch.zeros(3, 5), data, False)
+    assert leads == [17, 17]
+
+
 @pytest.mark.parametrize("kernel", ["gru", "lstm"])
 def test_certificate_is_the_largest_relative_jump(kernel: str) -> None:
     problem = draw(kernel, SIZES[0])
@@ -232,6 +249,34 @@ def test_products_are_of_rounded_values(sweeper: type[GPUSweeper], monkeypatch: 
     assert (begins - rounded).abs().mean() < (whole - rounded).abs().mean() / 10, "but for a value on the edge or two"
 
 
+@pytest.mark.parametrize("where", ["state", "weight", "gradient"])
+@pytest.mark.parametrize("sweeper", [GPUSweeper, WideSweeper])
+def test_rounding_keeps_what_is_not_a_number(
+    sweeper: type[GPUSweeper], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's NaN is 0x7fffffff, which overflows where digits are rounded up."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    lost = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    problem = draw("rnn_tanh", (4, 1, 5, 4, False, False))
+    given = {"state": torch.zeros(1, 5), "weight": problem.cell.weights[0], "gradient": torch.zeros(1, 5)}
+    given[where].view(-1)[2:3] = lost
+    segments = cut(problem, 4)
+    if where == "gradient":
+        begins, _ = sweeper(problem).adjoint(segments, given[where], AdjointData([torch.zeros(5, 1, 5)], None))
+        assert begins.isnan().all()
+    else:
+        ends, _ = sweeper(problem).forward(segments, given["state"])
+        assert ends.isnan().all()
+
+
+@pytest.mark.parametrize("sweeper", [GPUSweeper, WideSweeper])
+def test_what_relu_makes_of_infinity(sweeper: type[GPUSweeper]) -> None:
+    problem = draw("rnn_relu", (1, 1, 4, 1, False, False))
+    problem.u[0, 0] = torch.tensor([-torch.inf, torch.inf, torch.nan, -1.0])
+    ends, _ = sweeper(problem).forward(cut(problem, 1), torch.zeros(1, 4))
+    torch.testing.assert_close(ends[0], torch.relu(problem.u[0, 0]), equal_nan=True)
+
+
 def as_tf32(values: Tensor) -> Tensor:
     """To ten bits behind the leading one, halves away from zero."""
     mantissa, exponent = torch.frexp(values.double())
@@ -244,6 +289,21 @@ def test_only_what_fits_the_kernels_is_theirs() -> None:
     rows = Segments(*(torch.zeros(0, dtype=torch.int64) for _ in "sbe"))
     ends, _ = GPUSweeper(problem).forward(rows, torch.zeros(0, 5))
     assert ends.shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("kilobytes", "fits"), [(227, (128, 64, 128)), (163, (64, 64, 128)), (99, (64, 64, 128)), (64, (32, 32, 64))]
+)
+def test_weights_that_do_not_fit_on_the_chip_stay_in_memory(
+    kilobytes: int, fits: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an H200, an A100, GPUs for consumers of the last years, and older ones."""
+    chip = SimpleNamespace(shared_memory_per_block_optin=kilobytes << 10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+    gpu._on_chip.cache_clear()
+    there = torch.device("cuda", 7)
+    assert tuple(gpu.largest(kernel, there) for kernel in ("gru", "lstm", "rnn_tanh")) == fits
+    gpu._on_chip.cache_clear()
 
 
 def layers(kernel: str, bias: bool, steps: int = 25, memory: float = 0.0) -> tuple[GPULayer, nn.RNNBase, Tensor]:
@@ -290,7 +350,7 @@ def check_layer(layer: GPULayer, exact: nn.RNNBase, x: Tensor, way: tuple[int, i
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers by one of the three kinds of kernels, whatever their width."""
     if request.param != "narrow":
-        monkeypatch.setattr(gpu_layer, "LARGEST", dict.fromkeys(CELLS, 0))
+        monkeypatch.setattr(gpu, "LARGEST", dict.fromkeys(CELLS, 0))
     if request.param == "by library":
         monkeypatch.setattr(wide, "BY_LIBRARY", 0)
 
@@ -328,6 +388,38 @@ def test_whole_layers_in_half_precision(kernel: str) -> None:
     half = [None if weight is None else weight.half() for weight in (layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh)]
     cell = layer.cell.with_weights(tuple(weight.half() for weight in layer.cell.weights))
     check_layer(GPULayer(cell, layer.x.half(), layer.initial, *half), exact, x, WAYS[1], 3e-3)
+
+
+@pytest.mark.parametrize("lanes", [(False, True), (True, False), (False, False)], ids=str)
+@pytest.mark.parametrize("name", ["GRU", "LSTM", "RNN"])
+def test_half_precision_by_either_solver(name: str, lanes: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward pass may each be a whole layer's call or the general loop: they hand on the same tensors."""
+    for kind in (CPULayer, CPUSweeper, WideSweeper):
+        monkeypatch.setattr(kind, "supports", lambda *_: False)
+    monkeypatch.setattr(GPULayer, "supports", lambda *_: True)
+    monkeypatch.setattr(GPUSweeper, "supports", lambda _: True)
+    torch.manual_seed(0)
+    exact = getattr(nn, name)(3, 5)
+    ours = getattr(tl, name)(3, 5).half()
+    ours.load_state_dict(exact.state_dict())
+    exact.load_state_dict(ours.state_dict())
+    exact, memory, reports = exact.double(), Memory(), []
+    memory.forward.corrected, memory.backward.corrected = (not lane for lane in lanes)
+    x = torch.randn(17, 2, 3).half().requires_grad_()
+    initial = torch.zeros(2, 10 if name == "LSTM" else 5, requires_grad=True)
+    given = (ours._bare, ours._cell, x, initial, ours._weights_of(0), Shooting(chunk=5, warmup=17), memory)
+    solved = express.run(*given, reports.append)
+    assert solved is not None
+    twin = x.detach().double().requires_grad_()
+    outputs, incoming = exact(twin)[0], torch.randn(17, 2, 5).half()
+    outputs.backward(incoming.double())
+    for value in solved:
+        assert value.dtype == torch.float16
+    solved[0].backward(incoming)
+    assert reports[-1].backward is not None
+    found = [solved[0], x.grad, *(weight.grad for weight in ours.parameters())]
+    for value, truth in zip(found, [outputs, twin.grad, *(weight.grad for weight in exact.parameters())], strict=True):
+        torch.testing.assert_close(value.double(), truth, rtol=0.0, atol=2e-3 * float(truth.detach().abs().max()))
 
 
 @pytest.mark.parametrize("memory", [4.0, 6.0])

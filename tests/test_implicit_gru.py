@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import timeloom as tl
 from timeloom.solvers import MGRIT, Shooting
+from timeloom.sweep.gpu_layer import GPULayer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -97,6 +98,18 @@ def test_float32_is_close_to_float64() -> None:
     given, expected = call(ours, x), call(truth.float().double(), x.double())
     for key in expected:
         assert float((given[key] - expected[key]).abs().max() / expected[key].abs().max()) < 1e-5, key
+
+
+def test_half_precision_where_other_layers_have_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's kernels multiply in half precision; this network has none, and is solved in float32."""
+    monkeypatch.setattr(GPULayer, "supports", lambda *_: True)
+    ours = layer("auto").half()
+    x = inputs(ours).detach().half().requires_grad_()
+    output, _ = ours(x)
+    assert output.dtype == torch.float16
+    output.sum().backward()
+    expected = by_hand(ours.double(), x.detach().double(), torch.zeros(B, H, dtype=torch.float64))
+    torch.testing.assert_close(output.detach().double(), expected.detach(), rtol=0.0, atol=1e-3)
 
 
 def test_the_sequential_way_is_on_the_tape() -> None:

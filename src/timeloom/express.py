@@ -84,7 +84,7 @@ def solve(
         problem = Recurrence(*project(x, *weights), initial)
         sweeper, tape = layer.sweeper(problem, taped)
         states, report = solve_states(problem, plan, sweeper)
-        solved = states + tape, report
+        solved = [kept.to(x.dtype) for kept in states + tape], report  # as the kernels that run a whole layer keep them
     memory.forward.learn(solved[1])
     return layer, *solved
 
@@ -188,7 +188,7 @@ def solve_again(
         cell, u = project(x, *weights)
         assert initial is not None
         problem = Recurrence(cell, u, initial, lengths, resets).detach()
-        states = kept[: len(cell.parts)]
+        states = [part.to(initial.dtype) for part in kept[: len(cell.parts)]]
         results = attach(problem, states, final_state(problem, states), adjoint, note, u, initial, cell)
     asked = [result for result, grad in zip(results, grads, strict=True) if grad is not None]
     given = [leaf for leaf in leaves if leaf is not None]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from timeloom import tf32
 from timeloom.memory import all_finite, room
 from timeloom.problem import Recurrence
 from timeloom.scan import linear_scan, native
@@ -209,7 +210,7 @@ def _scan(
         sources, start = (t.unflatten(-1, (2, -1)) for t in (sources, start))
     given = sources.dtype
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(how.precision, given)
-    with _tf32(how.precision == "tf32"):
+    with tf32.products(rounded=True) if how.precision == "tf32" else nullcontext():
         found = linear_scan(
             elements.to(dtype), sources.to(dtype), start.to(dtype), backwards,
             transpose=backwards, structure=structure, method=how.method, levels=how.levels,
@@ -231,17 +232,6 @@ def _damped(
 
 def _structure(how: Linearization) -> Structure:
     return "dense" if how.elements == "dense" else "block" if how.elements == "block" else "diagonal"
-
-
-@contextmanager
-def _tf32(wanted: bool) -> Iterator[None]:
-    """Products of matrices in tf32 on a GPU, if wanted."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = wanted or before
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _refuse_bad_elements(elements: Tensor, previous: Tensor, sources: Tensor, first: int, sequences: slice) -> None:

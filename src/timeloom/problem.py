@@ -89,6 +89,8 @@ class Segments:
     def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """The columns on a device; kept, since chunks of the same sizes are asked for again and again."""
         if device in self._copies:
+            if _captures(device):
+                _captured[id(self)] = self
             return self._copies[device]
         if not _keeps(device) and self.evenly is not None:
             return _cut_evenly(*self.evenly, device).columns  # not by a copy, which no graph can hold
@@ -150,6 +152,14 @@ def empty_states(
 def _full(batch: int, steps: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.full((batch,), steps, dtype=torch.int64, device=device)
+
+
+_captured: dict[int, Segments] = {}
+"""Stretches whose copies CUDA graphs read in every replay: they stay when `cut_evenly` forgets them."""
+
+
+def _captures(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _keeps(device: torch.device) -> bool:

@@ -249,8 +249,8 @@ class Recurrent(nn.RNNBase):
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
         compute = solved_in(x)
         whole = lengths is None and resets is None and guess is None and span is None
-        express_only = whole and isinstance(self._solver, Auto)
-        if express_only and GPULayer.supports(self.mode.lower(), x, self.hidden_size) and self.proj_size == 0:
+        express_only = whole and isinstance(self._solver, Auto) and self._has_kernels
+        if express_only and GPULayer.supports(self.mode.lower(), x, self.hidden_size):
             compute = products_in(x)
         returned = returned_in(native.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
         reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]
@@ -332,6 +332,11 @@ class Recurrent(nn.RNNBase):
     def memories(self) -> list[Memory]:
         """What earlier calls showed, for every layer and direction that has been solved."""
         return list(self._memories.values())
+
+    @property
+    def _has_kernels(self) -> bool:
+        """Whether there are kernels of its cell, for some device."""
+        return self.has_torch_twin and self.proj_size == 0
 
     @property
     def _stacked(self) -> int:

@@ -15,7 +15,7 @@ from timeloom.solvers.base import TF32_TOLERANCE, Solver
 from timeloom.solvers.costs import cost_on_gpu, fewest_to_cut
 from timeloom.solvers.sequential import Sequential
 from timeloom.sweep.cpu_layer import MOST_INPUTS, MOST_UNITS
-from timeloom.sweep.gpu import LARGEST, has_triton
+from timeloom.sweep.gpu import has_triton, largest
 from timeloom.sweep.native import unavailable
 from timeloom.transforms import WHERE, transformed
 
@@ -115,7 +115,7 @@ def why_by_size(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
 def _one_chunk(module: Recurrent, steps: int, batch: int, device: torch.device) -> bool:
     """Whether the GPU's kernels would have nothing to run side by side but the batch."""
     n = module.hidden_size
-    cost = cost_on_gpu(n, n > LARGEST[module.mode.lower()], device)
+    cost = cost_on_gpu(n, n > largest(module.mode.lower(), device), device)
     fewest = fewest_to_cut(max(int(batch), 1), Experience().warmup(TF32_TOLERANCE), cost)
     return fewest is None or steps < fewest
 

@@ -122,7 +122,6 @@ def _run_own(
         solved = express.solve(module._bare, module._cell, x, initial, weights, solver, memory, taped)
         assert solved is not None
         layer, kept, report = solved
-        kept = [tensor.to(x.dtype) for tensor in kept]
         final = last_of(kept[: len(layer.cell.parts)])
     else:
         _refuse_capture(x)

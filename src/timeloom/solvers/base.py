@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from timeloom import tf32
 from timeloom.options import check_choice, check_count, check_number
 
 OnDivergence = Literal["sequential", "raise", "ignore"]
@@ -66,6 +67,6 @@ class Solver:
     def _tolerance(self, state: Tensor, defaults: dict[torch.dtype, float]) -> float:
         if self.tol is not None:
             return self.tol
-        if state.device.type == "cuda" and state.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
+        if state.device.type == "cuda" and state.dtype == torch.float32 and tf32.cudnn_rounds():
             return TF32_TOLERANCE
         return defaults[state.dtype]

@@ -12,7 +12,7 @@ import torch
 from timeloom.cells.generic import GenericCell
 from timeloom.problem import Recurrence
 from timeloom.sweep import CPUSweeper, GPUSweeper, WideSweeper
-from timeloom.sweep.gpu import LARGEST, ROWS
+from timeloom.sweep.gpu import ROWS, largest
 
 TWO_ON_A_MULTIPROCESSOR = 32
 """Units up to which two programs of the GPU's fused sweep run side by side on a multiprocessor as fast as one."""
@@ -46,7 +46,7 @@ def step_cost(problem: Recurrence) -> StepCost:
         return StepCost(0.5, torch.get_num_threads())
     size, n = problem.cell.size, problem.cell.parts[0]
     if has_kernels_on_gpu(problem):
-        return cost_on_gpu(n, n > LARGEST[str(problem.cell.kernel)], problem.u.device)
+        return cost_on_gpu(n, n > largest(str(problem.cell.kernel), problem.u.device), problem.u.device)
     microseconds_per_row = 6e-5 * size * size + 0.01 * size
     if problem.u.device.type != "cpu":
         return StepCost(6000 / microseconds_per_row)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache, partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from timeloom import tf32
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, Segments
 from timeloom.sweep.reference import AdjointData, ReferenceSweeper, floor_of, units_of
@@ -18,7 +19,10 @@ from timeloom.sweep.reference import AdjointData, ReferenceSweeper, floor_of, un
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 LARGEST = {"gru": 128, "lstm": 64, "rnn_tanh": 128, "rnn_relu": 128}
-"""Hidden units up to which the recurrent weights fit on the chip, by kernel; beyond, see `wide.py`."""
+"""Hidden units up to which the recurrent weights are kept on the chip, by kernel; beyond, see `wide.py`."""
+GATES = {"gru": 3, "lstm": 4, "rnn_tanh": 1, "rnn_relu": 1}
+SPARE = 24 << 10
+"""Bytes of a multiprocessor's memory that a program takes beside the weights, at most."""
 ROWS = 16
 """Stretches a program runs side by side: the fewest that the matrix units take, so that most programs are in flight."""
 SLOPES = {"gru": 5, "lstm": 6, "rnn_tanh": 1, "rnn_relu": 1}
@@ -30,19 +34,23 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-@contextmanager
-def as_precise_as_cudnn() -> Iterator[None]:
+def largest(kernel: str, device: torch.device) -> int:
+    """Hidden units up to which the recurrent weights are kept on this chip."""
+    most = LARGEST[kernel]
+    while device.type == "cuda" and most > 16 and 4 * GATES[kernel] * most**2 + SPARE > _on_chip(device):
+        most //= 2
+    return most
+
+
+@cache
+def _on_chip(device: torch.device) -> int:
+    """Bytes that a program may have on a multiprocessor: 227 KiB on an H200, 163 on an A100, 99 on consumers' GPUs."""
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 227 << 10))
+
+
+def as_precise_as_cudnn() -> AbstractContextManager[None]:
     """Products of float32 matrices in tf32 where torch lets cuDNN's layers do so: theirs are."""
-    matmul = torch.backends.cuda.matmul
-    before, wanted = matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    if before == wanted:
-        yield
-        return
-    matmul.allow_tf32 = wanted
-    try:
-        yield
-    finally:
-        matmul.allow_tf32 = before
+    return tf32.products(tf32.cudnn_rounds())
 
 
 def on_its_device(
@@ -70,8 +78,8 @@ class GPUSweeper(ReferenceSweeper):
     def supports(problem: Recurrence) -> bool:
         return (
             problem.cell.kernel is not None
-            and problem.cell.parts[0] <= LARGEST[problem.cell.kernel]
             and problem.u.device.type == "cuda"
+            and problem.cell.parts[0] <= largest(problem.cell.kernel, problem.u.device)
             and problem.initial.dtype == torch.float32
             and has_triton()
         )
@@ -95,7 +103,7 @@ class GPUSweeper(ReferenceSweeper):
             "CELL": getattr(gpu_kernels, kernel.upper()),
             "UNITS": self._padded,
             "RESETS": problem.resets is not None,
-            "PRECISION": "tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
+            "PRECISION": "tf32" if tf32.cudnn_rounds() else "ieee",
             "num_warps": 4 if self._padded <= 32 else 8,
         }
         self._slopes: tuple[list[Tensor], Tensor] | None = None
@@ -113,7 +121,7 @@ class GPUSweeper(ReferenceSweeper):
         self, segments: Segments, lead: int, states: list[Tensor] | None, want_leak: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         starts = self._initial.new_empty(len(segments), self.cell.size)
-        return self._forward(segments, starts, states, want_leak, lead)
+        return self._forward(segments, starts, states, want_leak, self._within(lead))
 
     def _forward(
         self, segments: Segments, starts: Tensor, states: list[Tensor] | None, want_leak: bool, lead: int
@@ -142,7 +150,11 @@ class GPUSweeper(ReferenceSweeper):
         self, segments: Segments, lead: int, final: Tensor, data: AdjointData, want_leak: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         ends = self._initial.new_empty(len(segments), self.cell.size)
-        return self._adjoint(segments, ends, data, want_leak, lead, final.contiguous())
+        return self._adjoint(segments, ends, data, want_leak, self._within(lead), final.contiguous())
+
+    def _within(self, lead: int) -> int:
+        """A lead-in no longer than all of time: kernels count its steps, those before the first one too."""
+        return min(lead, self.problem.steps)
 
     def _adjoint(
         self, segments: Segments, ends: Tensor, data: AdjointData, want_leak: bool, lead: int, final: Tensor | None

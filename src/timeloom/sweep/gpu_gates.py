@@ -23,10 +23,13 @@ def tanh(x):
 
 @triton.jit
 def rounded(x, PRECISION: tl.constexpr):
-    """x as the matrix units are to see it: they cut tf32's excess digits off, and that bias would add up over time."""
+    """x as the matrix units are to see it: they cut tf32's excess digits off, and that bias would add up over time.
+
+    Not a number stays one: a GPU's own, 0x7fffffff, would be carried over to −0.
+    """
     if PRECISION == "tf32" and x.dtype == tl.float32:
         bits = x.to(tl.int32, bitcast=True)
-        x = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        x = tl.where(x == x, ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True), x)
     return x
 
 
@@ -76,7 +79,7 @@ def advance(u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL: tl.constexpr):
             new = tanh(argument)
             keep = (1 - new * new) * unit
         else:
-            new = tl.where(argument > 0, argument, 0.0 * argument)
+            new = tl.where(argument <= 0, 0.0, argument)  # not a number stays one
             keep = tl.where(new > 0, unit, 0.0)
     return new, new_c, keep
 

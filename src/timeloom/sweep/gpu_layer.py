@@ -11,7 +11,7 @@ from torch import Tensor
 from timeloom.cells.base import sum_outer
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, cut_evenly, empty_states
-from timeloom.sweep.gpu import LARGEST, SLOPES, GPUSweeper, as_precise_as_cudnn, has_triton
+from timeloom.sweep.gpu import SLOPES, GPUSweeper, as_precise_as_cudnn, has_triton, largest
 from timeloom.sweep.layer import Layer
 from timeloom.sweep.reference import AdjointData
 from timeloom.sweep.wide import WideSweeper
@@ -42,7 +42,7 @@ class GPULayer(Layer):
 
     @property
     def _kind(self) -> type[GPUSweeper]:
-        return GPUSweeper if self.n <= LARGEST[self.kernel] else WideSweeper
+        return GPUSweeper if self.n <= largest(self.kernel, self.x.device) else WideSweeper
 
     def forward(
         self, chunk: int, warmup: int, share_of_box: float, keep: bool, sweeps: int = 1

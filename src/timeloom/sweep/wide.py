@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from timeloom.problem import Recurrence, Segments, cut
-from timeloom.sweep.gpu import LARGEST, GPUSweeper, as_precise_as_cudnn, has_triton, two
+from timeloom.sweep.gpu import GPUSweeper, as_precise_as_cudnn, has_triton, largest, two
 from timeloom.sweep.reference import AdjointData
 
 BY_LIBRARY = 768
@@ -25,8 +25,8 @@ class WideSweeper(GPUSweeper):
     def supports(problem: Recurrence) -> bool:
         return (
             problem.cell.kernel is not None
-            and problem.cell.parts[0] > LARGEST[problem.cell.kernel]
             and problem.u.device.type == "cuda"
+            and problem.cell.parts[0] > largest(problem.cell.kernel, problem.u.device)
             and problem.initial.dtype == torch.float32
             and has_triton()
         )
@@ -100,7 +100,7 @@ class WideSweeper(GPUSweeper):
         """As the matrix units are to see them: what they would cut off of a float32 is rounded away."""
         if self._options["PRECISION"] != "tf32" or values.dtype != torch.float32:
             return values
-        return ((values.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+        return torch.where(values.isnan(), values, ((values.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32))
 
     def _sizes(self, segments: Segments, lead: int, step: int) -> tuple[int, ...]:
         return len(segments), self.problem.batch, self._n, lead, step

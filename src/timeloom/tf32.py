@@ -1,0 +1,44 @@
+"""Products of float32 matrices in tf32: whether torch lets a GPU make them so, by whichever of its two settings.
+
+Torch has an older setting (`allow_tf32`) and a newer one (`fp32_precision`); once the newer one was used, reading the
+older one may be an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+def cudnn_rounds() -> bool:
+    """Whether torch lets cuDNN's recurrent layers do so, as by default."""
+    precision = getattr(getattr(torch.backends.cudnn, "rnn", None), "fp32_precision", None)
+    return torch.backends.cudnn.allow_tf32 if precision is None else precision == "tf32"
+
+
+@contextmanager
+def products(rounded: bool) -> Iterator[None]:
+    """Torch's own products of matrices in tf32, or not."""
+    matmul: Any = torch.backends.cuda.matmul
+    before: dict[str, Any] = {}
+    wanted: tuple[str, Any]
+    precision = getattr(matmul, "fp32_precision", None)
+    try:
+        before["allow_tf32"] = allowed = matmul.allow_tf32
+        wanted = "allow_tf32", rounded
+    except RuntimeError:  # the newer one was used
+        allowed, wanted = precision == "tf32", ("fp32_precision", "tf32" if rounded else "ieee")
+    if precision is not None:
+        before["fp32_precision"] = precision  # last: the older one sets it, too
+    if allowed == rounded:
+        yield
+        return
+    setattr(matmul, *wanted)
+    try:
+        yield
+    finally:
+        for setting, value in before.items():
+            setattr(matmul, setting, value)

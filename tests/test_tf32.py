@@ -1,0 +1,59 @@
+"""Torch's two settings for tf32, one of which it refuses to read once the other was used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import timeloom as tl
+from timeloom import tf32
+from timeloom.sweep.gpu import as_precise_as_cudnn
+
+matmul: Any = torch.backends.cuda.matmul
+rnn: Any = torch.backends.cudnn.rnn
+newer = pytest.mark.skipif(not hasattr(matmul, "fp32_precision"), reason="torch has the older setting alone")
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    yield
+    torch.backends.cudnn.allow_tf32, matmul.allow_tf32 = True, False
+
+
+def rounds() -> bool:
+    """Whether torch's products round now."""
+    return bool(matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32)
+
+
+@pytest.mark.parametrize("matrices", [False, True])
+@pytest.mark.parametrize("layers", [False, True])
+def test_the_older_setting(layers: bool, matrices: bool) -> None:
+    torch.backends.cudnn.allow_tf32, matmul.allow_tf32 = layers, matrices
+    assert tf32.cudnn_rounds() == layers
+    with as_precise_as_cudnn():
+        assert rounds() == layers
+        assert matmul.allow_tf32 == layers, "torch looks at it too, where it is profiled"
+    assert rounds() == matmul.allow_tf32 == matrices
+
+
+@newer
+@pytest.mark.parametrize("matrices", ["none", "ieee", "tf32"])
+@pytest.mark.parametrize("layers", ["ieee", "tf32"])
+def test_the_newer_setting(layers: str, matrices: str) -> None:
+    rnn.fp32_precision, matmul.fp32_precision = layers, matrices
+    assert tf32.cudnn_rounds() == (layers == "tf32")
+    with as_precise_as_cudnn():
+        assert rounds() == (layers == "tf32")
+    assert (rnn.fp32_precision, matmul.fp32_precision) == (layers, matrices)
+
+
+@newer
+def test_solves_by_jacobians_under_the_newer_setting() -> None:
+    matmul.fp32_precision = "tf32"
+    layer = tl.GRU(2, 3, solver="deer").double()
+    x = torch.randn(9, 2, 2, dtype=torch.float64)
+    torch.testing.assert_close(layer(x)[0], torch.nn.GRU.forward(layer, x)[0], rtol=0.0, atol=1e-13)
+    assert matmul.fp32_precision == "tf32"

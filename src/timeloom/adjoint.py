@@ -14,12 +14,13 @@ from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
 from timeloom.eager import eager
 from timeloom.linearize import carry, leaving, window_of
+from timeloom.links import Chain
 from timeloom.memory import empty
 from timeloom.mgrit.monitor import compare
 from timeloom.mgrit.propagators import Adjoint as CoarseAdjoint
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.report import GradientCheck, SolveReport
-from timeloom.solve import Chain, Plan
+from timeloom.solve import Plan
 from timeloom.sweep import AdjointData
 from timeloom.sweep import sweeper as choose_sweeper
 from timeloom.trajectory import solve_states

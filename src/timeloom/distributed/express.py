@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from timeloom.boundaries import SHARE_OF_BOX
 from timeloom.distributed.boundaries import Marched, by_part, over_ranks
 from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks, plan_over_ranks
 from timeloom.distributed.solve import (
@@ -26,7 +27,7 @@ from timeloom.distributed.solve import (
 from timeloom.express import Bare, Express, Gradients, Lane, Project, Weights, kind_of, solve_again
 from timeloom.problem import Recurrence
 from timeloom.recurrence import Record, noting, raise_if_asked
-from timeloom.solve import SHARE_OF_BOX, certified
+from timeloom.solve import certified
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.sweep.layer import Layer

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from timeloom.distributed.boundaries import Check, Marched, RankBoundaries, Settle, over_ranks
 from timeloom.distributed.span import Line
+from timeloom.links import Chain
 from timeloom.mgrit.cycle import Hierarchy
 from timeloom.mgrit.driver import Cycles, MGRITPlan
 from timeloom.mgrit.grid import COARSEST, LATER_FACTOR
 from timeloom.mgrit.propagators import Adjoint, Propagator
 from timeloom.mgrit.relax import Level, f_relax, residual, serial
-from timeloom.solve import Chain
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,8 @@ def cycle_over_ranks(
     chain: Chain, plan: RankMGRITPlan, line: Line, settle: Settle, check: Check, lead: int, reenter: bool
 ) -> Marched:
     """`march_over_ranks` by multigrid."""
-    began, entered = time.perf_counter(), None
-    if plan.warmup and chain.links > 1:
-        everything = torch.arange(len(chain.segments), device="cpu")
-        entered = chain.enter(chain.segments, plan.warmup, everything, False)
-    state = RankBoundaries(chain, entered, line, settle, check)
-    rows = state.solvable
-    if entered is not None:
-        rows = rows[rows < len(chain.first)] if reenter else rows[:0]
+    began = time.perf_counter()
+    state, rows = RankBoundaries.entering(chain, plan.warmup, False, reenter, line, settle, check)
     report = Cycles(chain, plan, state, rows, began, partial(_build, state=state, plan=plan)).run()
     return state.marched(over_ranks(report, line, lead))
 

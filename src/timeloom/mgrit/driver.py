@@ -15,11 +15,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from timeloom.boundaries import Boundaries
+from timeloom.links import Chain
 from timeloom.mgrit.cycle import Hierarchy
 from timeloom.mgrit.diagnosis import diagnose, stalled
 from timeloom.mgrit.grid import Coarsening
 from timeloom.report import SolveReport
-from timeloom.solve import Boundaries, Chain, Plan, certified, conclude, march
+from timeloom.solve import Plan, certified, conclude, march
 
 Build = Callable[..., Hierarchy]
 """`Hierarchy.build`, or what stands in for it over many ranks."""
@@ -48,8 +50,7 @@ class MGRITPlan(Plan):
             return march(chain, self)
         began, entered = time.perf_counter(), None
         if self.warmup and chain.guess is None:
-            rows = torch.arange(len(chain.segments), device="cpu")
-            entered = chain.enter(chain.segments, self.warmup, rows, False)
+            entered = chain.enter_all(self.warmup, False)
             report = None if chain.certify is None else certified(chain.certify(*entered[:2]), self, began)
             if report is not None:
                 return report

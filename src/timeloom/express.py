@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import Adjoint, Note, attach, output_of, refuse_second_order, solve_adjoint
+from timeloom.adjoint import solve_adjoint
 from timeloom.boundaries import SHARE_OF_BOX
 from timeloom.cells.base import Cell
 from timeloom.eager import eager
@@ -29,6 +29,7 @@ from timeloom.solvers.planning import plan_backward, plan_forward
 from timeloom.sweep.cpu_layer import CPULayer
 from timeloom.sweep.gpu_layer import GPULayer
 from timeloom.sweep.layer import Layer
+from timeloom.tape import Adjoint, Note, attach, output_of, refuse_second_order
 from timeloom.trajectory import final_state, last_of, solve_states
 
 Result = TypeVar("Result")

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import attach, solve_backwards
+from timeloom.adjoint import solve_backwards
 from timeloom.distributed.boundaries import Check, Marched, Settle
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.march import march_over_ranks, pipeline_over_ranks
@@ -23,6 +23,7 @@ from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.sweep import AdjointData
 from timeloom.sweep import sweeper as choose_sweeper
+from timeloom.tape import attach
 from timeloom.trajectory import forward_chain
 
 

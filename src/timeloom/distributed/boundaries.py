@@ -274,10 +274,7 @@ class RankBoundaries(Boundaries):
         beside = by_part(starts.abs(), parts)
         beside[1:] = torch.maximum(beside[1:], by_part(ends[:-1].abs(), parts))
         scale, prefix = _finite(beside), torch.zeros_like(beside)
-        floor = torch.full_like(scale[0], torch.finfo(scale.dtype).tiny)
-        if self.chain.bound is not None:
-            box = SHARE_OF_BOX * self.chain.bound.isfinite().to(scale.dtype)
-            floor = torch.maximum(floor, by_part(box.expand_as(starts[0]), parts))
+        floor = smallest_scales(self.chain.bound, starts[0], parts)
         if sizes is not None:
             largest, jumps = sizes
             prefix[1:] = _finite(largest).cummax(0).values[:-1]
@@ -336,6 +333,14 @@ def _structure(element: Tensor) -> Structure:
 def by_part(values: Tensor, parts: tuple[int, ...]) -> Tensor:
     """The largest value of each part of the state: `(..., S)` to `(..., parts)`."""
     return torch.stack([part.amax(-1) for part in values.split(parts, -1)], -1)
+
+
+def smallest_scales(bound: Tensor | None, like: Tensor, parts: tuple[int, ...]) -> Tensor:
+    """`(B, parts)`: what jumps of such a state `(B, S)`, in its box if it has one, are measured against at least."""
+    floor = torch.full_like(like, torch.finfo(like.dtype).tiny)
+    if bound is not None:
+        floor = torch.maximum(floor, SHARE_OF_BOX * bound.isfinite().to(like.dtype))
+    return by_part(floor, parts)
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from timeloom.boundaries import SHARE_OF_BOX
-from timeloom.distributed.boundaries import Marched, by_part, over_ranks
+from timeloom.distributed.boundaries import Marched, by_part, over_ranks, smallest_scales
 from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks, plan_over_ranks
 from timeloom.distributed.solve import (
     Over,
@@ -102,9 +102,7 @@ def _certify(
     scale = by_part(torch.maximum(all_starts[1:].abs(), all_ends[:-1].abs()), parts)
     if fading:
         scale = scale.cummax(0).values
-    floor = torch.full_like(scale[0], torch.finfo(scale.dtype).tiny)
-    if bound is not None:
-        floor = torch.maximum(floor, SHARE_OF_BOX * by_part(bound.isfinite().to(floor.dtype).expand_as(starts), parts))
+    floor = smallest_scales(bound, starts, parts)
     errors = torch.where(joints.unsqueeze(-1), gap / torch.maximum(scale, floor), 0)
     worst = float(torch.maximum(errors.max(), inside.max()))
     same = bool((heard[..., -1] == line.tag).all())

@@ -16,7 +16,7 @@ from timeloom.solvers import Auto, Shooting
 from timeloom.train.config import ModelConfig, OptimConfig, TrainConfig, preset
 from timeloom.train.model import SequenceModel, solver_of
 from timeloom.train.objective import Score, loss_of
-from timeloom.train.trainer import learning_rate
+from timeloom.train.setup import learning_rate
 
 STACKS = {
     "plain": ModelConfig(hidden=5),

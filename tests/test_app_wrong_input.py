@@ -149,7 +149,7 @@ def test_a_series_with_a_missing_value(told: Tell, tmp_path: Path) -> None:
     )
 
 
-def test_an_unknown_solver_or_option_of_one(told: Tell, tmp_path: Path) -> None:
+def test_an_unknown_solver_or_option_of_one(told: Tell) -> None:
     unknown = told("train", "--solver", "shoting:chunk=8")
     assert "solver must be one of" in unknown
     assert unknown.endswith("got 'shoting'; did you mean 'shooting'?")

@@ -229,13 +229,22 @@ def test_threads_change_rounding_at_most(name: str) -> None:
         zoo.assert_same(found, seen[1], 1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_what_takes_the_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths, resets, projections, other dtypes, wide layers, no warm-up: not for the express lane, and solved too."""
     monkeypatch.setattr(CPULayer, "forward", lambda *_: pytest.fail("the express lane was taken"))
     solver, x = Shooting(chunk=5), torch.randn(12, 2, 3)
-    tl.GRU(3, 4, solver=solver)(x, lengths=torch.tensor([12, 7]))
-    tl.GRU(3, 4, solver=solver)(x, resets=torch.zeros(12, 2, dtype=torch.bool))
-    tl.LSTM(3, 4, proj_size=2, solver=solver)(x)
-    tl.GRU(3, 4, solver=solver, dtype=torch.float64)(x.double())
-    tl.GRU(3, MOST_UNITS + 1, solver=solver)(x)
-    tl.GRU(3, 4, solver=Shooting(chunk=5, warmup=0))(x)
+    cases: list[tuple[Any, dict[str, Tensor]]] = [
+        (tl.GRU(3, 4, solver=solver), {"lengths": torch.tensor([12, 7])}),
+        (tl.GRU(3, 4, solver=solver), {"resets": torch.arange(12).unsqueeze(1).expand(12, 2) == 4}),
+        (tl.LSTM(3, 4, proj_size=2, solver=solver), {}),
+        (tl.GRU(3, 4, solver=solver, dtype=torch.float64), {}),
+        (tl.GRU(3, MOST_UNITS + 1, solver=solver), {}),
+        (tl.GRU(3, 4, solver=Shooting(chunk=5, warmup=0)), {}),
+    ]
+    for layer, more in cases:
+        given = x.to(layer.weight_hh_l0.dtype)
+        found = layer(given, **more)[0].detach()
+        assert zoo.used_sweeps(layer)
+        layer.solver = "sequential"
+        assert zoo.distance(found, layer(given, **more)[0].detach()) < 1e-5

@@ -13,7 +13,7 @@ from torch.func import jacrev, vmap
 
 import timeloom as tl
 from timeloom.cells.coarse import Frozen, UsersOwn
-from timeloom.mgrit.cycle import Hierarchy
+from timeloom.mgrit.cycle import Hierarchy, coarse_levels
 from timeloom.mgrit.grid import COARSEST, Coarsening, fit, steps_of
 from timeloom.mgrit.propagators import Adjoint, Forward
 from timeloom.mgrit.relax import Level, c_relax, f_relax, relax, residual, serial
@@ -288,10 +288,9 @@ def test_f_cycles_visit_coarse_levels_more_often() -> None:
     calls = {}
     for kind in ("V", "F"):
         a = [torch.full((steps, 1, 1), 0.5, dtype=torch.float64) for steps in (64, 16, 4)]
-        hierarchy = Hierarchy.build(
-            [Linear(one) for one in a], (4, 4), (1, 1, 1), torch.zeros(65, 1, 1, dtype=torch.float64),
-            weight=1.0, kind=kind, size_of=lambda missing: float(missing.abs().max()),
-        )  # fmt: skip
+        propagators, like = [Linear(one) for one in a], torch.zeros(65, 1, 1, dtype=torch.float64)
+        levels = coarse_levels(propagators, (4, 4), (1, 1, 1), like)
+        hierarchy = Hierarchy(levels, 1.0, kind, lambda missing: float(missing.abs().max()))
         hierarchy.correction(torch.zeros(65, 1, 1, dtype=torch.float64), torch.ones(65, 1, 1, dtype=torch.float64))
         calls[kind] = [one.propagate.calls for one in hierarchy.levels]  # type: ignore[attr-defined]
         assert len(hierarchy.leave()) == 2

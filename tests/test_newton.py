@@ -56,9 +56,7 @@ def test_states_and_gradients_are_the_plain_loops(name: str, regime: str, solver
 def test_lengths_and_resets(name: str, solver: str) -> None:
     net = zoo.network(name)
     x, initial = zoo.data(net, STEPS, 5)
-    lengths = torch.tensor([0, 1, 9, STEPS, 12])
-    resets = torch.zeros(STEPS, 5, dtype=torch.bool)
-    resets[0, 3] = resets[6, 2] = resets[6, 3] = resets[7, 3] = resets[11, 4] = resets[14, 1] = True
+    lengths, resets = zoo.marks(STEPS)
     zoo.check_against_truth(net, x, initial, FAMILY[solver], 1e-11, lengths=lengths, resets=resets)
     zoo.check_against_truth(net, x, initial, FAMILY[solver], 1e-11, lengths=lengths)
     zoo.check_against_truth(net, x, initial, FAMILY[solver], 1e-11, resets=resets)
@@ -283,9 +281,7 @@ def test_adjoint_by_scan_with_lengths_and_resets() -> None:
     for name in ("gru", "lstm", "function"):
         net = zoo.network(name)
         x, initial = zoo.data(net, STEPS, 5)
-        lengths = torch.tensor([0, 1, 9, STEPS, 12])
-        resets = torch.zeros(STEPS, 5, dtype=torch.bool)
-        resets[0, 3] = resets[6, 2] = resets[6, 3] = resets[7, 3] = resets[11, 4] = resets[14, 1] = True
+        lengths, resets = zoo.marks(STEPS)
         for levels in (None, 2):
             solver = Shooting(adjoint="scan", adjoint_levels=levels)
             zoo.check_against_truth(net, x, initial, solver, 1e-11, lengths=lengths, resets=resets)

@@ -54,10 +54,7 @@ def test_lengths_and_resets(name: str, correction: str) -> None:
     """Sequences of no step, of one, of some and of all; states put back to the initial one, at chunk edges too."""
     net = zoo.network(name)
     x, initial = zoo.data(net, STEPS, 5)
-    lengths = torch.tensor([0, 1, 9, STEPS, 12])
-    resets = torch.zeros(STEPS, 5, dtype=torch.bool)
-    resets[0, 3] = resets[6, 2] = resets[6, 3] = resets[7, 3] = resets[11, 4] = True
-    resets[14, 1] = True  # past its end
+    lengths, resets = zoo.marks(STEPS)
     for chunk in (1, 3, STEPS):
         solver = Shooting(chunk=chunk, correction=correction)
         zoo.check_against_truth(net, x, initial, solver, 1e-11, lengths=lengths, resets=resets)
@@ -151,7 +148,7 @@ def test_a_looser_tolerance_is_met_and_saves_sweeps() -> None:
         assert 1e-13 < error < 100 * tol
 
 
-def integrator(batch: int = 2, width: int = 3) -> zoo.Network:
+def integrator(width: int = 3) -> zoo.Network:
     """`h⁺ = h + x`: it never forgets, so jumps travel one chunk a sweep and nothing contracts."""
 
     def cell(h: Tensor, x: Tensor) -> Tensor:

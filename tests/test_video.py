@@ -356,7 +356,7 @@ def test_splits_are_the_official_ones_or_drawn(
     assert len(load(spec(few, net, tmp_path, splits="~/../elsewhere")).records) == 5
 
 
-def test_a_folder_of_clips_needs_no_prefix(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_clips_needs_no_prefix(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def named(clips: list[Clip], options: Video) -> list[Record]:
         return [Record(clip.name, torch.ones(1, 1), clip.label, clip.split) for clip in clips]
 

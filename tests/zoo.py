@@ -53,7 +53,7 @@ class Network:
 Build = Callable[[int, float, float], Network]
 
 
-def _leaves(module: nn.Module, n: int, bias: float, scale: float, gate: slice | None) -> dict[str, Tensor]:
+def _leaves(module: nn.Module, bias: float, scale: float, gate: slice | None) -> dict[str, Tensor]:
     """A torch layer's parameters, put into a regime."""
     parameters = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     parameters["weight_hh_l0"] *= scale
@@ -63,7 +63,7 @@ def _leaves(module: nn.Module, n: int, bias: float, scale: float, gate: slice | 
 
 
 def gru(n: int, bias: float, scale: float) -> Network:
-    parameters = _leaves(nn.GRU(INPUTS, n), n, bias, scale, slice(n, 2 * n))
+    parameters = _leaves(nn.GRU(INPUTS, n), bias, scale, slice(n, 2 * n))
     weights = tuple(parameters.values())
 
     def recurrence(x: Tensor, initial: Tensor) -> Recurrence:
@@ -75,7 +75,7 @@ def gru(n: int, bias: float, scale: float) -> Network:
 
 def implicit_gru(n: int, bias: float, scale: float) -> Network:
     """The multigrid paper's GRU."""
-    parameters = _leaves(nn.GRU(INPUTS, n), n, bias, scale, slice(n, 2 * n))
+    parameters = _leaves(nn.GRU(INPUTS, n), bias, scale, slice(n, 2 * n))
     w_ih, w_hh, b_ih, b_hh = parameters.values()
 
     def recurrence(x: Tensor, initial: Tensor) -> Recurrence:
@@ -92,7 +92,7 @@ def implicit_gru(n: int, bias: float, scale: float) -> Network:
 
 
 def rnn(n: int, bias: float, scale: float, nonlinearity: str) -> Network:
-    parameters = _leaves(nn.RNN(INPUTS, n), n, bias, scale, None)
+    parameters = _leaves(nn.RNN(INPUTS, n), bias, scale, None)
     weights = tuple(parameters.values())
     one_step = torch.rnn_tanh_cell if nonlinearity == "tanh" else torch.rnn_relu_cell
 
@@ -104,7 +104,7 @@ def rnn(n: int, bias: float, scale: float, nonlinearity: str) -> Network:
 
 
 def lstm(n: int, bias: float, scale: float) -> Network:
-    parameters = _leaves(nn.LSTM(INPUTS, n), n, bias, scale, slice(n, 2 * n))
+    parameters = _leaves(nn.LSTM(INPUTS, n), bias, scale, slice(n, 2 * n))
     weights = tuple(parameters.values())
 
     def recurrence(x: Tensor, initial: Tensor) -> Recurrence:
@@ -119,7 +119,7 @@ def lstm(n: int, bias: float, scale: float) -> Network:
 
 def lstm_projected(n: int, bias: float, scale: float) -> Network:
     n, outputs = max(n, 2), max(1, n - 2)
-    parameters = _leaves(nn.LSTM(INPUTS, n, proj_size=outputs), n, bias, scale, slice(n, 2 * n))
+    parameters = _leaves(nn.LSTM(INPUTS, n, proj_size=outputs), bias, scale, slice(n, 2 * n))
     w_ih, w_hh, b_ih, b_hh, w_hr = parameters.values()
 
     def recurrence(x: Tensor, initial: Tensor) -> Recurrence:
@@ -266,6 +266,16 @@ class Solution:
     @property
     def report(self) -> SolveReport:
         return self.reports[-1]
+
+
+def marks(steps: int) -> tuple[Tensor, Tensor]:
+    """Lengths of five sequences, of no step, one, some and all, and resets `(T, 5)`: at the first step, where several
+    begin, one after the other, at an end, and past one. From 15 steps on.
+    """
+    lengths, resets = torch.tensor([0, 1, 9, steps, 12]), torch.zeros(steps, 5, dtype=torch.bool)
+    resets[0, 3] = resets[6, 2] = resets[6, 3] = resets[7, 3] = resets[11, 4] = True
+    resets[14, 1] = True  # past its end
+    return lengths, resets
 
 
 def solve(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import timeloom as tl
+from experiments.losses import plot_losses
 from experiments.results import command, facts, target, write
 from timeloom.solvers import Auto, Shooting, Solver
 
@@ -130,17 +131,8 @@ def table(results: dict[str, Any]) -> str:
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """Losses over steps and over time."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for i, (name, one) in enumerate(results["training"]["ways"].items()):
-        left.plot(one["losses"], label=name, linewidth=5 - 2 * i)  # they lie upon one another
-        right.plot(one["elapsed"], one["losses"], label=name, linewidth=1)
-    left.set(xlabel="training step", ylabel="loss", title=f"T = {results['training']['length']}")
-    right.set(xlabel="seconds of training", title="the same over time", xscale="log")
-    left.legend()
-    figure.savefig(path, dpi=100)
+    about = results["training"]
+    plot_losses(about["ways"], f"generated bit streams, T = {about['length']}", path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

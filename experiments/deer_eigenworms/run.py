@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.deer_eigenworms.worms import STEPS, write_worms
+from experiments.losses import curve, plot_losses
 from experiments.results import command, facts, target, write
 from timeloom import cli
 from timeloom.train.metrics import read
@@ -50,8 +51,7 @@ def train(data: str, folder: Path, solver: str, epochs: int, compared: int, *mor
     )
     return {
         **{key: summary[key] for key in (*kept, "most_sweeps", "fallbacks", "data_share")},
-        "losses": [round(row["loss"], 5) for row in rows],
-        "elapsed": [round(row["elapsed"], 3) for row in rows],
+        **curve(rows),
         "validation": [
             round(row["quality"], 4) for row in read(folder / "metrics.jsonl") if row["kind"] == "validation"
         ],
@@ -83,18 +83,8 @@ def table(results: dict[str, Any]) -> str:
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """Losses over steps and over time."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for i, (name, run) in enumerate(results["runs"].items()):
-        left.plot(run["losses"], label=f"{name}, T = {run['length']:,}", linewidth=3 - i, alpha=0.8)
-        right.plot(run["elapsed"], run["losses"], linewidth=1)
-    left.set(xlabel="training step", ylabel="loss")
-    right.set(xlabel="seconds of training", xscale="log")
-    left.legend(fontsize="small")
-    figure.suptitle(results["data"])
-    figure.savefig(path, dpi=100)
+    runs = {f"{name}, T = {run['length']:,}": run for name, run in results["runs"].items()}
+    plot_losses(runs, results["data"], path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments.losses import curve, plot_losses
 from experiments.mgrit_hmdb51.standin import CLASSES, write_clips, write_net
 from experiments.results import command, facts, target, write
 from timeloom.data import Splits, load, split
@@ -69,8 +70,7 @@ def train(way: str, splits: Splits, config: TrainConfig, folder: Path) -> dict[s
         "waits_for_data": waited / (waited + sum(seconds)),
         "last_residual": rows[-1]["residual"],
         "fallbacks": sum(row["fallbacks"] for row in rows),
-        "losses": [round(row["loss"], 5) for row in rows],
-        "elapsed": [round(row["elapsed"], 3) for row in rows],
+        **curve(rows),
     }
 
 
@@ -98,18 +98,7 @@ def table(results: dict[str, Any]) -> str:
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """Losses of all ways over steps and over time."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for name, one in results["ways"].items():
-        left.plot(one["losses"], label=name, alpha=0.8)
-        right.plot(one["elapsed"], one["losses"], alpha=0.8)
-    left.set(xlabel="training step", ylabel="loss")
-    right.set(xlabel="seconds of training", xscale="log")
-    left.legend(fontsize="small")
-    figure.suptitle(results["data"])
-    figure.savefig(path, dpi=100)
+    plot_losses(results["ways"], results["data"], path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -15,19 +15,21 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import Adjoint, Note, attach, output_of, refuse_second_order, solve_adjoint
+from timeloom.adjoint import solve_adjoint
+from timeloom.boundaries import SHARE_OF_BOX
 from timeloom.cells.base import Cell
 from timeloom.eager import eager
 from timeloom.problem import Recurrence
 from timeloom.recurrence import Record, noting, raise_if_asked
 from timeloom.report import SolveReport
-from timeloom.solve import SHARE_OF_BOX, Plan, capturing, certified
+from timeloom.solve import Plan, capturing, certified
 from timeloom.solvers.auto import Experience, Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import plan_backward, plan_forward
 from timeloom.sweep.cpu_layer import CPULayer
 from timeloom.sweep.gpu_layer import GPULayer
 from timeloom.sweep.layer import Layer
+from timeloom.tape import Adjoint, Note, attach, output_of, refuse_second_order
 from timeloom.trajectory import final_state, last_of, solve_states
 
 Result = TypeVar("Result")

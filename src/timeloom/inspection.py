@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 from timeloom.inspection_plot import plot
 from timeloom.nn import parallelize, sequentialize
 from timeloom.nn.base import Recurrent
+from timeloom.nn.native import size
 from timeloom.report import SolveReport
 from timeloom.solvers import MGRIT, Auto, Shooting, Solver
 from timeloom.solvers.base import Correction
@@ -248,18 +249,12 @@ def _first(output: Any) -> Tensor:
 
 def _size(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> tuple[int, int]:
     """Steps and batch of what the first recurrent layer is given."""
-    seen: list[tuple[int, int]] = []
+    seen, first = list[tuple[int, int]](), _layers(model)[0]
 
-    def look(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        x = given[0] if given else named["input"]
-        if isinstance(x, PackedSequence):
-            seen.append((len(x.batch_sizes), int(x.batch_sizes[0])))
-        elif x.dim() == 2:
-            seen.append((x.shape[0], 1))
-        else:
-            seen.append((x.shape[1], x.shape[0]) if layer.batch_first else (x.shape[0], x.shape[1]))
+    def look(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        seen.append(size(first, given[0] if given else named["input"]))
 
-    hook = _layers(model)[0].register_forward_pre_hook(look, with_kwargs=True)
+    hook = first.register_forward_pre_hook(look, with_kwargs=True)
     with torch.no_grad():
         run(model)
     hook.remove()

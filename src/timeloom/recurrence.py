@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import Note, attach, solve_adjoint
+from timeloom.adjoint import solve_adjoint
 from timeloom.problem import Recurrence
 from timeloom.report import ConvergenceError, SolveReport
 from timeloom.solvers.auto import Memory
@@ -17,6 +17,7 @@ from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import plan_backward, plan_forward
 from timeloom.solvers.sequential import Sequential
 from timeloom.sweep import sweeper as choose_sweeper
+from timeloom.tape import Note, attach
 from timeloom.trajectory import final_state, solve_states
 from timeloom.warm import Guess
 

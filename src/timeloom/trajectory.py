@@ -7,11 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from timeloom.boundaries import SHARE_OF_BOX
 from timeloom.linearize import carry, leaving, window_of
+from timeloom.links import Chain
 from timeloom.mgrit.propagators import Forward
 from timeloom.problem import Recurrence, Segments, cut, empty_states
 from timeloom.report import SolveReport
-from timeloom.solve import SHARE_OF_BOX, Chain, Plan
+from timeloom.solve import Plan
 from timeloom.sweep import ReferenceSweeper
 
 

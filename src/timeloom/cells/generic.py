@@ -19,7 +19,7 @@ class GenericCell(Cell):
 
     Its parameters live in the function (a closure, an nn.Module), so it has no `weights` of its own; its gate
     gradients are the adjoints themselves, and one differentiated evaluation over all steps turns them into every other
-    gradient (see `timeloom.adjoint`).
+    gradient (see `timeloom.tape`).
     """
 
     whole_state_out = True

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from timeloom.boundaries import SHARE_OF_BOX, Boundaries, before_each
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.span import Line
+from timeloom.links import Chain, Entered
 from timeloom.report import SolveReport
 from timeloom.scan import linear_scan
 from timeloom.scan.elements import Structure, apply, compose
-from timeloom.solve import SHARE_OF_BOX, Boundaries, Chain
 from timeloom.solvers.base import Correction
 
 Settle = Callable[[Tensor], None]
@@ -68,7 +69,7 @@ class RankBoundaries(Boundaries):
     def __init__(
         self,
         chain: Chain,
-        entered: tuple[Tensor, Tensor, Tensor | None] | None,
+        entered: Entered | None,
         line: Line,
         settle: Settle,
         check: Check,
@@ -96,6 +97,21 @@ class RankBoundaries(Boundaries):
         self._final_ends: Tensor | None = None
         self._arrived: Tensor | None = None
         self._open = torch.ones_like(self.joint)
+
+    @classmethod
+    def entering(
+        cls, chain: Chain, warmup: int, want_leak: bool, reenter: bool, line: Line, settle: Settle, check: Check
+    ) -> tuple[RankBoundaries, Tensor]:
+        """Boundaries behind a warm-up, where there is one, and the rows that are left to run.
+
+        reenter: whether `chain.enter` does not know of `chain.first`.
+        """
+        entered = chain.enter_all(warmup, want_leak) if warmup and chain.links > 1 else None
+        state = cls(chain, entered, line, settle, check)
+        if entered is None:
+            return state, state.solvable
+        first = state.solvable[state.solvable < len(chain.first)]
+        return state, first if reenter else first[:0]
 
     @property
     def heard(self) -> Heard:
@@ -258,10 +274,7 @@ class RankBoundaries(Boundaries):
         beside = by_part(starts.abs(), parts)
         beside[1:] = torch.maximum(beside[1:], by_part(ends[:-1].abs(), parts))
         scale, prefix = _finite(beside), torch.zeros_like(beside)
-        floor = torch.full_like(scale[0], torch.finfo(scale.dtype).tiny)
-        if self.chain.bound is not None:
-            box = SHARE_OF_BOX * self.chain.bound.isfinite().to(scale.dtype)
-            floor = torch.maximum(floor, by_part(box.expand_as(starts[0]), parts))
+        floor = smallest_scales(self.chain.bound, starts[0], parts)
         if sizes is not None:
             largest, jumps = sizes
             prefix[1:] = _finite(largest).cummax(0).values[:-1]
@@ -277,19 +290,13 @@ class RankBoundaries(Boundaries):
             return self.chain.leave(self._moves, self.starts)
         if self.correction == "none":
             return None
-        transfers = self._transfers = self._all_transfers()
+        transfers = self._transfers = self._transfers_by(self.correction)
         structure = _structure(transfers[0])
-        moves = linear_scan(_before(transfers), self.jump)
+        moves = linear_scan(before_each(transfers), self.jump)
         through = transfers[0]
         for transfer in transfers[1:].unbind(0):
             through = compose(transfer, through, structure)
         return apply(transfers[-1], moves[-1], structure), through
-
-    def _all_transfers(self) -> Tensor:
-        """`A[p]` of each link, diagonal `(C, B, S)` or dense `(C, B, S, S)`."""
-        if self.correction == "diag":
-            return self.leak
-        return self.chain.transfer(self.chain.segments, self.starts.flatten(0, 1)).view(*self.shape, self.shape[2])
 
     def _carry(self, correction: Correction) -> Tensor:
         """The moves of all starts here, by what jumps here and on the ranks before mean for them."""
@@ -301,14 +308,14 @@ class RankBoundaries(Boundaries):
             return self._or_jump(self.chain.carry(jump, self.starts, None))
         if self._transfers is None or correction == "none":
             return jump
-        return self._or_jump(linear_scan(_before(self._transfers), jump))
+        return self._or_jump(linear_scan(before_each(self._transfers), jump))
 
 
 def _carry(jump: Tensor, pushed: Tensor, through: Tensor, joints: Tensor) -> Tensor:
     """Moves of all ranks' starts: `δ[r] = P[r−1] δ[r−1] + pushed[r−1] + jump[r]`."""
     source = torch.zeros_like(jump)
     source[1:] = torch.where(joints[1:].unsqueeze(-1), pushed[:-1] + jump[1:], 0)
-    before = torch.where(joints.view(*joints.shape, *[1] * (through.dim() - 2)), _before(through), 0)
+    before = torch.where(joints.view(*joints.shape, *[1] * (through.dim() - 2)), before_each(through), 0)
     structure = _structure(through[0])
     if structure == "block":
         moves = linear_scan(before, source.unflatten(-1, (2, -1)), structure=structure).flatten(-2)
@@ -323,16 +330,17 @@ def _structure(element: Tensor) -> Structure:
     return structures[element.dim()]
 
 
-def _before(transfers: Tensor) -> Tensor:
-    """The transfer of the link before each one; zero before the first."""
-    before = torch.zeros_like(transfers)
-    before[1:] = transfers[:-1]
-    return before
-
-
 def by_part(values: Tensor, parts: tuple[int, ...]) -> Tensor:
     """The largest value of each part of the state: `(..., S)` to `(..., parts)`."""
     return torch.stack([part.amax(-1) for part in values.split(parts, -1)], -1)
+
+
+def smallest_scales(bound: Tensor | None, like: Tensor, parts: tuple[int, ...]) -> Tensor:
+    """`(B, parts)`: what jumps of such a state `(B, S)`, in its box if it has one, are measured against at least."""
+    floor = torch.full_like(like, torch.finfo(like.dtype).tiny)
+    if bound is not None:
+        floor = torch.maximum(floor, SHARE_OF_BOX * bound.isfinite().to(like.dtype))
+    return by_part(floor, parts)
 
 
 def _finite(values: Tensor) -> Tensor:

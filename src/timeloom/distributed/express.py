@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.distributed.boundaries import Marched, by_part, over_ranks
+from timeloom.boundaries import SHARE_OF_BOX
+from timeloom.distributed.boundaries import Marched, by_part, over_ranks, smallest_scales
 from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks, plan_over_ranks
 from timeloom.distributed.solve import (
     Over,
@@ -26,7 +27,7 @@ from timeloom.distributed.solve import (
 from timeloom.express import Bare, Express, Gradients, Lane, Project, Weights, kind_of, solve_again
 from timeloom.problem import Recurrence
 from timeloom.recurrence import Record, noting, raise_if_asked
-from timeloom.solve import SHARE_OF_BOX, certified
+from timeloom.solve import certified
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.sweep.layer import Layer
@@ -101,9 +102,7 @@ def _certify(
     scale = by_part(torch.maximum(all_starts[1:].abs(), all_ends[:-1].abs()), parts)
     if fading:
         scale = scale.cummax(0).values
-    floor = torch.full_like(scale[0], torch.finfo(scale.dtype).tiny)
-    if bound is not None:
-        floor = torch.maximum(floor, SHARE_OF_BOX * by_part(bound.isfinite().to(floor.dtype).expand_as(starts), parts))
+    floor = smallest_scales(bound, starts, parts)
     errors = torch.where(joints.unsqueeze(-1), gap / torch.maximum(scale, floor), 0)
     worst = float(torch.maximum(errors.max(), inside.max()))
     same = bool((heard[..., -1] == line.tag).all())

@@ -9,8 +9,9 @@ import torch
 
 from timeloom.distributed.boundaries import Check, Marched, RankBoundaries, Settle, over_ranks
 from timeloom.distributed.span import Line
+from timeloom.links import Chain
 from timeloom.report import SolveReport
-from timeloom.solve import Chain, Plan, conclude, why_stop
+from timeloom.solve import Plan, conclude, contracts_slowly, why_stop
 from timeloom.solvers.base import Correction
 
 
@@ -39,14 +40,7 @@ def march_over_ranks(
     correction: Correction = plan.correction
     if correction == "auto":
         correction = "diag" if plan.leak_is_cheap else "none"
-    entered = None
-    if plan.warmup and chain.links > 1:
-        everything = torch.arange(len(chain.segments), device="cpu")
-        entered = chain.enter(chain.segments, plan.warmup, everything, correction == "diag")
-    state = RankBoundaries(chain, entered, line, settle, check)
-    rows = state.solvable
-    if entered is not None:
-        rows = rows[rows < len(chain.first)] if reenter else rows[:0]
+    state, rows = RankBoundaries.entering(chain, plan.warmup, correction == "diag", reenter, line, settle, check)
     residuals: list[float] = []
     polished = False
     while True:
@@ -62,7 +56,7 @@ def march_over_ranks(
             state.demand(plan.polish)
         if given_up:
             break
-        rows = state.correct(correction, plan)
+        rows = state.correct(correction, plan.tolerance)
         correction = _next_correction(plan, correction, residuals, state.shape[2])
     report = conclude(state, plan, plan.name or f"shooting[{correction}]", residuals, given_up, began)
     return state.marched(over_ranks(report, line, lead))
@@ -78,5 +72,5 @@ def _why_stop(residuals: list[float], plan: Plan, moved: bool) -> str:
 
 def _next_correction(plan: Plan, current: Correction, residuals: list[float], size: int) -> Correction:
     """What `auto` corrects with from the next sweep on: all ranks must choose alike, so by what all of them know."""
-    slow = len(residuals) > 2 and residuals[-1] > 0.3 * residuals[-2]
-    return "newton" if plan.correction == "auto" and slow and size <= plan.newton_up_to else current
+    worth_it = contracts_slowly(residuals) and size <= plan.newton_up_to
+    return "newton" if plan.correction == "auto" and worth_it else current

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from timeloom.distributed.boundaries import Check, Marched, RankBoundaries, Settle, over_ranks
 from timeloom.distributed.span import Line
+from timeloom.links import Chain
 from timeloom.mgrit.cycle import Hierarchy
 from timeloom.mgrit.driver import Cycles, MGRITPlan
 from timeloom.mgrit.grid import COARSEST, LATER_FACTOR
 from timeloom.mgrit.propagators import Adjoint, Propagator
 from timeloom.mgrit.relax import Level, f_relax, residual, serial
-from timeloom.solve import Chain
 
 
 @dataclass(frozen=True)
@@ -37,47 +37,34 @@ def cycle_over_ranks(
     chain: Chain, plan: RankMGRITPlan, line: Line, settle: Settle, check: Check, lead: int, reenter: bool
 ) -> Marched:
     """`march_over_ranks` by multigrid."""
-    began, entered = time.perf_counter(), None
-    if plan.warmup and chain.links > 1:
-        everything = torch.arange(len(chain.segments), device="cpu")
-        entered = chain.enter(chain.segments, plan.warmup, everything, False)
-    state = RankBoundaries(chain, entered, line, settle, check)
-    rows = state.solvable
-    if entered is not None:
-        rows = rows[rows < len(chain.first)] if reenter else rows[:0]
-    report = Cycles(chain, plan, state, rows, began, partial(_build, state=state, plan=plan)).run()
+    began = time.perf_counter()
+    state, rows = RankBoundaries.entering(chain, plan.warmup, False, reenter, line, settle, check)
+    report = Cycles(chain, plan, state, rows, began, partial(_over_ranks, state=state, plan=plan)).run()
     return state.marched(over_ranks(report, line, lead))
 
 
-def _build(
-    propagators: list[Propagator],
-    factors: tuple[int, ...],
-    relaxations: tuple[int, ...],
-    like: Tensor,
-    *,
+def _over_ranks(
+    levels: list[Level],
     weight: float,
     kind: str,
     size_of: Callable[[Tensor], float],
+    *,
     state: RankBoundaries,
     plan: RankMGRITPlan,
 ) -> RankHierarchy:
-    """`Hierarchy.build` over ranks."""
-    for place, level in enumerate(propagators):
-        if isinstance(level, Adjoint) and level.ends is not None:  # what arrives is not known before
-            propagators[place] = replace(level, ends=level.ends & ~state.joint.unsqueeze(-1))
-    own = Hierarchy.build(propagators, factors, relaxations, like, weight=weight, kind=kind, size_of=size_of)
-    found = RankHierarchy(own.levels, weight, kind, size_of)
-    found.line, found.joint, found.entry = state.line, state.joint.unsqueeze(-1), state.entry_link
-    if plan.joined:
-        found.joined = _joined(
-            propagators[-1], state, plan, partial(Hierarchy, weight=weight, kind=kind, size_of=size_of)
-        )
-    return found
+    """`Hierarchy` over ranks."""
+    joint = state.joint.unsqueeze(-1)
+    for level in levels:
+        propagate = level.propagate
+        if isinstance(propagate, Adjoint) and propagate.ends is not None:  # what arrives is not known before
+            level.propagate = replace(propagate, ends=propagate.ends & ~joint)
+    joined = Hierarchy(_joined(levels[-1].propagate, state, plan), weight, kind, size_of) if plan.joined else None
+    return RankHierarchy(
+        levels, weight, kind, size_of, line=state.line, joint=joint, entry=state.entry_link, joined=joined
+    )
 
 
-def _joined(
-    last: Propagator, state: RankBoundaries, plan: RankMGRITPlan, make: Callable[[list[Level]], Hierarchy]
-) -> Hierarchy:
+def _joined(last: Propagator, state: RankBoundaries, plan: RankMGRITPlan) -> list[Level]:
     """The level with one point a rank, and coarser ones, on all ranks alike."""
     line = state.line
     ranks, batch = line.alive.shape
@@ -96,13 +83,13 @@ def _joined(
     levels, steps, size = [], ranks - 1, state.shape[2]
     while True:
         factor = LATER_FACTOR if steps > COARSEST else 1
-        points = propagate.span.new_zeros(steps + 1, batch, size)
-        levels.append(Level(propagate, steps, factor, plan.relaxations[-1], points, points.clone()))
+        levels.append(Level.of(propagate, steps, factor, plan.relaxations[-1], (batch, size)))
         if factor == 1:
-            return make(levels)
+            return levels
         propagate, steps = propagate.merged(factor, plan.coarsening.inputs), steps // factor
 
 
+@dataclass(kw_only=True)
 class RankHierarchy(Hierarchy):
     """The coarse levels of one rank."""
 

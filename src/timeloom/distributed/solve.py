@@ -8,21 +8,22 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import attach, solve_backwards
+from timeloom.adjoint import solve_backwards
 from timeloom.distributed.boundaries import Check, Marched, Settle
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.march import march_over_ranks, pipeline_over_ranks
 from timeloom.distributed.multigrid import RankMGRITPlan, cycle_over_ranks
 from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks
 from timeloom.distributed.span import Line, Span
+from timeloom.links import Chain
 from timeloom.problem import Recurrence, Segments, empty_states
 from timeloom.recurrence import Record, needs_grad, noting, outputs_of, raise_if_asked
 from timeloom.report import SolveReport
-from timeloom.solve import Chain
 from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 from timeloom.sweep import AdjointData
 from timeloom.sweep import sweeper as choose_sweeper
+from timeloom.tape import attach
 from timeloom.trajectory import forward_chain
 
 

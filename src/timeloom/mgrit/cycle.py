@@ -12,6 +12,17 @@ from timeloom.mgrit.relax import Level, relax, residual, serial
 from timeloom.mgrit.restrict import correct, interpolate, restrict
 
 
+def coarse_levels(
+    propagators: list[Propagator], factors: tuple[int, ...], relaxations: tuple[int, ...], like: Tensor
+) -> list[Level]:
+    """Levels over points like the chunk starts `(C, B, S)`; factors and relaxations are those of levels 1, 2, …"""
+    levels, steps = [], len(like) - 1
+    for propagate, factor, sweeps in zip(propagators, (*factors, 1), relaxations, strict=True):
+        levels.append(Level.of(propagate, steps, factor, sweeps, like.shape[1:]))
+        steps //= factor
+    return levels
+
+
 @dataclass
 class Hierarchy:
     """All coarse levels; `levels[0]` is level 1, whose points are the chunk starts."""
@@ -24,25 +35,6 @@ class Hierarchy:
     """The largest entry of a residual relative to the state's scale."""
     left: dict[int, float] = field(default_factory=dict)
     """What the last visit left of each level's own residual; the coarsest is solved exactly and has none."""
-
-    @staticmethod
-    def build(
-        propagators: list[Propagator],
-        factors: tuple[int, ...],
-        relaxations: tuple[int, ...],
-        like: Tensor,
-        *,
-        weight: float,
-        kind: str,
-        size_of: Callable[[Tensor], float],
-    ) -> Hierarchy:
-        """Levels over points like the chunk starts `(C, B, S)`; factors and relaxations are those of levels 1, 2, …"""
-        levels, steps = [], len(like) - 1
-        for propagate, factor, sweeps in zip(propagators, (*factors, 1), relaxations, strict=True):
-            points = propagate.span.new_zeros(steps + 1, *like.shape[1:])
-            levels.append(Level(propagate, steps, factor, sweeps, points, points.clone()))
-            steps //= factor
-        return Hierarchy(levels, weight, kind, size_of)
 
     def leave(self) -> tuple[float, ...]:
         """What was left on levels 1, 2, … by the last correction, once."""

@@ -15,14 +15,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from timeloom.mgrit.cycle import Hierarchy
+from timeloom.boundaries import Boundaries
+from timeloom.links import Chain
+from timeloom.mgrit.cycle import Hierarchy, coarse_levels
 from timeloom.mgrit.diagnosis import diagnose, stalled
 from timeloom.mgrit.grid import Coarsening
+from timeloom.mgrit.relax import Level
 from timeloom.report import SolveReport
-from timeloom.solve import Boundaries, Chain, Plan, certified, conclude, march
+from timeloom.solve import Plan, certified, conclude, march
 
-Build = Callable[..., Hierarchy]
-"""`Hierarchy.build`, or what stands in for it over many ranks."""
+Stack = Callable[[list[Level], float, str, Callable[[Tensor], float]], Hierarchy]
+"""`Hierarchy`, or what stands in for it over many ranks."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,7 @@ class MGRITPlan(Plan):
             return march(chain, self)
         began, entered = time.perf_counter(), None
         if self.warmup and chain.guess is None:
-            rows = torch.arange(len(chain.segments), device="cpu")
-            entered = chain.enter(chain.segments, self.warmup, rows, False)
+            entered = chain.enter_all(self.warmup, False)
             report = None if chain.certify is None else certified(chain.certify(*entered[:2]), self, began)
             if report is not None:
                 return report
@@ -70,14 +72,14 @@ class Cycles:
         state: Boundaries,
         rows: Tensor | None,
         began: float,
-        build: Build = Hierarchy.build,
+        stack: Stack = Hierarchy,
     ) -> None:
         self.chain = chain
         self.plan = plan
         self.began = began
         self.state = state
         self.rows = rows
-        self.build = build
+        self.stack = stack
         self.residual = math.inf
         self.residuals: list[float] = []
         self.levels: list[tuple[float, ...]] = []
@@ -87,15 +89,9 @@ class Cycles:
         """The coarse levels, made when first needed: many networks forget within one relaxation."""
         plan = self.plan
         assert self.chain.coarsen is not None
-        return self.build(
-            self.chain.coarsen(plan.coarsening),
-            plan.coarsening.factors[1:],
-            plan.relaxations[1:],
-            self.state.starts,
-            weight=plan.weight,
-            kind=plan.kind,
-            size_of=self._size_of,
-        )
+        propagators = self.chain.coarsen(plan.coarsening)
+        levels = coarse_levels(propagators, plan.coarsening.factors[1:], plan.relaxations[1:], self.state.starts)
+        return self.stack(levels, plan.weight, plan.kind, self._size_of)
 
     def run(self) -> SolveReport:
         plan, state = self.plan, self.state

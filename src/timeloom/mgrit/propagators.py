@@ -68,11 +68,7 @@ class Forward:
         stop = None if onward else -1
         resets = None if resets is None else resets[:stop]
         level = Forward(_coarse_step(cell, coarsening), span[:stop], inputs[:stop], resets, origin, onward)
-        levels: list[Propagator] = [level]
-        for factor in coarsening.factors[1:]:
-            level = level.merged(factor, coarsening.inputs)
-            levels.append(level)
-        return levels
+        return _and_coarser(level, coarsening)
 
     def merged(self, factor: int, kind: str) -> Forward:
         """Φ of the next coarser level."""
@@ -138,11 +134,7 @@ class Adjoint:
             ends = pad(anchors[1:], (0, 0, 0, int(onward))).unsqueeze(-1).to(begins.device)
         step = _coarse_step(cell, coarsening)
         level = Adjoint(cell, step, span, inputs, begins, sources, resets, ends, final.to(span.dtype), onward)
-        levels: list[Propagator] = [level]
-        for factor in coarsening.factors[1:]:
-            level = level.merged(factor, coarsening.inputs)
-            levels.append(level)
-        return levels
+        return _and_coarser(level, coarsening)
 
     def merged(self, factor: int, kind: str) -> Adjoint:
         """Φ of the next coarser level."""
@@ -193,6 +185,14 @@ class Adjoint:
             final=first.to(self.final.dtype),
             onward=False,
         )
+
+
+def _and_coarser(first: Propagator, coarsening: Coarsening) -> list[Propagator]:
+    """Φ of level 1 and, made of it, of all coarser levels."""
+    levels = [first]
+    for factor in coarsening.factors[1:]:
+        levels.append(levels[-1].merged(factor, coarsening.inputs))
+    return levels
 
 
 def _wide(cell: Cell) -> Cell:

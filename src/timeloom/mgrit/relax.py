@@ -26,6 +26,12 @@ class Level:
     f: Tensor
     """`(N + 1, B, S)`, the right-hand side; f[0] is used where the point before is on another rank."""
 
+    @classmethod
+    def of(cls, propagate: Propagator, steps: int, factor: int, sweeps: int, shape: tuple[int, ...]) -> Level:
+        """A level of zeros, whose points have the shape `(B, S)`."""
+        points = propagate.span.new_zeros(steps + 1, *shape)
+        return cls(propagate, steps, factor, sweeps, points, points.clone())
+
     def after(self, at: slice) -> Tensor:
         """`Φ(i, u[i]) + f[i+1]` for the steps i of a slice that ends at N: the points after them, as they should be."""
         assert at.stop == self.steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from timeloom.nn.sequence import (
     drop,
     mask_padding,
     pack_like,
+    permute,
     reverse,
     reverse_resets,
     unpack,
@@ -212,18 +214,15 @@ class Recurrent(nn.RNNBase):
         begin = None if guess is None else self._guess(guess, batched, steps, batch, permutation)
         y, final = self._solve(x, hidden, weights, lengths, resets, begin, span)
         if packed is not None:
-            final = tuple(self.permute_part(part, packed.unsorted_indices) for part in final)
-            return pack_like(y, lengths, packed), self._hidden_out(final)  # type: ignore[arg-type]
+            assert lengths is not None
+            final = tuple(permute(part, packed.unsorted_indices) for part in final)
+            return pack_like(y, lengths, packed), self._hidden_out(final)
         if not batched:
             y, final = y.squeeze(1), tuple(part.squeeze(1) for part in final)
         elif self.batch_first:
             y = y.transpose(0, 1)
         # Without a gradient, not a view for autograd: users may write into it later, with gradients on.
         return y if y.requires_grad else y.detach(), self._hidden_out(final)
-
-    @staticmethod
-    def permute_part(part: Tensor, permutation: Tensor | None) -> Tensor:
-        return part if permutation is None else part.index_select(1, permutation)
 
     def _guess(self, guess: Any, batched: bool, steps: int, batch: int, permutation: Tensor | None) -> Guess:
         """The user's guess, checked, in the order of the batch."""
@@ -255,13 +254,10 @@ class Recurrent(nn.RNNBase):
         returned = returned_in(native.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
         reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]
         memories = self._memories if span is None else span.group.memories(self)
+        common = _Common(lengths, resets, guess, span, memories, reports)
 
         def solve_one(index: int, y: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-            direction = index % 2 if self.bidirectional else 0
-            memory, record = memories.setdefault(index, Memory()), _recorder(reports, index)
-            over = None if span is None else Over(span, bool(direction), index)
-            given = (weights[index], lengths, resets, direction)
-            return self._solve_one(y, initial, *given, memory, record, guess, index, over)
+            return self._solve_one(index, y, initial, weights[index], common)
 
         with torch.autocast(x.device.type, enabled=False):
             y, final = self._run_layers(x.to(compute), hidden, solve_one, lengths)
@@ -290,12 +286,14 @@ class Recurrent(nn.RNNBase):
         return y, tuple(torch.stack(part) for part in parts)
 
     def _solve_one(
-        self, x: Tensor, initial: Tensor, weights: Weights, lengths: Tensor | None, resets: Tensor | None,
-        direction: int, memory: Memory, record: Callable[[SolveReport], None], guess: Guess | None, slot: int,
-        over: Over | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self, index: int, x: Tensor, initial: Tensor, weights: Weights, common: _Common
+    ) -> tuple[Tensor, Tensor]:
         """One layer in one direction."""
-        if direction:
+        lengths, resets, guess = common.lengths, common.resets, common.guess
+        memory, record = common.memories.setdefault(index, Memory()), _recorder(common.reports, index)
+        backwards = self.bidirectional and index % 2 == 1
+        over = None if common.span is None else Over(common.span, backwards, index)
+        if backwards:
             x = reverse(x, lengths)
             if resets is not None:
                 following = None if over is None else over.span.following(resets[0])
@@ -310,9 +308,9 @@ class Recurrent(nn.RNNBase):
             solved = express.run(self._bare, self._cell, x, initial, cast, self._solver, memory, record)
         if solved is None:
             problem = Recurrence(*self._cell(x, *cast), initial, lengths, resets)
-            solved = run(problem, self._solver, memory, record, guess, slot)
+            solved = run(problem, self._solver, memory, record, guess, index)
         y, final = solved
-        return reverse(y, lengths) if direction else y, final
+        return reverse(y, lengths) if backwards else y, final
 
     def _agree(
         self, group: TimeGroup, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Any, resets: Any
@@ -349,6 +347,19 @@ class Recurrent(nn.RNNBase):
         suffix = f"_l{layer}" + ("_reverse" if direction else "")
         more = (getattr(self, name + suffix, None) for name in ("bias_ih", "bias_hh", "weight_hr"))
         return getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix), *more
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What all layers and directions of one call share."""
+
+    lengths: Tensor | None
+    resets: Tensor | None
+    guess: Guess | None
+    span: Span | None
+    memories: dict[int, Memory]
+    reports: list[SolveReport]
+    """One for each layer and direction, when it has run."""
 
 
 def _recorder(reports: list[SolveReport], index: int) -> Callable[[SolveReport], None]:

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.cells import Cell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
 from timeloom.nn.base import Hidden, Recurrent
-from timeloom.nn.sequence import check_hidden
+from timeloom.nn.sequence import check_hidden, permute
 from timeloom.solvers.base import Solver
 
 
@@ -22,7 +22,7 @@ class _OnePart(Recurrent):
         h = _as_batched(hx, batched, "hx", like)
         expected = (self._stacked, batch, self.hidden_size)
         self.check_hidden_size(h, expected)
-        return (self.permute_part(h, permutation),)
+        return (permute(h, permutation),)
 
     def _hidden_out(self, parts: Hidden) -> Tensor:
         return parts[0]
@@ -155,7 +155,7 @@ class LSTM(Recurrent, nn.LSTM):
         pair = tuple(_as_batched(part, batched, name, like) for part, name in zip(hx, ("h_0", "c_0"), strict=True))
         for part, width, name in zip(pair, widths, ("hidden[0]", "hidden[1]"), strict=True):
             self.check_hidden_size(part, (self._stacked, batch, width), f"Expected {name} size {{}}, got {{}}")
-        return tuple(self.permute_part(part, permutation) for part in pair)
+        return tuple(permute(part, permutation) for part in pair)
 
     def _hidden_out(self, parts: Hidden) -> tuple[Tensor, ...]:
         return tuple(parts)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from timeloom import express
-from timeloom.adjoint import refuse_second_order, solve_adjoint
+from timeloom.adjoint import solve_adjoint
 from timeloom.cells.base import Cell
 from timeloom.nn import native
 from timeloom.nn.handles import module_of
@@ -35,6 +35,7 @@ from timeloom.solvers.planning import plan_backward, plan_forward
 from timeloom.solvers.sequential import Sequential
 from timeloom.sweep import sweeper as choose_sweeper
 from timeloom.sweep.layer import Layer
+from timeloom.tape import refuse_second_order
 from timeloom.trajectory import final_state, last_of, solve_states
 
 if TYPE_CHECKING:

@@ -64,6 +64,11 @@ def drop(y: Tensor, p: float, lengths: Tensor | None) -> Tensor:
     return y.index_put(order, F.dropout(y[order], p))
 
 
+def permute(part: Tensor, permutation: Tensor | None) -> Tensor:
+    """A part of the state `(layers · directions, B, part)` with its sequences in another order."""
+    return part if permutation is None else part.index_select(1, permutation)
+
+
 def check_input(data: Tensor, packed: PackedSequence | None, input_size: int, weight: Tensor) -> None:
     """Torch's demands on the input, held against the present weights; its words, too."""
     if data.dtype != weight.dtype and not torch.is_autocast_enabled(data.device.type):

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import refuse_second_order
 from timeloom.eager import eager
 from timeloom.ode.advance import TWICE_DIFFERENTIABLE
 from timeloom.ode.field import pull_back
@@ -17,6 +16,7 @@ from timeloom.ode.newton import SLOW, History, default_tolerance, relative_to_la
 from timeloom.ode.steps.base import exact_transfers
 from timeloom.ode.trajectory import MOST_ITERS, Problem
 from timeloom.report import SolveReport, contraction
+from timeloom.tape import refuse_second_order
 
 Note = Callable[[SolveReport], None]
 

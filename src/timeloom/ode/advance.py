@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import refuse_second_order
 from timeloom.ode.field import Field
 from timeloom.ode.newton import default_tolerance, fit, relative_to_largest
 from timeloom.ode.steps import RK4, Step
 from timeloom.ode.steps.base import exact_transfers
+from timeloom.tape import refuse_second_order
 
 TWICE_DIFFERENTIABLE = "solver='sequential' with step='rk4'"
 """What has second-order gradients."""

@@ -19,7 +19,7 @@ from timeloom.train.checkpoint import Checkpoint
 from timeloom.train.comparison import synchronize
 from timeloom.train.config import ModelConfig
 from timeloom.train.model import SequenceModel, solver_of
-from timeloom.train.trainer import autocast, build_model
+from timeloom.train.setup import autocast, build_model
 
 
 def restore(checkpoint: Checkpoint, device: torch.device, solver: str = "") -> SequenceModel:

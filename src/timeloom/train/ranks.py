@@ -86,7 +86,8 @@ class Share:
         return Share(None if self.batch is None else self.batch.to(device, dtype), self.part, self.labels)
 
     def answers(self, model: SequenceModel, batch: Batch) -> Tensor:
-        return model(batch.inputs, batch.lengths, self.part)  # type: ignore[no-any-return]
+        answers: Tensor = model(batch.inputs, batch.lengths, self.part)
+        return answers
 
 
 class Alone:
@@ -164,7 +165,9 @@ class Ranks(Alone):
         self.mesh = time_mesh(time or None, device=torch.device(self._device).type)
         self._time = group_of(self.mesh)
         self._data, self._of = self.mesh.get_local_rank("data"), self.mesh["data"].size()
-        self._world = self._time if self._of == 1 else TimeGroup(dist.group.WORLD, TIMEOUT)  # type: ignore[arg-type]
+        everyone = dist.group.WORLD
+        assert everyone is not None
+        self._world = self._time if self._of == 1 else TimeGroup(everyone, TIMEOUT)
         self.size, self.first, self.seed = self._world.size, self._world.rank == 0, SEED_STRIDE * self._world.rank
 
     def device(self, asked: str) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,75 +24,22 @@ from timeloom.data.prefetch import Prefetch
 from timeloom.device import device_of
 from timeloom.errors import InputError
 from timeloom.inspection import reports_of
-from timeloom.report import SolveReport
 from timeloom.solvers import Sequential
 from timeloom.train import checkpoint
 from timeloom.train.board import Board
 from timeloom.train.checkpoint import BEST, LAST, Checkpoint, Progress
 from timeloom.train.comparison import chosen_steps, synchronize, time_is_left, torch_step
-from timeloom.train.config import OptimConfig, TrainConfig
+from timeloom.train.config import TrainConfig
 from timeloom.train.metrics import Metrics
 from timeloom.train.model import SequenceModel, solver_of
 from timeloom.train.objective import Score
 from timeloom.train.ranks import Alone, Share
+from timeloom.train.setup import autocast, build_model, learning_rate, make_optimizer
+from timeloom.train.solved import Solved
 from timeloom.words import of_reports
 
 Show = Callable[[dict[str, Any]], None]
 """Told every row of metrics as it is made."""
-
-
-def build_model(config: TrainConfig, task: Any, classes: int, channels: int, device: torch.device) -> SequenceModel:
-    """The network, with the weights that the seed gives."""
-    torch.manual_seed(config.seed)
-    model = SequenceModel(config.model, channels, classes or 1, task, solver_of(config.solver))
-    return model.to(device, torch.float64 if config.precision == "float64" else torch.float32)
-
-
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
-
-
-def learning_rate(config: OptimConfig, step: int, total: int) -> float:
-    """The rate of a step: a rise over the warm-up, then the schedule down to zero after the last step."""
-    if step < config.warmup:
-        return config.lr * (step + 1) / (config.warmup + 1)
-    if config.schedule == "constant":
-        return config.lr
-    done = (step - config.warmup) / max(total - config.warmup, 1)
-    return config.lr * (1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
-
-
-@dataclass(frozen=True)
-class Solved:
-    """What the solver did in one step, over all layers."""
-
-    sweeps: int
-    """Most sweeps that a layer's forward pass took."""
-    backward_sweeps: int
-    residual: float
-    """Largest jump left."""
-    fallbacks: int
-    """Solves that were finished sequentially."""
-    parallel: int
-    """Solves of the forward pass that cut time into chunks."""
-
-    @classmethod
-    def of(cls, model: SequenceModel) -> Solved:
-        forward = [report for _, report in reports_of(model)]
-        backward = [report.backward for report in forward if report.backward is not None]
-        both = forward + backward
-        return cls(
-            max((r.iterations for r in forward), default=0),
-            max((r.iterations for r in backward), default=0),
-            max((r.residuals[-1] for r in both if r.residuals), default=0.0),
-            sum(r.fell_back for r in both),
-            sum(_in_chunks(r) for r in forward),
-        )
-
-
-def _in_chunks(report: SolveReport) -> bool:
-    return report.solver != "sequential" and bool(report.residuals or report.warmup)
 
 
 class Trainer:
@@ -252,9 +199,20 @@ class Trainer:
         )  # fmt: skip
 
     def measure(self, data: Examples) -> Score:
-        """Loss and quality of the present weights."""
-        size, classes = self.config.optim.batch, len(self.splits.classes)
-        return measure(self.model, data, size, classes, self.device, self._autocast, self.ranks)
+        """Loss and quality of the present weights on labelled series."""
+        model, ranks = self.model, self.ranks
+        model.eval()
+        score = Score(model.task, len(self.splits.classes))
+        with torch.no_grad():
+            for indices in batches(len(data), self.config.optim.batch):
+                share = ranks.take(data, indices).to(self.device, model.offset.dtype)
+                if share.batch is None:
+                    continue
+                with self._autocast(), ranks.sharing():
+                    answers = share.answers(model, share.batch)
+                if ranks.counts(model.task):
+                    score.add(answers.to(model.offset.dtype), share.batch.targets)
+        return ranks.total(score, data)
 
     def use_best(self) -> None:
         """Put back the weights that did best on the validation series."""
@@ -294,27 +252,3 @@ class Trainer:
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.config, self.device)
-
-
-def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
-    """Half precision where the configuration asks for it."""
-    return torch.autocast(device.type, torch.bfloat16) if config.precision == "bf16" else nullcontext()
-
-
-def measure(
-    model: SequenceModel, data: Examples, size: int, classes: int, device: torch.device,
-    context: Callable[[], AbstractContextManager[Any]], ranks: Alone,
-) -> Score:  # fmt: skip
-    """Loss and quality of a model on labelled series."""
-    model.eval()
-    score = Score(model.task, classes)
-    with torch.no_grad():
-        for indices in batches(len(data), size):
-            share = ranks.take(data, indices).to(device, model.offset.dtype)
-            if share.batch is None:
-                continue
-            with context(), ranks.sharing():
-                answers = share.answers(model, share.batch)
-            if ranks.counts(model.task):
-                score.add(answers.to(model.offset.dtype), share.batch.targets)
-    return ranks.total(score, data)

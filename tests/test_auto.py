@@ -406,7 +406,7 @@ def test_a_long_memory_is_corrected_in_several_sweeps() -> None:
     assert (plan.sweeps, plan.correction, plan.warmup) == (auto_file.SWEEPS, "diag", 0)
     assert plan.chunk >= auto_file.LEAST_CORRECTED
     assert plan.max_iters > plan.sweeps
-    assert plan.tolerance == pytest.approx(auto_file.SHARE_OF_JUMPS * Auto().tolerance(problem_of().initial))
+    assert plan.tolerance == pytest.approx(auto_file.SHARE_OF_JUMPS * Auto().tolerance(problem_of()))
     assert plan.limit == plan.accepts == auto_file.LEAST_ERROR
     given = decide(Auto(tol=1e-4), problem_of(16384), experience)
     assert given.tolerance == given.limit == 1e-4

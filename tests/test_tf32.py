@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 
 import timeloom as tl
 from timeloom import tf32
+from timeloom.cells import Cell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
+from timeloom.cells.generic import GenericCell
+from timeloom.solvers import Auto
 from timeloom.sweep.gpu import as_precise_as_cudnn
 
 matmul: Any = torch.backends.cuda.matmul
@@ -33,6 +37,7 @@ def rounds() -> bool:
 def test_the_older_setting(layers: bool, matrices: bool) -> None:
     torch.backends.cudnn.allow_tf32, matmul.allow_tf32 = layers, matrices
     assert tf32.cudnn_rounds() == layers
+    assert tf32.matmul_rounds() == matrices
     with as_precise_as_cudnn():
         assert rounds() == layers
         assert matmul.allow_tf32 == layers, "torch looks at it too, where it is profiled"
@@ -45,9 +50,28 @@ def test_the_older_setting(layers: bool, matrices: bool) -> None:
 def test_the_newer_setting(layers: str, matrices: str) -> None:
     rnn.fp32_precision, matmul.fp32_precision = layers, matrices
     assert tf32.cudnn_rounds() == (layers == "tf32")
+    assert tf32.matmul_rounds() == (matrices == "tf32")
     with as_precise_as_cudnn():
         assert rounds() == (layers == "tf32")
     assert (rnn.fp32_precision, matmul.fp32_precision) == (layers, matrices)
+
+
+def problem_on_a_gpu(cell: type[Cell]) -> Any:
+    """What is looked at of a problem there."""
+    return SimpleNamespace(cell=cell, rounded=SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32))
+
+
+@pytest.mark.parametrize("matrices", [False, True])
+@pytest.mark.parametrize("layers", [False, True])
+def test_tolerances_go_with_the_products(layers: bool, matrices: bool) -> None:
+    """Those of cuDNN's cells with cuDNN's, and those of a user's cell with torch's own."""
+    torch.backends.cudnn.allow_tf32, matmul.allow_tf32 = layers, matrices
+    for cells, rounded in (((GRUCell, LSTMCell, RNNCell), layers), ((ImplicitGRUCell, GenericCell), matrices)):
+        for cell in cells:
+            problem = problem_on_a_gpu(cell)
+            assert Auto().tolerance(problem) == (2e-4 if rounded else 1e-6), cell
+            assert Auto().adjoint_tolerance(problem) == (2e-4 if rounded else 2.5e-7), cell
+            assert Auto(tol=1e-3).tolerance(problem) == 1e-3
 
 
 @newer

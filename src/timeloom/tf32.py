@@ -19,23 +19,31 @@ def cudnn_rounds() -> bool:
     return torch.backends.cudnn.allow_tf32 if precision is None else precision == "tf32"
 
 
+def matmul_rounds() -> bool:
+    """Whether torch's own products of matrices are made so; not by default."""
+    matmul: Any = torch.backends.cuda.matmul
+    try:
+        return bool(matmul.allow_tf32)
+    except RuntimeError:  # the newer one was used
+        return bool(matmul.fp32_precision == "tf32")
+
+
 @contextmanager
 def products(rounded: bool) -> Iterator[None]:
     """Torch's own products of matrices in tf32, or not."""
+    if matmul_rounds() == rounded:
+        yield
+        return
     matmul: Any = torch.backends.cuda.matmul
     before: dict[str, Any] = {}
     wanted: tuple[str, Any]
-    precision = getattr(matmul, "fp32_precision", None)
     try:
-        before["allow_tf32"] = allowed = matmul.allow_tf32
+        before["allow_tf32"] = matmul.allow_tf32
         wanted = "allow_tf32", rounded
     except RuntimeError:  # the newer one was used
-        allowed, wanted = precision == "tf32", ("fp32_precision", "tf32" if rounded else "ieee")
-    if precision is not None:
-        before["fp32_precision"] = precision  # last: the older one sets it, too
-    if allowed == rounded:
-        yield
-        return
+        wanted = "fp32_precision", "tf32" if rounded else "ieee"
+    if hasattr(matmul, "fp32_precision"):
+        before["fp32_precision"] = matmul.fp32_precision  # last: the older one sets it, too
     setattr(matmul, *wanted)
     try:
         yield

@@ -25,6 +25,7 @@ class GRUCell(Cell):
     """
 
     kernel: str | None = "gru"
+    in_cudnn = True
     gamma = 1.0
     """Size of a step, where it is taken as an implicit one."""
 

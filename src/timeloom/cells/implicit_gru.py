@@ -17,6 +17,7 @@ class ImplicitGRUCell(GRUCell):
     """
 
     kernel = None
+    in_cudnn = False
 
     def __init__(self, w_hh: Tensor, b_hn: Tensor, gamma: float = 1.0) -> None:
         super().__init__(w_hh, b_hn)

@@ -23,6 +23,8 @@ class LSTMCell(Cell):
     `(N, 4n)`; with a projection also h⁺'s own and the projected value: `(N, 5n + p)`.
     """
 
+    in_cudnn = True
+
     def __init__(self, w_hh: Tensor, w_hr: Tensor | None = None) -> None:
         self.weights = (w_hh,) if w_hr is None else (w_hh, w_hr)
         self.parts = (w_hh.shape[1], w_hh.shape[0] // 4)

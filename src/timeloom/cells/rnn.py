@@ -15,6 +15,8 @@ from timeloom.cells.projection import project
 class RNNCell(Cell):
     """`h⁺ = φ(u + W_hh h)` with φ = tanh or relu. Weights: `W_hh (n, n)`. Gate gradients: those of φ's argument."""
 
+    in_cudnn = True
+
     def __init__(self, w_hh: Tensor, nonlinearity: str = "tanh") -> None:
         self.weights = (w_hh,)
         self.parts = (w_hh.shape[1],)

@@ -42,7 +42,7 @@ def plan_over_ranks(solver: Solver, problem: Recurrence, experience: Experience,
         return _plan_mgrit(solver, problem, solver.cycles, experience, span, line)
     if isinstance(solver, Stepwise):
         return RankPlan(_undamped(solver, plan_forward(solver, problem, experience)), line, 0)
-    tolerance = solver.tolerance(problem.rounded)
+    tolerance = solver.tolerance(problem)
     if isinstance(solver, Shooting):
         lead = Experience().warmup(tolerance) if solver.warmup is None else solver.warmup
         return RankPlan(plan_forward(solver, problem, experience), line, _within(lead, span))
@@ -74,7 +74,7 @@ def plan_adjoint_over_ranks(
     if solver.adjoint == "scan" or (isinstance(solver, Stepwise) and solver.adjoint == "same"):
         inside = plan_backward(solver, problem, experience)
         return RankPlan(_scan_of_slices(problem, inside) if inside.linearization is None else inside, line, 0)
-    solver = replace(solver, tol=solver.adjoint_tolerance(problem.rounded))
+    solver = replace(solver, tol=solver.adjoint_tolerance(problem))
     if solver.adjoint == "mgrit" and not isinstance(solver, MGRIT):
         solver = MGRIT(tol=solver.tol, max_iters=solver.max_iters, on_divergence=solver.on_divergence)
     if isinstance(solver, MGRIT):
@@ -119,7 +119,7 @@ def _plan_mgrit(
             "check_gradient_every compares with a sequential pass of one process, and the sequence is on many ranks: "
             "leave it out, or check on one process"
         )
-    tolerance, longest = solver.tolerance(problem.rounded), max(span.sizes)
+    tolerance, longest = solver.tolerance(problem), max(span.sizes)
     warmup = Experience().warmup(tolerance)
     factors = _coarsened(solver, longest, cheapest_chunk(problem, warmup, longest))
     inside = plan_cycles(solver, problem, cycles, experience, factors)

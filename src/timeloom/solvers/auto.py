@@ -176,7 +176,7 @@ class Memory:
 
 def decide(solver: Solver, problem: Recurrence, experience: Experience, tolerance: float | None = None) -> Plan:
     """The cheapest way to run this problem by our own sweeps, to the solver's tolerance for states unless told."""
-    tolerance = solver.tolerance(problem.rounded) if tolerance is None else tolerance
+    tolerance = solver.tolerance(problem) if tolerance is None else tolerance
     steps, batch = problem.steps, max(problem.batch, 1)
     cost, within = step_cost(problem), copies_inputs(problem)
     chunk, warmup = cheapest(steps, batch, Experience().warmup(tolerance), cost, within)

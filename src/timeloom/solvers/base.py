@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
 
 from timeloom import tf32
 from timeloom.options import check_choice, check_count, check_number
+from timeloom.problem import Recurrence
 
 OnDivergence = Literal["sequential", "raise", "ignore"]
 Adjoint = Literal["same", "scan", "mgrit", "sequential"]
@@ -21,8 +21,9 @@ ADJOINT_TOLERANCE = TOLERANCE | {torch.float32: 2.5e-7}
 """The same for the backward pass, where jumps of one sign add up in the gradients of the weights."""
 
 TF32_TOLERANCE = 2e-4
-"""The same on a GPU where torch lets cuDNN round products to tf32, as by default: two runs that begin apart then stay
-some 4e-5 apart, and cuDNN's error is near 6e-4.
+"""The same on a GPU where products are rounded to tf32: for cells that cuDNN has, where torch lets it do so, as by
+default; for others, where torch's own products are. Two runs that begin apart then stay some 4e-5 apart, and cuDNN's
+error is near 6e-4.
 """
 
 
@@ -56,17 +57,19 @@ class Solver:
         if self.adjoint_levels is not None and self.adjoint != "scan":
             raise ValueError(f"adjoint_levels goes with adjoint='scan'; adjoint is {self.adjoint!r}")
 
-    def tolerance(self, state: Tensor) -> float:
-        """The tolerance for states like this one."""
-        return self._tolerance(state, TOLERANCE)
+    def tolerance(self, problem: Recurrence) -> float:
+        """The tolerance for the states of a problem."""
+        return self._tolerance(problem, TOLERANCE)
 
-    def adjoint_tolerance(self, state: Tensor) -> float:
-        """The tolerance for gradients of states like this one."""
-        return self._tolerance(state, ADJOINT_TOLERANCE)
+    def adjoint_tolerance(self, problem: Recurrence) -> float:
+        """The tolerance for the gradients of a problem."""
+        return self._tolerance(problem, ADJOINT_TOLERANCE)
 
-    def _tolerance(self, state: Tensor, defaults: dict[torch.dtype, float]) -> float:
+    def _tolerance(self, problem: Recurrence, defaults: dict[torch.dtype, float]) -> float:
         if self.tol is not None:
             return self.tol
-        if state.device.type == "cuda" and state.dtype == torch.float32 and tf32.cudnn_rounds():
-            return TF32_TOLERANCE
-        return defaults[state.dtype]
+        rounded = problem.rounded
+        if rounded.device.type == "cuda" and rounded.dtype == torch.float32:
+            in_tf32 = tf32.cudnn_rounds() if problem.cell.in_cudnn else tf32.matmul_rounds()
+            return TF32_TOLERANCE if in_tf32 else defaults[torch.float32]
+        return defaults[rounded.dtype]

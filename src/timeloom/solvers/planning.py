@@ -72,8 +72,8 @@ def plan_backward(solver: Solver, problem: Recurrence, experience: Experience) -
         how = replace(solver.linearization(problem.cell), elements="dense", probes=None, damped=False)
         return _plan_linear_adjoint(solver, problem, how, "linear scan")
     if isinstance(solver, Auto) and solver.adjoint == "same":
-        return decide(solver, problem, experience, solver.adjoint_tolerance(problem.rounded))
-    solver = replace(solver, tol=solver.adjoint_tolerance(problem.rounded))
+        return decide(solver, problem, experience, solver.adjoint_tolerance(problem))
+    solver = replace(solver, tol=solver.adjoint_tolerance(problem))
     if solver.adjoint == "mgrit" and not isinstance(solver, MGRIT):
         solver = MGRIT(tol=solver.tol, max_iters=solver.max_iters, on_divergence=solver.on_divergence)
     if isinstance(solver, MGRIT):
@@ -84,7 +84,7 @@ def plan_backward(solver: Solver, problem: Recurrence, experience: Experience) -
 
 
 def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
-    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem.rounded)
+    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem)
     warmup = Experience().warmup(tolerance) if solver.warmup is None else solver.warmup
     chunk = min(solver.chunk or cheapest_chunk(problem, warmup, steps), steps)
     return Plan(
@@ -101,7 +101,7 @@ def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
 
 
 def _plan_mgrit(solver: MGRIT, problem: Recurrence, cycles: int | None, experience: Experience) -> MGRITPlan:
-    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem.rounded)
+    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem)
     factors = fit(
         steps, solver.levels, solver.coarsening, lambda: cheapest_chunk(problem, Experience().warmup(tolerance), steps)
     )
@@ -112,7 +112,7 @@ def plan_cycles(
     solver: MGRIT, problem: Recurrence, cycles: int | None, experience: Experience, factors: tuple[int, ...]
 ) -> MGRITPlan:
     """How to cycle through levels coarsened by these factors."""
-    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem.rounded)
+    steps, tolerance = max(problem.steps, 1), solver.tolerance(problem)
     if not callable(solver.coarse):
         problem.cell.coarse(solver.coarse)  # refused here, whether it will be needed or not
     chunk = factors[0] if factors else steps
@@ -153,14 +153,14 @@ def _plan_stepwise(solver: Stepwise, problem: Recurrence) -> Plan:
         chunk=1,
         correction="none",
         warmup=0,
-        tolerance=solver.tolerance(problem.rounded),
+        tolerance=solver.tolerance(problem),
         max_iters=max_iters,
         on_divergence=solver.on_divergence,
         reason="",
         linearization=how,
         name=solver.name,
         patience=STEPWISE_PATIENCE if solver.max_iters is None else max_iters,
-        polish=solver.adjoint_tolerance(problem.rounded),
+        polish=solver.adjoint_tolerance(problem),
     )
 
 
@@ -180,7 +180,7 @@ def _plan_linear_adjoint(solver: Solver, problem: Recurrence, how: Linearization
         chunk=1,
         correction="none",
         warmup=0,
-        tolerance=solver.adjoint_tolerance(problem.rounded),
+        tolerance=solver.adjoint_tolerance(problem),
         max_iters=MOST_SWEEPS,
         on_divergence=solver.on_divergence,
         reason="",
@@ -201,7 +201,7 @@ def _one_chunk(solver: Solver, problem: Recurrence, reason: str) -> Plan:
         chunk=max(problem.steps, 1),
         correction="none",
         warmup=0,
-        tolerance=solver.tolerance(problem.rounded),
+        tolerance=solver.tolerance(problem),
         max_iters=1,
         on_divergence=solver.on_divergence,
         reason=reason,

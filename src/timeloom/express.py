@@ -101,7 +101,7 @@ def kind_of(cell: Cell, x: Tensor) -> type[Layer] | None:
     """Whose kernels can run such a layer, if any."""
     if cell.kernel is None:
         return None
-    return next((kind for kind in (CPULayer, GPULayer) if kind.supports(cell.kernel, x, cell.parts[0])), None)
+    return next((kind for kind in (CPULayer, GPULayer) if kind.supports(x, cell.parts[0])), None)
 
 
 def _forward(layer: Layer, plan: Plan, taped: bool, experience: Experience) -> tuple[list[Tensor], SolveReport] | None:

@@ -249,7 +249,7 @@ class Recurrent(nn.RNNBase):
         compute = solved_in(x)
         whole = lengths is None and resets is None and guess is None and span is None
         express_only = whole and isinstance(self._solver, Auto) and self._has_kernels
-        if express_only and GPULayer.supports(self.mode.lower(), x, self.hidden_size):
+        if express_only and GPULayer.supports(x, self.hidden_size):
             compute = products_in(x)
         returned = returned_in(native.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
         reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]

@@ -31,7 +31,7 @@ class CPULayer(Layer):
     """GRU, LSTM and RNN in float32. Keeps the gates' values `(T, B, 4n)`."""
 
     @staticmethod
-    def supports(kernel: str, x: Tensor, n: int) -> bool:
+    def supports(x: Tensor, n: int) -> bool:
         fits = n <= MOST_UNITS and 0 < x.shape[-1] <= MOST_INPUTS and x.shape[1] > 0
         return fits and x.device.type == "cpu" and x.dtype == torch.float32 and native.unavailable() is None
 

@@ -29,7 +29,7 @@ class GPULayer(Layer):
     corrects: ClassVar[bool] = True
 
     @staticmethod
-    def supports(kernel: str, x: Tensor, n: int) -> bool:
+    def supports(x: Tensor, n: int) -> bool:
         return x.device.type == "cuda" and x.dtype in PRODUCTS and x.shape[1] > 0 and has_triton()
 
     @staticmethod

@@ -34,8 +34,8 @@ class Layer(ABC):
 
     @staticmethod
     @abstractmethod
-    def supports(kernel: str, x: Tensor, n: int) -> bool:
-        """Whether there are kernels for such a layer."""
+    def supports(x: Tensor, n: int) -> bool:
+        """Whether there are kernels for a layer of n units on this input."""
 
     @staticmethod
     @abstractmethod

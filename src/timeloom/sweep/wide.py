@@ -53,13 +53,14 @@ class WideSweeper(GPUSweeper):
         flags = self._forward_flags(states, want_leak, lead)
         ready = self._weights.new_empty(len(segments), len(self._weights)) if self._by_library else None
         launch = self._launches(self._steps.forward_step, len(segments), flags)
-        for step in range(segments.longest + lead):
-            if ready is not None:
-                _multiply(operand, self._weights.t(), ready)
-            tensors = (*fixed, state, operand, following, following_operand, ready, *columns, self._marks)
-            launch(tensors, self._sizes(segments, lead, step))
-            state, following = following, state if step else torch.empty_like(starts)
-            operand, following_operand = following_operand, operand if step else torch.empty_like(operand)
+        with as_precise_as_cudnn():
+            for step in range(segments.longest + lead):
+                if ready is not None:
+                    torch.mm(operand, self._weights.t(), out=ready)
+                tensors = (*fixed, state, operand, following, following_operand, ready, *columns, self._marks)
+                launch(tensors, self._sizes(segments, lead, step))
+                state, following = following, state if step else torch.empty_like(starts)
+                operand, following_operand = following_operand, operand if step else torch.empty_like(operand)
         return starts, ends, leak
 
     def _adjoint(
@@ -80,13 +81,14 @@ class WideSweeper(GPUSweeper):
         columns = (*segments.on(ends.device), lengths, self._marks)
         flags = {"LED": lead > 0, "KEEP": data.gate_grads is not None, "LEAK": want_leak}
         flags["INCOMING"] = data.incoming is not None
-        for product in (False, True):
-            launch = self._launches(self._steps.adjoint_step, len(segments), flags | {"PRODUCT": product})
-            for step in range(1, segments.longest + lead + 1) if product else range(1):
-                if product and ready is not None:
-                    _multiply(gates, self._weights, ready)
-                launch((*fixed, gates, following, passing, ready, *columns), self._sizes(segments, lead, step))
-                gates, following = following, gates
+        with as_precise_as_cudnn():
+            for product in (False, True):
+                launch = self._launches(self._steps.adjoint_step, len(segments), flags | {"PRODUCT": product})
+                for step in range(1, segments.longest + lead + 1) if product else range(1):
+                    if product and ready is not None:
+                        torch.mm(gates, self._weights, out=ready)
+                    launch((*fixed, gates, following, passing, ready, *columns), self._sizes(segments, lead, step))
+                    gates, following = following, gates
         return ends, begins, leak
 
     def _whole(self, like: Tensor) -> Tensor:
@@ -124,16 +126,12 @@ class WideSweeper(GPUSweeper):
         flags = {"LED": False, "KEEP": False, "TAPE": True, "LEAK": False}
         ready = self._weights.new_empty(len(steps), len(self._weights)) if self._by_library else None
         if ready is not None:
-            _multiply(operand, self._weights.t(), ready)
+            with as_precise_as_cudnn():
+                torch.mm(operand, self._weights.t(), out=ready)
         launch = self._launches(self._steps.forward_step, len(steps), flags)
         tensors = (*fixed, state, operand, scratch, more_scratch, ready, *steps.on(state.device), self._marks)
         launch(tensors, self._sizes(steps, 0, 0))
         return slopes
-
-
-def _multiply(rows: Tensor, weights: Tensor, product: Tensor) -> None:
-    with as_precise_as_cudnn():
-        torch.mm(rows, weights, out=product)
 
 
 class _Launches:

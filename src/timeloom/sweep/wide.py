@@ -142,13 +142,17 @@ class _Launches:
     def __init__(self, kernel: Any, rows: int, n: int, constants: dict[str, Any]) -> None:
         self._grid = (-(-rows // constants["ROWS"]), -(-n // constants["UNITS"]), 1)
         self._kernel, self._constants = kernel, constants
-        self._compiled: Any = None
+        self._again: Any = None
+        self._in_order: tuple[Any, ...] = ()
 
     def __call__(self, tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> None:
         if self._grid[0] == 0:
             return
-        if self._compiled is None:
-            self._compiled = self._kernel[self._grid](*tensors, *sizes, **self._constants, num_warps=4, num_stages=4)
-        else:
-            constants = (self._constants[name] for name in self._kernel.arg_names[len(tensors) + len(sizes) :])
-            self._compiled[self._grid](*tensors, *sizes, *constants)
+        if self._again is not None:
+            self._again(*tensors, *sizes, *self._in_order)
+            return
+        compiled = self._kernel[self._grid](*tensors, *sizes, **self._constants, num_warps=4, num_stages=4)
+        if compiled is not None:  # nothing is, by Triton's interpreter
+            self._again = compiled[self._grid]
+            names = self._kernel.arg_names[len(tensors) + len(sizes) :]
+            self._in_order = tuple(self._constants[name] for name in names)

@@ -431,8 +431,8 @@ def test_half_precision_by_either_solver(name: str, lanes: tuple[bool, bool], mo
     memory.forward.corrected, memory.backward.corrected = (not lane for lane in lanes)
     x = torch.randn(17, 2, 3).half().requires_grad_()
     initial = torch.zeros(2, 10 if name == "LSTM" else 5, requires_grad=True)
-    given = (ours._bare, ours._cell, x, initial, ours._weights_of(0), Shooting(chunk=5, warmup=17), memory)
-    solved = express.run(*given, reports.append)
+    setting = express.Setting(ours._bare, ours._cell, Shooting(chunk=5, warmup=17), memory)
+    solved = express.run(setting, x, initial, ours._weights_of(0), reports.append)
     assert solved is not None
     twin = x.detach().double().requires_grad_()
     outputs, incoming = exact(twin)[0], torch.randn(17, 2, 5).half()

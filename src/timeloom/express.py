@@ -46,55 +46,62 @@ Back = Callable[[Sequence[Any], list[Tensor], tuple[Any, ...], bool], Gradients]
 """`back(live, kept, grads, want_x)`: from the gradients of the outputs and of the final state."""
 
 
-def run(
-    bare: Bare, project: Project, x: Tensor, initial: Tensor, weights: Weights, solver: Solver, memory: Memory,
-    record: Record,
-) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+@dataclass(frozen=True)
+class Setting:
+    """What all solves of one layer and direction have in common."""
+
+    bare: Bare
+    project: Project
+    solver: Solver
+    memory: Memory
+
+
+def run(setting: Setting, x: Tensor, initial: Tensor, weights: Weights, record: Record) -> tuple[Tensor, Tensor] | None:
     """Outputs `(T, B, n)` and final state `(B, S)`, differentiable; None for a layer that has no such kernels."""
     live: tuple[Any, ...] = (x, initial, *weights[:4])
     taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
     with torch.no_grad():
-        solved = solve(bare, project, x, initial, weights, solver, memory, taped)
+        solved = solve(setting, x, initial, weights, taped)
         if solved is None:
             return None
         layer, kept, report = solved
         final = last_of(kept[: len(layer.cell.parts)])
-    raise_if_asked(report, solver)
+    raise_if_asked(report, setting.solver)
     record(report)
     if not taped:
         return kept[0][1:], final
-    lane = lane_back(layer, bare, project, solver, memory, noting(report, solver, memory, record))
+    lane = lane_back(layer, setting, noting(report, setting.solver, setting.memory, record))
     outputs, final = Express.apply(partial(gradients, lane), len(layer.cell.parts), kept, final, *live)
     return outputs, final
 
 
 def solve(
-    bare: Bare, project: Project, x: Tensor, initial: Tensor, weights: Weights, solver: Solver, memory: Memory,
-    taped: bool,
-) -> tuple[Layer, list[Tensor], SolveReport] | None:  # fmt: skip
+    setting: Setting, x: Tensor, initial: Tensor, weights: Weights, taped: bool
+) -> tuple[Layer, list[Tensor], SolveReport] | None:
     """The layer, its states `(T + 1, B, n)` with what the backward pass needs behind them, and the report; None for a
     layer that has no such kernels. To be called with gradients off.
     """
-    cell = bare(*weights)
+    cell, experience = setting.bare(*weights), setting.memory.forward
     kind = kind_of(cell, x)
     if kind is None:
         return None
-    plan = plan_forward(solver, Recurrence(cell, x, initial), memory.forward)  # sizes are all that a plan looks at
+    plan = plan_forward(setting.solver, Recurrence(cell, x, initial), experience)  # it looks at sizes alone
     layer = kind(cell, x, initial, *weights[:4])  # type: ignore[arg-type]
-    solved = _forward(layer, plan, taped, memory.forward)
+    solved = _forward(layer, plan, taped, experience)
     if solved is None:
-        problem = Recurrence(*project(x, *weights), initial)
+        problem = Recurrence(*setting.project(x, *weights), initial)
         sweeper, tape = layer.sweeper(problem, taped)
         states, report = solve_states(problem, plan, sweeper)
         solved = [kept.to(x.dtype) for kept in states + tape], report  # as the kernels that run a whole layer keep them
-    memory.forward.learn(solved[1])
+    experience.learn(solved[1])
     return layer, *solved
 
 
-def lane_back(layer: Layer, bare: Bare, project: Project, solver: Solver, memory: Memory, note: Note) -> Lane[Plan]:
+def lane_back(layer: Layer, setting: Setting, note: Note) -> Lane[Plan]:
     """How to come back through a layer that was solved."""
-    plan = plan_backward(solver, Recurrence(layer.cell, layer.x, layer.initial), memory.backward)
-    return Lane(type(layer), bare, project, plan, note, memory.backward)
+    experience = setting.memory.backward
+    plan = plan_backward(setting.solver, Recurrence(layer.cell, layer.x, layer.initial), experience)
+    return Lane(type(layer), setting.bare, setting.project, plan, note, experience)
 
 
 def kind_of(cell: Cell, x: Tensor) -> type[Layer] | None:

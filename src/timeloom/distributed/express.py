@@ -24,42 +24,42 @@ from timeloom.distributed.solve import (
     run_over_ranks,
     solve_adjoint,
 )
-from timeloom.express import Bare, Express, Gradients, Lane, Project, Weights, kind_of, solve_again
+from timeloom.express import Express, Gradients, Lane, Setting, Weights, kind_of, solve_again
 from timeloom.problem import Recurrence
 from timeloom.recurrence import Record, noting, raise_if_asked
 from timeloom.solve import certified
-from timeloom.solvers.auto import Memory
-from timeloom.solvers.base import Solver
 from timeloom.sweep.layer import Layer
 from timeloom.trajectory import last_of
 
 
 def run_layer_over_ranks(
-    bare: Bare, project: Project, x: Tensor, initial: Tensor, weights: Weights, lengths: Tensor | None,
-    resets: Tensor | None, solver: Solver, memory: Memory, record: Record, over: Over,
+    setting: Setting, x: Tensor, initial: Tensor, weights: Weights, lengths: Tensor | None, resets: Tensor | None,
+    record: Record, over: Over,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs of this rank's steps `(T_local, B, n)` and the final state of the whole sequence; differentiable."""
+    solver, memory = setting.solver, setting.memory
     with torch.no_grad():
-        sizes = Recurrence(bare(*weights), x, initial)  # all that a plan looks at
+        sizes = Recurrence(setting.bare(*weights), x, initial)  # all that a plan looks at
         plan = plan_over_ranks(solver, sizes, memory.forward, over.span, over.line(x.shape[1]))
         kind = kind_of(sizes.cell, x) if lengths is None and resets is None else None
     if kind is not None and memory.forward.trusted and plan.lead > 0:
-        solved = _run(kind, bare, project, x, initial, weights, solver, memory, record, over, plan)
+        solved = _run(kind, setting, x, initial, weights, record, over, plan)
         if solved is not None:
             return solved
-    problem = Recurrence(*project(x, *weights), initial, lengths, resets)
+    problem = Recurrence(*setting.project(x, *weights), initial, lengths, resets)
     return run_over_ranks(problem, solver, memory, record, over, plan)
 
 
 def _run(
-    kind: type[Layer], bare: Bare, project: Project, x: Tensor, initial: Tensor, weights: Weights, solver: Solver,
-    memory: Memory, record: Record, over: Over, plan: RankPlan,
+    kind: type[Layer], setting: Setting, x: Tensor, initial: Tensor, weights: Weights, record: Record, over: Over,
+    plan: RankPlan,
 ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    solver, memory = setting.solver, setting.memory
     live: tuple[Any, ...] = (x, initial, *weights[:4])
     taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
     with torch.no_grad():
-        began, cell = time.perf_counter(), bare(*weights)
-        first = forward_guess(Recurrence(*project(x[-plan.lead :], *weights), initial), plan)
+        began, cell = time.perf_counter(), setting.bare(*weights)
+        first = forward_guess(Recurrence(*setting.project(x[-plan.lead :], *weights), initial), plan)
         layer = kind(cell, x, first, *live[2:])
         kept, jump = layer.forward(plan.inside.chunk, plan.inside.warmup, SHARE_OF_BOX, taped)
         states = kept[: len(cell.parts)]
@@ -79,7 +79,7 @@ def _run(
     line = over.line(x.shape[1], adjoint=True)
     backward = plan_adjoint_over_ranks(solver, Recurrence(cell, x, initial), memory.backward, over.span, line)
     note = noting(report, solver, memory, record)
-    lane = Lane(kind, bare, project, backward, note, memory.backward)
+    lane = Lane(kind, setting.bare, setting.project, backward, note, memory.backward)
     outputs, final = Express.apply(partial(_gradients, lane), len(cell.parts), kept, marched.final, *live)
     return outputs, final
 

@@ -299,13 +299,11 @@ class Recurrent(nn.RNNBase):
                 following = None if over is None else over.span.following(resets[0])
                 resets = reverse_resets(resets, lengths, following)
         cast = [None if weight is None else weight.to(x.dtype) for weight in weights]
-        solved = None
+        setting, solved = express.Setting(self._bare, self._cell, self._solver, memory), None
         if over is not None:
-            solved = run_layer_over_ranks(
-                self._bare, self._cell, x, initial, cast, lengths, resets, self._solver, memory, record, over
-            )
+            solved = run_layer_over_ranks(setting, x, initial, cast, lengths, resets, record, over)
         elif lengths is None and resets is None and guess is None:
-            solved = express.run(self._bare, self._cell, x, initial, cast, self._solver, memory, record)
+            solved = express.run(setting, x, initial, cast, record)
         if solved is None:
             problem = Recurrence(*self._cell(x, *cast), initial, lengths, resets)
             solved = run(problem, self._solver, memory, record, guess, index)

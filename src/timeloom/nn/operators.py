@@ -120,7 +120,7 @@ def _run_own(
     """All states and, behind them, what the backward pass needs; the final state; the report."""
     (x, initial, *weights), memory, solver = live, _memory(module, index), module._solver
     if _kind_of(module._bare(*weights), x, ragged) is not None:
-        solved = express.solve(module._bare, module._cell, x, initial, weights, solver, memory, taped)
+        solved = express.solve(_setting(module, index), x, initial, weights, taped)
         assert solved is not None
         layer, kept, report = solved
         final = last_of(kept[: len(layer.cell.parts)])
@@ -214,7 +214,7 @@ def _own_gradients(
     with _autograd(False):
         if kind is not None:
             layer = kind(cell, *live[:6])
-            lane = express.lane_back(layer, module._bare, module._cell, solver, memory, note)
+            lane = express.lane_back(layer, _setting(module, index), note)
             return [*express.gradients(lane, live[:6], kept, grads, want_x), None]
         _refuse_capture(x)
         plan = plan_backward(solver, Recurrence(cell, x, initial, *ragged), memory.backward)
@@ -250,6 +250,10 @@ def _apart(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
 
 def _memory(module: Recurrent, index: int) -> Memory:
     return module._memories.setdefault(index, Memory())
+
+
+def _setting(module: Recurrent, index: int) -> express.Setting:
+    return express.Setting(module._bare, module._cell, module._solver, _memory(module, index))
 
 
 def _record(module: Recurrent, index: int, report: SolveReport) -> None:

@@ -20,6 +20,7 @@ from timeloom.scan import gpu_matrix_kernels as matrix_kernels
 from timeloom.sweep import AdjointData, gpu_kernels, wide, wide_kernels
 from timeloom.sweep.gpu import LARGEST, GPUSweeper
 from timeloom.sweep.gpu_layer import GPULayer
+from timeloom.sweep.layer import Cutting
 
 KERNELS = {
     gpu_kernels: ("forward_kernel", "slopes_kernel", "adjoint_kernel", "jumps_kernel", "correct_kernel"),
@@ -73,8 +74,9 @@ def run_layer(kernel: str, n: int, sweeps: int, dtype: torch.dtype = torch.float
     made = RNNCell(weights[1], kernel.removeprefix("rnn_")) if cell is None else cell
     x = torch.randn(40, 2, 6, dtype=dtype)
     layer = GPULayer(made, x, torch.zeros(2, n * (2 if kernel == "lstm" else 1)), *weights)
-    kept, _ = layer.forward(8, 0 if sweeps > 1 else 5, 0.1, True, sweeps)
-    layer.backward(8, 0 if sweeps > 1 else 5, kept, torch.randn(40, 2, n, dtype=dtype), None, True, sweeps)
+    cutting = Cutting(8, 0 if sweeps > 1 else 5, sweeps)
+    kept, _ = layer.forward(cutting, 0.1, True)
+    layer.backward(cutting, kept, (torch.randn(40, 2, n, dtype=dtype), None), True)
 
 
 def run_sweep_without_tape() -> None:

@@ -26,6 +26,7 @@ from timeloom.sweep import AdjointData, CPUSweeper, ReferenceSweeper, gpu, wide
 from timeloom.sweep.cpu_layer import CPULayer
 from timeloom.sweep.gpu import GPUSweeper
 from timeloom.sweep.gpu_layer import GPULayer
+from timeloom.sweep.layer import Cutting
 from timeloom.sweep.wide import WideSweeper
 
 pytest.importorskip("triton")
@@ -350,19 +351,18 @@ def layers(kernel: str, bias: bool, steps: int = 25, memory: float = 0.0) -> tup
 
 def check_layer(layer: GPULayer, exact: nn.RNNBase, x: Tensor, way: tuple[int, int, int], close: float) -> None:
     """States and the gradients of everything, against torch in float64."""
-    chunk, warmup, sweeps = way
     parts = [torch.zeros(1, 3, 11, dtype=torch.float64, requires_grad=True) for _ in layer.parts]
     output, final = exact(x, tuple(parts) if len(parts) == 2 else parts[0])
     finals = torch.cat(final if isinstance(final, tuple) else [final], -1)
     incoming, at_end = torch.randn_like(output), torch.randn_like(finals[0])
     loss = (output * incoming).sum() + (finals[0] * at_end).sum()
     truth = torch.autograd.grad(loss, [x, *parts, *exact.parameters()])
-    kept, jump = layer.forward(chunk, warmup, 0.1, True, sweeps)
+    kept, jump = layer.forward(Cutting(*way), 0.1, True)
     assert float(jump) < close
     assert kept[0].dtype == layer.x.dtype
     torch.testing.assert_close(kept[0][1:].double(), output.detach(), rtol=0.0, atol=close)
     given = incoming.to(layer.x.dtype), at_end.float()
-    grads, jump = layer.backward(chunk, warmup, kept, *given, True, sweeps)
+    grads, jump = layer.backward(Cutting(*way), kept, given, True)
     assert float(jump) < close
     initial = torch.cat([part[0] for part in truth[1 : 1 + len(parts)]], -1)
     for ours, expected in zip(grads, [truth[0], initial, *truth[1 + len(parts) :]], strict=False):
@@ -398,7 +398,7 @@ def test_a_single_sequence() -> None:
     assert all(column.is_contiguous() for column in cut_evenly(13, 1, 4, False).columns)
     layer, exact, x = layers("gru", True, 13)
     layer = replace(layer, x=layer.x[:, :1].contiguous(), initial=layer.initial[:1])
-    kept, jump = layer.forward(4, 13, 0.1, True)
+    kept, jump = layer.forward(Cutting(4, 13), 0.1, True)
     assert float(jump) < 2e-6
     torch.testing.assert_close(kept[0][1:].double(), exact(x[:, :1])[0].detach(), rtol=0.0, atol=2e-6)
 
@@ -460,13 +460,14 @@ def test_long_memory_takes_few_corrected_sweeps(memory: float) -> None:
 def test_the_certificate_of_corrected_sweeps_tells_the_error(sweeps: int) -> None:
     """Jumps add up over a long memory; the certificate is near what they add up to, in both passes."""
     layer, *_ = layers("gru", True, 96, 6.0)
-    kept, told = layer.forward(4, 0, 0.1, True, sweeps)
-    truth, _ = layer.forward(96, 0, 0.1, True)
+    whole, cut_up = Cutting(96, 0), Cutting(4, 0, sweeps)
+    kept, told = layer.forward(cut_up, 0.1, True)
+    truth, _ = layer.forward(whole, 0.1, True)
     errors = (kept[0] - truth[0]).abs().amax(-1) / truth[0].abs().amax(-1).clamp(min=0.1)
     assert errors.max() / 3 <= float(told) <= 3 * errors.max()
     incoming = torch.randn_like(truth[0][1:])
-    exact_grads, _ = layer.backward(96, 0, truth, incoming, None, True)
-    grads, told = layer.backward(4, 0, truth, incoming, None, True, sweeps)
+    exact_grads, _ = layer.backward(whole, truth, (incoming, None), True)
+    grads, told = layer.backward(cut_up, truth, (incoming, None), True)
     assert grads[1] is not None
     assert exact_grads[1] is not None
     error = (grads[1] - exact_grads[1]).abs().max() / exact_grads[1].abs().max()
@@ -478,7 +479,7 @@ def test_a_lost_number_is_never_certified() -> None:
     layer, *_ = layers("gru", True, 80, 6.0)
     layer.x[17, 0, 0] = math.nan
     for sweeps in (1, 6):
-        assert math.isinf(float(layer.forward(4, 0, 0.1, True, sweeps)[1]))
+        assert math.isinf(float(layer.forward(Cutting(4, 0, sweeps), 0.1, True)[1]))
 
 
 def test_corrections_carry_jumps_along() -> None:

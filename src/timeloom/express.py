@@ -28,7 +28,7 @@ from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import plan_backward, plan_forward
 from timeloom.sweep.cpu_layer import CPULayer
 from timeloom.sweep.gpu_layer import GPULayer
-from timeloom.sweep.layer import Layer
+from timeloom.sweep.layer import Gradients, Layer
 from timeloom.tape import Adjoint, Note, attach, output_of, refuse_second_order
 from timeloom.trajectory import final_state, last_of, solve_states
 
@@ -40,8 +40,6 @@ Bare = Callable[..., Cell]
 """`bare(*weights)`: a layer's cell."""
 Project = Callable[..., tuple[Cell, Tensor]]
 """`project(x, *weights)`: a layer's cell and its projected inputs."""
-Gradients = tuple[Tensor | None, ...]
-"""Of x, the initial state and the weights."""
 Back = Callable[[Sequence[Any], list[Tensor], tuple[Any, ...], bool], Gradients]
 """`back(live, kept, grads, want_x)`: from the gradients of the outputs and of the final state."""
 
@@ -115,7 +113,7 @@ def _forward(layer: Layer, plan: Plan, taped: bool, experience: Experience) -> t
     """Kept tensors and report of the planned sweeps; None where they are not certified or are not likely to be."""
 
     def sweep(plan: Plan) -> tuple[list[Tensor], Tensor | float]:
-        return layer.forward(plan.chunk, plan.warmup, SHARE_OF_BOX, taped, plan.sweeps)
+        return layer.forward(plan.cutting, SHARE_OF_BOX, taped)
 
     return _at_once(sweep, layer, plan, len(layer.x), experience)
 
@@ -173,10 +171,9 @@ def _backward(
 ) -> Gradients | None:
     """Gradients of all inputs in one call; None where they are not certified or are not likely to be."""
     layer = lane.kind(lane.bare(*live[2:], None), *live)
-    incoming, final = grads
 
     def sweep(plan: Plan) -> tuple[Gradients, Tensor | float]:
-        return layer.backward(plan.chunk, plan.warmup, kept, incoming, final, want_x, plan.sweeps)
+        return layer.backward(plan.cutting, kept, grads, want_x)
 
     solved = _at_once(sweep, layer, lane.plan, len(layer.x), lane.experience)
     if solved is None:

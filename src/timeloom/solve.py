@@ -14,6 +14,7 @@ from timeloom.linearize import Linearization
 from timeloom.links import Chain
 from timeloom.report import SolveReport, contraction
 from timeloom.solvers.base import Correction, OnDivergence
+from timeloom.sweep.layer import Cutting
 
 DIAGONAL_WORTH = 1e-3
 """A leak below this over a whole chunk corrects nothing that the next sweep does not correct by itself."""
@@ -63,6 +64,11 @@ class Plan:
     """Whether to compare the gradients of a backward solve with the exact ones."""
     gradient_tolerance: float | None = None
     """Largest relative error of the gradient to accept in such a comparison."""
+
+    @property
+    def cutting(self) -> Cutting:
+        """For kernels that run a whole layer."""
+        return Cutting(self.chunk, self.warmup, self.sweeps)
 
     @property
     def method(self) -> str:

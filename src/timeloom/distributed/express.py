@@ -24,11 +24,11 @@ from timeloom.distributed.solve import (
     run_over_ranks,
     solve_adjoint,
 )
-from timeloom.express import Express, Gradients, Lane, Setting, Weights, kind_of, solve_again
+from timeloom.express import Express, Lane, Setting, Weights, kind_of, solve_again
 from timeloom.problem import Recurrence
 from timeloom.recurrence import Record, noting, raise_if_asked
 from timeloom.solve import certified
-from timeloom.sweep.layer import Layer
+from timeloom.sweep.layer import Gradients, Layer
 from timeloom.trajectory import last_of
 
 
@@ -61,7 +61,7 @@ def _run(
         began, cell = time.perf_counter(), setting.bare(*weights)
         first = forward_guess(Recurrence(*setting.project(x[-plan.lead :], *weights), initial), plan)
         layer = kind(cell, x, first, *live[2:])
-        kept, jump = layer.forward(plan.inside.chunk, plan.inside.warmup, SHARE_OF_BOX, taped)
+        kept, jump = layer.forward(plan.inside.cutting, SHARE_OF_BOX, taped)
         states = kept[: len(cell.parts)]
         ends = last_of(states)
         marched = _certify(plan, first, ends, jump, cell.parts, cell.bound(initial), False, began)
@@ -141,7 +141,7 @@ def _backward(
     early = None if incoming is None else incoming[: plan.lead]
     first = backward_guess(head, [part[: plan.lead + 1] for part in states], early, final_grad, plan, ends)
     layer = lane.kind(cell, x, initial, *weights)
-    found, jump = layer.backward(plan.inside.chunk, plan.inside.warmup, kept, incoming, first, want_x)
+    found, jump = layer.backward(plan.inside.cutting, kept, (incoming, first), want_x)
     begins = found[1]
     assert begins is not None
     marched = _certify(plan, first, begins, jump, cell.parts, None, True, began)

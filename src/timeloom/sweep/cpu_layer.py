@@ -15,7 +15,7 @@ from timeloom.memory import empty
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.sweep import native
 from timeloom.sweep.cpu import CPUSweeper, call, largest_jump, origin, pack, pack_transposed, through_h
-from timeloom.sweep.layer import Layer
+from timeloom.sweep.layer import Cutting, Gradients, Layer
 from timeloom.sweep.reference import floor_of, units_of
 
 MOST_UNITS = 128
@@ -49,31 +49,20 @@ class CPULayer(Layer):
         width = self.tape_width(self.kernel, self.n)
         return [empty(steps, batch, width, like=self.initial)] if keep and width else []
 
-    def forward(
-        self, chunk: int, warmup: int, share_of_box: float, keep: bool, sweeps: int = 1
-    ) -> tuple[list[Tensor], float]:
-        assert sweeps == 1, "corrections are the general solver's"
+    def forward(self, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], float]:
         states, tape, n = empty_states(len(self.x), self.initial, self.parts), self._empty_tape(keep), self.n
         bias = self.bias()
         tensors: Tensors = {"x": self.x.contiguous(), "units": units_of(self.cell)}
         tensors["bias"] = self.w_ih.new_zeros(len(self.w_ih)) if bias is None else bias
         tensors |= {"weights": pack(self.w_hh, n), "x_weights": pack(self.w_ih, n)}
         floor = floor_of(self.cell, share_of_box)
-        _, jump = self._run("forward", chunk, warmup, self.initial, states + tape, floor, tensors)
+        _, jump = self._run("forward", cutting, self.initial, states + tape, floor, tensors)
         return states + tape, jump
 
     def backward(
-        self,
-        chunk: int,
-        warmup: int,
-        kept: list[Tensor],
-        incoming: Tensor | None,
-        final: Tensor | None,
-        want_x: bool,
-        sweeps: int = 1,
-    ) -> tuple[tuple[Tensor | None, ...], float]:
-        assert sweeps == 1, "corrections are the general solver's"
-        steps, batch, _ = self.x.shape
+        self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
+    ) -> tuple[Gradients, float]:
+        (steps, batch, _), (incoming, final) = self.x.shape, grads
         final = torch.zeros_like(self.initial) if final is None else final.contiguous()
         x_grads = empty(*self.x.shape, like=self.x) if want_x else None
         sums = self.x.new_zeros(torch.get_num_threads(), sum(self._sums()))
@@ -87,15 +76,16 @@ class CPULayer(Layer):
         tensors |= {"incoming": None if incoming is None else incoming.contiguous()}
         tensors |= {"transposed": pack_transposed(through_h(self.w_hh, self.kernel), self.n)}
         tensors |= {"x_transposed": pack_transposed(self.w_ih, self.n) if want_x else None}
-        begins, jump = self._run("adjoint", chunk, warmup, final, kept, 0.0, tensors)
+        begins, jump = self._run("adjoint", cutting, final, kept, 0.0, tensors)
         return (x_grads, begins[-batch:], *self._weight_grads(sums.sum(0))), jump
 
     def _run(
-        self, direction: str, chunk: int, warmup: int, first: Tensor, kept: list[Tensor], floor: float, tensors: Tensors
+        self, direction: str, cutting: Cutting, first: Tensor, kept: list[Tensor], floor: float, tensors: Tensors
     ) -> tuple[Tensor, float]:
         """Sweep all chunks; returns what they end with and the largest jump."""
-        steps, batch, depth = self.x.shape
-        segments = cut_evenly(steps, batch, chunk, direction == "adjoint")
+        assert cutting.sweeps == 1, "corrections are the general solver's"
+        (steps, batch, depth), warmup = self.x.shape, cutting.warmup
+        segments = cut_evenly(steps, batch, cutting.chunk, direction == "adjoint")
         ends = first.clone() if warmup == 0 else first.new_empty(len(segments), first.shape[1])
         starts = torch.empty_like(ends)
         names = ("h", "c", "tape") if len(self.parts) == 2 else ("h", "tape")

@@ -12,7 +12,7 @@ from timeloom.cells.base import sum_outer
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.sweep.gpu import SLOPES, GPUSweeper, as_precise_as_cudnn, has_triton, largest
-from timeloom.sweep.layer import Layer
+from timeloom.sweep.layer import Cutting, Gradients, Layer
 from timeloom.sweep.reference import AdjointData
 from timeloom.sweep.wide import WideSweeper
 
@@ -44,23 +44,21 @@ class GPULayer(Layer):
     def _kind(self) -> type[GPUSweeper]:
         return GPUSweeper if self.n <= largest(self.kernel, self.x.device) else WideSweeper
 
-    def forward(
-        self, chunk: int, warmup: int, share_of_box: float, keep: bool, sweeps: int = 1
-    ) -> tuple[list[Tensor], Tensor | float]:
-        steps, batch, _ = self.x.shape
+    def forward(self, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
+        (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
         bias, flat = self.bias(), self.x.flatten(0, 1)
         with as_precise_as_cudnn():
             u = torch.mm(flat, self.w_ih.t()) if bias is None else torch.addmm(bias, flat, self.w_ih.t())
         sweeper, tape = self.sweeper(Recurrence(self.cell, u.view(steps, batch, -1), self.initial), keep)
         states = empty_states(steps, self.initial, self.parts, dtype=u.dtype)
-        segments = cut_evenly(steps, batch, chunk, False)
-        links = -(-steps // chunk)
+        segments = cut_evenly(steps, batch, cutting.chunk, False)
+        links = -(-steps // cutting.chunk)
         if links == 1:
             sweeper.forward(segments, self.initial, states)
             return states + tape, 0.0
         into = states if sweeps == 1 else None
-        if warmup:
-            starts, ends, leak = sweeper.forward_entering(segments, warmup, into, sweeps > 1)
+        if cutting.warmup:
+            starts, ends, leak = sweeper.forward_entering(segments, cutting.warmup, into, sweeps > 1)
         else:
             starts = self.initial.repeat(links, 1)
             ends, leak = sweeper.forward(segments, starts, into, sweeps > 1)
@@ -71,31 +69,24 @@ class GPULayer(Layer):
         return states + tape, sweeper.certify(starts, ends, share_of_box, leak)
 
     def backward(
-        self,
-        chunk: int,
-        warmup: int,
-        kept: list[Tensor],
-        incoming: Tensor | None,
-        final: Tensor | None,
-        want_x: bool,
-        sweeps: int = 1,
-    ) -> tuple[tuple[Tensor | None, ...], Tensor | float]:
-        *states, slopes = kept
+        self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
+    ) -> tuple[Gradients, Tensor | float]:
+        (*states, slopes), (incoming, final), sweeps = kept, grads, cutting.sweeps
         cell, (steps, batch) = self.cell, self.x.shape[:2]
         sweeper = self._kind(Recurrence(cell, slopes, self.initial), slopes)  # reads the tape, and no inputs
         final = torch.zeros_like(self.initial) if final is None else final.to(self.initial.dtype)
         incoming = None if incoming is None else incoming.contiguous()
         gate_grads = empty(steps, batch, cell.gate_width, like=slopes)
-        segments = cut_evenly(steps, batch, chunk, True)
-        links = -(-steps // chunk)
+        segments = cut_evenly(steps, batch, cutting.chunk, True)
+        links = -(-steps // cutting.chunk)
         error: Tensor | float = 0.0
         reading, writing = AdjointData(states, incoming), AdjointData(states, incoming, gate_grads)
         data = writing if sweeps == 1 or links == 1 else reading
         if links == 1:
             begins, _ = sweeper.adjoint(segments, final, data)
         else:
-            if warmup:
-                ends, begins, leak = sweeper.adjoint_entering(segments, warmup, final, data, sweeps > 1)
+            if cutting.warmup:
+                ends, begins, leak = sweeper.adjoint_entering(segments, cutting.warmup, final, data, sweeps > 1)
             else:
                 ends = torch.cat([final, final.new_zeros((links - 1) * batch, final.shape[1])])
                 begins, leak = sweeper.adjoint(segments, ends, data, sweeps > 1)
@@ -110,7 +101,7 @@ class GPULayer(Layer):
 
     def _gradients(
         self, states: list[Tensor], gate_grads: Tensor, b_sum: Tensor | None, d_initial: Tensor, want_x: bool
-    ) -> tuple[Tensor | None, ...]:
+    ) -> Gradients:
         """From gate gradients `(N, G)` and their sum `(G,)`."""
         cell, n = self.cell, self.n
         d_u, x, before = cell.input_grads(gate_grads), self.x.flatten(0, 1), states[0][:-1].flatten(0, 1)

@@ -13,13 +13,24 @@ from timeloom.cells.base import Cell
 from timeloom.problem import Recurrence
 from timeloom.sweep.reference import ReferenceSweeper
 
+Gradients = tuple[Tensor | None, ...]
+"""Of x, the initial state and the weights."""
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How time is cut: into chunks, which are entered by so many steps of warm-up and swept so many times. A chunk of T
+    is the plain recurrence.
+    """
+
+    chunk: int
+    warmup: int
+    sweeps: int = 1
+
 
 @dataclass(frozen=True)
 class Layer(ABC):
-    """One layer in one direction: its cell, x `(T, B, D)`, the initial state `(B, S)` and torch's parameters.
-
-    `chunk` and `warmup` say how to cut time; a chunk of T is the plain recurrence.
-    """
+    """One layer in one direction: its cell, x `(T, B, D)`, the initial state `(B, S)` and torch's parameters."""
 
     cell: Cell
     x: Tensor
@@ -49,9 +60,7 @@ class Layer(ABC):
         """
 
     @abstractmethod
-    def forward(
-        self, chunk: int, warmup: int, share_of_box: float, keep: bool, sweeps: int = 1
-    ) -> tuple[list[Tensor], Tensor | float]:
+    def forward(self, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
         """States of h and c `(T + 1, B, n)`, what is kept for `backward` behind them, and a certificate: behind one
         sweep the largest relative jump between chunks; behind more, with corrections by the leak between them, the
         largest relative error of a chunk's start, as one more correction tells it.
@@ -59,18 +68,12 @@ class Layer(ABC):
 
     @abstractmethod
     def backward(
-        self,
-        chunk: int,
-        warmup: int,
-        kept: list[Tensor],
-        incoming: Tensor | None,
-        final: Tensor | None,
-        want_x: bool,
-        sweeps: int = 1,
-    ) -> tuple[tuple[Tensor | None, ...], Tensor | float]:
+        self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
+    ) -> tuple[Gradients, Tensor | float]:
         """Gradients of x (when wanted), the initial state, w_ih, w_hh, b_ih and b_hh, and a certificate as `forward`'s.
 
-        `kept` is what `forward` returned; `incoming` `(T, B, n)` and `final` `(B, S)` are the loss's gradients.
+        `kept` is what `forward` returned; `grads` are the loss's, by the outputs `(T, B, n)` and by the final state
+        `(B, S)`.
         """
 
     @property

@@ -176,6 +176,13 @@ def test_an_lstm_wants_both_states(solver: Any) -> None:
         ours(torch.zeros(T, B, D), torch.zeros(1, B, H))
 
 
+def test_an_lstm_wants_both_states_on_a_known_way_too() -> None:
+    ours, short = tl.LSTM(D, H), torch.zeros(5, B, D)
+    ours(short)  # torch's own layer, as will be remembered
+    with pytest.raises(TypeError, match=r"expected hx to be a pair \(h_0, c_0\), got Tensor"):
+        ours(short, torch.zeros(1, B, H))
+
+
 def test_a_bad_cell_state_is_told_from_a_bad_hidden_state() -> None:
     ours = tl.LSTM(D, H, proj_size=2, solver=SWEEPS)
     with pytest.raises(RuntimeError, match=r"Expected hidden\[1\] size \(1, 3, 5\), got \[1, 3, 2\]"):

@@ -104,6 +104,9 @@ class Recurrent(nn.RNNBase):
     def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
         """A layer's cell and its projected inputs; `weights` as in `Weights`."""
 
+    def _check_given(self, hx: Any) -> None:
+        """Refuse an initial state over which torch's own layer would stumble without saying why."""
+
     @abstractmethod
     def _hidden_in(self, hx: Any, batched: bool, batch: int, like: Tensor, permutation: Tensor | None) -> Hidden:
         """The user's initial state, checked as torch does, as a tuple of its parts; zeros where none is given."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.cells import Cell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
 from timeloom.nn.base import Hidden, Recurrent
@@ -142,16 +141,15 @@ class LSTM(Recurrent, nn.LSTM):
     def _cell(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
         return LSTMCell.project(x, *weights)
 
-    def _run_native(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
-        if hx is not None:
-            _check_pair(hx)  # torch would index it
-        return super()._run_native(input, hx, reason)
+    def _check_given(self, hx: Any) -> None:
+        if not isinstance(hx, tuple | list) or len(hx) != 2:
+            raise TypeError(f"LSTM: expected hx to be a pair (h_0, c_0), got {type(hx).__name__}")
 
     def _hidden_in(self, hx: Any, batched: bool, batch: int, like: Tensor, permutation: Tensor | None) -> Hidden:
         widths = (self.proj_size or self.hidden_size, self.hidden_size)
         if hx is None:
             return tuple(like.new_zeros(self._stacked, batch, width) for width in widths)
-        _check_pair(hx)
+        self._check_given(hx)
         pair = tuple(_as_batched(part, batched, name, like) for part, name in zip(hx, ("h_0", "c_0"), strict=True))
         for part, width, name in zip(pair, widths, ("hidden[0]", "hidden[1]"), strict=True):
             self.check_hidden_size(part, (self._stacked, batch, width), f"Expected {name} size {{}}, got {{}}")
@@ -159,11 +157,6 @@ class LSTM(Recurrent, nn.LSTM):
 
     def _hidden_out(self, parts: Hidden) -> tuple[Tensor, ...]:
         return tuple(parts)
-
-
-def _check_pair(hx: Any) -> None:
-    if not isinstance(hx, tuple | list) or len(hx) != 2:
-        raise TypeError(f"LSTM: expected hx to be a pair (h_0, c_0), got {type(hx).__name__}")
 
 
 def _as_batched(hx: Tensor, batched: bool, name: str, x: Tensor) -> Tensor:

@@ -140,6 +140,8 @@ def _fills_the_cpu(hidden: int, inputs: int, batch: int) -> bool:
 
 def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:
     """Torch's forward pass."""
+    if hx is not None:
+        module._check_given(hx)
     return layer(module).forward(module, input, hx)
 
 

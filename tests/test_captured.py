@@ -112,10 +112,10 @@ def test_stretches_that_a_graph_reads_stay(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(problem, "_captured", {})
     columns = {}
     for captures, steps in captured.items():
-        monkeypatch.setattr(problem, "_captures", lambda _: False)
+        monkeypatch.setattr(problem, "capturing", lambda _: False)
         monkeypatch.setattr(Tensor, "to", lambda column, _: column.clone())  # as to another device
         cut_evenly(steps, 2, 4, False).on(here)
-        monkeypatch.setattr(problem, "_captures", lambda _, captures=captures: captures)
+        monkeypatch.setattr(problem, "capturing", lambda _, captures=captures: captures)
         columns[captures] = [weakref.ref(column) for column in cut_evenly(steps, 2, 4, False).on(here)]
     for steps in range(20, 120):
         cut_evenly(steps, 2, 4, False)

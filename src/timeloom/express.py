@@ -22,10 +22,11 @@ from timeloom.eager import eager
 from timeloom.problem import Recurrence
 from timeloom.recurrence import Record, noting, raise_if_asked
 from timeloom.report import SolveReport
-from timeloom.solve import Plan, capturing, certified
+from timeloom.solve import Plan, certified
 from timeloom.solvers.auto import Experience, Memory
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import plan_backward, plan_forward
+from timeloom.streams import capturing
 from timeloom.sweep.cpu_layer import CPULayer
 from timeloom.sweep.gpu_layer import GPULayer
 from timeloom.sweep.layer import Gradients, Layer
@@ -210,7 +211,7 @@ def _at_once(
     On a GPU, where the general solvers take many launches, a certificate missed by little is worth another try.
     """
     if not _goes_at_once(layer, plan, steps, experience):
-        if not capturing(layer.x):
+        if not capturing(layer.x.device):
             return None
         plan = _in_one_chunk(plan, steps)
     began = time.perf_counter()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from timeloom.cells.base import Cell
 from timeloom.memory import empty
+from timeloom.streams import capturing
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Segments:
     def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """The columns on a device; kept, since chunks of the same sizes are asked for again and again."""
         if device in self._copies:
-            if _captures(device):
+            if capturing(device):
                 _captured[id(self)] = self
             return self._copies[device]
         if not _keeps(device) and self.evenly is not None:
@@ -156,10 +157,6 @@ def _full(batch: int, steps: int, device: torch.device) -> Tensor:
 
 _captured: dict[int, Segments] = {}
 """Stretches whose copies CUDA graphs read in every replay: they stay when `cut_evenly` forgets them."""
-
-
-def _captures(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _keeps(device: torch.device) -> bool:

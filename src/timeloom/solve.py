@@ -14,6 +14,7 @@ from timeloom.linearize import Linearization
 from timeloom.links import Chain
 from timeloom.report import SolveReport, contraction
 from timeloom.solvers.base import Correction, OnDivergence
+from timeloom.streams import capturing
 from timeloom.sweep.layer import Cutting
 
 DIAGONAL_WORTH = 1e-3
@@ -160,20 +161,12 @@ def conclude(
     )
 
 
-def capturing(tensor: Tensor) -> bool:
-    """Whether what is done with this tensor goes into a CUDA graph, so that no number can be read."""
-    if tensor.device.type != "cuda":
-        return False
-    with torch.cuda.device_of(tensor):
-        return torch.cuda.is_current_stream_capturing()
-
-
 def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | None:
     """The report of the planned sweeps where a quick bound of jumps or errors certifies them; None where it does not.
 
     While a CUDA graph is captured nothing can be read: the graph holds the sweep, and the report the number to look at.
     """
-    captured = isinstance(worst, Tensor) and capturing(worst)
+    captured = isinstance(worst, Tensor) and capturing(worst.device)
     residual = math.nan if captured else float(worst)
     if not captured and not residual <= plan.limit:
         return None

@@ -29,10 +29,10 @@ from timeloom.nn.sequence import check_kind_of_lengths, check_lengths
 from timeloom.problem import Recurrence
 from timeloom.recurrence import noting, raise_if_asked
 from timeloom.report import SolveReport
-from timeloom.solve import capturing
 from timeloom.solvers.auto import Auto, Memory
 from timeloom.solvers.planning import plan_backward, plan_forward
 from timeloom.solvers.sequential import Sequential
+from timeloom.streams import capturing
 from timeloom.sweep import sweeper as choose_sweeper
 from timeloom.sweep.layer import Layer
 from timeloom.tape import refuse_second_order
@@ -306,7 +306,7 @@ def _is_whole(module: Recurrent, live: Live, ragged: Ragged, kept: list[Tensor])
 
 
 def _refuse_capture(x: Tensor) -> None:
-    if capturing(x):
+    if capturing(x.device):
         raise RuntimeError(
             f"a CUDA graph cannot hold this solve, which looks at its residuals ({x.dtype}, lengths=, resets= or a "
             "projected LSTM): compile without mode='reduce-overhead', or use solver='sequential'"

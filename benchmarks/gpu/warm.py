@@ -24,20 +24,20 @@ from benchmarks.gpu.worker import case_of, surroundings
 from benchmarks.layers import Problem, TrainingStep, build
 
 COMMAND = (sys.executable, "-m", "benchmarks.gpu.warm")
-Job = tuple[Case, str]
+Typed = tuple[Case, str]
 """A case and the name of its dtype."""
 
 
-def representatives(jobs: Sequence[Job]) -> list[Job]:
+def representatives(jobs: Sequence[Typed]) -> list[Typed]:
     """One case of all those that run the same kernels: the longest of the smallest batch."""
-    chosen: dict[tuple[object, ...], Job] = {}
+    chosen: dict[tuple[object, ...], Typed] = {}
     for case, dtype in sorted(jobs, key=lambda job: (-job[0].batch, job[0].length)):
         aligned = case.batch == 1, case.batch % 16 == 0
         chosen[case.cell, case.hidden, case.regime.name, dtype, aligned] = case, dtype
     return list(chosen.values())
 
 
-def warm(jobs: Sequence[Job], processes: int, seconds: float, command: Sequence[str] = COMMAND) -> str:
+def warm(jobs: Sequence[Typed], processes: int, seconds: float, command: Sequence[str] = COMMAND) -> str:
     """Has all cases run once, and says how that went; what takes too long is left to the row that needs it."""
     began, chosen = time.monotonic(), representatives(jobs)
     shares = [chosen[index::processes] for index in range(min(processes, len(chosen)))]
@@ -53,7 +53,7 @@ def warm(jobs: Sequence[Job], processes: int, seconds: float, command: Sequence[
     return f"compiled for {len(chosen)} cases in {len(running)} processes, {time.monotonic() - began:.0f} s{late}"
 
 
-def _start(share: Sequence[Job], command: Sequence[str]) -> subprocess.Popen[str]:
+def _start(share: Sequence[Typed], command: Sequence[str]) -> subprocess.Popen[str]:
     process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=surroundings())
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin as requests:

@@ -119,6 +119,21 @@ def test_as_outside_of_a_graph(name: str, dtype: torch.dtype, device: str) -> No
         assert found.reason == expected.reason
 
 
+def test_torch_is_given_states_as_cudnn_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contiguous: h and c are parts of one state."""
+    given: list[bool] = []
+    plain = torch._VF.lstm
+
+    def lstm(x: Tensor, hidden: tuple[Tensor, Tensor], *more: Any) -> Any:
+        given.extend(part.is_contiguous() for part in hidden)
+        return plain(x, hidden, *more)
+
+    monkeypatch.setattr(torch._VF, "lstm", lstm)
+    make, options, steps = LAYERS["lstm, left to torch"]
+    whole(Model(make(D, 5, **options)))(torch.randn(steps, B, D))
+    assert given == [True] * 4
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("hard", "batch_first"), [({"bias": 6.0}, False), ({"scale": 4.0}, True)])
 def test_training_against_the_sequential_truth(hard: dict[str, float], batch_first: bool, device: str) -> None:

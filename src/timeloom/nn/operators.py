@@ -155,7 +155,7 @@ def _run_torch(module: Recurrent, live: Live, taped: bool) -> Tape:
         x, initial, *weights = leaves
         assert initial is not None
         parts = initial.to(live[0].dtype).split(module._bare(*live[2:]).parts, -1)
-        hidden = tuple(part.unsqueeze(0) for part in parts)
+        hidden = tuple(part.unsqueeze(0).contiguous() for part in parts)  # cuDNN takes no other
         given = [weight for weight in weights if weight is not None]
         options = (module.bias, 1, 0.0, module.training, False, False)
         layer = getattr(torch._VF, module.mode.lower())

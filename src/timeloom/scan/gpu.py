@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ LARGEST = 16
 
 # Diagonal elements
 THREADS = 256
-"""Threads of a program: as many as a tile has groups of steps, times lanes."""
+"""Threads of a program: as many as a tile has groups of steps, times lanes; twice as many where it has a processor for
+itself."""
 LENGTH = 16
 """Most steps that a thread takes on its own in a tile; half as many in float64."""
 ROW = 256
@@ -29,7 +30,7 @@ TILES = 4
 """Most tiles of a chunk otherwise: those of all programs in flight stay in the cache until they are read again."""
 REGISTERS = 128
 """Of a thread: two programs fit on a processor."""
-WINDOWS = (16, 64)
+WINDOWS = (32, 64)
 """Chunks behind each that tells a state: few where many lanes keep the GPU busy, more where time alone does."""
 
 # Matrices
@@ -104,34 +105,50 @@ def _diagonal(
     steps, lanes = len(b), h0.numel()
     if lanes == 0:
         return
-    wide, length, tiles, chunks, window = _tiling(steps, lanes, b.dtype)
-    blocks = -(-lanes // wide)
+    tiling = _tiling(steps, lanes, b.dtype)
+    blocks, chunks, groups = -(-lanes // tiling.lanes), tiling.chunks, tiling.threads // tiling.lanes
     flags = products = sources = starts = None
     if chunks > 1:
         flags = torch.zeros(chunks * blocks, dtype=torch.int32, device=b.device)
         products, sources = b.new_empty(2, chunks, lanes, dtype=_precise(b.dtype)).unbind()
-        starts = torch.empty_like(products[: -(-chunks // window)])
+        starts = torch.empty_like(products[: -(-chunks // tiling.window)])
     tensors = (a, b, h0, h, states, d_a, flags, products, sources, starts)
     gpu_kernels.diagonal_kernel[(chunks * blocks,)](
-        *tensors, steps, lanes, blocks, tiles,
-        REVERSE=reverse, ADJOINT=adjoint, SLOPES=d_a is not None, WINDOW=window if chunks > 1 else 0, LENGTH=length,
-        GROUPS=THREADS // wide, LANES=wide, INDEX=_index(gpu_kernels, THREADS // wide * length * lanes),
-        ACC=_accumulator(gpu_kernels, b.dtype), num_warps=max(1, THREADS // 32), maxnreg=REGISTERS,
+        *tensors, steps, lanes, blocks, tiling.tiles,
+        REVERSE=reverse, ADJOINT=adjoint, SLOPES=d_a is not None, WINDOW=tiling.window if chunks > 1 else 0,
+        LENGTH=tiling.length, GROUPS=groups, LANES=tiling.lanes,
+        INDEX=_index(gpu_kernels, groups * tiling.length * lanes), ACC=_accumulator(gpu_kernels, b.dtype),
+        num_warps=max(1, tiling.threads // 32), maxnreg=REGISTERS,
     )  # fmt: skip
 
 
-def _tiling(steps: int, lanes: int, dtype: torch.dtype) -> tuple[int, int, int, int, int]:
-    """Lanes of a program, steps of a thread in a tile, tiles of a chunk, chunks, and their window."""
+class Tiling(NamedTuple):
+    """How programs share steps and lanes."""
+
+    threads: int
+    lanes: int
+    """Of a program."""
+    length: int
+    """Steps of a thread in a tile."""
+    tiles: int
+    """Of a chunk."""
+    chunks: int
+    window: int
+
+
+def _tiling(steps: int, lanes: int, dtype: torch.dtype) -> Tiling:
     wide = min(ROW // dtype.itemsize, _power_above(lanes), THREADS)
     if lanes // wide < ALONE <= 2 * lanes // wide:
         wide //= 2
-    groups, most = THREADS // wide, LENGTH // 2 if dtype == torch.float64 else LENGTH
+    blocks = -(-lanes // wide)
+    threads = 2 * THREADS if ALONE <= blocks <= PROGRAMS // 2 else THREADS
+    groups, most = threads // wide, LENGTH // 2 if dtype == torch.float64 else LENGTH
     length = min(most, _power_above(-(-steps // groups)))
-    blocks, all_tiles = -(-lanes // wide), -(-steps // (groups * length))
+    all_tiles = -(-steps // (groups * length))
     tiles = all_tiles if blocks >= ALONE else max(1, min(TILES, all_tiles * blocks // PROGRAMS))
     least, longest = WINDOWS
     window = max(least, min(longest, _power_above(-(-PROGRAMS // blocks))))
-    return wide, length, tiles, -(-all_tiles // tiles), window
+    return Tiling(threads, wide, length, tiles, -(-all_tiles // tiles), window)
 
 
 def _matrices(

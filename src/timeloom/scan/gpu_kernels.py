@@ -7,7 +7,7 @@ step adds what its group's start contributes. What a chunk does to a state is fo
 chunks behind it, and a flag says so: a chunk composes those between it and the last of every WINDOW, which also tells
 the state that it found. So all chunks but one of each WINDOW wait for loads alone, and results do not depend on who was
 first; a chunk waits only for programs of lower numbers, which GPUs start first. Then the chunk is read again, from the
-cache, and its states are written: memory sees everything once.
+cache, and its states are written: memory sees everything once. The next tile is fetched while one is computed.
 
 Everything is `(steps, lanes)`, lanes next to one another. s counts steps in the order in which they are taken; with
 REVERSE they lie in memory the other way round. With ADJOINT, b are incoming gradients, and what carries an adjoint into
@@ -49,36 +49,50 @@ def link(a, b, later_a, later_b):
 
 
 @triton.jit
-def load_tile(
-    a, b, tile, lane, steps, lanes, REVERSE: tl.constexpr, ADJOINT: tl.constexpr, LENGTH: tl.constexpr,
-    GROUPS: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """A tile's elements, composed from the start of every group on, [LENGTH, GROUPS · LANES]; the first one's place in
-    memory, and those of all behind it.
+def places(lane, lanes, REVERSE: tl.constexpr, LENGTH: tl.constexpr, GROUPS: tl.constexpr, INDEX: tl.constexpr):
+    """Where a tile's elements lie behind its first one, [LENGTH, GROUPS · LANES].
 
-    `lane` says each column's; the columns of a group stand together. Each has so many steps `left`, and at most one
-    more than a group takes.
+    `lane` says each column's; the columns of a group stand together.
     """
+    COLUMNS: tl.constexpr = lane.shape[0]
+    group = tl.arange(0, COLUMNS) // (COLUMNS // GROUPS)
+    stride = tl.cast(lanes, INDEX)
+    if REVERSE:
+        stride = -stride
+    step = (group * LENGTH)[None, :] + tl.arange(0, LENGTH)[:, None]
+    return step.to(INDEX) * stride + lane[None, :].to(INDEX)
+
+
+@triton.jit
+def extent(tile, lane, steps, lanes, REVERSE: tl.constexpr, LENGTH: tl.constexpr, GROUPS: tl.constexpr):
+    """A tile's first place in memory, each column's first step, and how many steps it has left, at most one more than a
+    group takes."""
     COLUMNS: tl.constexpr = lane.shape[0]
     group = tl.arange(0, COLUMNS) // (COLUMNS // GROUPS)
     begin = tile.to(tl.int64) * (GROUPS * LENGTH)
     s = begin + group * LENGTH
     left = tl.where(lane < lanes, tl.minimum(tl.maximum(steps - s, 0), LENGTH + 1), 0).to(tl.int32)
     origin = begin * lanes
-    stride = tl.cast(lanes, INDEX)
     if REVERSE:
         origin = (steps - 1 - begin) * lanes
-        stride = -stride
+    return origin, s[None, :], left[None, :]
+
+
+@triton.jit
+def fetch(
+    a, b, tile, here, lane, steps, lanes, wanted, REVERSE: tl.constexpr, ADJOINT: tl.constexpr, LENGTH: tl.constexpr,
+    GROUPS: tl.constexpr, EVICT: tl.constexpr,
+):  # fmt: skip
+    """A tile's elements, [LENGTH, GROUPS · LANES], where they are `wanted`."""
+    origin, s, left = extent(tile, lane, steps, lanes, REVERSE, LENGTH, GROUPS)
     j = tl.arange(0, LENGTH)[:, None]
-    here = (group * LENGTH)[None, :].to(INDEX) * stride + lane[None, :].to(INDEX) + j * stride
-    left = left[None, :]
+    known = j < tl.where(wanted, left, 0)
     if ADJOINT:
-        x = tl.load(a + origin + (here - stride), mask=(j < left) & (j >= (s == 0)[None, :].to(tl.int32)), other=0.0)
+        before = origin + lanes if REVERSE else origin - lanes
+        x = tl.load(a + before + here, mask=known & (s + j > 0), other=0.0, eviction_policy=EVICT)
     else:
-        x = tl.load(a + origin + here, mask=j < left, other=0.0)
-    y = tl.load(b + origin + here, mask=j < left, other=0.0)
-    x, y = tl.associative_scan((x.to(ACC), y.to(ACC)), 0, compose)
-    return x, y, origin, here, left
+        x = tl.load(a + origin + here, mask=known, other=0.0, eviction_policy=EVICT)
+    return x, tl.load(b + origin + here, mask=known, other=0.0, eviction_policy=EVICT)
 
 
 @triton.jit
@@ -139,15 +153,21 @@ def diagonal_kernel(
     chunk, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     lane = block.to(tl.int64) * LANES + tl.arange(0, LANES)
     column = block.to(tl.int64) * LANES + tl.arange(0, GROUPS * LANES) % LANES
+    here = places(column, lanes, REVERSE, LENGTH, GROUPS, INDEX)
     initial = tl.load(h0 + lane, mask=lane < lanes, other=0.0).to(ACC)
     state = tl.zeros((LANES,), ACC) if ADJOINT else initial
+    first = chunk * tiles
+    AHEAD: tl.constexpr = not SLOPES  # registers do not suffice for both
     if WINDOW > 0:
         factor = tl.full((LANES,), 1.0, ACC)
         summand = tl.zeros((LANES,), ACC)
+        v, w = fetch(a, b, first, here, column, steps, lanes, True, REVERSE, ADJOINT, LENGTH, GROUPS, "")
         for i in range(tiles):
-            x, y, _, _, _ = load_tile(
-                a, b, chunk * tiles + i, column, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, INDEX, ACC
-            )
+            x, y = v.to(ACC), w.to(ACC)
+            more = i + 1 < tiles
+            after, wanted = tl.where(more, first + i + 1, first), more | AHEAD
+            v, w = fetch(a, b, after, here, column, steps, lanes, wanted, REVERSE, ADJOINT, LENGTH, GROUPS, "")
+            x, y = tl.associative_scan((x, y), 0, compose)
             x, y = transfers(x, y, LENGTH, GROUPS, LANES)
             x, y = tl.associative_scan((x, y), 0, link)
             factor, summand = link(factor, summand, last(x, GROUPS), last(y, GROUPS))
@@ -160,23 +180,31 @@ def diagonal_kernel(
             if chunk % WINDOW == 0:
                 tl.store(starts + (chunk // WINDOW).to(tl.int64) * lanes + lane, state, mask=lane < lanes)
                 tell(flags, chunk * blocks + block, 2)
+    elif AHEAD:
+        v, w = fetch(a, b, first, here, column, steps, lanes, True, REVERSE, ADJOINT, LENGTH, GROUPS, "")
     group = tl.arange(0, GROUPS)[:, None]
     previous = tl.maximum(group - 1, 0) + tl.zeros((GROUPS, LANES), tl.int32)
     j = tl.arange(0, LENGTH)[:, None]
+    EVICT: tl.constexpr = "evict_first" if WINDOW > 0 else ""  # read for the last time
     for i in range(tiles):
-        x, y, origin, here, left = load_tile(
-            a, b, chunk * tiles + i, column, steps, lanes, REVERSE, ADJOINT, LENGTH, GROUPS, INDEX, ACC
-        )
+        origin, _, left = extent(first + i, column, steps, lanes, REVERSE, LENGTH, GROUPS)
+        if not AHEAD:
+            v, w = fetch(a, b, first + i, here, column, steps, lanes, True, REVERSE, ADJOINT, LENGTH, GROUPS, EVICT)
+        x, y = v.to(ACC), w.to(ACC)
+        if AHEAD:
+            more = i + 1 < tiles
+            v, w = fetch(a, b, first + i + 1, here, column, steps, lanes, more, REVERSE, ADJOINT, LENGTH, GROUPS, EVICT)
+        x, y = tl.associative_scan((x, y), 0, compose)
         product, source = transfers(x, y, LENGTH, GROUPS, LANES)
         source = tl.where(group == 0, moved(product, state[None, :]) + source, source)
-        _, ends = tl.associative_scan((product, source), 0, link)  # [GROUPS, LANES]
+        product, ends = tl.associative_scan((product, source), 0, link)  # [GROUPS, LANES]
         entries = tl.where(group == 0, state[None, :], tl.gather(ends, previous, 0))
         state = last(ends, GROUPS)
         y += x * entries.reshape(1, GROUPS * LANES)
-        tl.store(h + origin + here, y.to(h.dtype.element_ty), mask=j < left)
+        tl.store(h + origin + here, y.to(h.dtype.element_ty), mask=j < left, cache_modifier=".cs")
         if SLOPES:
-            first = (initial[None, :] + tl.zeros((GROUPS, LANES), ACC)).reshape(1, GROUPS * LANES)
+            entry = (initial[None, :] + tl.zeros((GROUPS, LANES), ACC)).reshape(1, GROUPS * LANES)
             inner = j + 1 < left
             entered = tl.load(states + origin + (here - lanes if REVERSE else here + lanes), mask=inner, other=0.0)
-            entered = tl.where(inner, entered.to(ACC), first)
-            tl.store(d_a + origin + here, (y * entered).to(d_a.dtype.element_ty), mask=j < left)
+            entered = tl.where(inner, entered.to(ACC), entry)
+            tl.store(d_a + origin + here, (y * entered).to(d_a.dtype.element_ty), mask=j < left, cache_modifier=".cs")

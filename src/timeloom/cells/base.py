@@ -37,6 +37,8 @@ class Cell(ABC):
     """Name of the fused kernel that computes this cell, where one exists (see `timeloom.sweep`)."""
     in_cudnn: bool = False
     """Whether it is a cell of torch's own layers: solutions need not be more precise than cuDNN's, then."""
+    gated: bool = True
+    """Whether part of a state passes a step by, rather than all of it through the product with the weights."""
 
     @property
     def size(self) -> int:

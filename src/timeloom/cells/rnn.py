@@ -16,6 +16,7 @@ class RNNCell(Cell):
     """`h⁺ = φ(u + W_hh h)` with φ = tanh or relu. Weights: `W_hh (n, n)`. Gate gradients: those of φ's argument."""
 
     in_cudnn = True
+    gated = False
 
     def __init__(self, w_hh: Tensor, nonlinearity: str = "tanh") -> None:
         self.weights = (w_hh,)

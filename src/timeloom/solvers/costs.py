@@ -14,8 +14,8 @@ from timeloom.problem import Recurrence
 from timeloom.sweep import CPUSweeper, GPUSweeper, WideSweeper
 from timeloom.sweep.gpu import ROWS, largest
 
-TWO_ON_A_MULTIPROCESSOR = 32
-"""Units up to which two programs of the GPU's fused sweep run side by side on a multiprocessor as fast as one."""
+SIDE_BY_SIDE = ((16, 4), (32, 2))
+"""Units up to which so many programs of the GPU's fused sweep run on a multiprocessor nearly as fast as one."""
 NEWTON_UP_TO = 16
 """Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
 NEWTON_UP_TO_ON_GPU = 64
@@ -59,7 +59,8 @@ def cost_on_gpu(n: int, wide: bool, device: torch.device) -> StepCost:
     if wide:
         return StepCost(8 / (2e-8 * n * n + 1.1e-5 * n))  # microseconds of a launch, and of a row
     programs = torch.cuda.get_device_properties(device).multi_processor_count
-    return StepCost(filled_by=ROWS * programs * (2 if n <= TWO_ON_A_MULTIPROCESSOR else 1))
+    side_by_side = next((count for units, count in SIDE_BY_SIDE if n <= units), 1)
+    return StepCost(filled_by=ROWS * programs * side_by_side)
 
 
 def cost_of(steps: int, batch: int, chunk: int, warmup: int, cost: StepCost) -> float:

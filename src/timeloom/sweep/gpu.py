@@ -29,6 +29,11 @@ SLOPES = {"gru": 5, "lstm": 6, "rnn_tanh": 1, "rnn_relu": 1}
 """Derivatives of a step that the adjoint reads, in n."""
 
 
+def warps(units: int) -> int:
+    """Warps of a program for so many units: more would wait for one another."""
+    return 1 if units <= 16 else 4 if units <= 32 else 8
+
+
 @cache
 def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
@@ -104,7 +109,7 @@ class GPUSweeper(ReferenceSweeper):
             "UNITS": self._padded,
             "RESETS": problem.resets is not None,
             "PRECISION": "tf32" if tf32.cudnn_rounds() else "ieee",
-            "num_warps": 4 if self._padded <= 32 else 8,
+            "num_warps": warps(self._padded),
         }
         self._slopes: tuple[list[Tensor], Tensor] | None = None
         self._bound: Tensor | None = None

@@ -15,6 +15,10 @@ LARGEST_STATES = 2**28
 """Bytes of one float32 trajectory (T, B, n) beyond which a case is left out: torch keeps a dozen of them."""
 
 
+CellName = Literal["GRU", "LSTM", "RNN"]
+GATES: dict[CellName, int] = {"GRU": 3, "LSTM": 4, "RNN": 1}
+
+
 @dataclass(frozen=True)
 class Regime:
     """How the default initial weights are changed."""
@@ -41,7 +45,7 @@ class Case:
     length: int
     batch: int
     hidden: int
-    cell: Literal["GRU", "LSTM"] = "GRU"
+    cell: CellName = "GRU"
     regime: Regime = DEFAULT
     goal: float = NEVER_SLOWER
 
@@ -57,7 +61,7 @@ def torch_step_seconds(case: Case) -> float:
     matrix products of both passes, and passes over the gates in memory.
     """
     overhead = 230e-6 if case.cell == "GRU" else 3.5e-6
-    gates = 3 if case.cell == "GRU" else 4
+    gates = GATES[case.cell]
     products = 12 * gates * case.batch * case.hidden**2 / 60e9
     elementwise = 50e-9 * gates * case.batch * case.hidden / 8
     return case.length * (overhead + products + elementwise)
@@ -85,7 +89,7 @@ GRID_BATCHES = (1, 4, 16, 64, 256)
 GRID_HIDDENS = (8, 32, 128, 512)
 
 
-def _grid(cell: Literal["GRU", "LSTM"]) -> list[Case]:
+def _grid(cell: CellName) -> list[Case]:
     """Every second point of the grid in each direction, like the black squares of a chessboard."""
     axes = (enumerate(GRID_HIDDENS), enumerate(GRID_BATCHES), enumerate(GRID_LENGTHS))
     cases = (
@@ -108,7 +112,7 @@ def lstm_grid() -> list[Case]:
 
 def regimes() -> list[Case]:
     """Weights that contract, remember long, or do neither."""
-    sizes: Iterable[tuple[Literal["GRU", "LSTM"], int]] = (("GRU", 8), ("GRU", 32), ("GRU", 128), ("LSTM", 32))
+    sizes: Iterable[tuple[CellName, int]] = (("GRU", 8), ("GRU", 32), ("GRU", 128), ("LSTM", 32))
     return [
         Case(4096, 1, hidden, cell=cell, regime=regime)
         for cell, hidden in sizes

@@ -21,8 +21,10 @@ LIBRARIES: tuple[Library, Library] = ("torch", "timeloom")
 MODULES: dict[tuple[str, str], Callable[[int, int], nn.Module]] = {
     ("torch", "GRU"): nn.GRU,
     ("torch", "LSTM"): nn.LSTM,
+    ("torch", "RNN"): nn.RNN,
     ("timeloom", "GRU"): timeloom.GRU,
     ("timeloom", "LSTM"): timeloom.LSTM,
+    ("timeloom", "RNN"): timeloom.RNN,
 }
 
 

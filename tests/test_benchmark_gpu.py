@@ -532,7 +532,7 @@ def test_named_pieces_are_run_and_written(monkeypatch: pytest.MonkeyPatch, tmp_p
     warmed: list[tuple[int, int, float]] = []
     monkeypatch.setattr(program, "warm", lambda jobs, count, seconds: warmed.append((len(jobs), count, seconds)))
     assert program.main(["headline", "half", "--warm", "3", "--minutes", "5", "--out", str(tmp_path)]) == 0
-    assert warmed == [(23, 3, 120.0), (9, 3, 120.0)]
+    assert warmed == [(25, 3, 120.0), (9, 3, 120.0)]
     names = {"gpu.json", "gpu.md", "gpu-half.json", "gpu-half.md"}
     assert {path.name for path in tmp_path.iterdir()} == names
     content = load(tmp_path / "gpu-half.json")

@@ -113,7 +113,7 @@ def forward_of(layer: nn.Module, x: Tensor) -> Call:
 
 def _capture(ours: nn.Module, problem: Problem, row: Row) -> tuple[Call, SolveReport] | None:
     """A graph of timeloom's step and what it reports, where timeloom's own sweeps ran and it can be captured."""
-    assert isinstance(ours, timeloom.GRU | timeloom.LSTM)
+    assert isinstance(ours, timeloom.GRU | timeloom.LSTM | timeloom.RNN)
     report = ours.reports[0]
     if not report.solver.startswith("shooting") or report.fell_back:
         return None

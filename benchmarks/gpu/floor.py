@@ -14,18 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 import torch
 
-from benchmarks.cases import Case
+from benchmarks.cases import GATES, Case, CellName
 from benchmarks.gpu import clock
 from benchmarks.gpu.clock import captured, event_seconds
 from benchmarks.layers import Problem, TrainingStep, build
 from benchmarks.measure import Solve, time_in_turns
 from timeloom.solvers import Shooting
 
-GATES = {"GRU": 3, "LSTM": 4}
 COPIED = 2**29
 """Bytes of the copy that measures the bandwidth: far beyond any cache."""
 SHORT, LONG = 128, 640
@@ -84,7 +82,7 @@ def bandwidth() -> float:
 
 
 @cache
-def step_latency(cell: Literal["GRU", "LSTM"], hidden: int) -> StepLatency | None:
+def step_latency(cell: CellName, hidden: int) -> StepLatency | None:
     """In float32; None where a lone chunk cannot be run in a CUDA graph."""
     try:
         whole = [_lone_chunk(Case(steps, 1, hidden, cell)) for steps in (SHORT, LONG)]

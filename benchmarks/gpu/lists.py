@@ -31,12 +31,13 @@ def goal(batch: int, hidden: int) -> float:
 
 
 def headline() -> list[Case]:
-    """T = 16,384 in all widths, LSTMs, and shorter sequences; the slowest last."""
+    """T = 16,384 in all widths, LSTMs and RNNs, and shorter sequences; the slowest last."""
     alone, many = ([Case(LENGTH, batch, hidden, goal=goal(batch, hidden)) for hidden in WIDTHS] for batch in (1, 16))
     narrow = sum(hidden <= PERSISTENT for hidden in WIDTHS)
     lstms = [Case(LENGTH, 1, hidden, "LSTM") for hidden in (32, 64, 128, 256)]
+    plain = [Case(LENGTH, 1, hidden, "RNN") for hidden in (32, 128)]
     others = ((2048, 64, 64), (2048, 64, 512), (1024, 1, 64), (1024, 1, 256), (4096, 256, 32))
-    return [*alone, *many[:narrow], *lstms, *(Case(*sizes) for sizes in others), *many[narrow:]]
+    return [*alone, *many[:narrow], *lstms, *plain, *(Case(*sizes) for sizes in others), *many[narrow:]]
 
 
 def regimes() -> list[Case]:

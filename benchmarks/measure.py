@@ -162,7 +162,7 @@ def _warm_up(name: str, step: Callable[[], object], clock: Clock) -> float:
 
 def solve_of(layer: object) -> Solve:
     """What the last step of a timeloom layer did."""
-    assert isinstance(layer, timeloom.GRU | timeloom.LSTM)
+    assert isinstance(layer, timeloom.GRU | timeloom.LSTM | timeloom.RNN)
     report = layer.reports[0]
     back = report.backward
     return Solve(

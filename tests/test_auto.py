@@ -512,6 +512,22 @@ def test_cudnn_runs_where_it_is_faster(h200: Any, steps: int, batch: int, hidden
     assert found is None if reason is None else reason in str(found)
 
 
+@pytest.mark.parametrize("captures", [False, True])
+def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(
+    h200: Any, captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than one chunk, which takes longer than cuDNN; unless cuDNN, too, would launch kernels for every step."""
+    monkeypatch.setattr(native_file, "capturing", lambda _: captures)
+    for hidden, kept in ((32, captures), (256, False)):
+        layer = tl.GRU(4, hidden)
+        backward = layer._memories.setdefault(0, Memory()).backward
+        assert native_file._why_faster(layer, h200, 16384, 1) is None
+        backward.corrected = True
+        assert native_file._why_faster(layer, h200, 16384, 1) == (native_file.UNSURE if kept else None)
+        backward.correcting = True  # several sweeps at once, which a graph can hold
+        assert native_file._why_faster(layer, h200, 16384, 1) is None
+
+
 def test_a_network_that_rests_is_cudnns_for_a_while(h200: Any) -> None:
     layer = tl.GRU(4, 32)
     memory = layer._memories.setdefault(0, Memory())

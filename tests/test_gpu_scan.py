@@ -352,7 +352,8 @@ def test_every_size_is_covered_by_its_tiles(steps: int, lanes: int, dtype: torch
 
 LARGE: list[tuple[Structure, int, tuple[int, ...], int]] = [
     ("diagonal", 1000, (1,), 1), ("diagonal", 70_000, (1,), 1), ("diagonal", 70_001, (2,), 17),
-    ("diagonal", 9_999, (3,), 100), ("diagonal", 5_000, (7,), 77), ("diagonal", 2_000, (64,), 300), ("diagonal", 3_000, (1,), 4096),
+    ("diagonal", 9_999, (3,), 100), ("diagonal", 5_000, (7,), 77), ("diagonal", 2_000, (64,), 300),
+    ("diagonal", 3_000, (1,), 4096),
     ("dense", 5_000, (2,), 4), ("dense", 30_000, (1,), 8), ("dense", 700, (5,), 13), ("block", 20_000, (3,), 50),
 ]  # fmt: skip
 

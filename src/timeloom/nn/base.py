@@ -166,7 +166,7 @@ class Recurrent(nn.RNNBase):
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
                 permutation = None if packed is None else packed.sorted_indices
                 self._guess(guess, packed is not None or data.dim() == 3, *native.size(self, input), permutation)
-            passing = obstacle or reason == native.RESTING  # it may be gone next time
+            passing = obstacle or reason in native.PASSING  # it may be gone next time
             if key is not None and not passing and len(self._known) < MOST_KNOWN:
                 self._known[key] = self.reports
             return result

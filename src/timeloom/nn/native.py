@@ -14,6 +14,7 @@ from timeloom.solvers.auto import Auto, Experience
 from timeloom.solvers.base import TF32_TOLERANCE, Solver
 from timeloom.solvers.costs import cost_on_gpu, fewest_to_cut
 from timeloom.solvers.sequential import Sequential
+from timeloom.streams import capturing
 from timeloom.sweep.cpu_layer import MOST_INPUTS, MOST_UNITS
 from timeloom.sweep.gpu import has_triton, largest
 from timeloom.sweep.native import unavailable
@@ -46,6 +47,9 @@ LSTM_HIDDEN = 256
 
 
 RESTING = "auto: the network forgets too slowly, and cuDNN is faster than one chunk"
+UNSURE = "auto: one sweep may not do, a CUDA graph holds no more, and cuDNN is faster than one chunk"
+PASSING = (RESTING, UNSURE)
+"""Reasons that may be gone by the next call."""
 
 
 def obstacle(data: Tensor) -> str | None:
@@ -81,7 +85,11 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
 def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
     """Why torch's own layer is the faster one, or None."""
     reason = why_by_size(module, data, steps, batch)
-    return RESTING if reason is None and data.device.type == "cuda" and resting(module) else reason
+    if reason is not None or data.device.type != "cuda":
+        return reason
+    if resting(module):
+        return RESTING
+    return UNSURE if _persistent(module, data) and not _sure(module) and capturing(data.device) else None
 
 
 def why_by_size(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
@@ -89,7 +97,7 @@ def why_by_size(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
     missing = ""
     if data.device.type == "cuda":
         kernels = module.proj_size == 0 and data.dtype != torch.float64 and has_triton()
-        persistent = module.hidden_size <= PERSISTENT and products_in(data) in (torch.float32, torch.float16)
+        persistent = _persistent(module, data)
         if persistent and not kernels:
             return f"auto: cuDNN runs {module.hidden_size} hidden units in one kernel"
         if persistent:
@@ -110,6 +118,17 @@ def why_by_size(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
     else:
         needed = SHORTEST[module.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]
     return f"auto: {steps} steps are too few to gain{missing}" if steps < needed else None
+
+
+def _persistent(module: Recurrent, data: Tensor) -> bool:
+    """Whether cuDNN runs this layer in one kernel."""
+    return module.hidden_size <= PERSISTENT and products_in(data) in (torch.float32, torch.float16)
+
+
+def _sure(module: Recurrent) -> bool:
+    """Whether every layer's sweeps are likely to be certified as planned, as far as earlier calls have shown."""
+    sides = [side for memory in module.memories() for side in (memory.forward, memory.backward)]
+    return all(side.trusted or side.correcting for side in sides)
 
 
 def _one_chunk(module: Recurrent, steps: int, batch: int, device: torch.device) -> bool:

@@ -70,8 +70,8 @@ class WideSweeper(GPUSweeper):
         leak = self._whole(ends) if want_leak else None
         if data.reset_grads is not None:
             data.reset_grads.zero_()
-        if self._across is None and not self._by_library:
-            self._across = self._weights.t().contiguous()
+        if self._across is None:
+            self._across = self._weights.t().contiguous()  # as the matrix units read both factors fastest
         lengths = self.problem.ends_on_device() if lead else None
         outputs = (leak, data.incoming, data.gate_grads, data.reset_grads)
         fixed = (self._slopes_at(data.states), self._across, self._units, final, ends, begins, *outputs)
@@ -86,7 +86,7 @@ class WideSweeper(GPUSweeper):
                 launch = self._launches(self._steps.adjoint_step, len(segments), flags | {"PRODUCT": product})
                 for step in range(1, segments.longest + lead + 1) if product else range(1):
                     if product and ready is not None:
-                        torch.mm(gates, self._weights, out=ready)
+                        torch.mm(gates, self._across.t(), out=ready)
                     launch((*fixed, gates, following, passing, ready, *columns), self._sizes(segments, lead, step))
                     gates, following = following, gates
         return ends, begins, leak

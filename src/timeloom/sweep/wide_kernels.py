@@ -142,6 +142,11 @@ def adjoint_step(
         entering = live & (t == enter - 1)
         d_h, d_c = load_state(starts, row, n, j, entering, CELL)
     token = t * batch + b
+    alive = live & (t < enter) & (t >= first)
+    counted = alive & (t < last)
+    s0, s1, s2, s3, s4, s5 = load_slopes(slopes, token, j, n, alive, CELL)  # before the product: meanwhile they arrive
+    if INCOMING:
+        direct = load_rows(incoming, token, n, 0, j, n, alive)
     if PRODUCT:
         crossed = live & (t + 1 < enter) & (t + 1 >= first)
         back, back_c = load_state(passing, row, n, j, crossed, CELL)
@@ -150,14 +155,13 @@ def adjoint_step(
         else:
             # Its own sum: see `adjoint_kernel`.
             through = tl.zeros((ROWS, UNITS), tl.float32)
-            for gate in tl.static_range(GATES):
-                for depth in range(0, n, DEPTH):
-                    k = depth + tl.arange(0, DEPTH)
-                    at = row[:, None] * (GATES * n) + gate * n + k[None, :]
-                    a = tl.load(gates + at, mask=crossed[:, None] & (k[None, :] < n), other=0.0)
-                    at = j[None, :] * (GATES * n) + gate * n + k[:, None]
-                    w = tl.load(across + at, mask=(k[:, None] < n) & (j[None, :] < n), other=0.0)
-                    through = tl.dot(a, w, through, input_precision=PRECISION)
+            for depth in range(0, GATES * n, DEPTH):
+                k = depth + tl.arange(0, DEPTH)
+                at = row[:, None] * (GATES * n) + k[None, :]
+                a = tl.load(gates + at, mask=crossed[:, None] & (k[None, :] < GATES * n), other=0.0)
+                at = j[None, :] * (GATES * n) + k[:, None]
+                w = tl.load(across + at, mask=(k[:, None] < GATES * n) & (j[None, :] < n), other=0.0)
+                through = tl.dot(a, w, through, input_precision=PRECISION)
             back += through
         if RESETS:
             fresh = tl.load(resets + token + batch, mask=crossed, other=0) != 0
@@ -170,15 +174,12 @@ def adjoint_step(
         store_state(ends, row, n, j, crossed & (t + 1 == first), back, back_c, CELL)
         d_h = tl.where(entering[:, None], d_h, back)
         d_c = tl.where(entering[:, None], d_c, back_c)
-    alive = live & (t < enter) & (t >= first)
-    counted = alive & (t < last)
     if LED:
         store_state(starts, row, n, j, alive & (t == last - 1), d_h, d_c, CELL)
     grad = d_h
     if INCOMING:
-        grad += load_rows(incoming, token, n, 0, j, n, alive)
+        grad += direct
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
-    s0, s1, s2, s3, s4, s5 = load_slopes(slopes, token, j, n, alive, CELL)
     g0, g1, g2, g3, back, back_c, keep = pull(grad, d_c, s0, s1, s2, s3, s4, s5, unit, CELL)
     store_operand(following, row, GATES * n, 0, j, n, alive, g0, PRECISION)
     if GATES >= 3:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,13 +33,16 @@ SHORTEST_LSTM_FORWARD = 1024
 """The same without gradients."""
 SHORTEST_IN_TORCH = 2048
 """The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
-SHORTEST_ON_GPU = ((16, 1536), (1, 3072))
-"""The same for the kernels on a GPU, by the batch, where cuDNN has one persistent kernel of its own."""
+CUDNN_STEP = ((16, 0.95, 0.024), (32, 0.95, 0.042), (64, 1.25, 0.045), (128, 1.75, 0.058))
+"""Microseconds of a step of both passes where cuDNN has one persistent kernel, on an H200: up to so many units, by
+itself and for each sequence."""
+LEAST_CUDNN_TIME = 3800.0
+"""Microseconds of both passes in cuDNN from which the kernels on a GPU gain: our fixed cost is well below."""
 SHORTEST_BY_STEPS_ON_GPU = 256
 """The same where cuDNN launches kernels for every step: wide layers, and bfloat16."""
 SHORTEST_IN_TORCH_ON_GPU = 4096
 """The same for sweeps in plain torch operations on a GPU."""
-PERSISTENT = 128
+PERSISTENT = CUDNN_STEP[-1][0]
 """Hidden size up to which cuDNN's float32 layers run in one persistent kernel, out of reach for a step at a time."""
 LSTM_BATCH = 8
 """Batch from which oneDNN's fused LSTM fills a CPU by itself."""
@@ -101,7 +105,8 @@ def why_by_size(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
         if persistent and not kernels:
             return f"auto: cuDNN runs {module.hidden_size} hidden units in one kernel"
         if persistent:
-            needed = next(steps for least, steps in SHORTEST_ON_GPU if batch >= least)
+            step = next(own + each * int(batch) for units, own, each in CUDNN_STEP if module.hidden_size <= units)
+            needed = math.ceil(LEAST_CUDNN_TIME / step)
         else:
             needed = SHORTEST_BY_STEPS_ON_GPU if kernels else SHORTEST_IN_TORCH_ON_GPU
         if kernels and _one_chunk(module, steps, batch, data.device):

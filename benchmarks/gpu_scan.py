@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import timeloom as tl
+from benchmarks.gpu import clock
 from benchmarks.gpu.clock import captured, milliseconds
 from timeloom.scan.elements import Structure
 
@@ -109,8 +110,8 @@ def error_of(given: list[Tensor], exact: list[Tensor]) -> float:
 
 def measure(steps: int, lanes: int, others: dict[str, Contender]) -> dict[str, Any]:
     """One row of the table."""
-    generator = torch.Generator("cuda").manual_seed(0)
-    a, b, weight = (torch.randn(steps, lanes, device="cuda", generator=generator) for _ in "abw")
+    generator = torch.Generator(clock.DEVICE).manual_seed(0)
+    a, b, weight = (torch.randn(steps, lanes, device=clock.DEVICE, generator=generator) for _ in "abw")
     a = (a + 3).sigmoid()
     few = [tensor[:, :CHECKED].double() for tensor in (a, b, weight)]
     exact = solve(lambda a, b: tl.linear_scan(a, b, method="chunked"), *few)
@@ -128,10 +129,11 @@ def measure(steps: int, lanes: int, others: dict[str, Contender]) -> dict[str, A
 
 
 def measure_matrices(structure: Structure, steps: int, batch: int, n: int) -> dict[str, Any]:
-    generator = torch.Generator("cuda").manual_seed(0)
+    generator = torch.Generator(clock.DEVICE).manual_seed(0)
     state, matrix = ((batch, n), (batch, n, n)) if structure == "dense" else ((batch, 2, n), (batch, 2, 2, n))
     width = n if structure == "dense" else 2
-    a, b, weight = (torch.randn(steps, *shape, device="cuda", generator=generator) for shape in (matrix, state, state))
+    shapes = (matrix, state, state)
+    a, b, weight = (torch.randn(steps, *shape, device=clock.DEVICE, generator=generator) for shape in shapes)
     a /= 2 * width**0.5
 
     def by(method: Any) -> Scan:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import timeloom
-from benchmarks import layers, measure, trained
+from benchmarks import gpu_scan, layers, measure, trained
 from benchmarks.cases import LONG_MEMORY, TRAINED, Case
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import clock, compare, contenders, floor, layouts, lists, pieces, race, table, warm, worker
@@ -589,3 +589,30 @@ def test_bench_helps_by_its_own_name(device: str, capsys: pytest.CaptureFixture[
     told = capsys.readouterr().out
     assert told.startswith("usage: timeloom bench")
     assert "timeloom bench --device cuda" in told
+
+
+# Scans
+
+
+def test_scans_are_measured_and_told(
+    pretended_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rival = gpu_scan.Contender("rival", lambda a, b: timeloom.linear_scan(a[0].mT, b[0].mT).mT[None], True)
+    sizes: dict[str, Any] = {"STEPS": [64], "LANES": [2, 40], "SLOW": {(64, 2)}, "MATRICES": [("dense", 64, 1, 2)]}
+    for name, value in (
+        sizes | {"RIVALS": {"rival": 64}, "rivals": lambda: ({"rival": rival}, ["one is absent"])}
+    ).items():
+        monkeypatch.setattr(gpu_scan, name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(sys, "argv", ["gpu_scan", "--out", str(tmp_path / "scan.json")])
+    gpu_scan.main()
+    told = json.loads((tmp_path / "scan.json").read_text())
+    assert [(row["T"], row["lanes"]) for row in told["rows"]] == [(64, 2), (64, 40)]
+    for row in told["rows"] + told["matrices"]:
+        assert all(value > 0 for times in row["times"].values() for value in times.values())
+        assert all(0 <= error < 1e-5 for error in row["errors"].values())
+    assert [set(row["errors"]) for row in told["rows"]] == [{"timeloom", "rival", "chunked"}, {"timeloom", "rival"}]
+    text = (tmp_path / "scan.md").read_text()
+    assert "one is absent" in text
+    assert "| 64 | 40 |" in text

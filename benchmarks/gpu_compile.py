@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import timeloom
+from benchmarks.gpu import clock
 from benchmarks.gpu_training import Classifier, train_steps
 
 RESULTS = Path(__file__).parent / "results" / "gpu-compile.json"
@@ -34,7 +35,7 @@ def train(name: str) -> dict[str, Any]:
     """Losses, milliseconds a step (median and least), and what the layers say of their last solve."""
     torch.manual_seed(0)
     torch.compiler.reset()
-    model = Classifier().cuda()
+    model = Classifier().to(clock.DEVICE)
     if name != "cudnn":
         timeloom.parallelize(model)
     options = MODES[name]

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 import timeloom as tl
 from benchmarks.gpu import clock
 from benchmarks.gpu.clock import captured, milliseconds
+from benchmarks.gpu.compare import first_line
 from timeloom.scan.elements import Structure
 
 RESULTS = Path(__file__).parent / "results" / "gpu-scan.json"
@@ -229,31 +231,31 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_scan needs a CUDA device; `python -m experiments.deer.scan` measures the CPU")
     others, notes = rivals()
-    print(*notes, sep="\n", flush=True)
-    rows, matrices = [], []
-    for steps in STEPS:
-        for lanes in LANES:
-            if steps * lanes <= LARGEST:
-                rows.append(measure(steps, lanes, others))
-                print(json.dumps(rows[-1]), flush=True)
-                torch.cuda.empty_cache()
-    for case in MATRICES:
-        matrices.append(measure_matrices(*case))
-        print(json.dumps(matrices[-1]), flush=True)
-        torch.cuda.empty_cache()
     triton: Any = import_module("triton")
-    facts = {
+    facts: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "command": " ".join(["python -m benchmarks.gpu_scan", *sys.argv[1:]]),
         "notes": notes,
-        "rows": rows,
-        "matrices": matrices,
+        "rows": [],
+        "matrices": [],
     }
+    diagonal = [(steps, lanes) for steps in STEPS for lanes in LANES if steps * lanes <= LARGEST]
+    jobs: list[tuple[str, object, Callable[[], dict[str, Any]]]]
+    jobs = [("rows", size, partial(measure, *size, others)) for size in diagonal]
+    jobs += [("matrices", case, partial(measure_matrices, *case)) for case in MATRICES]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(facts, indent=1))
-    arguments.out.with_suffix(".md").write_text(table(facts))
+    for kind, what, job in jobs:
+        try:
+            facts[kind].append(job())
+            print(json.dumps(facts[kind][-1]), flush=True)
+            torch.cuda.empty_cache()
+        except RuntimeError as error:  # the others are worth having
+            notes.append(f"{what} fails: {first_line(error)}")
+        arguments.out.write_text(json.dumps(facts, indent=1))
+        arguments.out.with_suffix(".md").write_text(table(facts))
+    print(*notes, sep="\n")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import timeloom
+from benchmarks.gpu import clock
 
 RESULTS = Path(__file__).parent / "results" / "gpu-training.json"
 STEPS, CHANNELS, CLASSES, BATCH = 17984, 6, 5, 4
@@ -44,10 +45,10 @@ class Classifier(nn.Module):
 
 def batch_of(index: int) -> tuple[Tensor, Tensor]:
     """Series of that shape whose class is the frequency of one channel: generated, not EigenWorms."""
-    generator = torch.Generator(device="cuda").manual_seed(index)
-    labels = torch.randint(CLASSES, (BATCH,), generator=generator, device="cuda")
-    x = torch.randn(STEPS, BATCH, CHANNELS, generator=generator, device="cuda")
-    time_axis = torch.arange(STEPS, device="cuda")[:, None] / 400
+    generator = torch.Generator(device=clock.DEVICE).manual_seed(index)
+    labels = torch.randint(CLASSES, (BATCH,), generator=generator, device=clock.DEVICE)
+    x = torch.randn(STEPS, BATCH, CHANNELS, generator=generator, device=clock.DEVICE)
+    time_axis = torch.arange(STEPS, device=clock.DEVICE)[:, None] / 400
     x[..., 0] += torch.sin(time_axis * (1 + labels))
     return x, labels
 
@@ -73,7 +74,7 @@ def train_steps(model: nn.Module, calls: Iterable[Callable[[Tensor], Tensor]]) -
 def train(parallel: bool) -> tuple[list[float], float]:
     """Losses, and seconds a step (median of those after the first ten)."""
     torch.manual_seed(0)
-    model = Classifier().cuda()
+    model = Classifier().to(clock.DEVICE)
     if parallel:
         timeloom.parallelize(model)
     losses, seconds = train_steps(model, [model] * TRAINING_STEPS)
@@ -82,8 +83,8 @@ def train(parallel: bool) -> tuple[list[float], float]:
 
 def large(length: int, batch: int, hidden: int) -> dict[str, Any]:
     """Milliseconds and peak memory of a training step at a size where memory is the question."""
-    layer = timeloom.GRU(hidden, hidden).cuda()
-    x = torch.randn(length, batch, hidden, device="cuda", requires_grad=True)
+    layer = timeloom.GRU(hidden, hidden).to(clock.DEVICE)
+    x = torch.randn(length, batch, hidden, device=clock.DEVICE, requires_grad=True)
     samples = []
     torch.cuda.reset_peak_memory_stats()
     for _ in range(6):

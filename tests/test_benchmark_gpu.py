@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import timeloom
-from benchmarks import gpu_scan, layers, measure, trained
+from benchmarks import gpu_compile, gpu_scan, gpu_training, layers, measure, trained
 from benchmarks.cases import LONG_MEMORY, TRAINED, Case
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import clock, compare, contenders, floor, layouts, lists, pieces, race, table, warm, worker
@@ -591,23 +591,27 @@ def test_bench_helps_by_its_own_name(device: str, capsys: pytest.CaptureFixture[
     assert "timeloom bench --device cuda" in told
 
 
-# Scans
+# Programs of their own: scans and whole trainings
 
 
-def test_scans_are_measured_and_told(
-    pretended_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def told_by(program: Any, monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> Any:
+    """What a program writes down."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(sys, "argv", ["program", "--out", str(out), *options])
+    program.main()
+    return json.loads(out.read_text())
+
+
+def test_scans_are_measured_and_told(pretended_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rival = gpu_scan.Contender("rival", lambda a, b: timeloom.linear_scan(a[0].mT, b[0].mT).mT[None], True)
-    sizes: dict[str, Any] = {"STEPS": [64], "LANES": [2, 40], "SLOW": {(64, 2)}, "MATRICES": [("dense", 64, 1, 2)]}
+    sizes: dict[str, Any] = {"STEPS": [64], "LANES": [2, 40], "SLOW": {(64, 2)}, "LARGEST": 64 * 40}
+    sizes["MATRICES"] = [("dense", 64, 1, 2)]
     for name, value in (
         sizes | {"RIVALS": {"rival": 64}, "rivals": lambda: ({"rival": rival}, ["one is absent"])}
     ).items():
         monkeypatch.setattr(gpu_scan, name, value)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(sys, "argv", ["gpu_scan", "--out", str(tmp_path / "scan.json")])
-    gpu_scan.main()
-    told = json.loads((tmp_path / "scan.json").read_text())
+    told = told_by(gpu_scan, monkeypatch, tmp_path / "scan.json")
     assert [(row["T"], row["lanes"]) for row in told["rows"]] == [(64, 2), (64, 40)]
     for row in told["rows"] + told["matrices"]:
         assert all(value > 0 for times in row["times"].values() for value in times.values())
@@ -616,3 +620,60 @@ def test_scans_are_measured_and_told(
     text = (tmp_path / "scan.md").read_text()
     assert "one is absent" in text
     assert "| 64 | 40 |" in text
+
+
+def test_a_scan_that_fails_costs_its_row_alone(
+    pretended_gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def scan(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
+        if a.shape[1] == 2:
+            raise RuntimeError("no such kernel")
+        return plain(a, b, **options)
+
+    plain = timeloom.linear_scan
+    monkeypatch.setattr(timeloom, "linear_scan", scan)
+    sizes: dict[str, Any] = {"STEPS": [64], "LANES": [2, 40], "SLOW": set(), "MATRICES": []}
+    for name, value in (sizes | {"rivals": lambda: ({}, [])}).items():
+        monkeypatch.setattr(gpu_scan, name, value)
+    told = told_by(gpu_scan, monkeypatch, tmp_path / "scan.json")
+    assert [row["lanes"] for row in told["rows"]] == [40]
+    assert told["notes"] == ["(64, 2) fails: RuntimeError: no such kernel"]
+
+
+@pytest.fixture
+def short_training(pretended_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"STEPS": 40, "BATCH": 2, "TRAINING_STEPS": 12}.items():
+        monkeypatch.setattr(gpu_training, name, value)
+
+
+def test_trainings_are_compared(short_training: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = told_by(gpu_training, monkeypatch, tmp_path / "training.json")
+    assert len(told["torch_losses"]) == len(told["timeloom_losses"]) == 12
+    assert told["largest_difference"] < 1e-5
+    assert told["ratio"] == told["torch_seconds"] / told["timeloom_seconds"] > 0
+
+
+def test_large_sizes_are_measured(short_training: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plain = gpu_training.large
+    monkeypatch.setattr(gpu_training, "large", lambda length, batch, hidden: plain(length // 4096, batch, hidden // 8))
+    sizes = [
+        (one["length"], one["batch"], one["hidden"])
+        for one in told_by(gpu_training, monkeypatch, tmp_path / "scale.json", "--scale")["large"]
+    ]
+    assert sizes == [(256, 1, 8), (4, 64, 64)]
+
+
+def test_trainings_to_be_compiled_are_compared(
+    short_training: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The two that are not compiled: torch's compiler would look for a GPU that is there."""
+    from torch._dynamo import config
+
+    modes = {"cudnn": None, "timeloom": None}
+    for name, value in {"MODES": modes, "EAGER_STEPS": 1, "SETTLING_STEPS": 1, "TIMED_STEPS": 2}.items():
+        monkeypatch.setattr(gpu_compile, name, value)
+    with config.patch(allow_rnn=False):
+        told = told_by(gpu_compile, monkeypatch, tmp_path / "compile.json")
+    assert all(told[name]["largest_difference"] < 1e-5 for name in modes)
+    assert len(told["timeloom"]["reports"]) == 5
+    assert told["timeloom"]["certificates_over_tolerance"] is None

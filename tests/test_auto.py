@@ -515,20 +515,39 @@ def test_cudnn_runs_where_it_is_faster(h200: Any, steps: int, batch: int, hidden
     assert found is None if reason is None else reason in str(found)
 
 
-@pytest.mark.parametrize("captures", [False, True])
-def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(
-    h200: Any, captures: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(h200: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than one chunk, which takes longer than cuDNN; unless cuDNN, too, would launch kernels for every step."""
-    monkeypatch.setattr(native_file, "capturing", lambda _: captures)
-    for hidden, kept in ((32, captures), (256, False)):
-        layer = tl.GRU(4, hidden)
-        backward = layer._memories.setdefault(0, Memory()).backward
-        assert native_file._why_faster(layer, h200, 16384, 1) is None
-        backward.corrected = True
-        assert native_file._why_faster(layer, h200, 16384, 1) == (native_file.UNSURE if kept else None)
-        backward.correcting = True  # several sweeps at once, which a graph can hold
-        assert native_file._why_faster(layer, h200, 16384, 1) is None
+
+    def ask(layer: tl.GRU, *captures: bool) -> list[str | None]:
+        answers = []
+        for captured in captures:
+            monkeypatch.setattr(native_file, "capturing", lambda _, captured=captured: captured)
+            answers.append(native_file._why_faster(layer, h200, 16384, 1))
+        return answers
+
+    narrow, wide = layers = [tl.GRU(4, hidden) for hidden in (32, 256)]
+    sides = [layer._memories.setdefault(0, Memory()).backward for layer in layers]
+    assert ask(narrow, False, True) == ask(wide, False, True) == [None, None]
+    for side in sides:
+        side.corrected = True
+    assert ask(wide, False, True) == [None, None]
+    assert ask(narrow, True) == [None], "what cuDNN makes on its first call, no graph can hold"
+    assert ask(narrow, False, False, True) == [native_file.REHEARSED, None, native_file.UNSURE]
+    with torch.no_grad():
+        assert ask(narrow, True, False, True) == [None, native_file.REHEARSED, native_file.UNSURE]
+    sides[0].correcting = True  # several sweeps at once, which a graph can hold
+    assert ask(narrow, False, True) == [None, None]
+
+
+@pytest.mark.parametrize("hidden", [32, 512])
+def test_cudnn_is_not_asked_for_what_it_refuses(h200: Any, hidden: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = tl.GRU(4, hidden)
+    experience = layer._memories.setdefault(0, Memory()).forward
+    experience.pause = 9
+    assert native_file._why_faster(layer, h200, 65535, 1) == native_file.RESTING
+    assert native_file._why_faster(layer, h200, 65536, 1) is None
+    assert native_file._why_faster(layer, h200, 65536, 4096) is None, "one chunk is cheapest, and ours"
+    assert experience.pause == 8, "left to the sweeps, which rest on their own account"
 
 
 def test_a_network_that_rests_is_cudnns_for_a_while(h200: Any) -> None:

@@ -70,6 +70,8 @@ class Recurrent(nn.RNNBase):
         self._known: dict[Any, list[SolveReport]] = {}
         """Inputs that torch's own layer is to run, by shape, dtype, device, autocast and gradients, and what to report.
         """
+        self._rehearsed: set[bool] = set()
+        """Whether torch's own layer has run where a CUDA graph may hold it, without and with gradients."""
         self._handle = handle_of(self)
         self.reports = []
 

@@ -52,8 +52,11 @@ LSTM_HIDDEN = 256
 
 RESTING = "auto: the network forgets too slowly, and cuDNN is faster than one chunk"
 UNSURE = "auto: one sweep may not do, a CUDA graph holds no more, and cuDNN is faster than one chunk"
-PASSING = (RESTING, UNSURE)
+REHEARSED = "auto: cuDNN runs this call, so that a CUDA graph could hold its layer: one sweep may not do"
+PASSING = (RESTING, UNSURE, REHEARSED)
 """Reasons that may be gone by the next call."""
+MOST_CUDNN_STEPS = 65535
+"""cuDNN refuses longer sequences."""
 
 
 def obstacle(data: Tensor) -> str | None:
@@ -91,15 +94,25 @@ def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
     reason = why_by_size(module, data, steps, batch)
     if reason is not None or data.device.type != "cuda":
         return reason
+    if steps > MOST_CUDNN_STEPS:
+        return None
     if resting(module):
         return RESTING
-    return UNSURE if _persistent(module, data) and not _sure(module) and capturing(data.device) else None
+    if not _persistent(module, data) or _sure(module):
+        return None
+    rehearsed, captures = torch.is_grad_enabled() in module._rehearsed, capturing(data.device)
+    if rehearsed or captures:  # what cuDNN makes on its first call, no graph can hold
+        return UNSURE if rehearsed and captures else None
+    module._rehearsed.add(torch.is_grad_enabled())
+    return REHEARSED
 
 
 def why_by_size(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
     """Why torch's own layer is the faster one for any problem of this size, or None. `steps` may be a symbol."""
     missing = ""
     if data.device.type == "cuda":
+        if steps > MOST_CUDNN_STEPS:
+            return None
         kernels = module.proj_size == 0 and data.dtype != torch.float64 and has_triton()
         persistent = _persistent(module, data)
         if persistent and not kernels:

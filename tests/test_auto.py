@@ -515,6 +515,20 @@ def test_cudnn_runs_where_it_is_faster(h200: Any, steps: int, batch: int, hidden
     assert found is None if reason is None else reason in str(found)
 
 
+def test_cudnns_time_goes_by_cell_precision_and_passes(h200: Any) -> None:
+    """As measured on an H200: benchmarks/results/gpu.md and gpu-half.md."""
+    halved = SimpleNamespace(device=h200.device, dtype=torch.float16)
+    for make, data, few in ((tl.GRU, h200, 2000), (tl.LSTM, h200, 2300), (tl.RNN, h200, 3000), (tl.GRU, halved, 2400)):
+        layer = make(4, 128)
+        assert "too few" in str(native_file._why_faster(layer, data, few, 1))
+        assert native_file._why_faster(layer, data, few + 150, 1) is None
+    layer = tl.GRU(4, 32)
+    assert native_file._why_faster(layer, h200, 1024, 256) is None
+    with torch.no_grad():  # cuDNN takes 0.95 ms
+        assert "too few" in str(native_file._why_faster(layer, h200, 1024, 256))
+        assert native_file._why_faster(layer, h200, 4096, 256) is None
+
+
 def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(h200: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than one chunk, which takes longer than cuDNN; unless cuDNN, too, would launch kernels for every step."""
 

@@ -34,10 +34,17 @@ SHORTEST_LSTM_FORWARD = 1024
 SHORTEST_IN_TORCH = 2048
 """The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
 CUDNN_STEP = ((16, 0.95, 0.024), (32, 0.95, 0.042), (64, 1.25, 0.045), (128, 1.75, 0.058))
-"""Microseconds of a step of both passes where cuDNN has one persistent kernel, on an H200: up to so many units, by
-itself and for each sequence."""
-LEAST_CUDNN_TIME = 3800.0
-"""Microseconds of both passes in cuDNN from which the kernels on a GPU gain: our fixed cost is well below."""
+"""Microseconds of a GRU's step of both passes where cuDNN has one persistent kernel, on an H200: up to so many units,
+by itself and for each sequence."""
+CUDNN_FORWARD_STEP = ((32, 0.44, 0.0019), (64, 0.58, 0.005), (128, 0.78, 0.007))
+"""The same of the forward pass alone, for which many sequences cost cuDNN little."""
+CUDNN_SHARE = {"GRU": 1.0, "LSTM": 0.89, "RNN": 0.69}
+"""A step's time by the cell, as a share of a GRU's: the smallest that was measured."""
+CUDNN_HALF_SHARE = 0.87
+"""The same in float16."""
+LEAST_CUDNN_TIME, LEAST_CUDNN_FORWARD_TIME = 3800.0, 1600.0
+"""Microseconds in cuDNN, of both passes and of the forward pass alone, from which the kernels on a GPU gain: our fixed
+cost is well below."""
 SHORTEST_BY_STEPS_ON_GPU = 256
 """The same where cuDNN launches kernels for every step: wide layers, and bfloat16."""
 SHORTEST_IN_TORCH_ON_GPU = 4096
@@ -118,8 +125,7 @@ def why_by_size(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
         if persistent and not kernels:
             return f"auto: cuDNN runs {module.hidden_size} hidden units in one kernel"
         if persistent:
-            step = next(own + each * int(batch) for units, own, each in CUDNN_STEP if module.hidden_size <= units)
-            needed = math.ceil(LEAST_CUDNN_TIME / step)
+            needed = _longer_than_our_fixed_cost(module, data, int(batch))
         else:
             needed = SHORTEST_BY_STEPS_ON_GPU if kernels else SHORTEST_IN_TORCH_ON_GPU
         if kernels and _one_chunk(module, steps, batch, data.device):
@@ -141,6 +147,17 @@ def why_by_size(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
 def _persistent(module: Recurrent, data: Tensor) -> bool:
     """Whether cuDNN runs this layer in one kernel."""
     return module.hidden_size <= PERSISTENT and products_in(data) in (torch.float32, torch.float16)
+
+
+def _longer_than_our_fixed_cost(module: Recurrent, data: Tensor, batch: int) -> int:
+    """Steps that take cuDNN's persistent kernel longer than a call of ours costs at any length."""
+    taped = torch.is_grad_enabled()
+    by_units, least = (CUDNN_STEP, LEAST_CUDNN_TIME) if taped else (CUDNN_FORWARD_STEP, LEAST_CUDNN_FORWARD_TIME)
+    step = next(own + each * batch for units, own, each in by_units if module.hidden_size <= units)
+    step *= CUDNN_SHARE[module.mode.split("_")[0]]
+    if products_in(data) == torch.float16:
+        step *= CUDNN_HALF_SHARE
+    return math.ceil(least / step)
 
 
 def _sure(module: Recurrent) -> bool:

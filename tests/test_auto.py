@@ -548,7 +548,10 @@ def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(h200: Any, monkey
     assert ask(narrow, True) == [None], "what cuDNN makes on its first call, no graph can hold"
     assert ask(narrow, False, False, True) == [native_file.REHEARSED, None, native_file.UNSURE]
     with torch.no_grad():
+        assert ask(narrow, False, True) == [None, None], "nothing is run backward"
+        narrow._memories[0].forward.corrected = True
         assert ask(narrow, True, False, True) == [None, native_file.REHEARSED, native_file.UNSURE]
+    narrow._memories[0].forward.corrected = False
     sides[0].correcting = True  # several sweeps at once, which a graph can hold
     assert ask(narrow, False, True) == [None, None]
 

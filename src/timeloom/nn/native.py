@@ -161,8 +161,13 @@ def _longer_than_our_fixed_cost(module: Recurrent, data: Tensor, batch: int) -> 
 
 
 def _sure(module: Recurrent) -> bool:
-    """Whether every layer's sweeps are likely to be certified as planned, as far as earlier calls have shown."""
-    sides = [side for memory in module.memories() for side in (memory.forward, memory.backward)]
+    """Whether every layer's sweeps of this call are likely to be certified as planned, as far as earlier calls have
+    shown.
+    """
+    memories = module.memories()
+    sides = [memory.forward for memory in memories]
+    if torch.is_grad_enabled():
+        sides += [memory.backward for memory in memories]
     return all(side.trusted or side.correcting for side in sides)
 
 

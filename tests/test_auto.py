@@ -547,6 +547,7 @@ def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(h200: Any, monkey
     assert ask(wide, False, True) == [None, None]
     assert ask(narrow, True) == [None], "what cuDNN makes on its first call, no graph can hold"
     assert ask(narrow, False, False, True) == [native_file.REHEARSED, None, native_file.UNSURE]
+    assert ask(copy.deepcopy(narrow), True) == [None], "nor what it makes in another process"
     with torch.no_grad():
         assert ask(narrow, False, True) == [None, None], "nothing is run backward"
         narrow._memories[0].forward.corrected = True

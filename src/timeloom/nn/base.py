@@ -70,8 +70,9 @@ class Recurrent(nn.RNNBase):
         self._known: dict[Any, list[SolveReport]] = {}
         """Inputs that torch's own layer is to run, by shape, dtype, device, autocast and gradients, and what to report.
         """
-        self._rehearsed: set[bool] = set()
-        """Whether torch's own layer has run where a CUDA graph may hold it, without and with gradients."""
+        self._rehearsed: set[tuple[torch.device, torch.dtype, bool]] = set()
+        """Devices and precisions, without and with gradients, in which torch's own layer has run once, so that a CUDA
+        graph may hold it."""
         self._handle = handle_of(self)
         self.reports = []
 
@@ -87,6 +88,7 @@ class Recurrent(nn.RNNBase):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._handle = handle_of(self)  # a copy is a module of its own
+        self._rehearsed = set()  # and may be another process's
 
     def __prepare_scriptable__(self) -> Any:
         raise RuntimeError(

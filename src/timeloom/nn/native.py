@@ -107,10 +107,11 @@ def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
         return RESTING
     if not _persistent(module, data) or _sure(module):
         return None
-    rehearsed, captures = torch.is_grad_enabled() in module._rehearsed, capturing(data.device)
+    kind = (data.device, products_in(data), torch.is_grad_enabled())
+    rehearsed, captures = kind in module._rehearsed, capturing(data.device)
     if rehearsed or captures:  # what cuDNN makes on its first call, no graph can hold
         return UNSURE if rehearsed and captures else None
-    module._rehearsed.add(torch.is_grad_enabled())
+    module._rehearsed.add(kind)
     return REHEARSED
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -66,7 +67,7 @@ def rivals() -> tuple[dict[str, Contender], list[str]]:
         try:
             module: Any = import_module(name)
         except Exception as error:  # one of them builds CUDA code on import, and may fail in any way
-            absent.append(f"{name} is skipped: {type(error).__name__}: {str(error).strip().splitlines()[0][:120]}")
+            absent.append(f"{name} is skipped: {first_line(error)}")
         else:
             found[name] = Contender(name, module.scan, time_inside=True)
     return found, absent
@@ -251,7 +252,8 @@ def main() -> None:
             facts[kind].append(job())
             print(json.dumps(facts[kind][-1]), flush=True)
             torch.cuda.empty_cache()
-        except RuntimeError as error:  # the others are worth having
+        except Exception as error:  # torch's or Triton's; the others are worth having
+            traceback.print_exc()
             notes.append(f"{what} fails: {first_line(error)}")
         arguments.out.write_text(json.dumps(facts, indent=1))
         arguments.out.with_suffix(".md").write_text(table(facts))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import timeloom as tl
 from timeloom.cells import GenericCell
-from timeloom.nn import native as native_file
+from timeloom.nn import cudnn
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solvers import Auto, Shooting, Solver
@@ -486,7 +486,7 @@ def test_sweeps_that_give_up_twice_are_not_tried_for_a_while() -> None:
 @pytest.fixture
 def h200(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Inputs that look as if they were on a GPU of 132 multiprocessors."""
-    monkeypatch.setattr(native_file, "has_triton", lambda: True)
+    monkeypatch.setattr(cudnn, "has_triton", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
     cost_on_gpu.cache_clear()
     yield SimpleNamespace(device=torch.device("cuda", 7), dtype=torch.float32)
@@ -511,7 +511,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Any:
 )
 def test_cudnn_runs_where_it_is_faster(h200: Any, steps: int, batch: int, hidden: int, reason: str | None) -> None:
     """As measured on an H200: benchmarks/results/gpu-grid.md."""
-    found = native_file._why_faster(tl.GRU(4, hidden), h200, steps, batch)
+    found = cudnn.why(tl.GRU(4, hidden), h200, steps, batch)
     assert found is None if reason is None else reason in str(found)
 
 
@@ -520,13 +520,13 @@ def test_cudnns_time_goes_by_cell_precision_and_passes(h200: Any) -> None:
     halved = SimpleNamespace(device=h200.device, dtype=torch.float16)
     for make, data, few in ((tl.GRU, h200, 2000), (tl.LSTM, h200, 2300), (tl.RNN, h200, 3000), (tl.GRU, halved, 2400)):
         layer = make(4, 128)
-        assert "too few" in str(native_file._why_faster(layer, data, few, 1))
-        assert native_file._why_faster(layer, data, few + 150, 1) is None
+        assert "too few" in str(cudnn.why(layer, data, few, 1))
+        assert cudnn.why(layer, data, few + 150, 1) is None
     layer = tl.GRU(4, 32)
-    assert native_file._why_faster(layer, h200, 1024, 256) is None
+    assert cudnn.why(layer, h200, 1024, 256) is None
     with torch.no_grad():  # cuDNN takes 0.95 ms
-        assert "too few" in str(native_file._why_faster(layer, h200, 1024, 256))
-        assert native_file._why_faster(layer, h200, 4096, 256) is None
+        assert "too few" in str(cudnn.why(layer, h200, 1024, 256))
+        assert cudnn.why(layer, h200, 4096, 256) is None
 
 
 def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(h200: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,8 +535,8 @@ def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(h200: Any, monkey
     def ask(layer: tl.GRU, *captures: bool) -> list[str | None]:
         answers = []
         for captured in captures:
-            monkeypatch.setattr(native_file, "capturing", lambda _, captured=captured: captured)
-            answers.append(native_file._why_faster(layer, h200, 16384, 1))
+            monkeypatch.setattr(cudnn, "capturing", lambda _, captured=captured: captured)
+            answers.append(cudnn.why(layer, h200, 16384, 1))
         return answers
 
     narrow, wide = layers = [tl.GRU(4, hidden) for hidden in (32, 256)]
@@ -546,12 +546,12 @@ def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(h200: Any, monkey
         side.corrected = True
     assert ask(wide, False, True) == [None, None]
     assert ask(narrow, True) == [None], "what cuDNN makes on its first call, no graph can hold"
-    assert ask(narrow, False, False, True) == [native_file.REHEARSED, None, native_file.UNSURE]
+    assert ask(narrow, False, False, True) == [cudnn.REHEARSED, None, cudnn.UNSURE]
     assert ask(copy.deepcopy(narrow), True) == [None], "nor what it makes in another process"
     with torch.no_grad():
         assert ask(narrow, False, True) == [None, None], "nothing is run backward"
         narrow._memories[0].forward.corrected = True
-        assert ask(narrow, True, False, True) == [None, native_file.REHEARSED, native_file.UNSURE]
+        assert ask(narrow, True, False, True) == [None, cudnn.REHEARSED, cudnn.UNSURE]
     narrow._memories[0].forward.corrected = False
     sides[0].correcting = True  # several sweeps at once, which a graph can hold
     assert ask(narrow, False, True) == [None, None]
@@ -562,9 +562,9 @@ def test_cudnn_is_not_asked_for_what_it_refuses(h200: Any, hidden: int, monkeypa
     layer = tl.GRU(4, hidden)
     experience = layer._memories.setdefault(0, Memory()).forward
     experience.pause = 9
-    assert native_file._why_faster(layer, h200, 65535, 1) == native_file.RESTING
-    assert native_file._why_faster(layer, h200, 65536, 1) is None
-    assert native_file._why_faster(layer, h200, 65536, 4096) is None, "one chunk is cheapest, and ours"
+    assert cudnn.why(layer, h200, 65535, 1) == cudnn.RESTING
+    assert cudnn.why(layer, h200, 65536, 1) is None
+    assert cudnn.why(layer, h200, 65536, 4096) is None, "one chunk is cheapest, and ours"
     assert experience.pause == 8, "left to the sweeps, which rest on their own account"
 
 
@@ -572,5 +572,5 @@ def test_a_network_that_rests_is_cudnns_for_a_while(h200: Any) -> None:
     layer = tl.GRU(4, 32)
     memory = layer._memories.setdefault(0, Memory())
     memory.forward.pause = 2
-    answers = [native_file._why_faster(layer, h200, 16384, 1) for _ in range(4)]
-    assert answers == [native_file.RESTING] * 2 + [None] * 2
+    answers = [cudnn.why(layer, h200, 16384, 1) for _ in range(4)]
+    assert answers == [cudnn.RESTING] * 2 + [None] * 2

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import timeloom as tl
 from timeloom import express, problem, solve
-from timeloom.nn import native
+from timeloom.nn import cudnn, native
 from timeloom.problem import Recurrence, cut_evenly
 from timeloom.report import SolveReport
 from timeloom.solvers import Shooting
@@ -156,7 +156,7 @@ def test_what_no_cuda_graph_can_hold_says_so(what: str, monkeypatch: pytest.Monk
         compiled(x, **more)
 
 
-def test_who_runs_is_one_comparison_of_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_runs_is_a_few_comparisons_of_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs for all lengths hold symbols for sizes: an answer by a search would make a graph for each length."""
     looked: list[Any] = []
 
@@ -165,15 +165,19 @@ def test_who_runs_is_one_comparison_of_the_length(monkeypatch: pytest.MonkeyPatc
             looked.append(other)
             return int(self) < other
 
+        def __gt__(self, other: Any) -> bool:
+            looked.append(other)
+            return int(self) > other
+
         __hash__ = None  # type: ignore[assignment]  # as a symbol has none
 
-    monkeypatch.setattr(native, "has_triton", lambda: True)
+    monkeypatch.setattr(cudnn, "has_triton", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
     cost_on_gpu.cache_clear()
     data: Any = SimpleNamespace(device=torch.device("cuda", 7), dtype=torch.float32)
     assert native.why_by_size(tl.GRU(4, 32), data, Length(16384), 4) is None
     cost_on_gpu.cache_clear()
-    assert len(looked) == 2
+    assert len(looked) == 3
     assert all(type(bound) is int for bound in looked)
 
 

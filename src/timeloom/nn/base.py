@@ -18,7 +18,7 @@ from timeloom.distributed.express import run_layer_over_ranks
 from timeloom.distributed.group import TimeGroup
 from timeloom.distributed.solve import Over
 from timeloom.distributed.span import Span, agree
-from timeloom.nn import native
+from timeloom.nn import cudnn, native
 from timeloom.nn.handles import handle_of, traced_apart
 from timeloom.nn.precision import products_in, returned_in, solved_in
 from timeloom.nn.sequence import (
@@ -170,7 +170,7 @@ class Recurrent(nn.RNNBase):
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
                 permutation = None if packed is None else packed.sorted_indices
                 self._guess(guess, packed is not None or data.dim() == 3, *native.size(self, input), permutation)
-            passing = obstacle or reason in native.PASSING  # it may be gone next time
+            passing = obstacle or reason in cudnn.PASSING  # it may be gone next time
             if key is not None and not passing and len(self._known) < MOST_KNOWN:
                 self._known[key] = self.reports
             return result

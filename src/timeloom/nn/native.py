@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from timeloom.nn.precision import SOLVED, products_in, solved_in
+from timeloom.nn import cudnn
+from timeloom.nn.precision import SOLVED, solved_in
 from timeloom.report import SolveReport
-from timeloom.solvers.auto import Auto, Experience
-from timeloom.solvers.base import TF32_TOLERANCE, Solver
-from timeloom.solvers.costs import cost_on_gpu, fewest_to_cut
+from timeloom.solvers.auto import Auto
+from timeloom.solvers.base import Solver
 from timeloom.solvers.sequential import Sequential
-from timeloom.streams import capturing
 from timeloom.sweep.cpu_layer import MOST_INPUTS, MOST_UNITS
-from timeloom.sweep.gpu import has_triton, largest
 from timeloom.sweep.native import unavailable
 from timeloom.transforms import WHERE, transformed
 
@@ -33,37 +30,10 @@ SHORTEST_LSTM_FORWARD = 1024
 """The same without gradients."""
 SHORTEST_IN_TORCH = 2048
 """The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
-CUDNN_STEP = ((16, 0.95, 0.024), (32, 0.95, 0.042), (64, 1.25, 0.045), (128, 1.75, 0.058))
-"""Microseconds of a GRU's step of both passes where cuDNN has one persistent kernel, on an H200: up to so many units,
-by itself and for each sequence."""
-CUDNN_FORWARD_STEP = ((32, 0.44, 0.0019), (64, 0.58, 0.005), (128, 0.78, 0.007))
-"""The same of the forward pass alone, for which many sequences cost cuDNN little."""
-CUDNN_SHARE = {"GRU": 1.0, "LSTM": 0.89, "RNN": 0.69}
-"""A step's time by the cell, as a share of a GRU's: the smallest that was measured."""
-CUDNN_HALF_SHARE = 0.87
-"""The same in float16."""
-LEAST_CUDNN_TIME, LEAST_CUDNN_FORWARD_TIME = 3800.0, 1600.0
-"""Microseconds in cuDNN, of both passes and of the forward pass alone, from which the kernels on a GPU gain: our fixed
-cost is well below."""
-SHORTEST_BY_STEPS_ON_GPU = 256
-"""The same where cuDNN launches kernels for every step: wide layers, and bfloat16."""
-SHORTEST_IN_TORCH_ON_GPU = 4096
-"""The same for sweeps in plain torch operations on a GPU."""
-PERSISTENT = CUDNN_STEP[-1][0]
-"""Hidden size up to which cuDNN's float32 layers run in one persistent kernel, out of reach for a step at a time."""
 LSTM_BATCH = 8
 """Batch from which oneDNN's fused LSTM fills a CPU by itself."""
 LSTM_HIDDEN = 256
 """Hidden size beyond which it does so with a single sequence."""
-
-
-RESTING = "auto: the network forgets too slowly, and cuDNN is faster than one chunk"
-UNSURE = "auto: one sweep may not do, a CUDA graph holds no more, and cuDNN is faster than one chunk"
-REHEARSED = "auto: cuDNN runs this call, so that a CUDA graph could hold its layer: one sweep may not do"
-PASSING = (RESTING, UNSURE, REHEARSED)
-"""Reasons that may be gone by the next call."""
-MOST_CUDNN_STEPS = 65535
-"""cuDNN refuses longer sequences."""
 
 
 def obstacle(data: Tensor) -> str | None:
@@ -98,40 +68,21 @@ def why(module: Recurrent, solver: Solver, input: Tensor | PackedSequence) -> st
 
 def _why_faster(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
     """Why torch's own layer is the faster one, or None."""
-    reason = why_by_size(module, data, steps, batch)
-    if reason is not None or data.device.type != "cuda":
-        return reason
-    if steps > MOST_CUDNN_STEPS:
-        return None
-    if resting(module):
-        return RESTING
-    if not _persistent(module, data) or _sure(module):
-        return None
-    kind = (data.device, products_in(data), torch.is_grad_enabled())
-    rehearsed, captures = kind in module._rehearsed, capturing(data.device)
-    if rehearsed or captures:  # what cuDNN makes on its first call, no graph can hold
-        return UNSURE if rehearsed and captures else None
-    module._rehearsed.add(kind)
-    return REHEARSED
+    if data.device.type == "cuda":
+        return cudnn.why(module, data, steps, batch)
+    return _why_on_cpu(module, data, steps, batch)
 
 
 def why_by_size(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
     """Why torch's own layer is the faster one for any problem of this size, or None. `steps` may be a symbol."""
-    missing = ""
     if data.device.type == "cuda":
-        if steps > MOST_CUDNN_STEPS:
-            return None
-        kernels = module.proj_size == 0 and data.dtype != torch.float64 and has_triton()
-        persistent = _persistent(module, data)
-        if persistent and not kernels:
-            return f"auto: cuDNN runs {module.hidden_size} hidden units in one kernel"
-        if persistent:
-            needed = _longer_than_our_fixed_cost(module, data, int(batch))
-        else:
-            needed = SHORTEST_BY_STEPS_ON_GPU if kernels else SHORTEST_IN_TORCH_ON_GPU
-        if kernels and _one_chunk(module, steps, batch, data.device):
-            return f"auto: one chunk is cheapest for T={steps}, B={batch}, and cuDNN is faster at that"
-    elif solved_in(data) != torch.float32 or module.proj_size > 0:
+        return cudnn.why_by_size(module, data, steps, batch)
+    return _why_on_cpu(module, data, steps, batch)
+
+
+def _why_on_cpu(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
+    missing = ""
+    if solved_in(data) != torch.float32 or module.proj_size > 0:
         needed = SHORTEST_IN_TORCH
     elif unavailable() is not None:
         needed, missing = SHORTEST_IN_TORCH, f" without compiled kernels ({unavailable()})"
@@ -143,52 +94,6 @@ def why_by_size(module: Recurrent, data: Tensor, steps: int, batch: int) -> str 
     else:
         needed = SHORTEST[module.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]
     return f"auto: {steps} steps are too few to gain{missing}" if steps < needed else None
-
-
-def _persistent(module: Recurrent, data: Tensor) -> bool:
-    """Whether cuDNN runs this layer in one kernel."""
-    return module.hidden_size <= PERSISTENT and products_in(data) in (torch.float32, torch.float16)
-
-
-def _longer_than_our_fixed_cost(module: Recurrent, data: Tensor, batch: int) -> int:
-    """Steps that take cuDNN's persistent kernel longer than a call of ours costs at any length."""
-    taped = torch.is_grad_enabled()
-    by_units, least = (CUDNN_STEP, LEAST_CUDNN_TIME) if taped else (CUDNN_FORWARD_STEP, LEAST_CUDNN_FORWARD_TIME)
-    step = next(own + each * batch for units, own, each in by_units if module.hidden_size <= units)
-    step *= CUDNN_SHARE[module.mode.split("_")[0]]
-    if products_in(data) == torch.float16:
-        step *= CUDNN_HALF_SHARE
-    return math.ceil(least / step)
-
-
-def _sure(module: Recurrent) -> bool:
-    """Whether every layer's sweeps of this call are likely to be certified as planned, as far as earlier calls have
-    shown.
-    """
-    memories = module.memories()
-    sides = [memory.forward for memory in memories]
-    if torch.is_grad_enabled():
-        sides += [memory.backward for memory in memories]
-    return all(side.trusted or side.correcting for side in sides)
-
-
-def _one_chunk(module: Recurrent, steps: int, batch: int, device: torch.device) -> bool:
-    """Whether the GPU's kernels would have nothing to run side by side but the batch."""
-    n = module.hidden_size
-    cost = cost_on_gpu(n, n > largest(module.mode.lower(), device), device)
-    fewest = fewest_to_cut(max(int(batch), 1), Experience().warmup(TF32_TOLERANCE), cost)
-    return fewest is None or steps < fewest
-
-
-def resting(module: Recurrent) -> bool:
-    """Whether shooting has turned out not to pay on any layer, and is not to be tried for some calls; counts this
-    one.
-    """
-    memories = module.memories()
-    rests = bool(memories) and all(memory.forward.pause > 0 or memory.backward.pause > 0 for memory in memories)
-    for experience in (side for memory in memories for side in (memory.forward, memory.backward)) if rests else ():
-        experience.pause = max(experience.pause - 1, 0)
-    return rests
 
 
 def _fills_the_cpu(hidden: int, inputs: int, batch: int) -> bool:

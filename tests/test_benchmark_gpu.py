@@ -367,6 +367,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "Event": _Event, "Stream": _Stream, "current_stream": _Stream, "CUDAGraph": _Graph,
         "stream": lambda stream: nullcontext(), "graph": lambda graph: nullcontext(), "synchronize": lambda: None,
         "reset_peak_memory_stats": lambda: None, "memory_allocated": lambda: 0, "max_memory_allocated": lambda: 2**20,
+        "is_current_stream_capturing": lambda: False,
     }  # fmt: skip
     for name, part in parts.items():
         monkeypatch.setattr(torch.cuda, name, part)

@@ -269,12 +269,20 @@ def test_a_subclass_of_timelooms_takes_the_solver_and_is_not_undone() -> None:
 
 
 def test_cells_and_other_modules_are_nobodys_business() -> None:
-    others = nn.ModuleList([nn.GRUCell(D, H), nn.LSTMCell(D, H), nn.Linear(D, H), nn.TransformerEncoderLayer(4, 2)])
-    types = [type(module) for module in others.modules()]
+    others = [nn.GRUCell(D, H), nn.LSTMCell(D, H), nn.Linear(D, H), nn.TransformerEncoderLayer(4, 2)]
+    mixed = nn.ModuleList([*others, nn.GRU(D, H)])
+    types = [type(module) for module in mixed.modules()]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tl.sequentialize(tl.parallelize(others))
-    assert [type(module) for module in others.modules()] == types
+        tl.sequentialize(tl.parallelize(mixed))
+    assert [type(module) for module in mixed.modules()] == types
+
+
+def test_a_model_without_a_recurrent_layer_is_told() -> None:
+    cells = nn.ModuleList([nn.GRUCell(D, H), nn.Linear(D, H)])
+    with pytest.warns(UserWarning, match=r"found no nn\.GRU, nn\.LSTM or nn\.RNN in ModuleList: nothing is changed"):
+        assert tl.parallelize(cells) is cells
+    assert [type(module) for module in cells] == [nn.GRUCell, nn.Linear]
 
 
 def test_a_wrong_solver_swaps_nothing() -> None:

@@ -22,10 +22,17 @@ def parallelize(model: Model, solver: str | Solver = "auto") -> Model:
     """Make every `nn.GRU`, `nn.LSTM` and `nn.RNN` inside `model` (or the model itself) run parallel in time.
 
     Modules stay the same objects: parameters, optimisers, hooks, ties and references to them survive. Layers that are
-    timeloom's already take the solver. A layer with code of its own is left alone, with a warning. Returns the model.
+    timeloom's already take the solver. A layer with code of its own is left alone, with a warning, and so is a model
+    without any such layer. Returns the model.
     """
     resolve(solver)
     _check_model(model)
+    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        warnings.warn(
+            f"timeloom found no nn.GRU, nn.LSTM or nn.RNN in {type(model).__name__}: nothing is changed. Cells and "
+            f"loops over time are for timeloom.unroll.",
+            stacklevel=2,
+        )
     for name, module in model.named_modules():
         if isinstance(module, Recurrent):
             module.solver = solver

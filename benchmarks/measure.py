@@ -12,9 +12,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-import timeloom
 from benchmarks.cases import Case
 from benchmarks.layers import LIBRARIES, Library, Problem, TrainingStep, build
+from timeloom.nn.base import Recurrent
 
 Name = TypeVar("Name", bound=str)
 Clock = Callable[[Callable[[], object]], float]
@@ -162,7 +162,7 @@ def _warm_up(name: str, step: Callable[[], object], clock: Clock) -> float:
 
 def solve_of(layer: object) -> Solve:
     """What the last step of a timeloom layer did."""
-    assert isinstance(layer, timeloom.GRU | timeloom.LSTM | timeloom.RNN)
+    assert isinstance(layer, Recurrent)
     report = layer.reports[0]
     back = report.backward
     return Solve(

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import timeloom
 from benchmarks.cases import Case
 from benchmarks.gpu import clock
 from benchmarks.gpu.clock import captured, event_seconds, learn, peak_bytes
 from benchmarks.gpu.floor import bandwidth, floor_of, step_latency
 from benchmarks.layers import LIBRARIES, Problem, TrainingStep, build
 from benchmarks.measure import Timing, exact_results, relative_errors, solve_of, time_in_turns
+from timeloom.nn.base import Recurrent
 from timeloom.report import SolveReport
 
 Row = dict[str, Any]
@@ -113,7 +113,7 @@ def forward_of(layer: nn.Module, x: Tensor) -> Call:
 
 def _capture(ours: nn.Module, problem: Problem, row: Row) -> tuple[Call, SolveReport] | None:
     """A graph of timeloom's step and what it reports, where timeloom's own sweeps ran and it can be captured."""
-    assert isinstance(ours, timeloom.GRU | timeloom.LSTM | timeloom.RNN)
+    assert isinstance(ours, Recurrent)
     report = ours.reports[0]
     if not report.solver.startswith("shooting") or report.fell_back:
         return None

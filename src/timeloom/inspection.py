@@ -19,6 +19,7 @@ from timeloom.inspection_plot import plot
 from timeloom.nn import parallelize, sequentialize
 from timeloom.nn.base import Recurrent
 from timeloom.nn.native import size
+from timeloom.nn.swap import holds_recurrent_layers
 from timeloom.report import SolveReport
 from timeloom.solvers import MGRIT, Auto, Shooting, Solver
 from timeloom.solvers.base import Correction
@@ -139,7 +140,7 @@ def inspect(
     every: try the methods over single steps (DEER, ELK, …) and multigrid's other settings too. On long sequences these
         take minutes: give a short stretch of the input.
     """
-    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+    if not holds_recurrent_layers(model):
         raise TypeError(f"{type(model).__name__} holds no GRU, LSTM or RNN layer to inspect")
 
     def run(copied: nn.Module) -> Tensor:

@@ -27,7 +27,7 @@ def parallelize(model: Model, solver: str | Solver = "auto") -> Model:
     """
     resolve(solver)
     _check_model(model)
-    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+    if not holds_recurrent_layers(model):
         warnings.warn(
             f"timeloom found no nn.GRU, nn.LSTM or nn.RNN in {type(model).__name__}: nothing is changed. Cells and "
             f"loops over time are for timeloom.unroll.",
@@ -62,6 +62,11 @@ def sequentialize(model: Model) -> Model:
         for attribute in ("_solver", "_solver_given", "_memories", "_known", "_rehearsed", "_handle", "reports"):
             module.__dict__.pop(attribute, None)
     return model
+
+
+def holds_recurrent_layers(model: nn.Module) -> bool:
+    """Whether a model has, or is, a layer of torch's or timeloom's."""
+    return any(isinstance(module, nn.RNNBase) for module in model.modules())
 
 
 def _check_model(model: object) -> None:

@@ -16,22 +16,24 @@ LARGEST = 16
 
 # Diagonal elements
 THREADS = 256
-"""Threads of a program: as many as a tile has groups of steps, times lanes; twice as many where it has a processor for
-itself."""
+"""Threads of a program: as many as a tile has groups of steps, times lanes; twice as many where one that walks over all
+of time has a processor for itself."""
 LENGTH = 16
 """Most steps that a thread takes on its own in a tile; half as many in float64."""
-ROW = 256
-"""Bytes of neighbouring lanes that a program owns, at most."""
-PROGRAMS = 264
-"""Programs that are in flight together, two on each of 132 processors."""
-ALONE = 128
-"""Programs that keep the memory busy, each walking over all of time."""
+ROWS = (64, 128, 256)
+"""Bytes of neighbouring lanes that a program owns: at least, in chunks of time, and at most."""
+PROCESSORS = 132
+"""Of an H200; each runs two programs at a time."""
+ALONE = 64
+"""Programs that keep the memory busy, each walking over all of time; twice as many do so better."""
+SHORT = 2
+"""Tiles over which a program walks alone in any case."""
 TILES = 4
 """Most tiles of a chunk otherwise: those of all programs in flight stay in the cache until they are read again."""
+WINDOW = 64
+"""Chunks behind each that tells a state."""
 REGISTERS = 128
 """Of a thread: two programs fit on a processor."""
-WINDOWS = (32, 64)
-"""Chunks behind each that tells a state: few where many lanes keep the GPU busy, more where time alone does."""
 
 # Matrices
 ENTRIES = (256, 512)
@@ -106,49 +108,53 @@ def _diagonal(
     if lanes == 0:
         return
     tiling = _tiling(steps, lanes, b.dtype)
-    blocks, chunks, groups = -(-lanes // tiling.lanes), tiling.chunks, tiling.threads // tiling.lanes
+    blocks, chunks = -(-lanes // tiling.lanes), tiling.chunks
     flags = products = sources = starts = None
     if chunks > 1:
         flags = torch.zeros(chunks * blocks, dtype=torch.int32, device=b.device)
         products, sources = b.new_empty(2, chunks, lanes, dtype=_precise(b.dtype)).unbind()
-        starts = torch.empty_like(products[: -(-chunks // tiling.window)])
+        starts = torch.empty_like(products[: -(-chunks // WINDOW)])
     tensors = (a, b, h0, h, states, d_a, flags, products, sources, starts)
     gpu_kernels.diagonal_kernel[(chunks * blocks,)](
         *tensors, steps, lanes, blocks, tiling.tiles,
-        REVERSE=reverse, ADJOINT=adjoint, SLOPES=d_a is not None, WINDOW=tiling.window if chunks > 1 else 0,
-        LENGTH=tiling.length, GROUPS=groups, LANES=tiling.lanes,
-        INDEX=_index(gpu_kernels, groups * tiling.length * lanes), ACC=_accumulator(gpu_kernels, b.dtype),
-        num_warps=max(1, tiling.threads // 32), maxnreg=REGISTERS,
+        REVERSE=reverse, ADJOINT=adjoint, SLOPES=d_a is not None, WINDOW=WINDOW if chunks > 1 else 0,
+        ONE=tiling.tiles == 1, LENGTH=tiling.length, GROUPS=tiling.groups, LANES=tiling.lanes,
+        PITCH=lanes if lanes & (lanes - 1) == 0 else 0,  # such sizes are few: few kernels are compiled for them
+        ACC=_accumulator(gpu_kernels, b.dtype), num_warps=max(1, tiling.groups * tiling.lanes // 32), maxnreg=REGISTERS,
     )  # fmt: skip
 
 
 class Tiling(NamedTuple):
     """How programs share steps and lanes."""
 
-    threads: int
     lanes: int
     """Of a program."""
+    groups: int
+    """Of a tile: each thread has one of them in one lane."""
     length: int
-    """Steps of a thread in a tile."""
+    """Steps of a group."""
     tiles: int
     """Of a chunk."""
     chunks: int
-    window: int
 
 
 def _tiling(steps: int, lanes: int, dtype: torch.dtype) -> Tiling:
-    wide = min(ROW // dtype.itemsize, _power_above(lanes), THREADS)
-    if lanes // wide < ALONE <= 2 * lanes // wide:
-        wide //= 2
+    narrow, middle, broad = (row // dtype.itemsize for row in ROWS)
+    wide = min(broad, max(narrow, _power_below(lanes // (2 * ALONE))), _power_above(lanes))
     blocks = -(-lanes // wide)
-    threads = 2 * THREADS if ALONE <= blocks <= PROGRAMS // 2 else THREADS
-    groups, most = threads // wide, LENGTH // 2 if dtype == torch.float64 else LENGTH
-    length = min(most, _power_above(-(-steps // groups)))
-    all_tiles = -(-steps // (groups * length))
-    tiles = all_tiles if blocks >= ALONE else max(1, min(TILES, all_tiles * blocks // PROGRAMS))
-    least, longest = WINDOWS
-    window = max(least, min(longest, _power_above(-(-PROGRAMS // blocks))))
-    return Tiling(threads, wide, length, tiles, -(-all_tiles // tiles), window)
+    walk = _tiles(steps, (THREADS if blocks > PROCESSORS else 2 * THREADS) // wide, dtype)
+    if blocks >= ALONE or walk[-1] <= SHORT:
+        return Tiling(wide, *walk, 1)
+    wide = min(middle if lanes > middle else narrow, _power_above(lanes))
+    groups, length, tiles = _tiles(steps, THREADS // wide, dtype)
+    together = max(1, min(TILES, -(-tiles * -(-lanes // wide) // PROCESSORS)))
+    return Tiling(wide, groups, length, together, -(-tiles // together))
+
+
+def _tiles(steps: int, groups: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Groups and their length, and how many such tiles hold all steps."""
+    length = min(LENGTH // 2 if dtype == torch.float64 else LENGTH, _power_above(-(-steps // groups)))
+    return groups, length, -(-steps // (groups * length))
 
 
 def _matrices(
@@ -200,11 +206,6 @@ def _matrices(
     )
 
 
-def _index(kernels: Any, numbers: int) -> Any:
-    """Triton's type for so many numbers and those beside them."""
-    return kernels.tl.int32 if 2 * numbers < 2**31 else kernels.tl.int64
-
-
 def _accumulator(kernels: Any, dtype: torch.dtype) -> Any:
     """Triton's name of `_precise(dtype)`."""
     return kernels.tl.float64 if dtype == torch.float64 else kernels.tl.float32
@@ -218,3 +219,8 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
 def _power_above(count: int) -> int:
     """The smallest power of two that is no less."""
     return 1 << max(0, count - 1).bit_length()
+
+
+def _power_below(count: int) -> int:
+    """The largest power of two that is no more; 1 of none."""
+    return 1 << max(0, count.bit_length() - 1)

@@ -7,7 +7,8 @@ step adds what its group's start contributes. What a chunk does to a state is fo
 chunks behind it, and a flag says so: a chunk composes those between it and the last of every WINDOW, which also tells
 the state that it found. So all chunks but one of each WINDOW wait for loads alone, and results do not depend on who was
 first; a chunk waits only for programs of lower numbers, which GPUs start first. Then the chunk is read again, from the
-cache, and its states are written: memory sees everything once. The next tile is fetched while one is computed.
+cache, and its states are written: memory sees everything once. The next tile is fetched while one is computed. A chunk
+of ONE tile keeps it instead of reading it again, and one that holds all steps tells nobody.
 
 Everything is `(steps, lanes)`, lanes next to one another. s counts steps in the order in which they are taken; with
 REVERSE they lie in memory the other way round. With ADJOINT, b are incoming gradients, and what carries an adjoint into
@@ -49,50 +50,81 @@ def link(a, b, later_a, later_b):
 
 
 @triton.jit
-def places(lane, lanes, REVERSE: tl.constexpr, LENGTH: tl.constexpr, GROUPS: tl.constexpr, INDEX: tl.constexpr):
-    """Where a tile's elements lie behind its first one, [LENGTH, GROUPS · LANES].
+def corners(tile, column, steps, pitch, REVERSE: tl.constexpr, LENGTH: tl.constexpr, GROUPS: tl.constexpr):
+    """Where the first step of a tile's columns lies, [1, GROUPS · LANES]; `column` says each one's lane.
 
-    `lane` says each column's; the columns of a group stand together.
+    The columns of a group stand together; a step lies `pitch` behind the one before it.
     """
-    COLUMNS: tl.constexpr = lane.shape[0]
-    group = tl.arange(0, COLUMNS) // (COLUMNS // GROUPS)
-    stride = tl.cast(lanes, INDEX)
+    COLUMNS: tl.constexpr = column.shape[0]
+    group = tl.arange(0, COLUMNS).to(tl.int64) // (COLUMNS // GROUPS)
+    begin = tile.to(tl.int64) * (GROUPS * LENGTH)
     if REVERSE:
-        stride = -stride
-    step = (group * LENGTH)[None, :] + tl.arange(0, LENGTH)[:, None]
-    return step.to(INDEX) * stride + lane[None, :].to(INDEX)
+        return ((steps - 1 - begin) * pitch + (column - group * LENGTH * pitch))[None, :]
+    return (begin * pitch + (column + group * LENGTH * pitch))[None, :]
 
 
 @triton.jit
-def extent(tile, lane, steps, lanes, REVERSE: tl.constexpr, LENGTH: tl.constexpr, GROUPS: tl.constexpr):
-    """A tile's first place in memory, each column's first step, and how many steps it has left, at most one more than a
-    group takes."""
-    COLUMNS: tl.constexpr = lane.shape[0]
-    group = tl.arange(0, COLUMNS) // (COLUMNS // GROUPS)
-    begin = tile.to(tl.int64) * (GROUPS * LENGTH)
-    s = begin + group * LENGTH
-    left = tl.where(lane < lanes, tl.minimum(tl.maximum(steps - s, 0), LENGTH + 1), 0).to(tl.int32)
-    origin = begin * lanes
+def spread(base, corner, pitch, REVERSE: tl.constexpr, LENGTH: tl.constexpr):
+    """Pointers to all of a tile, [LENGTH, GROUPS · LANES]: a column's steps add the same to every corner."""
+    stride = tl.cast(pitch, tl.int64)
     if REVERSE:
-        origin = (steps - 1 - begin) * lanes
-    return origin, s[None, :], left[None, :]
+        stride = -stride
+    return base + corner + tl.arange(0, LENGTH).to(tl.int64)[:, None] * stride
+
+
+@triton.jit
+def remaining(tile, column, steps, lanes, LENGTH: tl.constexpr, GROUPS: tl.constexpr):
+    """Steps that a tile's columns have left, at most one more than a group takes, and their first ones."""
+    COLUMNS: tl.constexpr = column.shape[0]
+    group = tl.arange(0, COLUMNS) // (COLUMNS // GROUPS)
+    s = tile.to(tl.int64) * (GROUPS * LENGTH) + group * LENGTH
+    left = tl.where(column < lanes, tl.minimum(tl.maximum(steps - s, 0), LENGTH + 1), 0).to(tl.int32)
+    return left[None, :], s[None, :]
 
 
 @triton.jit
 def fetch(
-    a, b, tile, here, lane, steps, lanes, wanted, REVERSE: tl.constexpr, ADJOINT: tl.constexpr, LENGTH: tl.constexpr,
+    a, b, tile, column, steps, lanes, pitch, wanted, REVERSE: tl.constexpr, ADJOINT: tl.constexpr, LENGTH: tl.constexpr,
     GROUPS: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """A tile's elements, [LENGTH, GROUPS · LANES], where they are `wanted`."""
-    origin, s, left = extent(tile, lane, steps, lanes, REVERSE, LENGTH, GROUPS)
+    corner = corners(tile, column, steps, pitch, REVERSE, LENGTH, GROUPS)
+    left, s = remaining(tile, column, steps, lanes, LENGTH, GROUPS)
     j = tl.arange(0, LENGTH)[:, None]
     known = j < tl.where(wanted, left, 0)
     if ADJOINT:
-        before = origin + lanes if REVERSE else origin - lanes
-        x = tl.load(a + before + here, mask=known & (s + j > 0), other=0.0, eviction_policy=EVICT)
+        before = corner + pitch if REVERSE else corner - pitch
+        there = known & (s + j > 0)
+        x = tl.load(spread(a, before, pitch, REVERSE, LENGTH), mask=there, other=0.0, eviction_policy=EVICT)
     else:
-        x = tl.load(a + origin + here, mask=known, other=0.0, eviction_policy=EVICT)
-    return x, tl.load(b + origin + here, mask=known, other=0.0, eviction_policy=EVICT)
+        x = tl.load(spread(a, corner, pitch, REVERSE, LENGTH), mask=known, other=0.0, eviction_policy=EVICT)
+    return x, tl.load(spread(b, corner, pitch, REVERSE, LENGTH), mask=known, other=0.0, eviction_policy=EVICT)
+
+
+@triton.jit
+def fetch_entered(
+    states, initial, tile, column, steps, lanes, pitch, REVERSE: tl.constexpr, LENGTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+):  # fmt: skip
+    """The states that entered a tile's steps, which lie at s + 1: `initial` [GROUPS, LANES] at the end."""
+    corner = corners(tile, column, steps, pitch, REVERSE, LENGTH, GROUPS)
+    left, _ = remaining(tile, column, steps, lanes, LENGTH, GROUPS)
+    inner = tl.arange(0, LENGTH)[:, None] + 1 < left
+    behind = corner - pitch if REVERSE else corner + pitch
+    entered = tl.load(spread(states, behind, pitch, REVERSE, LENGTH), mask=inner, other=0.0)
+    return tl.where(inner, entered.to(initial.dtype), initial.reshape(1, column.shape[0]))
+
+
+@triton.jit
+def keep(
+    base, values, tile, column, steps, lanes, pitch, REVERSE: tl.constexpr, LENGTH: tl.constexpr, GROUPS: tl.constexpr
+):
+    """Store a tile that nobody will read soon."""
+    corner = corners(tile, column, steps, pitch, REVERSE, LENGTH, GROUPS)
+    left, _ = remaining(tile, column, steps, lanes, LENGTH, GROUPS)
+    known = tl.arange(0, LENGTH)[:, None] < left
+    there = spread(base, corner, pitch, REVERSE, LENGTH)
+    tl.store(there, values.to(base.dtype.element_ty), mask=known, cache_modifier=".cs")
 
 
 @triton.jit
@@ -106,6 +138,32 @@ def transfers(x, y, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.conste
     """What the groups of a tile do to a state, [GROUPS, LANES]; not a number, where an element is not finite."""
     product = last(x, LENGTH).reshape(GROUPS, LANES)
     return product, last(y, LENGTH).reshape(GROUPS, LANES) + product * 0.0
+
+
+@triton.jit
+def before(x, first, GROUPS: tl.constexpr, LANES: tl.constexpr):
+    """The value of the group before each, [GROUPS, LANES]; `first` for the first."""
+    group = tl.arange(0, GROUPS)[:, None]
+    previous = tl.maximum(group - 1, 0) + tl.zeros((GROUPS, LANES), tl.int32)
+    return tl.where(group == 0, first, tl.gather(x, previous, 0))
+
+
+@triton.jit
+def behind_all(x, GROUPS: tl.constexpr, LANES: tl.constexpr):
+    """The last group's value, for every group."""
+    return tl.gather(x, tl.full((GROUPS, LANES), GROUPS - 1, tl.int32), 0)
+
+
+@triton.jit
+def solve(x, y, state, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr):
+    """States of a tile, and the one behind it; that one and `state` before it for every group, [GROUPS, LANES]."""
+    x, y = tl.associative_scan((x, y), 0, compose)
+    product, source = transfers(x, y, LENGTH, GROUPS, LANES)
+    first = tl.arange(0, GROUPS)[:, None] == 0
+    source = tl.where(first, moved(product, state) + source, source)
+    product, ends = tl.associative_scan((product, source), 0, link)
+    entries = before(ends, state, GROUPS, LANES)
+    return y + x * entries.reshape(1, GROUPS * LANES), behind_all(ends, GROUPS, LANES)
 
 
 @triton.jit
@@ -138,73 +196,90 @@ def hear(state, flags, products, sources, starts, chunk, block, blocks, lane, la
     return moved(last(x, WINDOW), tl.where(base > 0, start, state)) + last(y, WINDOW)
 
 
+@triton.jit
+def told(
+    flags, products, sources, starts, factor, summand, state, chunk, block, blocks, lane, lanes, WINDOW: tl.constexpr
+):
+    """Tell what this chunk does to a state, and hear the state before it, `state` being the one before all chunks."""
+    there = chunk.to(tl.int64) * lanes + lane
+    tl.store(products + there, factor, mask=lane < lanes)
+    tl.store(sources + there, summand, mask=lane < lanes)
+    tell(flags, chunk * blocks + block, 1)
+    if chunk > 0:
+        state = hear(state, flags, products, sources, starts, chunk, block, blocks, lane, lanes, WINDOW)
+        if chunk % WINDOW == 0:
+            tl.store(starts + (chunk // WINDOW).to(tl.int64) * lanes + lane, state, mask=lane < lanes)
+            tell(flags, chunk * blocks + block, 2)
+    return state
+
+
 @triton.jit(do_not_specialize=SIZES)
 def diagonal_kernel(
     a, b, h0, h, states, d_a, flags, products, sources, starts, steps, lanes, blocks, tiles,
-    REVERSE: tl.constexpr, ADJOINT: tl.constexpr, SLOPES: tl.constexpr, WINDOW: tl.constexpr, LENGTH: tl.constexpr,
-    GROUPS: tl.constexpr, LANES: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
+    REVERSE: tl.constexpr, ADJOINT: tl.constexpr, SLOPES: tl.constexpr, WINDOW: tl.constexpr, ONE: tl.constexpr,
+    LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr, PITCH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """All states `h`; with ADJOINT all adjoints, from nothing, and with SLOPES `d_a` from the `states` too.
 
     `flags` (chunks, blocks of lanes) are 0 at first: 1 says that a chunk's `products` and `sources` (chunks, lanes) are
-    there, 2 that its state in `starts` is, too. A chunk has so many `tiles`. WINDOW is 0 where one chunk holds all
-    steps. INDEX is a type that holds places inside a tile.
+    there, 2 that its state in `starts` is, too. A chunk has so many `tiles`, with ONE a single one, which is not read
+    again. WINDOW is 0 where one chunk holds all steps. PITCH is `lanes`, or 0 to leave it open.
     """
     chunk, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     lane = block.to(tl.int64) * LANES + tl.arange(0, LANES)
     column = block.to(tl.int64) * LANES + tl.arange(0, GROUPS * LANES) % LANES
-    here = places(column, lanes, REVERSE, LENGTH, GROUPS, INDEX)
+    pitch = lanes
+    if PITCH > 0:  # places in a tile are known to the compiler
+        column += lanes - PITCH  # which is 0, and hides neighbouring lanes from Triton: see SIZES
+        pitch = PITCH
     initial = tl.load(h0 + lane, mask=lane < lanes, other=0.0).to(ACC)
     state = tl.zeros((LANES,), ACC) if ADJOINT else initial
+    nothing = tl.zeros((GROUPS, LANES), ACC)
+    initial = initial[None, :] + nothing
     first = chunk * tiles
-    AHEAD: tl.constexpr = not SLOPES  # registers do not suffice for both
-    if WINDOW > 0:
-        factor = tl.full((LANES,), 1.0, ACC)
-        summand = tl.zeros((LANES,), ACC)
-        v, w = fetch(a, b, first, here, column, steps, lanes, True, REVERSE, ADJOINT, LENGTH, GROUPS, "")
+    if WINDOW > 0 and ONE:
+        v, w = fetch(a, b, first, column, steps, lanes, pitch, True, REVERSE, ADJOINT, LENGTH, GROUPS, "evict_first")
+        if SLOPES:
+            entered = fetch_entered(states, initial, first, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
+        x, y = tl.associative_scan((v.to(ACC), w.to(ACC)), 0, compose)
+        product, source = transfers(x, y, LENGTH, GROUPS, LANES)
+        product, source = tl.associative_scan((product, source), 0, link)
+        factor, summand = last(product, GROUPS), last(source, GROUPS)
+        state = told(
+            flags, products, sources, starts, factor, summand, state, chunk, block, blocks, lane, lanes, WINDOW
+        )
+        product, source = before(product, 1.0, GROUPS, LANES), before(source, 0.0, GROUPS, LANES)
+        y += x * (moved(product, state[None, :]) + source).reshape(1, GROUPS * LANES)
+        keep(h, y, first, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
+        if SLOPES:
+            keep(d_a, y * entered, first, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
+    else:
+        v, w = fetch(a, b, first, column, steps, lanes, pitch, True, REVERSE, ADJOINT, LENGTH, GROUPS, "")
+        if WINDOW > 0:
+            factor, summand = nothing + 1.0, nothing
+            for i in range(tiles):
+                x, y = v.to(ACC), w.to(ACC)
+                after = tl.where(i + 1 < tiles, first + i + 1, first)  # the first one again is the next to be read
+                v, w = fetch(a, b, after, column, steps, lanes, pitch, True, REVERSE, ADJOINT, LENGTH, GROUPS, "")
+                x, y = tl.associative_scan((x, y), 0, compose)
+                x, y = transfers(x, y, LENGTH, GROUPS, LANES)
+                x, y = tl.associative_scan((x, y), 0, link)
+                x, y = behind_all(x, GROUPS, LANES), behind_all(y, GROUPS, LANES)
+                factor, summand = link(factor, summand, x, y)
+            factor, summand = last(factor, GROUPS), last(summand, GROUPS)
+            state = told(
+                flags, products, sources, starts, factor, summand, state, chunk, block, blocks, lane, lanes, WINDOW
+            )
+        every = state[None, :] + nothing
+        EVICT: tl.constexpr = "evict_first" if WINDOW > 0 else ""  # read for the last time
         for i in range(tiles):
+            tile = first + i
             x, y = v.to(ACC), w.to(ACC)
             more = i + 1 < tiles
-            after, wanted = tl.where(more, first + i + 1, first), more | AHEAD
-            v, w = fetch(a, b, after, here, column, steps, lanes, wanted, REVERSE, ADJOINT, LENGTH, GROUPS, "")
-            x, y = tl.associative_scan((x, y), 0, compose)
-            x, y = transfers(x, y, LENGTH, GROUPS, LANES)
-            x, y = tl.associative_scan((x, y), 0, link)
-            factor, summand = link(factor, summand, last(x, GROUPS), last(y, GROUPS))
-        there = chunk.to(tl.int64) * lanes + lane
-        tl.store(products + there, factor, mask=lane < lanes)
-        tl.store(sources + there, summand, mask=lane < lanes)
-        tell(flags, chunk * blocks + block, 1)
-        if chunk > 0:
-            state = hear(state, flags, products, sources, starts, chunk, block, blocks, lane, lanes, WINDOW)
-            if chunk % WINDOW == 0:
-                tl.store(starts + (chunk // WINDOW).to(tl.int64) * lanes + lane, state, mask=lane < lanes)
-                tell(flags, chunk * blocks + block, 2)
-    elif AHEAD:
-        v, w = fetch(a, b, first, here, column, steps, lanes, True, REVERSE, ADJOINT, LENGTH, GROUPS, "")
-    group = tl.arange(0, GROUPS)[:, None]
-    previous = tl.maximum(group - 1, 0) + tl.zeros((GROUPS, LANES), tl.int32)
-    j = tl.arange(0, LENGTH)[:, None]
-    EVICT: tl.constexpr = "evict_first" if WINDOW > 0 else ""  # read for the last time
-    for i in range(tiles):
-        origin, _, left = extent(first + i, column, steps, lanes, REVERSE, LENGTH, GROUPS)
-        if not AHEAD:
-            v, w = fetch(a, b, first + i, here, column, steps, lanes, True, REVERSE, ADJOINT, LENGTH, GROUPS, EVICT)
-        x, y = v.to(ACC), w.to(ACC)
-        if AHEAD:
-            more = i + 1 < tiles
-            v, w = fetch(a, b, first + i + 1, here, column, steps, lanes, more, REVERSE, ADJOINT, LENGTH, GROUPS, EVICT)
-        x, y = tl.associative_scan((x, y), 0, compose)
-        product, source = transfers(x, y, LENGTH, GROUPS, LANES)
-        source = tl.where(group == 0, moved(product, state[None, :]) + source, source)
-        product, ends = tl.associative_scan((product, source), 0, link)  # [GROUPS, LANES]
-        entries = tl.where(group == 0, state[None, :], tl.gather(ends, previous, 0))
-        state = last(ends, GROUPS)
-        y += x * entries.reshape(1, GROUPS * LANES)
-        tl.store(h + origin + here, y.to(h.dtype.element_ty), mask=j < left, cache_modifier=".cs")
-        if SLOPES:
-            entry = (initial[None, :] + tl.zeros((GROUPS, LANES), ACC)).reshape(1, GROUPS * LANES)
-            inner = j + 1 < left
-            entered = tl.load(states + origin + (here - lanes if REVERSE else here + lanes), mask=inner, other=0.0)
-            entered = tl.where(inner, entered.to(ACC), entry)
-            tl.store(d_a + origin + here, (y * entered).to(d_a.dtype.element_ty), mask=j < left, cache_modifier=".cs")
+            v, w = fetch(a, b, tile + 1, column, steps, lanes, pitch, more, REVERSE, ADJOINT, LENGTH, GROUPS, EVICT)
+            if SLOPES:
+                entered = fetch_entered(states, initial, tile, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
+            y, every = solve(x, y, every, LENGTH, GROUPS, LANES)
+            keep(h, y, tile, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
+            if SLOPES:
+                keep(d_a, y * entered, tile, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)

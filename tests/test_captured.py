@@ -182,7 +182,14 @@ def test_who_runs_is_a_few_comparisons_of_the_length(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "cost", [StepCost(filled_by=4224.0), StepCost(filled_by=2112.0), StepCost(25.0), StepCost(400.0)]
+    "cost",
+    [
+        StepCost(filled_by=4224.0),
+        StepCost(filled_by=2112.0),
+        StepCost(25.0),
+        StepCost(400.0),
+        StepCost(700.0, crowded_from=1024.0),
+    ],
 )
 @pytest.mark.parametrize("batch", [1, 16, 512, 9000])
 def test_the_fewest_steps_to_cut(batch: int, cost: StepCost) -> None:

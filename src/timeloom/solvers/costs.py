@@ -13,12 +13,18 @@ from timeloom.cells.generic import GenericCell
 from timeloom.problem import Recurrence
 from timeloom.sweep import CPUSweeper, GPUSweeper, WideSweeper
 from timeloom.sweep.gpu import ROWS, largest
+from timeloom.sweep.wide import BY_LIBRARY
 
 SIDE_BY_SIDE = ((16, 4), (32, 2))
 """Units up to which so many programs of the GPU's fused sweep run on a multiprocessor nearly as fast as one."""
 NEWTON_UP_TO = 16
 """Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
 NEWTON_UP_TO_ON_GPU = 64
+LAUNCH, TWO_LAUNCHES = 8.0, 11.0
+"""Microseconds of a wide layer's step by itself: one launch, or torch's product and a launch."""
+CROWD = 2**19
+"""Units of all rows together beyond which a wide layer's kernel takes CROWDED times as long for each."""
+CROWDED = 1.7
 MOST_STEPS = 2**40
 """No sequence is longer."""
 
@@ -33,11 +39,13 @@ class StepCost:
     """Workers that share the rows."""
     filled_by: float = 0.0
     """Rows that a GPU runs in the time of one, nearly: each adds a quarter of its cost."""
+    crowded_from: float = math.inf
+    """Rows beyond which each costs CROWDED times as much."""
 
     def of(self, rows: int) -> float:
         if self.filled_by:
             return max(rows, self.filled_by) + rows / 4
-        return self.overhead + math.ceil(rows / self.threads)
+        return self.overhead + math.ceil(rows / self.threads) + (CROWDED - 1) * max(0.0, rows - self.crowded_from)
 
 
 def step_cost(problem: Recurrence) -> StepCost:
@@ -57,7 +65,8 @@ def step_cost(problem: Recurrence) -> StepCost:
 def cost_on_gpu(n: int, wide: bool, device: torch.device) -> StepCost:
     """What a step of n units costs by the GPU's kernels."""
     if wide:
-        return StepCost(8 / (2e-8 * n * n + 1.1e-5 * n))  # microseconds of a launch, and of a row
+        row = 2e-8 * n * n + 1.1e-5 * n  # microseconds
+        return StepCost(TWO_LAUNCHES / row) if n >= BY_LIBRARY else StepCost(LAUNCH / row, crowded_from=CROWD / n)
     programs = torch.cuda.get_device_properties(device).multi_processor_count
     side_by_side = next((count for units, count in SIDE_BY_SIDE if n <= units), 1)
     return StepCost(filled_by=ROWS * programs * side_by_side)

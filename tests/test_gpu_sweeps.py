@@ -110,30 +110,6 @@ def test_forward_and_leak(kernel: str, size: tuple[int, int, int, int, bool, boo
         torch.testing.assert_close(ours, truth, equal_nan=True, **CLOSE)
 
 
-def test_later_launches_pass_the_same_arguments_in_order() -> None:
-    """What Triton's interpreter never comes to: a compiled kernel is called without its names."""
-    calls: list[tuple[Any, ...]] = []
-
-    class Compiled:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return lambda *given: calls.append((grid, *given))
-
-    class Kernel:
-        arg_names = ("state", "rows", "step", "KEEP", "ROWS", "UNITS")
-
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            def launch(*given: Any, num_warps: int, num_stages: int, **named: Any) -> Compiled:
-                calls.append((grid, *given, *(named[name] for name in self.arg_names[len(given) :])))
-                return Compiled()
-
-            return launch
-
-    launch = wide._Launches(Kernel(), 33, 40, {"UNITS": 32, "ROWS": 16, "KEEP": True})
-    for step in range(3):
-        launch((None,), (33, step))
-    assert calls == [((3, 2, 1), None, 33, step, True, 16, 32) for step in range(3)]
-
-
 class Watched:
     """A kernel that runs only while a device is chosen."""
 

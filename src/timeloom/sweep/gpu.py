@@ -54,6 +54,17 @@ def _on_chip(device: torch.device) -> int:
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 227 << 10))
 
 
+def has_kernels(problem: Recurrence) -> bool:
+    """Whether there are kernels for a problem: those that keep its weights on the chip, or those for wider ones."""
+    on_gpu = problem.cell.kernel is not None and problem.u.device.type == "cuda"
+    return on_gpu and problem.initial.dtype == torch.float32 and has_triton()
+
+
+def is_wide(problem: Recurrence) -> bool:
+    """Whether a problem's weights are too many for the chip."""
+    return problem.cell.parts[0] > largest(str(problem.cell.kernel), problem.u.device)
+
+
 def as_precise_as_cudnn() -> AbstractContextManager[None]:
     """Products of float32 matrices in tf32 where torch lets cuDNN's layers do so: theirs are."""
     return tf32.products(tf32.cudnn_rounds())
@@ -82,13 +93,7 @@ class GPUSweeper(ReferenceSweeper):
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
-        return (
-            problem.cell.kernel is not None
-            and problem.u.device.type == "cuda"
-            and problem.cell.parts[0] <= largest(problem.cell.kernel, problem.u.device)
-            and problem.initial.dtype == torch.float32
-            and has_triton()
-        )
+        return has_kernels(problem) and not is_wide(problem)
 
     def __init__(self, problem: Recurrence, tape: Tensor | None = None) -> None:
         super().__init__(problem)
@@ -153,10 +158,12 @@ class GPUSweeper(ReferenceSweeper):
 
     @on_its_device
     def adjoint_entering(
-        self, segments: Segments, lead: int, final: Tensor, data: AdjointData, want_leak: bool
+        self, segments: Segments, lead: int, final: Tensor | None, data: AdjointData, want_leak: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As the reference's; without `final`, the gradient at the end of a sequence is zero, too."""
         ends = self._initial.new_empty(len(segments), self.cell.size)
-        return self._adjoint(segments, ends, data, want_leak, self._within(lead), final.contiguous())
+        final = None if final is None else final.contiguous()
+        return self._adjoint(segments, ends, data, want_leak, self._within(lead), final)
 
     def _within(self, lead: int) -> int:
         """A lead-in no longer than all of time: kernels count its steps, those before the first one too."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from timeloom.launch import launch
 from timeloom.problem import Recurrence, Segments, cut
-from timeloom.sweep.gpu import GPUSweeper, as_precise_as_cudnn, has_triton, largest, two
+from timeloom.sweep.gpu import GPUSweeper, as_precise_as_cudnn, has_kernels, is_wide, two
 from timeloom.sweep.reference import AdjointData
 
 BY_LIBRARY = 768
@@ -25,13 +25,7 @@ class WideSweeper(GPUSweeper):
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
-        return (
-            problem.cell.kernel is not None
-            and problem.u.device.type == "cuda"
-            and problem.cell.parts[0] > largest(problem.cell.kernel, problem.u.device)
-            and problem.initial.dtype == torch.float32
-            and has_triton()
-        )
+        return has_kernels(problem) and is_wide(problem)
 
     def __init__(self, problem: Recurrence, tape: Tensor | None = None) -> None:
         super().__init__(problem, tape)

@@ -361,6 +361,20 @@ LAYERS += [("wide", kernel, WAYS[1], True) for kernel in CELLS] + [("wide", "lst
 LAYERS += [("by library", "gru", WAYS[2], True), ("by library", "lstm", WAYS[1], True)]
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("width", ["narrow", "wide"], indirect=True)
+@pytest.mark.parametrize("kernel", ["gru", "lstm"])
+@pytest.mark.usefixtures("width")
+def test_no_gradient_by_the_final_state_is_a_zero_one(kernel: str, way: tuple[int, int, int]) -> None:
+    layer, *_ = layers(kernel, True)
+    kept, _ = layer.forward(Cutting(*way), 0.1, True)
+    incoming = torch.randn(kept[0][1:].shape)
+    found, certificate = layer.backward(Cutting(*way), kept, (incoming, None), True)
+    truth, expected = layer.backward(Cutting(*way), kept, (incoming, torch.zeros_like(layer.initial)), True)
+    torch.testing.assert_close(found, truth, rtol=0.0, atol=0.0)
+    assert float(certificate) == float(expected)
+
+
 @pytest.mark.parametrize(("width", "kernel", "way", "bias"), LAYERS, indirect=["width"])
 @pytest.mark.usefixtures("width")
 def test_whole_layers(kernel: str, way: tuple[int, int, int], bias: bool) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from timeloom.cells import GRUCell, LSTMCell, RNNCell
+from timeloom.launch import launch
 from timeloom.problem import Recurrence, cut
 from timeloom.scan import gpu as scan
 from timeloom.scan import gpu_kernels as scan_kernels
@@ -48,23 +51,43 @@ class Compiled:
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self.arg_names = kernel.arg_names
+        self.arg_names, self.pre_run_hooks = kernel.arg_names, kernel.pre_run_hooks
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def compile_(*args: Any, **options: Any) -> Relaunched:
-            compiled = self._kernel.warmup(*args, grid=grid, **options)
+        def compile_(*args: Any, **constants: Any) -> Relaunched:
+            compiled = self._kernel.warmup(*args, grid=grid, **constants)
             assert "ptx" in compiled.asm
             print("compiled", self._kernel.fn.__name__, flush=True)
-            return Relaunched()
+            options = {name: value for name, value in constants.items() if name not in self.arg_names}
+            return Relaunched(self._kernel, compiled, options)
 
         return compile_
 
 
 class Relaunched:
-    """A compiled kernel that is launched again, without a look at its arguments."""
+    """A compiled kernel that is launched again, without a look at its arguments: Triton's own look must find it."""
+
+    def __init__(self, kernel: Any, compiled: Any, options: dict[str, Any]) -> None:
+        self._kernel, self._compiled, self._options = kernel, compiled, options
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args: None
+        def check(*args: Any) -> None:
+            assert len(grid) == 3
+            assert len(args) == len(self._kernel.arg_names)
+            assert self._kernel.warmup(*args, grid=grid, **self._options) is self._compiled
+            print("relaunched", self._kernel.fn.__name__, flush=True)
+
+        return check
+
+
+@triton.jit(do_not_specialize=["steps"])
+def tiny_kernel(x, y, steps, n, scale, SIZE: tl.constexpr):
+    """One of each kind of arguments."""
+    at = tl.arange(0, SIZE)
+    for _ in range(steps):
+        tl.store(x + at, scale, mask=at < n)
+    if y is not None:
+        tl.store(y + at, scale, mask=at < n)
 
 
 def run_layer(kernel: str, n: int, sweeps: int, dtype: torch.dtype = torch.float32) -> None:
@@ -96,20 +119,35 @@ def run_scans() -> None:
     scan.scan(draw(600, 2, 2, 2, 5), draw(600, 2, 2, 5), draw(2, 2, 5), "block")
 
 
+def run_all_kinds() -> None:
+    """Launches that differ in what Triton compiles a kernel for, each twice, and in what it does not."""
+    kernel, (x, y) = Compiled(tiny_kernel), torch.zeros(2, 64)
+    tensors = [(x, y), (x[1:], y), (x.double(), y), (x, None), (x.view(torch.int32), y.bfloat16())]
+    numbers = [(5, 7, 0.5), (5, 1, 0.5), (5, 32, 0.5), (5, 1 << 40, 0.5), (1 << 31, 7, 0.5), (5, 7, 3), (5, 7, True)]
+    kinds = [(given, numbers[0], 16) for given in tensors] + [(tensors[0], given, 16) for given in numbers]
+    alike = [(tensors[0], (6, 9, 1e-30), 16), (tensors[0], (1, 1 - (1 << 31), -2.0), 16), ((y, x), numbers[0], 16)]
+    for _ in range(2):
+        for given, sizes, size in (*kinds, (tensors[0], numbers[0], 32), *alike):
+            launch(kernel, (3, 1, 1), given, sizes, SIZE=size, num_warps=1)
+        launch(kernel, (3, 1, 1), tensors[0], numbers[0], SIZE=16, num_warps=2)
+
+
 def main() -> None:
     driver.set_active(Absent())
+    run_all_kinds()
     for module, names in KERNELS.items():
         for name in names:
             setattr(module, name, Compiled(getattr(module, name)))
-    run_layer("gru", 20, 2)
-    run_layer("lstm", 20, 1)
-    run_layer("rnn_tanh", 20, 1, torch.bfloat16)
-    run_sweep_without_tape()
+    for _ in range(2):
+        run_layer("gru", 20, 2)
+        run_layer("lstm", 20, 1)
+        run_layer("rnn_tanh", 20, 1, torch.bfloat16)
+        run_sweep_without_tape()
+        run_scans()
     LARGEST.update(dict.fromkeys(LARGEST, 0))
     run_layer("lstm", 40, 2)
     wide.BY_LIBRARY = 0
     run_layer("gru", 40, 1)
-    run_scans()
 
 
 if __name__ == "__main__":

@@ -110,30 +110,6 @@ def test_forward_and_leak(kernel: str, size: tuple[int, int, int, int, bool, boo
         torch.testing.assert_close(ours, truth, equal_nan=True, **CLOSE)
 
 
-def test_later_launches_pass_the_same_arguments_in_order() -> None:
-    """What Triton's interpreter never comes to: a compiled kernel is called without its names."""
-    calls: list[tuple[Any, ...]] = []
-
-    class Compiled:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return lambda *given: calls.append((grid, *given))
-
-    class Kernel:
-        arg_names = ("state", "rows", "step", "KEEP", "ROWS", "UNITS")
-
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            def launch(*given: Any, num_warps: int, num_stages: int, **named: Any) -> Compiled:
-                calls.append((grid, *given, *(named[name] for name in self.arg_names[len(given) :])))
-                return Compiled()
-
-            return launch
-
-    launch = wide._Launches(Kernel(), 33, 40, {"UNITS": 32, "ROWS": 16, "KEEP": True})
-    for step in range(3):
-        launch((None,), (33, step))
-    assert calls == [((3, 2, 1), None, 33, step, True, 16, 32) for step in range(3)]
-
-
 class Watched:
     """A kernel that runs only while a device is chosen."""
 
@@ -383,6 +359,20 @@ WAYS = [(13, 0, 1), (4, 13, 1), (4, 0, 4), (4, 2, 4)]
 LAYERS = [("narrow", kernel, way, bias) for kernel in CELLS for way in WAYS for bias in (True, False)]
 LAYERS += [("wide", kernel, WAYS[1], True) for kernel in CELLS] + [("wide", "lstm", WAYS[2], False)]
 LAYERS += [("by library", "gru", WAYS[2], True), ("by library", "lstm", WAYS[1], True)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("width", ["narrow", "wide"], indirect=True)
+@pytest.mark.parametrize("kernel", ["gru", "lstm"])
+@pytest.mark.usefixtures("width")
+def test_no_gradient_by_the_final_state_is_a_zero_one(kernel: str, way: tuple[int, int, int]) -> None:
+    layer, *_ = layers(kernel, True)
+    kept, _ = layer.forward(Cutting(*way), 0.1, True)
+    incoming = torch.randn(kept[0][1:].shape)
+    found, certificate = layer.backward(Cutting(*way), kept, (incoming, None), True)
+    truth, expected = layer.backward(Cutting(*way), kept, (incoming, torch.zeros_like(layer.initial)), True)
+    torch.testing.assert_close(found, truth, rtol=0.0, atol=0.0)
+    assert float(certificate) == float(expected)
 
 
 @pytest.mark.parametrize(("width", "kernel", "way", "bias"), LAYERS, indirect=["width"])

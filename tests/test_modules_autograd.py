@@ -15,6 +15,7 @@ from module_zoo import (
     call,
     each_layer,
     each_way,
+    hidden,
     inputs,
     loss_of,
     pair,
@@ -81,6 +82,28 @@ def test_output_changed_in_place_is_right_or_refused(name: str, batch_first: boo
         assert "modified by an inplace operation" in str(error)  # noqa: PT017 - either outcome is right
     else:
         assert_same(changed, gradients(theirs, False))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each_layer
+def test_states_are_for_users_to_write_into(name: str, dtype: torch.dtype) -> None:
+    """Before the backward pass, too, as a loop does that carries a state along."""
+    _, ours = pair(name, CHUNKS, dtype)
+    results = []
+    for writes in (False, True):
+        x, carried = inputs(ours, dtype=dtype).requires_grad_(), hidden(ours, dtype=dtype)
+        output, final = ours(x, carried)
+        before = output.detach().clone()
+        if writes:
+            states = [part if isinstance(part, tuple) else (part,) for part in (carried, final)]
+            for mine, found in zip(*states, strict=True):
+                mine.copy_(found.detach())
+                found.mul_(2).detach_()
+        assert torch.equal(output.detach(), before)
+        ours.zero_grad()
+        loss_of([output]).backward()
+        results.append({"x": x.grad, **{key: value.grad for key, value in ours.named_parameters()}})
+    assert_same(*results, tolerance=0.0)
 
 
 @each_layer

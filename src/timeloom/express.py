@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from timeloom.adjoint import solve_adjoint
+from timeloom.autocast import without_autocast
 from timeloom.boundaries import SHARE_OF_BOX
 from timeloom.cells.base import Cell
 from timeloom.eager import eager
-from timeloom.problem import Recurrence
+from timeloom.problem import Recurrence, joined
 from timeloom.recurrence import Record, noting, raise_if_asked
 from timeloom.report import SolveReport
 from timeloom.solve import Plan, certified
@@ -31,7 +32,7 @@ from timeloom.sweep.cpu_layer import CPULayer
 from timeloom.sweep.gpu_layer import GPULayer
 from timeloom.sweep.layer import Gradients, Layer
 from timeloom.tape import Adjoint, Note, attach, output_of, refuse_second_order
-from timeloom.trajectory import final_state, last_of, solve_states
+from timeloom.trajectory import final_state, solve_states
 
 Result = TypeVar("Result")
 PlanLike = TypeVar("PlanLike")
@@ -56,7 +57,10 @@ class Setting:
 
 
 def run(setting: Setting, x: Tensor, initial: Tensor, weights: Weights, record: Record) -> tuple[Tensor, Tensor] | None:
-    """Outputs `(T, B, n)` and final state `(B, S)`, differentiable; None for a layer that has no such kernels."""
+    """Outputs `(T, B, n)` and final state `(B, S)`, differentiable; None for a layer that has no such kernels.
+
+    The final state may be a view of the states: not for users to write into.
+    """
     live: tuple[Any, ...] = (x, initial, *weights[:4])
     taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
     with torch.no_grad():
@@ -64,7 +68,7 @@ def run(setting: Setting, x: Tensor, initial: Tensor, weights: Weights, record: 
         if solved is None:
             return None
         layer, kept, report = solved
-        final = last_of(kept[: len(layer.cell.parts)])
+        final = joined([part[-1] for part in kept[: len(layer.cell.parts)]])
     raise_if_asked(report, setting.solver)
     record(report)
     if not taped:
@@ -153,7 +157,7 @@ class Express(torch.autograd.Function):
         refuse_second_order()
         saved = ctx.saved_tensors  # once: torch.utils.checkpoint computes it anew each time
         live, kept = saved[:6], list(saved[7:])
-        with torch.autocast(live[0].device.type, enabled=False):  # it may be on around the backward pass
+        with without_autocast(live[0].device):  # it may be on around the backward pass
             return None, None, None, None, *ctx.back(live, kept, grads, ctx.needs_input_grad[4])
 
 

@@ -24,7 +24,7 @@ MADV_HUGEPAGE = 14
 def empty(*shape: int, like: Tensor) -> Tensor:
     """`like.new_empty(shape)`; a large one on Linux asks for huge pages, which are some 4× faster to touch first."""
     tensor = like.new_empty(shape)
-    size = tensor.numel() * tensor.element_size()
+    size = tensor.nbytes
     if size >= WORTH and tensor.device.type == "cpu" and _madvise() is not None:
         begin = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
         whole = (tensor.data_ptr() + size - begin) // HUGE_PAGE * HUGE_PAGE

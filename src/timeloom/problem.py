@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -142,11 +143,21 @@ def empty_states(
     """Room for all states from `initial` `(B, S)` on, which is there already: `(T + 1, B, part)` for each part."""
     like = initial if dtype is None else initial.to(dtype)
     states = [empty(steps + 1, len(initial), width, like=like) for width in parts]
-    for state, first in zip(states, initial.split(parts, -1), strict=True):
+    for state, first in zip(states, parts_of(initial, parts), strict=True):
         if zeroed:
             state.zero_()
         state[0] = first
     return states
+
+
+def parts_of(state: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """The parts of states `(..., S)`, as views: h, or h and c."""
+    return state.split(parts, -1) if len(parts) > 1 else (state,)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """States `(..., S)` of their parts: a copy of h and c, and h itself where that is all."""
+    return torch.cat(tuple(parts), -1) if len(parts) > 1 else parts[0]
 
 
 @lru_cache(maxsize=64)

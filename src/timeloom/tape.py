@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from timeloom.adjoint import previous_states, weight_grads_of
+from timeloom.autocast import without_autocast
 from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
 from timeloom.eager import eager
@@ -62,7 +63,7 @@ class HandWritten(_Solved):
     @eager
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         problem, states = _Solved.recall(ctx)
-        with torch.autocast(problem.u.device.type, enabled=False):  # it may be on around the backward pass
+        with without_autocast(problem.u.device):  # it may be on around the backward pass
             return HandWritten.gradients(ctx, problem, states, *grads)
 
     @staticmethod

@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 
+RECURRENT: Any = getattr(torch.backends.cudnn, "rnn", None)
+"""Where the newer setting of cuDNN's recurrent layers is, if torch has it."""
+
 
 def cudnn_rounds() -> bool:
     """Whether torch lets cuDNN's recurrent layers do so, as by default."""
-    precision = getattr(getattr(torch.backends.cudnn, "rnn", None), "fp32_precision", None)
+    precision = getattr(RECURRENT, "fp32_precision", None)
     return torch.backends.cudnn.allow_tf32 if precision is None else precision == "tf32"
 
 
@@ -42,8 +45,9 @@ def products(rounded: bool) -> Iterator[None]:
         wanted = "allow_tf32", rounded
     except RuntimeError:  # the newer one was used
         wanted = "fp32_precision", "tf32" if rounded else "ieee"
-    if hasattr(matmul, "fp32_precision"):
-        before["fp32_precision"] = matmul.fp32_precision  # last: the older one sets it, too
+    precision = getattr(matmul, "fp32_precision", None)
+    if precision is not None:
+        before["fp32_precision"] = precision  # last: the older one sets it, too
     setattr(matmul, *wanted)
     try:
         yield

@@ -140,16 +140,16 @@ def chain_weights(scales: Sequence[Tensor], weights: Sequence[Tensor], diagonal:
     return torch.bmm(terms, torch.stack(tuple(weights), 1)).transpose(0, 1)
 
 
-def sum_outer(grads: Tensor, values: Tensor) -> Tensor:
-    """`Σ grads[i] ⊗ values[i]`: the gradient of a weight that maps values to what grads belong to.
+def sum_outer(grads: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
+    """`Σ grads[i] ⊗ values[i]`: the gradient of a weight that maps values to what grads belong to, into `out` if given.
 
     On a CPU a sum of short sums: of narrow matrices torch makes one long sum, off by 4e-6 after some 10,000 terms.
     """
     terms = len(grads)
     sums = min(terms // SHORT_SUM, MOST_SUMMED // max(1, grads.shape[1] * values.shape[1]))
     if sums < 2 or grads.device.type != "cpu":
-        return torch.mm(grads.t(), values)
+        return torch.mm(grads.t(), values, out=out)
     split = terms // sums * sums
     of_grads, of_values = (part[:split].unflatten(0, (sums, -1)) for part in (grads, values))
-    total = torch.bmm(of_grads.transpose(1, 2), of_values).sum(0)
-    return total if split == terms else torch.addmm(total, grads[split:].t(), values[split:])
+    total = torch.sum(torch.bmm(of_grads.transpose(1, 2), of_values), 0, out=out)
+    return total if split == terms else torch.addmm(total, grads[split:].t(), values[split:], out=out)

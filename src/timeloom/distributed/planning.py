@@ -10,7 +10,7 @@ from timeloom.distributed.span import Line, Span
 from timeloom.mgrit.grid import LATER_FACTOR
 from timeloom.problem import Recurrence
 from timeloom.solve import MOST_SWEEPS, Plan
-from timeloom.solvers.auto import PATIENCE, Auto, Experience
+from timeloom.solvers.auto import PATIENCE, Auto, Experience, assumed_warmup
 from timeloom.solvers.base import Solver
 from timeloom.solvers.costs import cheapest, copies_inputs, leak_is_cheap, newton_up_to, step_cost
 from timeloom.solvers.mgrit import MGRIT
@@ -44,7 +44,7 @@ def plan_over_ranks(solver: Solver, problem: Recurrence, experience: Experience,
         return RankPlan(_undamped(solver, plan_forward(solver, problem, experience)), line, 0)
     tolerance = solver.tolerance(problem)
     if isinstance(solver, Shooting):
-        lead = Experience().warmup(tolerance) if solver.warmup is None else solver.warmup
+        lead = assumed_warmup(tolerance) if solver.warmup is None else solver.warmup
         return RankPlan(plan_forward(solver, problem, experience), line, _within(lead, span))
     if isinstance(solver, Auto) and experience.pause > 0:
         experience.pause -= 1
@@ -120,7 +120,7 @@ def _plan_mgrit(
             "leave it out, or check on one process"
         )
     tolerance, longest = solver.tolerance(problem), max(span.sizes)
-    warmup = Experience().warmup(tolerance)
+    warmup = assumed_warmup(tolerance)
     factors = _coarsened(solver, longest, cheapest_chunk(problem, warmup, longest))
     inside = plan_cycles(solver, problem, cycles, experience, factors)
     options = {field.name: getattr(inside, field.name) for field in fields(inside)}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from timeloom import express
+from timeloom.autocast import without_autocast
 from timeloom.cells.base import Cell
 from timeloom.distributed.context import time_group
 from timeloom.distributed.express import run_layer_over_ranks
@@ -33,7 +34,7 @@ from timeloom.nn.sequence import (
     reverse_resets,
     unpack,
 )
-from timeloom.problem import Recurrence
+from timeloom.problem import Recurrence, joined, parts_of
 from timeloom.recurrence import run
 from timeloom.report import SolveReport
 from timeloom.solvers.auto import Auto, Memory
@@ -266,9 +267,9 @@ class Recurrent(nn.RNNBase):
         def solve_one(index: int, y: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
             return self._solve_one(index, y, initial, weights[index], common)
 
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             y, final = self._run_layers(x.to(compute), hidden, solve_one, lengths)
-        self.reports = reports
+        self.__dict__["reports"] = reports
         return y.to(returned[0]), tuple(part.to(dtype) for part, dtype in zip(final, returned, strict=True))
 
     def _run_layers(
@@ -281,23 +282,24 @@ class Recurrent(nn.RNNBase):
             outputs = []
             for _ in range(2 if self.bidirectional else 1):
                 index = len(finals)
-                initial = torch.cat([part[index] for part in hidden], -1).to(solved_in(y))
+                initial = joined([part[index] for part in hidden]).to(solved_in(y))
                 out, final = solve_one(index, y, initial)
                 outputs.append(out.to(compute))
                 finals.append(final)
             y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
             if self.dropout > 0 and self.training and layer < self.num_layers - 1:
                 y = drop(y, self.dropout, lengths)
-        widths = [part.shape[-1] for part in hidden]
-        parts = zip(*(final.split(widths, -1) for final in finals), strict=True)
-        return y, tuple(torch.stack(part) for part in parts)
+        widths = tuple(part.shape[-1] for part in hidden)
+        parts = zip(*(parts_of(final, widths) for final in finals), strict=True)
+        return y, tuple(torch.stack(part) for part in parts)  # copies, for users to write into
 
     def _solve_one(
         self, index: int, x: Tensor, initial: Tensor, weights: Weights, common: _Common
     ) -> tuple[Tensor, Tensor]:
         """One layer in one direction."""
         lengths, resets, guess = common.lengths, common.resets, common.guess
-        memory, record = common.memories.setdefault(index, Memory()), _recorder(common.reports, index)
+        memory = common.memories.get(index) or common.memories.setdefault(index, Memory())
+        record = _recorder(common.reports, index)
         backwards = self.bidirectional and index % 2 == 1
         over = None if common.span is None else Over(common.span, backwards, index)
         if backwards:
@@ -350,8 +352,11 @@ class Recurrent(nn.RNNBase):
         """Present weights of one layer and direction, parametrizations evaluated."""
         layer, direction = divmod(index, 2 if self.bidirectional else 1)
         suffix = f"_l{layer}" + ("_reverse" if direction else "")
-        more = (getattr(self, name + suffix, None) for name in ("bias_ih", "bias_hh", "weight_hr"))
-        return getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix), *more
+        w_ih, w_hh = getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix)
+        b_ih = getattr(self, "bias_ih" + suffix) if self.bias else None
+        b_hh = getattr(self, "bias_hh" + suffix) if self.bias else None
+        w_hr = getattr(self, "weight_hr" + suffix) if self.proj_size else None
+        return w_ih, w_hh, b_ih, b_hh, w_hr
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from timeloom.nn.precision import products_in
-from timeloom.solvers.auto import Experience
+from timeloom.solvers.auto import assumed_warmup
 from timeloom.solvers.base import TF32_TOLERANCE
 from timeloom.solvers.costs import cost_on_gpu, fewest_to_cut
 from timeloom.streams import capturing
@@ -111,7 +111,7 @@ def _one_chunk(module: Recurrent, steps: int, batch: int, device: torch.device) 
     """Whether the GPU's kernels would have nothing to run side by side but the batch."""
     n = module.hidden_size
     cost = cost_on_gpu(n, n > largest(module.mode.lower(), device), device)
-    fewest = fewest_to_cut(max(int(batch), 1), Experience().warmup(TF32_TOLERANCE), cost)
+    fewest = fewest_to_cut(max(int(batch), 1), assumed_warmup(TF32_TOLERANCE), cost)
     return fewest is None or steps < fewest
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from timeloom.cells import Cell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
@@ -21,7 +22,8 @@ class _OnePart(Recurrent):
         h = _as_batched(hx, batched, "hx", like)
         expected = (self._stacked, batch, self.hidden_size)
         self.check_hidden_size(h, expected)
-        return (permute(h, permutation),)
+        h = permute(h, permutation)
+        return (h.clone(memory_format=torch.contiguous_format),)  # it is kept, and users may write into theirs
 
     def _hidden_out(self, parts: Hidden) -> Tensor:
         return parts[0]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from timeloom.launch import launch
 from timeloom.scan.elements import Structure
 from timeloom.sweep.gpu import has_triton
 
@@ -195,15 +196,13 @@ def _matrices(
         chains = (chunks - 1) * rows
         transfers = b.new_empty(chunks - 1, rows, size, size, dtype=_precise(b.dtype))
         sources = b.new_empty(chunks - 1, rows, size, dtype=_precise(b.dtype))
-        gpu_matrix_kernels.transfers_kernel[(-(-chains // composed),)](
-            a, b, transfers, sources, *sizes, chains, CHAINS=composed, **options
-        )
+        grid, tensors = (-(-chains // composed), 1, 1), (a, b, transfers, sources)
+        launch(gpu_matrix_kernels.transfers_kernel, grid, tensors, (*sizes, chains), CHAINS=composed, **options)
         ends = torch.empty_like(sources)
         _matrices(transfers, sources, h0, ends, (size, 1), products=True)
     chains = chunks * rows
-    gpu_matrix_kernels.matrix_kernel[(-(-chains // applied),)](
-        a, b, h0, ends, h, *sizes, chains, CHAINS=applied, CHUNKED=chunks > 1, **options
-    )
+    grid, applying = (-(-chains // applied), 1, 1), {"CHAINS": applied, "CHUNKED": chunks > 1}
+    launch(gpu_matrix_kernels.matrix_kernel, grid, (a, b, h0, ends, h), (*sizes, chains), **applying, **options)
 
 
 def _accumulator(kernels: Any, dtype: torch.dtype) -> Any:

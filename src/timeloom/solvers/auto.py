@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
@@ -14,11 +15,11 @@ from timeloom.solvers.costs import (
     cheapest,
     copies_inputs,
     cost_of,
-    has_kernels_on_gpu,
     leak_is_cheap,
     newton_up_to,
     step_cost,
 )
+from timeloom.sweep.gpu import has_kernels
 
 ASSUMED_FORGETTING = 0.728
 """Forgetting of a network nothing is known about, a step: a freshly initialised GRU or LSTM forgets faster."""
@@ -159,6 +160,12 @@ class Experience:
         self.forgetting = self.sweeps = None
 
 
+@lru_cache(maxsize=64)
+def assumed_warmup(tolerance: float) -> int:
+    """Steps after which a network nothing is known about has forgotten where it started."""
+    return Experience().warmup(tolerance)
+
+
 @dataclass
 class Memory:
     """The experience of one layer and direction, forward and backward."""
@@ -179,7 +186,7 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience, toleranc
     tolerance = solver.tolerance(problem) if tolerance is None else tolerance
     steps, batch = problem.steps, max(problem.batch, 1)
     cost, within = step_cost(problem), copies_inputs(problem)
-    chunk, warmup = cheapest(steps, batch, Experience().warmup(tolerance), cost, within)
+    chunk, warmup = cheapest(steps, batch, assumed_warmup(tolerance), cost, within)
     correction: Correction = "auto"
     sweeps, accepts = 1, 0.0
     if chunk >= steps:
@@ -193,7 +200,7 @@ def decide(solver: Solver, problem: Recurrence, experience: Experience, toleranc
         known = "assumed" if experience.forgetting is None else "learned"
         chunk, warmup = cheapest(steps, batch, needed, cost, within)
         whole = problem.lengths is None and problem.resets is None  # only such layers make several sweeps at once
-        if experience.forgetting is not None and whole and has_kernels_on_gpu(problem):
+        if experience.forgetting is not None and whole and has_kernels(problem):
             corrected, sweeps = _corrected(steps, batch, experience.sweeps or SWEEPS, cost, (chunk, warmup))
         if sweeps > 1:
             chunk, warmup, correction = corrected, 0, "diag"

@@ -11,8 +11,8 @@ import torch
 
 from timeloom.cells.generic import GenericCell
 from timeloom.problem import Recurrence
-from timeloom.sweep import CPUSweeper, GPUSweeper, WideSweeper
-from timeloom.sweep.gpu import ROWS, largest
+from timeloom.sweep import CPUSweeper
+from timeloom.sweep.gpu import ROWS, has_kernels, is_wide
 from timeloom.sweep.wide import BY_LIBRARY
 
 SIDE_BY_SIDE = ((16, 4), (32, 2))
@@ -53,8 +53,8 @@ def step_cost(problem: Recurrence) -> StepCost:
     if CPUSweeper.supports(problem):
         return StepCost(0.5, torch.get_num_threads())
     size, n = problem.cell.size, problem.cell.parts[0]
-    if has_kernels_on_gpu(problem):
-        return cost_on_gpu(n, n > largest(str(problem.cell.kernel), problem.u.device), problem.u.device)
+    if has_kernels(problem):
+        return cost_on_gpu(n, is_wide(problem), problem.u.device)
     microseconds_per_row = 6e-5 * size * size + 0.01 * size
     if problem.u.device.type != "cpu":
         return StepCost(6000 / microseconds_per_row)
@@ -105,11 +105,7 @@ def _is_cut(steps: int, batch: int, warmup: int, cost: StepCost) -> bool:
 
 def copies_inputs(problem: Recurrence) -> bool:
     """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
-    return not (CPUSweeper.supports(problem) or has_kernels_on_gpu(problem))
-
-
-def has_kernels_on_gpu(problem: Recurrence) -> bool:
-    return GPUSweeper.supports(problem) or WideSweeper.supports(problem)
+    return not (CPUSweeper.supports(problem) or has_kernels(problem))
 
 
 def leak_is_cheap(problem: Recurrence) -> bool:

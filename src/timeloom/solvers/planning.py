@@ -10,7 +10,7 @@ from timeloom.mgrit.driver import MGRITPlan
 from timeloom.mgrit.grid import Coarsening, fit
 from timeloom.problem import Recurrence
 from timeloom.solve import MOST_SWEEPS, Plan
-from timeloom.solvers.auto import Auto, Experience, decide
+from timeloom.solvers.auto import Auto, Experience, assumed_warmup, decide
 from timeloom.solvers.base import Solver
 from timeloom.solvers.costs import cheapest, copies_inputs, leak_is_cheap, newton_up_to, step_cost
 from timeloom.solvers.elk import ELK, QuasiELK
@@ -85,7 +85,7 @@ def plan_backward(solver: Solver, problem: Recurrence, experience: Experience) -
 
 def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
     steps, tolerance = max(problem.steps, 1), solver.tolerance(problem)
-    warmup = Experience().warmup(tolerance) if solver.warmup is None else solver.warmup
+    warmup = assumed_warmup(tolerance) if solver.warmup is None else solver.warmup
     chunk = min(solver.chunk or cheapest_chunk(problem, warmup, steps), steps)
     return Plan(
         chunk=chunk,
@@ -103,7 +103,7 @@ def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
 def _plan_mgrit(solver: MGRIT, problem: Recurrence, cycles: int | None, experience: Experience) -> MGRITPlan:
     steps, tolerance = max(problem.steps, 1), solver.tolerance(problem)
     factors = fit(
-        steps, solver.levels, solver.coarsening, lambda: cheapest_chunk(problem, Experience().warmup(tolerance), steps)
+        steps, solver.levels, solver.coarsening, lambda: cheapest_chunk(problem, assumed_warmup(tolerance), steps)
     )
     return plan_cycles(solver, problem, cycles, experience, factors)
 
@@ -116,7 +116,7 @@ def plan_cycles(
     if not callable(solver.coarse):
         problem.cell.coarse(solver.coarse)  # refused here, whether it will be needed or not
     chunk = factors[0] if factors else steps
-    warmup = Experience().warmup(tolerance) if solver.guess == "warmup" and factors and not solver.skip_down else 0
+    warmup = assumed_warmup(tolerance) if solver.guess == "warmup" and factors and not solver.skip_down else 0
     relaxations = solver.relaxations(len(factors) + 1)[: len(factors) + 1]
     kind = "your own" if callable(solver.coarse) else solver.coarse
     return MGRITPlan(

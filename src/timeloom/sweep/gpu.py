@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from timeloom import tf32
+from timeloom.launch import launch
 from timeloom.memory import empty
 from timeloom.problem import Recurrence, Segments
 from timeloom.sweep.reference import AdjointData, ReferenceSweeper, floor_of, units_of
@@ -53,6 +54,17 @@ def _on_chip(device: torch.device) -> int:
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 227 << 10))
 
 
+def has_kernels(problem: Recurrence) -> bool:
+    """Whether there are kernels for a problem: those that keep its weights on the chip, or those for wider ones."""
+    on_gpu = problem.cell.kernel is not None and problem.u.device.type == "cuda"
+    return on_gpu and problem.initial.dtype == torch.float32 and has_triton()
+
+
+def is_wide(problem: Recurrence) -> bool:
+    """Whether a problem's weights are too many for the chip."""
+    return problem.cell.parts[0] > largest(str(problem.cell.kernel), problem.u.device)
+
+
 def as_precise_as_cudnn() -> AbstractContextManager[None]:
     """Products of float32 matrices in tf32 where torch lets cuDNN's layers do so: theirs are."""
     return tf32.products(tf32.cudnn_rounds())
@@ -81,13 +93,7 @@ class GPUSweeper(ReferenceSweeper):
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
-        return (
-            problem.cell.kernel is not None
-            and problem.u.device.type == "cuda"
-            and problem.cell.parts[0] <= largest(problem.cell.kernel, problem.u.device)
-            and problem.initial.dtype == torch.float32
-            and has_triton()
-        )
+        return has_kernels(problem) and not is_wide(problem)
 
     def __init__(self, problem: Recurrence, tape: Tensor | None = None) -> None:
         super().__init__(problem)
@@ -152,10 +158,12 @@ class GPUSweeper(ReferenceSweeper):
 
     @on_its_device
     def adjoint_entering(
-        self, segments: Segments, lead: int, final: Tensor, data: AdjointData, want_leak: bool
+        self, segments: Segments, lead: int, final: Tensor | None, data: AdjointData, want_leak: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As the reference's; without `final`, the gradient at the end of a sequence is zero, too."""
         ends = self._initial.new_empty(len(segments), self.cell.size)
-        return self._adjoint(segments, ends, data, want_leak, self._within(lead), final.contiguous())
+        final = None if final is None else final.contiguous()
+        return self._adjoint(segments, ends, data, want_leak, self._within(lead), final)
 
     def _within(self, lead: int) -> int:
         """A lead-in no longer than all of time: kernels count its steps, those before the first one too."""
@@ -192,7 +200,8 @@ class GPUSweeper(ReferenceSweeper):
         if rows == 0:
             return
         sizes = (rows, self.problem.batch, self._n, segments.longest, lead)
-        kernel[(-(-rows // ROWS),)](*tensors, self._marks, *sizes, ROWS=ROWS, **flags, **self._options)
+        grid = (-(-rows // ROWS), 1, 1)
+        launch(kernel, grid, (*tensors, self._marks), sizes, ROWS=ROWS, **flags, **self._options)
 
     def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor] | None:
         if self.problem.lengths is not None:
@@ -213,10 +222,9 @@ class GPUSweeper(ReferenceSweeper):
         worst = starts.new_zeros(())
         rows, tile, batch = len(starts), 32, self.problem.batch
         there, shift = (ends, batch) if leak is None else (self.correct(starts, ends, leak, boxed=False), 0)
-        self._kernels.jumps_kernel[(-(-rows // tile),)](
-            starts, there, worst, rows, batch, shift, self._n, floor,
-            ROWS=tile, UNITS=min(128, self._padded), PARTS=len(self.cell.parts), JOINT=joint,
-        )  # fmt: skip
+        grid, numbers = (-(-rows // tile), 1, 1), (rows, batch, shift, self._n, floor)
+        constants = {"ROWS": tile, "UNITS": min(128, self._padded), "PARTS": len(self.cell.parts), "JOINT": joint}
+        launch(self._kernels.jumps_kernel, grid, (starts, there, worst), numbers, **constants)
         return worst
 
     @on_its_device
@@ -230,10 +238,10 @@ class GPUSweeper(ReferenceSweeper):
             self._bound = self.cell.bound(self._initial)
         bound, columns = self._bound if boxed else None, 4
         links, width = len(starts) // self.problem.batch, self._initial.numel()
-        self._kernels.correct_kernel[(-(-width // columns),)](
-            starts, ends, leak, bound, corrected, links, width,
-            BOXED=bound is not None, LINKS=min(1024, 1 << (links - 1).bit_length()), COLUMNS=columns,
-        )  # fmt: skip
+        tensors, grid = (starts, ends, leak, bound, corrected), (-(-width // columns), 1, 1)
+        at_once = min(1024, 1 << (links - 1).bit_length())
+        constants = {"BOXED": bound is not None, "LINKS": at_once, "COLUMNS": columns}
+        launch(self._kernels.correct_kernel, grid, tensors, (links, width), **constants)
         return corrected
 
     def _slopes_at(self, states: list[Tensor]) -> Tensor:
@@ -249,9 +257,8 @@ class GPUSweeper(ReferenceSweeper):
         slopes = self.room_for_tape(self.problem)
         tensors = (self._inputs, self._weights, self._units, self._initial, *two(states), self._marks, slopes)
         (steps, batch), tile = self._inputs.shape[:2], 32
-        self._kernels.slopes_kernel[(-(-steps * batch // tile),)](
-            *tensors, steps * batch, batch, self._n, ROWS=tile, **self._options
-        )
+        grid, numbers = (-(-steps * batch // tile), 1, 1), (steps * batch, batch, self._n)
+        launch(self._kernels.slopes_kernel, grid, tensors, numbers, ROWS=tile, **self._options)
         return slopes
 
     @staticmethod

@@ -209,7 +209,8 @@ def adjoint_kernel(
     """Carry gradients back along stretches, from `starts` (R, S), given at their ends, to `ends`, at their begins.
 
     With a lead-in, a stretch is entered `lead` steps behind its end with a zero gradient, or at its sequence's end with
-    `final`; `starts` then receives the gradient at its end. `sums` (R, G) receives the sum of its gate gradients.
+    `final`, where there is one; `starts` then receives the gradient at its end. `sums` (R, G) receives the sum of its
+    gate gradients.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < rows
@@ -224,7 +225,11 @@ def adjoint_kernel(
     if LED:
         length = tl.load(lengths + b, mask=live, other=0)
         enter = last + lead
-        d_h, d_c = load_state(final, b, n, j, live & (enter >= length), CELL)
+        if final is None:
+            d_h = tl.zeros((ROWS, UNITS), tl.float32)
+            d_c = d_h
+        else:
+            d_h, d_c = load_state(final, b, n, j, live & (enter >= length), CELL)
     else:
         d_h, d_c = load_state(starts, row, n, j, live, CELL)
     kept = tl.full((ROWS, UNITS), 1.0, tl.float32)

@@ -74,7 +74,7 @@ class GPULayer(Layer):
         (*states, slopes), (incoming, final), sweeps = kept, grads, cutting.sweeps
         cell, (steps, batch) = self.cell, self.x.shape[:2]
         sweeper = self._kind(Recurrence(cell, slopes, self.initial), slopes)  # reads the tape, and no inputs
-        final = torch.zeros_like(self.initial) if final is None else final.to(self.initial.dtype)
+        final = None if final is None else final.to(self.initial.dtype)
         incoming = None if incoming is None else incoming.contiguous()
         gate_grads = empty(steps, batch, cell.gate_width, like=slopes)
         segments = cut_evenly(steps, batch, cutting.chunk, True)
@@ -83,12 +83,12 @@ class GPULayer(Layer):
         reading, writing = AdjointData(states, incoming), AdjointData(states, incoming, gate_grads)
         data = writing if sweeps == 1 or links == 1 else reading
         if links == 1:
-            begins, _ = sweeper.adjoint(segments, final, data)
+            begins, _ = sweeper.adjoint(segments, self._at_ends(final, links), data)
         else:
             if cutting.warmup:
                 ends, begins, leak = sweeper.adjoint_entering(segments, cutting.warmup, final, data, sweeps > 1)
             else:
-                ends = torch.cat([final, final.new_zeros((links - 1) * batch, final.shape[1])])
+                ends = self._at_ends(final, links)
                 begins, leak = sweeper.adjoint(segments, ends, data, sweeps > 1)
             for left in reversed(range(sweeps - 1)):
                 assert leak is not None
@@ -99,6 +99,13 @@ class GPULayer(Layer):
             b_sum = None if self.b_ih is None else sweeper.bias_grads(gate_grads).to(gate_grads.dtype)
             return self._gradients(states, gate_grads.flatten(0, 1), b_sum, begins[-batch:], want_x), error
 
+    def _at_ends(self, final: Tensor | None, links: int) -> Tensor:
+        """Gradients at the ends of chunks, last one first, before any is known but the loss's by the final state."""
+        batch, width = self.initial.shape
+        if final is None:
+            return self.initial.new_zeros(links * batch, width)
+        return final if links == 1 else torch.cat([final, final.new_zeros((links - 1) * batch, width)])
+
     def _gradients(
         self, states: list[Tensor], gate_grads: Tensor, b_sum: Tensor | None, d_initial: Tensor, want_x: bool
     ) -> Gradients:
@@ -106,7 +113,9 @@ class GPULayer(Layer):
         cell, n = self.cell, self.n
         d_u, x, before = cell.input_grads(gate_grads), self.x.flatten(0, 1), states[0][:-1].flatten(0, 1)
         if self.kernel == "gru":
-            w_hh = torch.cat([sum_outer(gate_grads[:, : 2 * n], before), sum_outer(gate_grads[:, 3 * n :], before)])
+            w_hh = gate_grads.new_empty(self.w_hh.shape)
+            sum_outer(gate_grads[:, : 2 * n], before, out=w_hh[: 2 * n])
+            sum_outer(gate_grads[:, 3 * n :], before, out=w_hh[2 * n :])
         else:
             w_hh = sum_outer(gate_grads, before)
         d_x = torch.mm(d_u, self.w_ih).view(self.x.shape) if want_x else None

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from timeloom.cells.base import Cell
@@ -93,6 +92,8 @@ class Layer(ABC):
         """What is added to the gates' arguments: all biases but the GRU's b_hn, inside its reset's product."""
         if self.b_ih is None or self.b_hh is None:
             return None
-        if self.kernel == "gru":
-            return torch.cat([self.b_ih[: 2 * self.n] + self.b_hh[: 2 * self.n], self.b_ih[2 * self.n :]])
-        return self.b_ih + self.b_hh
+        if self.kernel != "gru":
+            return self.b_ih + self.b_hh
+        bias = self.b_ih.clone()
+        bias[: 2 * self.n].add_(self.b_hh[: 2 * self.n])
+        return bias

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from timeloom.launch import launch
 from timeloom.problem import Recurrence, Segments, cut
-from timeloom.sweep.gpu import GPUSweeper, as_precise_as_cudnn, has_triton, largest, two
+from timeloom.sweep.gpu import GPUSweeper, as_precise_as_cudnn, has_kernels, is_wide, two
 from timeloom.sweep.reference import AdjointData
 
 BY_LIBRARY = 768
@@ -23,13 +25,7 @@ class WideSweeper(GPUSweeper):
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
-        return (
-            problem.cell.kernel is not None
-            and problem.u.device.type == "cuda"
-            and problem.cell.parts[0] > largest(problem.cell.kernel, problem.u.device)
-            and problem.initial.dtype == torch.float32
-            and has_triton()
-        )
+        return has_kernels(problem) and is_wide(problem)
 
     def __init__(self, problem: Recurrence, tape: Tensor | None = None) -> None:
         super().__init__(problem, tape)
@@ -114,7 +110,8 @@ class WideSweeper(GPUSweeper):
         else:
             tiles = {"ROWS": 64 if rows >= 64 else 16, "UNITS": 32}
             tiles["DEPTH"] = 32 if self._weights.dtype == torch.float32 else 64
-        return _Launches(kernel, rows, self._n, options | tiles | flags | {"READY": self._by_library})
+        options |= {"READY": self._by_library, "num_warps": 4, "num_stages": 4}
+        return _Launches(kernel, rows, self._n, options | tiles | flags)
 
     def _differentiate(self, states: list[Tensor]) -> Tensor:
         problem = self.problem
@@ -135,24 +132,19 @@ class WideSweeper(GPUSweeper):
 
 
 class _Launches:
-    """Launches of one kernel over all stretches and units, the second and later ones without a look at the arguments'
-    types: of a launch a step, that is most of the host's time.
+    """Launches of one kernel over all stretches and units. Tensors and numbers are of the same kinds every time and are
+    not looked at again: of a launch a step, that would be most of the host's time.
     """
 
     def __init__(self, kernel: Any, rows: int, n: int, constants: dict[str, Any]) -> None:
         self._grid = (-(-rows // constants["ROWS"]), -(-n // constants["UNITS"]), 1)
         self._kernel, self._constants = kernel, constants
-        self._again: Any = None
-        self._in_order: tuple[Any, ...] = ()
+        self._again: Callable[..., None] | None = None
 
     def __call__(self, tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> None:
         if self._grid[0] == 0:
             return
-        if self._again is not None:
-            self._again(*tensors, *sizes, *self._in_order)
-            return
-        compiled = self._kernel[self._grid](*tensors, *sizes, **self._constants, num_warps=4, num_stages=4)
-        if compiled is not None:  # nothing is, by Triton's interpreter
-            self._again = compiled[self._grid]
-            names = self._kernel.arg_names[len(tensors) + len(sizes) :]
-            self._in_order = tuple(self._constants[name] for name in names)
+        if self._again is None:
+            self._again = launch(self._kernel, self._grid, tensors, sizes, **self._constants)
+        else:
+            self._again(*tensors, *sizes)

@@ -136,7 +136,11 @@ def adjoint_step(
         length = tl.load(lengths + b, mask=live, other=0)
         enter = tl.minimum(last + lead, length)
         entering = live & (t == enter - 1)
-        d_h, d_c = load_state(final, b, n, j, entering & (enter == length), CELL)
+        if final is None:
+            d_h = tl.zeros((ROWS, UNITS), tl.float32)
+            d_c = d_h
+        else:
+            d_h, d_c = load_state(final, b, n, j, entering & (enter == length), CELL)
     else:
         enter = last
         entering = live & (t == enter - 1)

@@ -120,6 +120,21 @@ def test_diagonal(steps: int, batch: tuple[int, ...], n: int, reverse: bool) -> 
     check(gpu.scan(a, b, h0, "diagonal", reverse), truth(a, b, h0, "diagonal", reverse))
 
 
+@pytest.mark.usefixtures("by_kernels")
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("steps", "batch", "n"), [(5, (2,), 3), (129, (2,), 5), (190, (), 2), (299, (3,), 1)])
+def test_without_a_start(steps: int, batch: tuple[int, ...], n: int, reverse: bool) -> None:
+    a, b, h0 = draw("diagonal", steps, batch, n)
+    leaves = [tensor.requires_grad_() for tensor in (a, b)]
+    given = tl.linear_scan(*leaves, reverse=reverse)
+    expected = truth(*leaves, torch.zeros_like(h0), "diagonal", reverse)
+    check(given.detach(), expected.detach())
+    weight = incoming(given)
+    found = torch.autograd.grad(given, leaves, weight)
+    for one, other in zip(found, torch.autograd.grad(expected, leaves, weight.cpu().double()), strict=True):
+        check(one, other.double())
+
+
 @pytest.mark.usefixtures("small")
 def test_sizes_cover_every_kind_of_tiling() -> None:
     tilings = {gpu._tiling(steps, n * (batch[0] if batch else 1), torch.float32) for steps, batch, n in DIAGONAL}

@@ -55,22 +55,24 @@ def supports(b: Tensor, structure: Structure) -> bool:
 
 
 def scan(
-    a: Tensor, b: Tensor, h0: Tensor, structure: Structure, reverse: bool = False, transposed: bool = False
+    a: Tensor, b: Tensor, h0: Tensor | None, structure: Structure, reverse: bool = False, transposed: bool = False
 ) -> Tensor:
     """Same as `timeloom.scan.reference.scan`, over reversed time and with transposed elements too, without copies.
 
-    Sums are float32 where a, b and h are half precision.
+    Without h0, the start is zero. Sums are float32 where a, b and h are half precision.
     """
     if structure == "dense" and a.stride(-1) != 1 and a.stride(-2) == 1:
         a, transposed = a.transpose(-1, -2), not transposed
-    a, b, h0 = a.contiguous(), b.contiguous(), h0.contiguous()
+    a, b = a.contiguous(), b.contiguous()
     h = torch.empty_like(b)
     if h.numel() == 0:
         return h
     with torch.cuda.device_of(b):
         if a.numel() == b.numel():  # matrices of 1 × 1 are diagonal too
             _diagonal(a, b, h0, h, reverse)
-        elif structure == "dense":
+            return h
+        h0 = b.new_zeros(b.shape[1:]) if h0 is None else h0.contiguous()
+        if structure == "dense":
             _matrices(a, b, h0, h, (b.shape[-1], 1), reverse, transposed)
         else:
             starts = h0.transpose(-1, -2).contiguous()  # the two entries of a state next to each other
@@ -79,14 +81,14 @@ def scan(
 
 
 def diagonal_adjoint(
-    a: Tensor, grad: Tensor, h0: Tensor, states: Tensor, reverse: bool, want_a: bool
+    a: Tensor, grad: Tensor, h0: Tensor | None, states: Tensor, reverse: bool, want_a: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Adjoints of all steps of a diagonal scan and the gradient of its elements, in one pass.
 
     `λ[t] = g[t] + a[t+1] λ[t+1]` and `da[t] = λ[t] h[t-1]`, with h0 before the first; time the other way round for a
     scan that was reversed.
     """
-    a, grad, h0, states = (tensor.contiguous() for tensor in (a, grad, h0, states))
+    a, grad, states = (tensor.contiguous() for tensor in (a, grad, states))
     adjoint, d_a = torch.empty_like(grad), torch.empty_like(a) if want_a else None
     with torch.cuda.device_of(grad):
         _diagonal(a, grad, h0, adjoint, not reverse, True, states, d_a)
@@ -96,7 +98,7 @@ def diagonal_adjoint(
 def _diagonal(
     a: Tensor,
     b: Tensor,
-    h0: Tensor,
+    h0: Tensor | None,
     h: Tensor,
     reverse: bool,
     adjoint: bool = False,
@@ -105,9 +107,11 @@ def _diagonal(
 ) -> None:
     from timeloom.scan import gpu_kernels  # Triton is imported only where it is used
 
-    steps, lanes = len(b), h0.numel()
+    steps = len(b)
+    lanes = b.numel() // steps
     if lanes == 0:
         return
+    h0 = None if h0 is None else h0.contiguous()
     tiling = _tiling(steps, lanes, b.dtype)
     blocks, chunks = -(-lanes // tiling.lanes), tiling.chunks
     flags = products = sources = starts = None
@@ -116,8 +120,8 @@ def _diagonal(
         products, sources = b.new_empty(2, chunks, lanes, dtype=_precise(b.dtype)).unbind()
         starts = torch.empty_like(products[: -(-chunks // WINDOW)])
     tensors = (a, b, h0, h, states, d_a, flags, products, sources, starts)
-    gpu_kernels.diagonal_kernel[(chunks * blocks,)](
-        *tensors, steps, lanes, blocks, tiling.tiles,
+    launch(
+        gpu_kernels.diagonal_kernel, (chunks * blocks, 1, 1), tensors, (steps, lanes, blocks, tiling.tiles),
         REVERSE=reverse, ADJOINT=adjoint, SLOPES=d_a is not None, WINDOW=WINDOW if chunks > 1 else 0,
         ONE=tiling.tiles == 1, LENGTH=tiling.length, GROUPS=tiling.groups, LANES=tiling.lanes,
         PITCH=lanes if lanes & (lanes - 1) == 0 else 0,  # such sizes are few: few kernels are compiled for them

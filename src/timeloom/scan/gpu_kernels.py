@@ -219,7 +219,7 @@ def diagonal_kernel(
     REVERSE: tl.constexpr, ADJOINT: tl.constexpr, SLOPES: tl.constexpr, WINDOW: tl.constexpr, ONE: tl.constexpr,
     LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr, PITCH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """All states `h`; with ADJOINT all adjoints, from nothing, and with SLOPES `d_a` from the `states` too.
+    """All states `h`, from h0 or zero; with ADJOINT all adjoints, from zero, and with SLOPES `d_a` from the `states`.
 
     `flags` (chunks, blocks of lanes) are 0 at first: 1 says that a chunk's `products` and `sources` (chunks, lanes) are
     there, 2 that its state in `starts` is, too. A chunk has so many `tiles`, with ONE a single one, which is not read
@@ -232,7 +232,9 @@ def diagonal_kernel(
     if PITCH > 0:  # places in a tile are known to the compiler
         column += lanes - PITCH  # which is 0, and hides neighbouring lanes from Triton: see SIZES
         pitch = PITCH
-    initial = tl.load(h0 + lane, mask=lane < lanes, other=0.0).to(ACC)
+    initial = tl.zeros((LANES,), ACC)
+    if h0 is not None:
+        initial = tl.load(h0 + lane, mask=lane < lanes, other=0.0).to(ACC)
     state = tl.zeros((LANES,), ACC) if ADJOINT else initial
     nothing = tl.zeros((GROUPS, LANES), ACC)
     initial = initial[None, :] + nothing

@@ -44,8 +44,6 @@ def linear_scan(
     Returns h, `(T, B, n)`.
     """
     structure = _check(a, b, h0, structure, method, levels)
-    if h0 is None:
-        h0 = b.new_zeros(b.shape[1:])
     if transformed():  # plain operations, that any transform knows
         return _Way(structure, "reference", None, reverse, transpose).run(a, b, h0)
     result: Tensor = _LinearScan.apply(a, b, h0, _Way(structure, method, levels, reverse, transpose))
@@ -63,11 +61,12 @@ class _Way:
     def by_kernels(self, b: Tensor) -> bool:
         return self.method == "auto" and gpu.supports(b, self.structure)
 
-    def run(self, a: Tensor, b: Tensor, h0: Tensor) -> Tensor:
-        if (self.method == "auto" or self.levels == 0) and native.supports(b):
-            return native.scan(a, b, h0, self.structure, self.reverse, self.transpose)
+    def run(self, a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
         if self.by_kernels(b):
             return gpu.scan(a, b, h0, self.structure, self.reverse, self.transpose)
+        h0 = _start(b, h0)
+        if (self.method == "auto" or self.levels == 0) and native.supports(b):
+            return native.scan(a, b, h0, self.structure, self.reverse, self.transpose)
         if self.transpose:
             a = el.transpose(a, self.structure)
         with torch.autocast(b.device.type, enabled=False):  # the inputs say how precise it is to be
@@ -77,6 +76,11 @@ class _Way:
             if self.reverse:
                 return scan(a.flip(0), b.flip(0), h0, self.structure).flip(0)
             return scan(a, b, h0, self.structure)
+
+
+def _start(b: Tensor, h0: Tensor | None) -> Tensor:
+    """The state before the first step."""
+    return b.new_zeros(b.shape[1:]) if h0 is None else h0
 
 
 def _check(
@@ -130,7 +134,7 @@ class _LinearScan(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, h0: Tensor, way: _Way) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, h0: Tensor | None, way: _Way) -> Tensor:
         states = way.run(a, b, h0)
         ctx.save_for_backward(a, h0, states)
         ctx.way = way
@@ -141,7 +145,7 @@ class _LinearScan(torch.autograd.Function):
         a, h0, states = ctx.saved_tensors
         (grad,), way, structure = grads, ctx.way, ctx.way.structure
         if len(states) == 0:
-            return torch.zeros_like(a), grad, torch.zeros_like(h0), None
+            return torch.zeros_like(a), grad, None if h0 is None else torch.zeros_like(h0), None
         # in the order in which the steps are taken: first, all but the first, all but the last
         first, later, earlier, last = (
             (-1, slice(-1), slice(1, None), 0) if way.reverse else (0, slice(1, None), slice(-1), -1)
@@ -154,7 +158,7 @@ class _LinearScan(torch.autograd.Function):
             a[later].conj(), grad[earlier], grad[last], not way.reverse,
             transpose=not way.transpose, structure=structure, method=way.method, levels=way.levels,
         )  # fmt: skip
-        ends, start = grad[last].unsqueeze(0), h0.unsqueeze(0)
+        ends, start = grad[last].unsqueeze(0), _start(grad, h0).unsqueeze(0)
         adjoint = torch.cat([ends, rest] if way.reverse else [rest, ends])
         d_a = None
         if wants_a:

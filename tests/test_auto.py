@@ -392,7 +392,7 @@ def corrected_report(sweeps: int, residual: float, fell_back: bool = False) -> S
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans as for the kernels of a GPU."""
-    monkeypatch.setattr(auto_file, "has_kernels_on_gpu", lambda problem: True)
+    monkeypatch.setattr(auto_file, "has_kernels", lambda problem: True)
     monkeypatch.setattr(auto_file, "step_cost", lambda problem: StepCost(filled_by=8000))
     monkeypatch.setattr(auto_file, "copies_inputs", lambda problem: False)
 

@@ -69,7 +69,7 @@ def results(model: nn.Module, x: Tensor, hx: Tensor | None = None, **more: Any) 
     x = x.detach().clone().requires_grad_()
     hx = None if hx is None else hx.detach().clone().requires_grad_()
     model.zero_grad()
-    output, final = model(x, hx, **more)
+    output, final = model(x, *(() if hx is None else (hx,)), **more)
     (output.square().sum() + final.sin().sum()).backward()
     found = {key.removeprefix("_orig_mod."): value.grad.clone() for key, value in model.named_parameters()}
     found |= {"output": output.detach().clone(), "final": final.detach().clone(), "x": x.grad}
@@ -283,6 +283,23 @@ def test_cuda_graphs(make: Any, steps: int) -> None:
     if steps == 4096:
         assert "CUDA graph" in report.reason
         assert report.certified
+
+
+@on_gpu
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")  # as of any graphed module
+@pytest.mark.parametrize("make", [nn.GRU, nn.LSTM])
+def test_graphed_by_torch(make: Any) -> None:
+    torch.manual_seed(0)
+    model = tl.parallelize(Model(make(D, 16))).cuda()
+    twin = copy.deepcopy(model)
+    x = torch.randn(4096, B, D, device="cuda")
+    for _ in range(4):
+        results(model, x)
+    graphed: Any = torch.cuda.make_graphed_callables(model, (x.clone().requires_grad_(),))
+    for _ in range(3):
+        x = torch.randn(4096, B, D, device="cuda")
+        assert_close(results(graphed, x), results(twin, x), 1e-4)
+    assert model.get_submodule("layer").reports[0].certified
 
 
 OUTSIDE: dict[str, tuple[str, dict[str, Any]]] = {

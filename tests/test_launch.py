@@ -33,16 +33,16 @@ class Kernel:
 
     arg_names = ("x", "y", "rows", "scale", "KEEP", "ROWS")
 
-    def __init__(self, compiles: bool = True) -> None:
-        self.compiles = compiles
+    def __init__(self, compiles: Any = None) -> None:
+        self.compiles = compiles or Compiled
         self.pre_run_hooks: list[Any] = []
         self.calls: list[tuple[Any, ...]] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def run(*given: Any, num_warps: int = 4, **named: Any) -> Compiled | None:
+        def run(*given: Any, num_warps: int = 4, **named: Any) -> Any:
             in_order = (*given, *(named[name] for name in self.arg_names[len(given) :]))
             self.calls.append(("plain", grid, *in_order, num_warps))
-            return Compiled(self, num_warps) if self.compiles else None
+            return self.compiles(self, num_warps)
 
         return run
 
@@ -56,6 +56,16 @@ class Compiled:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return lambda *given: self.kernel.calls.append(("prepared", grid, *given, self.num_warps))
+
+
+class Future:
+    """What Triton's asynchronous mode returns: it looks like what is not compiled yet, but is not."""
+
+    def __init__(self, *given: Any) -> None:
+        self.compiled = Compiled(*given)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.compiled, name)
 
 
 @pytest.fixture(autouse=True)
@@ -127,8 +137,9 @@ def test_kernels_do_not_mix() -> None:
     assert first.ways() == second.ways() == ["plain", "prepared"]
 
 
-def test_nothing_is_remembered_of_an_interpreted_kernel() -> None:
-    kernel = Kernel(compiles=False)
+@pytest.mark.parametrize("compiles", [lambda *_: None, Future])
+def test_nothing_is_remembered_of_a_kernel_that_is_interpreted_or_not_ready(compiles: Any) -> None:
+    kernel = Kernel(compiles)
     again = go(kernel)
     go(kernel)
     again(X, X, 6, 0.25)

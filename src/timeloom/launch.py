@@ -49,8 +49,8 @@ def launch(
         return again
     plain = partial(kernel[grid], **constants)
     compiled = plain(*tensors, *numbers)
-    if not hasattr(compiled, "__getitem__") or not _as_usual(kernel):  # Triton's interpreter compiles nothing
-        return plain
+    if not hasattr(type(compiled), "__getitem__") or not _as_usual(kernel):
+        return plain  # Triton's interpreter compiles nothing, its asynchronous mode not yet
     in_order = kernel.arg_names[len(tensors) + len(numbers) :]
     if len(_known) >= MOST_KNOWN:
         _known.clear()

@@ -265,7 +265,7 @@ class Last(nn.Module):
 
 
 @on_gpu
-@pytest.mark.parametrize("steps", [4096, 64])  # timeloom's sweeps, and cuDNN's layer
+@pytest.mark.parametrize("steps", [16384, 64])  # timeloom's sweeps, and cuDNN's layer
 @pytest.mark.parametrize("make", [nn.GRU, nn.LSTM, nn.RNN])
 def test_cuda_graphs(make: Any, steps: int) -> None:
     torch.manual_seed(0)
@@ -280,7 +280,7 @@ def test_cuda_graphs(make: Any, steps: int) -> None:
         for optimizer in optimizers:
             optimizer.step()
     report = model.get_submodule("layer").reports[0]
-    if steps == 4096:
+    if steps == 16384:
         assert "CUDA graph" in report.reason
         assert report.certified
 
@@ -292,12 +292,12 @@ def test_graphed_by_torch(make: Any) -> None:
     torch.manual_seed(0)
     model = tl.parallelize(Model(make(D, 16))).cuda()
     twin = copy.deepcopy(model)
-    x = torch.randn(4096, B, D, device="cuda")
+    x = torch.randn(16384, B, D, device="cuda")
     for _ in range(4):
         results(model, x)
     graphed: Any = torch.cuda.make_graphed_callables(model, (x.clone().requires_grad_(),))
     for _ in range(3):
-        x = torch.randn(4096, B, D, device="cuda")
+        x = torch.randn(16384, B, D, device="cuda")
         assert_close(results(graphed, x), results(twin, x), 1e-4)
     assert model.get_submodule("layer").reports[0].certified
 

@@ -487,6 +487,7 @@ def test_sweeps_that_give_up_twice_are_not_tried_for_a_while() -> None:
 def h200(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Inputs that look as if they were on a GPU of 132 multiprocessors."""
     monkeypatch.setattr(cudnn, "has_triton", lambda: True)
+    monkeypatch.setattr(cudnn, "capturing", lambda _: False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
     cost_on_gpu.cache_clear()
     yield SimpleNamespace(device=torch.device("cuda", 7), dtype=torch.float32)
@@ -574,3 +575,16 @@ def test_a_network_that_rests_is_cudnns_for_a_while(h200: Any) -> None:
     memory.forward.pause = 2
     answers = [cudnn.why(layer, h200, 16384, 1) for _ in range(4)]
     assert answers == [cudnn.RESTING] * 2 + [None] * 2
+
+
+@pytest.mark.parametrize("hidden", [32, 512])
+def test_a_graph_of_a_network_that_rests_holds_what_cudnn_has_run(
+    h200: Any, hidden: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = tl.GRU(4, hidden)
+    layer._memories.setdefault(0, Memory()).forward.pause = 9
+    answers = []
+    for captured in (True, False, True):
+        monkeypatch.setattr(cudnn, "capturing", lambda _, captured=captured: captured)
+        answers.append(cudnn.why(layer, h200, 16384, 1))
+    assert answers == [None, cudnn.RESTING, cudnn.RESTING]

@@ -51,16 +51,15 @@ def why(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:
     reason = why_by_size(module, data, steps, batch)
     if reason is not None or steps > MOST_STEPS:
         return reason
-    if _resting(module):
-        return RESTING
-    if not _persistent(module, data) or _sure(module):
+    resting = _resting(module)
+    if not resting and (not _persistent(module, data) or _sure(module)):
         return None
     kind = (data.device, products_in(data), torch.is_grad_enabled())
     rehearsed, captures = kind in module._rehearsed, capturing(data.device)
-    if rehearsed or captures:  # what cuDNN makes on its first call, no graph can hold
-        return UNSURE if rehearsed and captures else None
+    if captures:  # what cuDNN makes on its first call, no graph can hold
+        return None if not rehearsed else RESTING if resting else UNSURE
     module._rehearsed.add(kind)
-    return REHEARSED
+    return RESTING if resting else None if rehearsed else REHEARSED
 
 
 def why_by_size(module: Recurrent, data: Tensor, steps: int, batch: int) -> str | None:

@@ -61,7 +61,8 @@ def certificates(layers: Any) -> float | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_compile", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
+    where = "file of the JSON (default: gpu-compile.json in benchmarks/results)"
+    parser.add_argument("--out", type=Path, default=RESULTS, help=where)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_compile needs a CUDA device")

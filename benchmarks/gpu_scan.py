@@ -1,6 +1,6 @@
 """`linear_scan` on a GPU beside accelerated-scan, torch's cumsum and a plain sum, in one run.
 
-python -m benchmarks.gpu_scan      # float32; a table and JSON go to benchmarks/results
+python -m benchmarks.gpu_scan      # float32; a table and JSON go to benchmarks/results; rivals where they are installed
 """
 
 from __future__ import annotations
@@ -227,7 +227,8 @@ def _error(row: dict[str, Any], name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_scan", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes, and the table beside it")
+    where = "file of the JSON; the table goes beside it (default: gpu-scan.json in benchmarks/results)"
+    parser.add_argument("--out", type=Path, default=RESULTS, help=where)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_scan needs a CUDA device; `python -m experiments.deer.scan` measures the CPU")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import timeloom
 from benchmarks.gpu import clock
 
-RESULTS = Path(__file__).parent / "results" / "gpu-training.json"
+RESULTS = Path(__file__).parent / "results"
 STEPS, CHANNELS, CLASSES, BATCH = 17984, 6, 5, 4
 TRAINING_STEPS = 30
 
@@ -108,8 +108,10 @@ def large(length: int, batch: int, hidden: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_training", description=__doc__.split("\n")[0])
     parser.add_argument("--scale", action="store_true", help="sizes where memory is the question, instead")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
+    where = "file of the JSON (default: gpu-training.json in benchmarks/results, with --scale gpu-scale.json)"
+    parser.add_argument("--out", type=Path, help=where)
     arguments = parser.parse_args()
+    out: Path = arguments.out or RESULTS / ("gpu-scale.json" if arguments.scale else "gpu-training.json")
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_training needs a CUDA device")
     facts: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
@@ -121,8 +123,8 @@ def main() -> None:
         facts |= {"torch_losses": theirs, "timeloom_losses": ours}
         facts["largest_difference"] = max(abs(a - b) for a, b in zip(theirs, ours, strict=True))
     print(json.dumps({name: value for name, value in facts.items() if "losses" not in name}, indent=1))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(facts, indent=1))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(facts, indent=1))
 
 
 if __name__ == "__main__":

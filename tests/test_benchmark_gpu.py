@@ -664,6 +664,17 @@ def test_large_sizes_are_measured(short_training: None, monkeypatch: pytest.Monk
     assert sizes == [(256, 1, 8), (4, 64, 64)]
 
 
+def test_large_sizes_leave_the_training_run_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"RESULTS": tmp_path, "large": lambda *sizes: {}, "train": lambda ours: ([1.0], 1.0)}.items():
+        monkeypatch.setattr(gpu_training, name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    for option, written in (("--scale", "gpu-scale.json"), ("", "gpu-training.json")):
+        monkeypatch.setattr(sys, "argv", ["program", *option.split()])
+        gpu_training.main()
+        assert ("large" in json.loads((tmp_path / written).read_text())) is bool(option)
+
+
 def test_trainings_to_be_compiled_are_compared(
     short_training: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

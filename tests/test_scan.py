@@ -179,6 +179,8 @@ def test_bad_options_are_named() -> None:
         tl.linear_scan(a, b[:, :1], structure="block")
     with pytest.raises(ValueError, match=r"it must be \(4, 2, 2, 3\) \(block\)"):
         tl.linear_scan(a, b, structure="block")
+    with pytest.raises(ValueError, match=r"\(dense\); for blocks of 2 × 2 give structure='block'$"):
+        tl.linear_scan(*problem("block", 4))
 
 
 # ---- the associative scan ------------------------------------------------------------------------------------------

@@ -105,6 +105,8 @@ def _check(
     found = next((name for name, shape in wanted.items() if tuple(a.shape) == shape), None)
     if found is None:
         choices = " or ".join(f"{shape} ({name})" for name, shape in wanted.items())
+        if structure is None and tuple(a.shape) == shapes.get("block"):
+            choices += "; for blocks of 2 × 2 give structure='block'"
         raise ValueError(
             f"a has shape {tuple(a.shape)}; with b of shape {tuple(b.shape)} it must be {choices}"
             if wanted

@@ -16,6 +16,7 @@ import torch
 import timeloom
 from benchmarks.gpu import clock
 from benchmarks.gpu_training import Classifier, train_steps
+from benchmarks.results import new_file
 
 RESULTS = Path(__file__).parent / "results" / "gpu-compile.json"
 EAGER_STEPS = 5
@@ -62,7 +63,7 @@ def certificates(layers: Any) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_compile", description=__doc__.split("\n")[0])
     where = "file of the JSON (default: gpu-compile.json in benchmarks/results)"
-    parser.add_argument("--out", type=Path, default=RESULTS, help=where)
+    parser.add_argument("--out", type=new_file, default=RESULTS, help=where)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_compile needs a CUDA device")

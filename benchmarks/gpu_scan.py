@@ -23,6 +23,7 @@ import timeloom as tl
 from benchmarks.gpu import clock
 from benchmarks.gpu.clock import captured, milliseconds
 from benchmarks.gpu.compare import first_line
+from benchmarks.results import new_file
 from timeloom.scan.elements import Structure
 
 RESULTS = Path(__file__).parent / "results" / "gpu-scan.json"
@@ -228,7 +229,7 @@ def _error(row: dict[str, Any], name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_scan", description=__doc__.split("\n")[0])
     where = "file of the JSON; the table goes beside it (default: gpu-scan.json in benchmarks/results)"
-    parser.add_argument("--out", type=Path, default=RESULTS, help=where)
+    parser.add_argument("--out", type=new_file, default=RESULTS, help=where)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_scan needs a CUDA device; `python -m experiments.deer.scan` measures the CPU")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import timeloom
 from benchmarks.gpu import clock
+from benchmarks.results import new_file
 
 RESULTS = Path(__file__).parent / "results"
 STEPS, CHANNELS, CLASSES, BATCH = 17984, 6, 5, 4
@@ -109,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_training", description=__doc__.split("\n")[0])
     parser.add_argument("--scale", action="store_true", help="sizes where memory is the question, instead")
     where = "file of the JSON (default: gpu-training.json in benchmarks/results, with --scale gpu-scale.json)"
-    parser.add_argument("--out", type=Path, help=where)
+    parser.add_argument("--out", type=new_file, help=where)
     arguments = parser.parse_args()
     out: Path = arguments.out or RESULTS / ("gpu-scale.json" if arguments.scale else "gpu-training.json")
     if not torch.cuda.is_available():

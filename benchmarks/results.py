@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -26,6 +27,14 @@ NOTE = (
     "the largest over outputs and all gradients, each relative to the tensor's largest value, against torch.nn in "
     "float64; in bold: above twice torch's own. Sweeps and chunk: forward + backward; a chunk of T is sequential."
 )
+
+
+def new_file(text: str) -> Path:
+    """A path to write to, for argparse: a folder is refused before anything is measured."""
+    path = Path(text)
+    if path.is_dir():
+        raise ArgumentTypeError(f"{text} is a folder; give a file such as {path / 'results.json'}")
+    return path
 
 
 def machine_facts() -> dict[str, Any]:

@@ -465,7 +465,27 @@ def test_jax_agrees_with_float64(pretended_gpu: None, case: Case, method: str) -
     assert ("sweeps" in runner.facts()) == (method == "deer")
 
 
+def test_deer_stops_where_only_rounding_is_left(pretended_gpu: None) -> None:
+    pytest.importorskip("jax", reason="a rival, not a dependency")
+    from benchmarks.gpu.jax_runner import JaxRunner
+
+    case = Case(300, 2, 8)
+    runner = JaxRunner(case, "deer", 1e-8)  # which float32 never meets
+    assert max(relative_errors(runner.results(), exact_results(case, Problem.draw(case))).values()) < 5e-6
+    assert runner.facts()["sweeps"][0] < 12
+
+
 # What is shared with the CPU's benchmark
+
+
+@pytest.mark.parametrize("script", [gpu_scan, gpu_compile, gpu_training])
+def test_a_folder_in_place_of_a_file_is_told_before_anything_is_measured(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert "is a folder; give a file such as" in capsys.readouterr().err
 
 
 def test_turns_are_taken_by_the_clock_that_is_given() -> None:

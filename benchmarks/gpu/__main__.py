@@ -78,7 +78,8 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     measured = [piece for piece in options.pieces if piece != PLOT]
     if measured and not torch.cuda.is_available():
         print(
-            f"error: {program} {measured[0]} needs a CUDA device; `python -m benchmarks headline` measures the CPU",
+            f"error: {program} {measured[0]} needs a CUDA device; without one, `timeloom bench` or "
+            "`python -m benchmarks headline` measures the CPU",
             file=sys.stderr,
         )
         return 1

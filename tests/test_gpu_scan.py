@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic products of matrices on a GPU
@@ -312,6 +313,44 @@ def test_infinity_is_not_turned_into_nan_by_padding() -> None:
     a, b, h0 = torch.ones(12, 3, 3, device=DEVICE), torch.zeros(12, 3, device=DEVICE), torch.ones(3, device=DEVICE)
     b[2, 0] = torch.inf
     assert torch.equal(gpu.scan(a, b, h0, "dense").cpu().double(), truth(a, b, h0, "dense"))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("steps", "lanes"), [(35, 14), (70, 2), (70, 3), (180, 4)])  # alone, kept tiles and read again
+def test_nothing_outside_of_the_tensors_is_touched(
+    steps: int, lanes: int, reverse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tensor of a launch lies between walls of NaN, which no result sees and no program writes into."""
+    launch, wall = gpu.launch, 40
+
+    def walled(kernel: Any, grid: Any, tensors: tuple[Tensor | None, ...], *more: Any, **constants: Any) -> None:
+        rooms = []
+        for tensor in tensors:
+            beyond = torch.nan if tensor is not None and tensor.is_floating_point() else 9
+            rooms.append(None if tensor is None else tensor.new_full((2 * wall + tensor.numel(),), beyond))
+        inside = [None if room is None else room[wall:-wall] for room in rooms]
+        for tensor, values in zip(tensors, inside, strict=True):
+            if tensor is not None and values is not None:
+                values.copy_(tensor.flatten())
+        launch(kernel, grid, tuple(inside), *more, **constants)
+        for tensor, room, values in zip(tensors, rooms, inside, strict=True):
+            if tensor is not None and room is not None and values is not None:
+                tensor.copy_(values.view(tensor.shape))
+                walls = torch.cat([room[:wall], room[-wall:]])
+                assert bool((walls.isnan() if tensor.is_floating_point() else walls == 9).all())
+
+    monkeypatch.setattr(gpu, "launch", walled)
+    a, b, h0 = draw("diagonal", steps, (), lanes)
+    states, leaves = gpu.scan(a, b, h0, "diagonal", reverse), [a.double().cpu().requires_grad_(), b.double().cpu()]
+    expected = truth(leaves[0], leaves[1].requires_grad_(), h0, "diagonal", reverse)
+    check(states, expected.detach())
+    weight = incoming(states)
+    exact = torch.autograd.grad(expected, leaves, weight.cpu().double())
+    adjoint, d_a = gpu.diagonal_adjoint(a, weight, h0, states, reverse, True)
+    assert d_a is not None
+    for one, other in zip((d_a, adjoint), exact, strict=True):
+        check(one, other)
 
 
 @pytest.mark.usefixtures("small")

@@ -148,6 +148,20 @@ def test_nothing_is_remembered_of_a_kernel_that_is_interpreted_or_not_ready(comp
     assert not launches._known
 
 
+def test_a_launch_that_fails_is_not_remembered() -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("out of resources")
+
+    kernel = Kernel(fail)
+    with pytest.raises(RuntimeError, match="out of resources"):
+        go(kernel)
+    assert not launches._known
+    kernel.compiles = Compiled
+    go(kernel)
+    go(kernel)
+    assert kernel.ways() == ["plain", "plain", "prepared"]
+
+
 @pytest.mark.parametrize(
     ("holder", "name", "value"),
     [

@@ -91,7 +91,7 @@ def diagonal_adjoint(
     a, grad, states = (tensor.contiguous() for tensor in (a, grad, states))
     adjoint, d_a = torch.empty_like(grad), torch.empty_like(a) if want_a else None
     with torch.cuda.device_of(grad):
-        _diagonal(a, grad, h0, adjoint, not reverse, True, states, d_a)
+        _diagonal(a, grad, h0, adjoint, not reverse, states, d_a)
     return adjoint, d_a
 
 
@@ -101,10 +101,10 @@ def _diagonal(
     h0: Tensor | None,
     h: Tensor,
     reverse: bool,
-    adjoint: bool = False,
     states: Tensor | None = None,
     d_a: Tensor | None = None,
 ) -> None:
+    """Into `h`; with the `states` of a scan its adjoints, and what they give into `d_a`, if that is there."""
     from timeloom.scan import gpu_kernels  # Triton is imported only where it is used
 
     steps = len(b)
@@ -122,7 +122,7 @@ def _diagonal(
     tensors = (a, b, h0, h, states, d_a, flags, products, sources, starts)
     launch(
         gpu_kernels.diagonal_kernel, (chunks * blocks, 1, 1), tensors, (steps, lanes, blocks, tiling.tiles),
-        REVERSE=reverse, ADJOINT=adjoint, SLOPES=d_a is not None, WINDOW=WINDOW if chunks > 1 else 0,
+        REVERSE=reverse, ADJOINT=states is not None, SLOPES=d_a is not None, WINDOW=WINDOW if chunks > 1 else 0,
         ONE=tiling.tiles == 1, LENGTH=tiling.length, GROUPS=tiling.groups, LANES=tiling.lanes,
         PITCH=lanes if lanes & (lanes - 1) == 0 else 0,  # such sizes are few: few kernels are compiled for them
         ACC=_accumulator(gpu_kernels, b.dtype), num_warps=max(1, tiling.groups * tiling.lanes // 32), maxnreg=REGISTERS,

@@ -135,13 +135,14 @@ def last(x, COUNT: tl.constexpr):
 
 @triton.jit
 def transfers(x, y, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr):
-    """What the groups of a tile do to a state, [GROUPS, LANES]; not a number, where an element is not finite."""
+    """What the groups of a tile do to a state, [GROUPS, LANES]; not a number, where an element is not finite, or the
+    product of a group's."""
     product = last(x, LENGTH).reshape(GROUPS, LANES)
     return product, last(y, LENGTH).reshape(GROUPS, LANES) + product * 0.0
 
 
 @triton.jit
-def before(x, first, GROUPS: tl.constexpr, LANES: tl.constexpr):
+def previous_of(x, first, GROUPS: tl.constexpr, LANES: tl.constexpr):
     """The value of the group before each, [GROUPS, LANES]; `first` for the first."""
     group = tl.arange(0, GROUPS)[:, None]
     previous = tl.maximum(group - 1, 0) + tl.zeros((GROUPS, LANES), tl.int32)
@@ -162,7 +163,7 @@ def solve(x, y, state, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.con
     first = tl.arange(0, GROUPS)[:, None] == 0
     source = tl.where(first, moved(product, state) + source, source)
     product, ends = tl.associative_scan((product, source), 0, link)
-    entries = before(ends, state, GROUPS, LANES)
+    entries = previous_of(ends, state, GROUPS, LANES)
     return y + x * entries.reshape(1, GROUPS * LANES), behind_all(ends, GROUPS, LANES)
 
 
@@ -197,7 +198,7 @@ def hear(state, flags, products, sources, starts, chunk, block, blocks, lane, la
 
 
 @triton.jit
-def told(
+def tell_and_hear(
     flags, products, sources, starts, factor, summand, state, chunk, block, blocks, lane, lanes, WINDOW: tl.constexpr
 ):
     """Tell what this chunk does to a state, and hear the state before it, `state` being the one before all chunks."""
@@ -247,10 +248,10 @@ def diagonal_kernel(
         product, source = transfers(x, y, LENGTH, GROUPS, LANES)
         product, source = tl.associative_scan((product, source), 0, link)
         factor, summand = last(product, GROUPS), last(source, GROUPS)
-        state = told(
+        state = tell_and_hear(
             flags, products, sources, starts, factor, summand, state, chunk, block, blocks, lane, lanes, WINDOW
         )
-        product, source = before(product, 1.0, GROUPS, LANES), before(source, 0.0, GROUPS, LANES)
+        product, source = previous_of(product, 1.0, GROUPS, LANES), previous_of(source, 0.0, GROUPS, LANES)
         y += x * (moved(product, state[None, :]) + source).reshape(1, GROUPS * LANES)
         keep(h, y, first, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
         if SLOPES:
@@ -269,7 +270,7 @@ def diagonal_kernel(
                 x, y = behind_all(x, GROUPS, LANES), behind_all(y, GROUPS, LANES)
                 factor, summand = link(factor, summand, x, y)
             factor, summand = last(factor, GROUPS), last(summand, GROUPS)
-            state = told(
+            state = tell_and_hear(
                 flags, products, sources, starts, factor, summand, state, chunk, block, blocks, lane, lanes, WINDOW
             )
         every = state[None, :] + nothing

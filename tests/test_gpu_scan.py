@@ -278,6 +278,20 @@ def test_products_that_overflow_leave_zeros_alone(structure: Structure) -> None:
         check(given[part], expected[part])
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@not_a_number
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("steps", "lanes"), [(190, 2), (129, 10)])
+def test_an_element_of_zero_ends_a_product_that_overflows(steps: int, lanes: int) -> None:
+    """What is behind it does not depend on what was before, if the states were finite, and no chunk overflows alone."""
+    a, b, h0 = draw("diagonal", steps, (), lanes)
+    a[4:60], a[100], b[:101] = 8.0, 0.0, 0.0  # 8 ** 56 is too large for float32
+    h0 *= 1e-20
+    expected = truth(a, b, h0, "diagonal")
+    assert bool(expected.isfinite().all())
+    check(gpu.scan(a, b, h0, "diagonal")[100:], expected[100:])
+
+
 @not_a_number
 @pytest.mark.usefixtures("by_kernels")
 @pytest.mark.parametrize("lanes", [5, 13])

@@ -45,8 +45,8 @@ def moved(product, h):
 
 @triton.jit
 def link(a, b, later_a, later_b):
-    """`compose` for groups and more."""
-    return moved(later_a, a), moved(later_a, b) + later_b
+    """`compose` for groups and more: an element that is 0 ends a product that has overflowed."""
+    return tl.where(later_a == 0.0, 0.0, moved(later_a, a)), moved(later_a, b) + later_b
 
 
 @triton.jit
@@ -156,10 +156,9 @@ def behind_all(x, GROUPS: tl.constexpr, LANES: tl.constexpr):
 
 
 @triton.jit
-def solve(x, y, state, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr):
-    """States of a tile, and the one behind it; that one and `state` before it for every group, [GROUPS, LANES]."""
-    x, y = tl.associative_scan((x, y), 0, compose)
-    product, source = transfers(x, y, LENGTH, GROUPS, LANES)
+def enter(x, y, product, source, state, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr):
+    """States of a tile from its composed steps and what its groups do, and the state behind it; that one and `state`
+    before it for every group, [GROUPS, LANES]."""
     first = tl.arange(0, GROUPS)[:, None] == 0
     source = tl.where(first, moved(product, state) + source, source)
     product, ends = tl.associative_scan((product, source), 0, link)
@@ -191,10 +190,11 @@ def hear(state, flags, products, sources, starts, chunk, block, blocks, lane, la
     known = before[:, None] & (lane < lanes)[None, :]
     x = tl.load(products + there, mask=known, other=1.0, cache_modifier=".cg")
     y = tl.load(sources + there, mask=known, other=0.0, cache_modifier=".cg")
-    x, y = tl.associative_scan((x, y), 0, link)
     at = (base // WINDOW).to(tl.int64) * lanes + lane
     start = tl.load(starts + at, mask=tl.where(lane < lanes, base, 0) > 0, other=0.0, cache_modifier=".cg")
-    return moved(last(x, WINDOW), tl.where(base > 0, start, state)) + last(y, WINDOW)
+    start = tl.where(base > 0, start, state)[None, :]
+    x, y = tl.associative_scan((x, tl.where((i == base)[:, None], moved(x, start) + y, y)), 0, link)
+    return last(y, WINDOW)
 
 
 @triton.jit
@@ -246,13 +246,12 @@ def diagonal_kernel(
             entered = fetch_entered(states, initial, first, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
         x, y = tl.associative_scan((v.to(ACC), w.to(ACC)), 0, compose)
         product, source = transfers(x, y, LENGTH, GROUPS, LANES)
-        product, source = tl.associative_scan((product, source), 0, link)
-        factor, summand = last(product, GROUPS), last(source, GROUPS)
+        factor, summand = tl.associative_scan((product, source), 0, link)
+        factor, summand = last(factor, GROUPS), last(summand, GROUPS)
         state = tell_and_hear(
             flags, products, sources, starts, factor, summand, state, chunk, block, blocks, lane, lanes, WINDOW
         )
-        product, source = previous_of(product, 1.0, GROUPS, LANES), previous_of(source, 0.0, GROUPS, LANES)
-        y += x * (moved(product, state[None, :]) + source).reshape(1, GROUPS * LANES)
+        y, _ = enter(x, y, product, source, state[None, :] + nothing, LENGTH, GROUPS, LANES)
         keep(h, y, first, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
         if SLOPES:
             keep(d_a, y * entered, first, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
@@ -282,7 +281,9 @@ def diagonal_kernel(
             v, w = fetch(a, b, tile + 1, column, steps, lanes, pitch, more, REVERSE, ADJOINT, LENGTH, GROUPS, EVICT)
             if SLOPES:
                 entered = fetch_entered(states, initial, tile, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
-            y, every = solve(x, y, every, LENGTH, GROUPS, LANES)
+            x, y = tl.associative_scan((x, y), 0, compose)
+            product, source = transfers(x, y, LENGTH, GROUPS, LANES)
+            y, every = enter(x, y, product, source, every, LENGTH, GROUPS, LANES)
             keep(h, y, tile, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
             if SLOPES:
                 keep(d_a, y * entered, tile, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.results import machine_facts, new_file
+from benchmarks.results import machine_facts
 from timeloom.data import Record, Splits, Table, split
 from timeloom.data.prefetch import Prefetch
 from timeloom.train.config import ModelConfig, OptimConfig, TrainConfig, preset
@@ -101,7 +101,7 @@ def table(results: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--small", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--out", type=new_file, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     results: dict[str, Any] = {"machine": machine_facts(), "cases": {}}
     with tempfile.TemporaryDirectory() as temporary:

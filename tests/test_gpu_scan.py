@@ -123,7 +123,7 @@ def test_diagonal(steps: int, batch: tuple[int, ...], n: int, reverse: bool) -> 
 
 @pytest.mark.usefixtures("by_kernels")
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize(("steps", "batch", "n"), [(5, (2,), 3), (129, (2,), 5), (190, (), 2), (299, (3,), 1)])
+@pytest.mark.parametrize(("steps", "batch", "n"), [(5, (2,), 3), (70, (2,), 1)])
 def test_without_a_start(steps: int, batch: tuple[int, ...], n: int, reverse: bool) -> None:
     a, b, h0 = draw("diagonal", steps, batch, n)
     leaves = [tensor.requires_grad_() for tensor in (a, b)]

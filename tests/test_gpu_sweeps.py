@@ -366,7 +366,7 @@ LAYERS += [("by library", "gru", WAYS[2], True), ("by library", "lstm", WAYS[1],
 @pytest.mark.parametrize("kernel", ["gru", "lstm"])
 @pytest.mark.usefixtures("width")
 def test_no_gradient_by_the_final_state_is_a_zero_one(kernel: str, way: tuple[int, int, int]) -> None:
-    layer, *_ = layers(kernel, True)
+    layer, *_ = layers(kernel, True, 13)
     kept, _ = layer.forward(Cutting(*way), 0.1, True)
     incoming = torch.randn(kept[0][1:].shape)
     found, certificate = layer.backward(Cutting(*way), kept, (incoming, None), True)

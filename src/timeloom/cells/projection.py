@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from timeloom.autocast import without_autocast
 from timeloom.cells.base import sum_outer
 from timeloom.eager import eager
 from timeloom.memory import empty
@@ -47,7 +48,7 @@ class _Project(torch.autograd.Function):
         flat = grad.flatten(0, -2)
         if torch.is_grad_enabled():  # to be differentiated again
             return grad @ weight, flat.t() @ x.flatten(0, -2), flat.sum(0) if ctx.needs_input_grad[2] else None
-        with torch.autocast(x.device.type, enabled=False):  # it may be on around the backward pass
+        with without_autocast(x.device):  # it may be on around the backward pass
             if ctx.needs_input_grad[0]:
                 d_x = empty(*x.shape, like=grad)
                 torch.mm(flat, weight, out=d_x.flatten(0, -2))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from timeloom.autocast import without_autocast
 from timeloom.chain.jacobians import LAYERS
 from timeloom.chain.matrices import Matrix
 from timeloom.chain.scan import ScanTrace, scan_backward
@@ -71,7 +72,7 @@ def chain_backward(
 
 def _own_precision(x: Tensor) -> AbstractContextManager[None]:
     """Products of sparse matrices are not for autocast's types."""
-    return torch.autocast(x.device.type, enabled=False)
+    return without_autocast(x.device)
 
 
 def _gradients(

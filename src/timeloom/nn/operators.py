@@ -22,6 +22,7 @@ from torch import Tensor
 
 from timeloom import express
 from timeloom.adjoint import solve_adjoint
+from timeloom.autocast import without_autocast
 from timeloom.cells.base import Cell
 from timeloom.nn import native
 from timeloom.nn.handles import module_of
@@ -88,7 +89,7 @@ def _solve(
     """States of h `(T + 1, B, ·)`, the final state `(B, S)`, and what else the backward pass needs."""
     module, live, ragged = module_of(handle), (x, initial, w_ih, w_hh, b_ih, b_hh, w_hr), (lengths, resets)
     reason = _why_torch(module, x, ragged, taped)
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(x.device):
         if reason is None:
             kept, final, report = _run_own(module, live, ragged, index, taped)
         else:
@@ -174,7 +175,7 @@ def _solve_backward(
     """Gradients of x, when wanted, the initial state and the weights that there are."""
     module, live, ragged = module_of(handle), (x, initial, w_ih, w_hh, b_ih, b_hh, w_hr), (lengths, resets)
     grads = (None if d_states is None else d_states[1:], d_final)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         if _why_torch(module, x, ragged, taped=True) is None and _is_whole(module, live, ragged, kept):
             found = _own_gradients(module, live, ragged, index, [states, *kept], grads, want_x)
         else:
@@ -283,7 +284,7 @@ def _why_torch(module: Recurrent, x: Tensor, ragged: Ragged, taped: bool) -> str
         return "sequential, as asked for"
     if not isinstance(module._solver, Auto):
         return None
-    with torch.set_grad_enabled(taped), torch.autocast(x.device.type, enabled=False):
+    with torch.set_grad_enabled(taped), without_autocast(x.device):
         return native.why_by_size(module, x, *x.shape[:2])
 
 

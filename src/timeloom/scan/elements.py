@@ -14,6 +14,11 @@ DIMS: dict[Structure, int] = {"diagonal": 0, "dense": 1, "block": 1}
 """Dimensions that `a` has beyond those of `b`."""
 
 
+def start(b: Tensor, h0: Tensor | None) -> Tensor:
+    """The state before the first step: h0, or zero."""
+    return b.new_zeros(b.shape[1:]) if h0 is None else h0
+
+
 def apply(a: Tensor, h: Tensor, structure: Structure) -> Tensor:
     """One transfer of a state."""
     if structure == "dense":

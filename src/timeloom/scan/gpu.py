@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from timeloom.launch import launch
-from timeloom.scan.elements import Structure
+from timeloom.scan.elements import Structure, start
 from timeloom.sweep.gpu import has_triton
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -71,7 +71,7 @@ def scan(
         if a.numel() == b.numel():  # matrices of 1 × 1 are diagonal too
             _diagonal(a, b, h0, h, reverse)
             return h
-        h0 = b.new_zeros(b.shape[1:]) if h0 is None else h0.contiguous()
+        h0 = start(b, h0).contiguous()
         if structure == "dense":
             _matrices(a, b, h0, h, (b.shape[-1], 1), reverse, transposed)
         else:

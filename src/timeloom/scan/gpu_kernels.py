@@ -134,11 +134,14 @@ def last(x, COUNT: tl.constexpr):
 
 
 @triton.jit
-def transfers(x, y, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr):
-    """What the groups of a tile do to a state, [GROUPS, LANES]; not a number, where an element is not finite, or the
-    product of a group's."""
+def composed(x, y, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr):
+    """The steps of a tile from their group's start, and what the groups do to a state, [GROUPS, LANES].
+
+    The latter is not a number where an element is not finite, or the product of a group's.
+    """
+    x, y = tl.associative_scan((x, y), 0, compose)
     product = last(x, LENGTH).reshape(GROUPS, LANES)
-    return product, last(y, LENGTH).reshape(GROUPS, LANES) + product * 0.0
+    return x, y, product, last(y, LENGTH).reshape(GROUPS, LANES) + product * 0.0
 
 
 @triton.jit
@@ -244,8 +247,7 @@ def diagonal_kernel(
         v, w = fetch(a, b, first, column, steps, lanes, pitch, True, REVERSE, ADJOINT, LENGTH, GROUPS, "evict_first")
         if SLOPES:
             entered = fetch_entered(states, initial, first, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
-        x, y = tl.associative_scan((v.to(ACC), w.to(ACC)), 0, compose)
-        product, source = transfers(x, y, LENGTH, GROUPS, LANES)
+        x, y, product, source = composed(v.to(ACC), w.to(ACC), LENGTH, GROUPS, LANES)
         factor, summand = tl.associative_scan((product, source), 0, link)
         factor, summand = last(factor, GROUPS), last(summand, GROUPS)
         state = tell_and_hear(
@@ -263,11 +265,10 @@ def diagonal_kernel(
                 x, y = v.to(ACC), w.to(ACC)
                 after = tl.where(i + 1 < tiles, first + i + 1, first)  # the first one again is the next to be read
                 v, w = fetch(a, b, after, column, steps, lanes, pitch, True, REVERSE, ADJOINT, LENGTH, GROUPS, "")
-                x, y = tl.associative_scan((x, y), 0, compose)
-                x, y = transfers(x, y, LENGTH, GROUPS, LANES)
-                x, y = tl.associative_scan((x, y), 0, link)
-                x, y = behind_all(x, GROUPS, LANES), behind_all(y, GROUPS, LANES)
-                factor, summand = link(factor, summand, x, y)
+                x, y, product, source = composed(x, y, LENGTH, GROUPS, LANES)
+                product, source = tl.associative_scan((product, source), 0, link)
+                product, source = behind_all(product, GROUPS, LANES), behind_all(source, GROUPS, LANES)
+                factor, summand = link(factor, summand, product, source)
             factor, summand = last(factor, GROUPS), last(summand, GROUPS)
             state = tell_and_hear(
                 flags, products, sources, starts, factor, summand, state, chunk, block, blocks, lane, lanes, WINDOW
@@ -281,8 +282,7 @@ def diagonal_kernel(
             v, w = fetch(a, b, tile + 1, column, steps, lanes, pitch, more, REVERSE, ADJOINT, LENGTH, GROUPS, EVICT)
             if SLOPES:
                 entered = fetch_entered(states, initial, tile, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
-            x, y = tl.associative_scan((x, y), 0, compose)
-            product, source = transfers(x, y, LENGTH, GROUPS, LANES)
+            x, y, product, source = composed(x, y, LENGTH, GROUPS, LANES)
             y, every = enter(x, y, product, source, every, LENGTH, GROUPS, LANES)
             keep(h, y, tile, column, steps, lanes, pitch, REVERSE, LENGTH, GROUPS)
             if SLOPES:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from timeloom.autocast import without_autocast
 from timeloom.eager import eager
 from timeloom.options import check_count
 from timeloom.scan import blelloch, chunked, gpu, native, reference
@@ -64,23 +65,18 @@ class _Way:
     def run(self, a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
         if self.by_kernels(b):
             return gpu.scan(a, b, h0, self.structure, self.reverse, self.transpose)
-        h0 = _start(b, h0)
+        h0 = el.start(b, h0)
         if (self.method == "auto" or self.levels == 0) and native.supports(b):
             return native.scan(a, b, h0, self.structure, self.reverse, self.transpose)
         if self.transpose:
             a = el.transpose(a, self.structure)
-        with torch.autocast(b.device.type, enabled=False):  # the inputs say how precise it is to be
+        with without_autocast(b.device):  # the inputs say how precise it is to be
             if self.method == "blelloch":
                 return blelloch.scan(a, b, h0, self.structure, self.levels, self.reverse)
             scan = reference.scan if self.method == "reference" else chunked.scan
             if self.reverse:
                 return scan(a.flip(0), b.flip(0), h0, self.structure).flip(0)
             return scan(a, b, h0, self.structure)
-
-
-def _start(b: Tensor, h0: Tensor | None) -> Tensor:
-    """The state before the first step."""
-    return b.new_zeros(b.shape[1:]) if h0 is None else h0
 
 
 def _check(
@@ -160,7 +156,7 @@ class _LinearScan(torch.autograd.Function):
             a[later].conj(), grad[earlier], grad[last], not way.reverse,
             transpose=not way.transpose, structure=structure, method=way.method, levels=way.levels,
         )  # fmt: skip
-        ends, start = grad[last].unsqueeze(0), _start(grad, h0).unsqueeze(0)
+        ends, start = grad[last].unsqueeze(0), el.start(grad, h0).unsqueeze(0)
         adjoint = torch.cat([ends, rest] if way.reverse else [rest, ends])
         d_a = None
         if wants_a:

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from benchmarks.results import machine_facts
-from timeloom.data import Record, Splits, Table, split
-from timeloom.data.prefetch import Prefetch
-from timeloom.train.config import ModelConfig, OptimConfig, TrainConfig, preset
-from timeloom.train.trainer import Trainer
-from timeloom.video.cache import FeatureCache
+from timeloom.app.data import Record, Splits, Table, split
+from timeloom.app.data.prefetch import Prefetch
+from timeloom.app.train.config import ModelConfig, OptimConfig, TrainConfig, preset
+from timeloom.app.train.trainer import Trainer
+from timeloom.app.video.cache import FeatureCache
 
 RESULTS = Path(__file__).parent / "results"
 

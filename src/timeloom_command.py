@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         meant = f"; did you mean {near[0]!r}?" if near else ""
         print(f"error: no command {command!r}; choose one of {', '.join(COMMANDS)}{meant}", file=sys.stderr)
         return 2
-    from timeloom.cli import run
+    from timeloom.app.cli import run
 
     return run(command, rest)
 

@@ -15,18 +15,19 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from timeloom.cells import GRUCell, LSTMCell, RNNCell
-from timeloom.launch import launch
+from timeloom.kernels import AdjointData
+from timeloom.kernels.gpu import sweep_kernels, wide, wide_kernels
+from timeloom.kernels.gpu.launch import launch
+from timeloom.kernels.gpu.layer import GPULayer
+from timeloom.kernels.gpu.sweeper import LARGEST, GPUSweeper
+from timeloom.kernels.layer import Cutting
 from timeloom.problem import Recurrence, cut
 from timeloom.scan import gpu as scan
 from timeloom.scan import gpu_kernels as scan_kernels
 from timeloom.scan import gpu_matrix_kernels as matrix_kernels
-from timeloom.sweep import AdjointData, gpu_kernels, wide, wide_kernels
-from timeloom.sweep.gpu import LARGEST, GPUSweeper
-from timeloom.sweep.gpu_layer import GPULayer
-from timeloom.sweep.layer import Cutting
 
 KERNELS = {
-    gpu_kernels: ("forward_kernel", "slopes_kernel", "adjoint_kernel", "jumps_kernel", "correct_kernel"),
+    sweep_kernels: ("forward_kernel", "slopes_kernel", "adjoint_kernel", "jumps_kernel", "correct_kernel"),
     wide_kernels: ("forward_step", "adjoint_step"),
     scan_kernels: ("diagonal_kernel",),
     matrix_kernels: ("transfers_kernel", "matrix_kernel"),

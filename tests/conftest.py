@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from timeloom.nn import native
+from timeloom.auto import torch_layer
 
 
 @pytest.fixture
@@ -22,4 +22,4 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def auto_takes_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` runs our sweeps on any sequence, where it would leave short ones to torch's layer as the faster one."""
-    monkeypatch.setattr(native, "_why_faster", lambda *_: None)
+    monkeypatch.setattr(torch_layer, "_why_faster", lambda *_: None)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from torch import manual_seed
 
-import timeloom.inspection
+import timeloom.inspection.trials
 from tests.browser import NAMES, Visit, browser, picture, visit
-from timeloom import cli
+from timeloom.app import cli
 
 pytestmark = pytest.mark.skipif(browser() is None, reason=f"no browser here; install one of {', '.join(NAMES)}")
 PHONE, DESKTOP = 390, 1280
@@ -28,7 +28,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options += ["--solver", "shooting:chunk=128"]
     assert cli.run("train", [*options, "--out", str(run), "--debug"]) == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timeloom.inspection, "REPEATS", 0)
+        patch.setattr(timeloom.inspection.trials, "REPEATS", 0)
         assert cli.run("inspect", [str(run), "--batch", "1", "--debug"]) == 0
     return run
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import timeloom_command
-from timeloom import cli
-from timeloom.cli import bench
+from timeloom.app import cli
+from timeloom.app.cli import bench
 
 SOURCE = str(Path(__file__).parents[1] / "src")
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from timeloom.data import batches, examples, load, split
-from timeloom.data.batches import collate, order
-from timeloom.data.splits import PADDING
-from timeloom.errors import InputError
+from timeloom.app.data import batches, examples, load, split
+from timeloom.app.data.batches import collate, order
+from timeloom.app.data.splits import PADDING
+from timeloom.app.errors import InputError
+from timeloom.app.named_options import split_spec, with_options
 from timeloom.solvers import Shooting
-from timeloom.spec import split_spec, with_options
 
 TWO_CHANNELS = """# a comment
 @problemName tiny

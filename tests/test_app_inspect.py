@@ -7,18 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-import timeloom.inspection
-from timeloom import cli
-from timeloom.cli import doctor
-from timeloom.cli.inspect import residual_charts
-from timeloom.report import SolveReport
+import timeloom.inspection.trials
+from timeloom.app import cli
+from timeloom.app.cli import doctor
+from timeloom.app.cli.inspect import residual_charts
+from timeloom.app.train import inspection
+from timeloom.app.train.config import ModelConfig
+from timeloom.app.train.inspection import inspect_model
+from timeloom.app.train.model import SequenceModel
+from timeloom.app.train.timeline import timeline
+from timeloom.report import SolveReport, of_reports
 from timeloom.solvers import Auto
-from timeloom.train import inspection
-from timeloom.train.config import ModelConfig
-from timeloom.train.inspection import inspect_model
-from timeloom.train.model import SequenceModel
-from timeloom.train.timeline import timeline
-from timeloom.words import of_reports
 
 FORWARD, BACKWARD = 0, 1
 
@@ -26,7 +25,7 @@ FORWARD, BACKWARD = 0, 1
 @pytest.fixture(autouse=True)
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a pass takes does not matter here; `auto` learns in the first and uses it in the second."""
-    monkeypatch.setattr(timeloom.inspection, "REPEATS", 1)
+    monkeypatch.setattr(timeloom.inspection.trials, "REPEATS", 1)
 
 
 def model_of(bias: float, layers: int = 1, bidirectional: bool = False) -> SequenceModel:

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from timeloom.data.splits import PADDING, Examples
-from timeloom.errors import InputError
+from timeloom.app.data.splits import PADDING, Examples
+from timeloom.app.errors import InputError
+from timeloom.app.train.config import ModelConfig, OptimConfig, TrainConfig, preset
+from timeloom.app.train.model import SequenceModel, solver_of
+from timeloom.app.train.objective import Score, loss_of
+from timeloom.app.train.setup import learning_rate
 from timeloom.nn import sequentialize
 from timeloom.solvers import Auto, Shooting
-from timeloom.train.config import ModelConfig, OptimConfig, TrainConfig, preset
-from timeloom.train.model import SequenceModel, solver_of
-from timeloom.train.objective import Score, loss_of
-from timeloom.train.setup import learning_rate
 
 STACKS = {
     "plain": ModelConfig(hidden=5),

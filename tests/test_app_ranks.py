@@ -18,11 +18,11 @@ import torch
 from rank_processes import launch
 from test_app_train import SMALL, SOURCE, assert_same_run, folder_of
 
-from timeloom import cli
-from timeloom.train import checkpoint
-from timeloom.train.checkpoint import BEST, LAST
-from timeloom.train.metrics import read
-from timeloom.train.trainer import Trainer
+from timeloom.app import cli
+from timeloom.app.train import checkpoint
+from timeloom.app.train.checkpoint import BEST, LAST
+from timeloom.app.train.metrics import read
+from timeloom.app.train.trainer import Trainer
 
 ALIKE = ["--precision", "float64", "--epochs", "2", "--compare", "0", "--hidden", "6", "--device", "cpu"]
 CASES: dict[str, tuple[str, list[str]]] = {

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from timeloom import cli
-from timeloom.train import page
-from timeloom.train.chart import HEIGHT, MOST_POINTS, WIDTH, Line, line_chart, number
+from timeloom.app import cli
+from timeloom.app.train import page
+from timeloom.app.train.chart import HEIGHT, MOST_POINTS, WIDTH, Line, line_chart, number
 
 SVG = "{http://www.w3.org/2000/svg}"
 OPEN_ENDED = {"meta", "link", "br"}

@@ -20,14 +20,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from timeloom import cli, files
-from timeloom.data import load, split
-from timeloom.errors import InputError
-from timeloom.train import checkpoint, comparison
-from timeloom.train.checkpoint import BEST, LAST, Checkpoint, Progress
-from timeloom.train.config import OptimConfig, TrainConfig
-from timeloom.train.metrics import Metrics, read
-from timeloom.train.summary import Summary
+from timeloom.app import cli, files
+from timeloom.app.data import load, split
+from timeloom.app.errors import InputError
+from timeloom.app.train import checkpoint, comparison
+from timeloom.app.train.checkpoint import BEST, LAST, Checkpoint, Progress
+from timeloom.app.train.config import OptimConfig, TrainConfig
+from timeloom.app.train.metrics import Metrics, read
+from timeloom.app.train.summary import Summary
 
 SMALL = ["--data", "turning:length=128,train=16,valid=8,test=8", "--hidden", "8", "--compare", "0"]
 SOURCE = str(Path(__file__).parents[1] / "src")
@@ -89,7 +89,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_saves_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from timeloom.train.trainer import Trainer
+    from timeloom.app.train.trainer import Trainer
 
     assert train(tmp_path / "whole", "--epochs", "3") == 0
     plain = Trainer._one_step
@@ -110,8 +110,8 @@ def test_an_interrupted_run_saves_and_goes_on(tmp_path: Path, monkeypatch: pytes
 WRITER = """
 import sys, torch
 from pathlib import Path
-from timeloom.train.checkpoint import Checkpoint, Progress, save
-from timeloom.train.config import OptimConfig, TrainConfig
+from timeloom.app.train.checkpoint import Checkpoint, Progress, save
+from timeloom.app.train.config import OptimConfig, TrainConfig
 number = 0
 while True:
     weights = {str(i): torch.full((100_000,), float(number)) for i in range(4)}
@@ -302,7 +302,7 @@ def test_predict_compares_its_first_batch_with_serial_inference(
 def test_tensorboard_reads_the_rows_of_metrics_across_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from timeloom.train.trainer import Trainer
+    from timeloom.app.train.trainer import Trainer
 
     plain = Trainer._one_step
 
@@ -337,7 +337,7 @@ def test_tensorboard_that_is_missing_is_told(
 
 @pytest.mark.parametrize("clip", [0.0, 1e-3])
 def test_gradients_are_clipped_to_the_norm_asked_for(clip: float, tmp_path: Path) -> None:
-    from timeloom.train.trainer import Trainer
+    from timeloom.app.train.trainer import Trainer
 
     config = replace(TrainConfig(), data=SMALL[1], optim=OptimConfig(clip=clip))
     splits = split(load(config.data), 0.2, 0.2, 0)

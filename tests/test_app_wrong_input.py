@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from timeloom import cli
-from timeloom.errors import InputError
-from timeloom.files import write_text
-from timeloom.train import checkpoint
-from timeloom.train.checkpoint import BEST, LAST
-from timeloom.train.metrics import read
+from timeloom.app import cli
+from timeloom.app.errors import InputError
+from timeloom.app.files import write_text
+from timeloom.app.train import checkpoint
+from timeloom.app.train.checkpoint import BEST, LAST
+from timeloom.app.train.metrics import read
 
 SMALL = ["--data", "turning:length=128,train=16,valid=8,test=8", "--hidden", "8", "--compare", "0"]
 Tell = Callable[..., str]

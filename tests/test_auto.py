@@ -16,15 +16,15 @@ import zoo
 from torch import Tensor
 
 import timeloom as tl
+from timeloom.auto import cudnn
+from timeloom.auto import decide as auto_file
+from timeloom.auto.costs import StepCost, cheapest, cost_on_gpu
+from timeloom.auto.decide import LONGEST_PAUSE, PATIENCE, Experience, Memory, decide
 from timeloom.cells import GenericCell
-from timeloom.nn import cudnn
+from timeloom.kernels.cpu import build
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solvers import Auto, Shooting, Solver
-from timeloom.solvers import auto as auto_file
-from timeloom.solvers.auto import LONGEST_PAUSE, PATIENCE, Experience, Memory, decide
-from timeloom.solvers.costs import StepCost, cheapest, cost_on_gpu
-from timeloom.sweep import native
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -116,7 +116,7 @@ def test_dense_transfers_are_left_out_where_they_cannot_pay() -> None:
     """Beside compiled sweeps a whole sequential run costs less than one dense transfer."""
     wide = Recurrence(problem_of().cell, problem_of().u.double(), problem_of().initial.double())
     assert decide(Auto(), wide, Experience()).newton_up_to > 0
-    if native.unavailable() is None:
+    if build.unavailable() is None:
         assert decide(Auto(), problem_of(), Experience()).newton_up_to == 0
 
 
@@ -126,13 +126,13 @@ def test_the_diagonal_of_a_users_dense_jacobian_is_not_asked_for(
     name: str, cheap: bool, solver: Solver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would cost as many backward passes a step as the state has units; a probe tells whether it is dense."""
-    asked, original = [], GenericCell.leak
+    asked, original = [], GenericCell.decay
 
     def watched(self: GenericCell, state: Tensor, u: Tensor) -> Tensor:
         asked.append(len(state))
         return original(self, state, u)
 
-    monkeypatch.setattr(GenericCell, "leak", watched)
+    monkeypatch.setattr(GenericCell, "decay", watched)
     monkeypatch.setattr(auto_file, "step_cost", lambda problem: StepCost(100.0))
     net = zoo.network(name)
     x, initial = zoo.data(net, 256, 1)

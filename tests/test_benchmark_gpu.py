@@ -26,8 +26,8 @@ from benchmarks.gpu.record import Record, load
 from benchmarks.gpu.run import DEVICE_LOST, attempt, run
 from benchmarks.layers import Problem, TrainingStep, build
 from benchmarks.measure import Solve, Timing, exact_results, relative_errors, time_in_turns
-from timeloom import cli
-from timeloom.cli import bench
+from timeloom.app import cli
+from timeloom.app.cli import bench
 
 FACTS = {"device": "a GPU", "torch": "2", "date": "today", "command": "python -m benchmarks.gpu"}
 SHOT = Solve("shooting[none]", 4, 36, 1, 8, 30, 2, False, "auto: many chunks")

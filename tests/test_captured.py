@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 
 import timeloom as tl
-from timeloom import express, problem, solve
-from timeloom.nn import cudnn, native
+from timeloom import problem
+from timeloom.auto import cudnn, torch_layer
+from timeloom.auto.costs import StepCost, cheapest, cost_on_gpu, fewest_to_cut
+from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.problem import Recurrence, cut_evenly
 from timeloom.report import SolveReport
+from timeloom.solve import driver as solve
+from timeloom.solve import express
 from timeloom.solvers import Shooting
-from timeloom.solvers.costs import StepCost, cheapest, cost_on_gpu, fewest_to_cut
-from timeloom.sweep.cpu_layer import CPULayer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -126,7 +128,7 @@ def test_stretches_that_a_graph_reads_stay(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("graphs")
 def test_certificates_outlast_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    from timeloom.nn import operators  # not above: with it comes Triton, which other tests must set up first
+    from timeloom.nn.graphs import operators  # not above: with it comes Triton, which other tests must set up first
 
     layer = tl.GRU(3, 5, 2, solver=Shooting(chunk=4))
     torch.compile(layer, backend="aot_eager", fullgraph=True)(torch.randn(20, 2, 3))[0].sum().backward()
@@ -144,7 +146,7 @@ def test_certificates_outlast_the_graph(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("graphs")
 @pytest.mark.parametrize("what", ["float64", "resets"])
 def test_what_no_cuda_graph_can_hold_says_so(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from timeloom.nn import operators
+    from timeloom.nn.graphs import operators
 
     layer, x = tl.GRU(3, 5, solver=Shooting(chunk=4)), torch.randn(20, 2, 3)
     layer, x = (layer.double(), x.double()) if what == "float64" else (layer, x)
@@ -175,7 +177,7 @@ def test_who_runs_is_a_few_comparisons_of_the_length(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
     cost_on_gpu.cache_clear()
     data: Any = SimpleNamespace(device=torch.device("cuda", 7), dtype=torch.float32)
-    assert native.why_by_size(tl.GRU(4, 32), data, Length(16384), 4) is None
+    assert torch_layer.why_by_size(tl.GRU(4, 32), data, Length(16384), 4) is None
     cost_on_gpu.cache_clear()
     assert len(looked) == 3
     assert all(type(bound) is int for bound in looked)

@@ -93,32 +93,32 @@ def test_jacobian_and_vjp_are_autograds(name: str, regime: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["function", "function of tuple", "elementwise", "module", "rnn tanh", "rnn relu"])
-def test_leak_without_a_gate_is_the_jacobians_diagonal(name: str) -> None:
+def test_decay_without_a_gate_is_the_jacobians_diagonal(name: str) -> None:
     problem, state, u = at_random(zoo.network(name))
     cell = detached(problem)
     diagonal = jacobian_of(cell, state, u).diagonal(dim1=-2, dim2=-1)
-    torch.testing.assert_close(cell.leak(state, u), diagonal, rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(cell.decay(state, u), diagonal, rtol=1e-11, atol=1e-13)
 
 
-def test_leak_of_a_gru_is_its_update_gate() -> None:
-    """With no recurrent weights nothing else carries the state, and the leak is the Jacobian."""
+def test_decay_of_a_gru_is_its_update_gate() -> None:
+    """With no recurrent weights nothing else carries the state, and the decay is the Jacobian."""
     problem, state, u = at_random(zoo.network("gru"))
     w_hh, b_hn = problem.cell.weights
     cell = GRUCell(torch.zeros_like(w_hh), b_hn.detach())
-    torch.testing.assert_close(torch.diag_embed(cell.leak(state, u)), jacobian_of(cell, state, u))
-    leak = problem.cell.leak(state, u).detach()
+    torch.testing.assert_close(torch.diag_embed(cell.decay(state, u)), jacobian_of(cell, state, u))
+    decay = problem.cell.decay(state, u).detach()
     _, update, _, _ = problem.cell._gates(state, u)
-    torch.testing.assert_close(leak, update.detach())
+    torch.testing.assert_close(decay, update.detach())
 
 
 @pytest.mark.parametrize("name", ["lstm", "lstm projected"])
-def test_leak_of_an_lstm_is_its_forget_gate_on_c(name: str) -> None:
+def test_decay_of_an_lstm_is_its_forget_gate_on_c(name: str) -> None:
     problem, state, u = at_random(zoo.network(name))
     cell = detached(problem)
     h_width, c_width = cell.parts
     c_by_c = jacobian_of(cell, state, u)[:, h_width:, h_width:].diagonal(dim1=-2, dim2=-1)
     expected = torch.cat([torch.zeros(ROWS, h_width, dtype=state.dtype), c_by_c], -1)
-    torch.testing.assert_close(cell.leak(state, u), expected)
+    torch.testing.assert_close(cell.decay(state, u), expected)
     assert c_width == c_by_c.shape[-1]
 
 

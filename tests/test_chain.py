@@ -16,10 +16,10 @@ from torch.nn.utils import prune
 from zoo import difference
 
 import timeloom as tl
-from timeloom.chain import matrices, scan
-from timeloom.chain.jacobians import LAYERS
-from timeloom.chain.matrices import Dense, Sparse
-from timeloom.chain.scan import ScanTrace, scan_backward
+from timeloom.bppsa import matrices, scan
+from timeloom.bppsa.jacobians import LAYERS
+from timeloom.bppsa.matrices import Dense, Sparse
+from timeloom.bppsa.scan import ScanTrace, scan_backward
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

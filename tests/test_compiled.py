@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import timeloom as tl
-from timeloom.nn import handles
+from timeloom.nn.graphs import handles
 from timeloom.solvers import Shooting
 
 pytestmark = [
@@ -240,7 +240,7 @@ def test_inductor(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def count_calls_of_torch_layers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A list that grows by one each time that an operator runs torch's own layer."""
-    from timeloom.nn import operators  # not above: with it comes Triton, which other tests must set up first
+    from timeloom.nn.graphs import operators  # not above: with it comes Triton, which other tests must set up first
 
     calls, run_torch = [], operators._run_torch
 
@@ -316,7 +316,7 @@ OUTSIDE: dict[str, tuple[str, dict[str, Any]]] = {
 def test_calls_that_no_graph_holds_run_outside(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo import config
 
-    from timeloom.nn import graph
+    from timeloom.nn.graphs import call as graph
 
     says, more = OUTSIDE[what]
     torch.manual_seed(0)
@@ -346,7 +346,7 @@ def test_calls_that_no_graph_holds_run_outside(what: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["gru", "lstm", "lstm, projected", "rnn", "gru, left to torch", "gru, ragged"])
 def test_operators_by_torch_own_check(name: str, device: str) -> None:
-    from timeloom.nn import operators
+    from timeloom.nn.graphs import operators
 
     torch.manual_seed(0)
     make, options, steps = LAYERS[name.replace(", ragged", "")]
@@ -454,6 +454,6 @@ def test_exported_programs_hold_torch_own_layer() -> None:
 
 def test_nothing_of_a_compiler_is_imported_before_it_is_at_work() -> None:
     code = "import sys, torch, timeloom; timeloom.GRU(2, 3)(torch.zeros(50, 1, 2))[0].sum().backward()\n"
-    code += "print([name for name in ('torch._dynamo', 'timeloom.nn.graph') if name in sys.modules])"
+    code += "print([name for name in ('torch._dynamo', 'timeloom.nn.graphs.call') if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"

@@ -21,8 +21,8 @@ import torch
 import tyro
 
 import timeloom
-from timeloom import cli
-from timeloom.cli.train import parse
+from timeloom.app import cli
+from timeloom.app.cli.train import parse
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -105,7 +105,7 @@ def test_every_command_exists(name: str, words: list[str]) -> None:
             if options[:1] != ["--resume"]:
                 parse(options)
         elif command != "bench":
-            tyro.cli(import_module(f"timeloom.cli.{command}").Options, args=options)
+            tyro.cli(import_module(f"timeloom.app.cli.{command}").Options, args=options)
     elif program == "make":
         assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     elif program == "pip":

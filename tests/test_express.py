@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import timeloom as tl
-from timeloom import express
+from timeloom.kernels.cpu import build
+from timeloom.kernels.cpu.layer import MOST_UNITS, CPULayer
 from timeloom.nn import base
+from timeloom.solve import express
 from timeloom.solvers import Shooting
-from timeloom.sweep import native
-from timeloom.sweep.cpu_layer import MOST_UNITS, CPULayer
 
 pytestmark = [
-    pytest.mark.skipif(native.unavailable() is not None, reason=f"no C kernels: {native.unavailable()}"),
+    pytest.mark.skipif(build.unavailable() is not None, reason=f"no C kernels: {build.unavailable()}"),
     pytest.mark.usefixtures("one_thread"),
 ]
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import timeloom as tl
+from timeloom.scan import cpu, gpu, reference
 from timeloom.scan import elements as el
-from timeloom.scan import gpu, native, reference
 from timeloom.scan.elements import Structure
 
 pytest.importorskip("triton")
@@ -49,7 +49,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def by_kernels(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` takes the kernels, wherever the tensors are."""
-    monkeypatch.setattr(native, "supports", lambda b: False)
+    monkeypatch.setattr(cpu, "supports", lambda b: False)
     monkeypatch.setattr(gpu, "supports", lambda b, structure: True)
 
 

@@ -17,21 +17,23 @@ import torch
 from torch import Tensor, nn
 
 import timeloom as tl
-from timeloom import express
+from timeloom.auto.decide import Memory
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
+from timeloom.kernels import AdjointData, CPUSweeper, ReferenceSweeper
+from timeloom.kernels.cpu.layer import CPULayer
+from timeloom.kernels.gpu import sweeper as gpu
+from timeloom.kernels.gpu import wide
+from timeloom.kernels.gpu.layer import GPULayer
+from timeloom.kernels.gpu.sweeper import GPUSweeper
+from timeloom.kernels.gpu.wide import WideSweeper
+from timeloom.kernels.layer import Cutting
 from timeloom.problem import Recurrence, Segments, cut, cut_evenly
+from timeloom.solve import express
 from timeloom.solvers import Shooting
-from timeloom.solvers.auto import Memory
-from timeloom.sweep import AdjointData, CPUSweeper, ReferenceSweeper, gpu, wide
-from timeloom.sweep.cpu_layer import CPULayer
-from timeloom.sweep.gpu import GPUSweeper
-from timeloom.sweep.gpu_layer import GPULayer
-from timeloom.sweep.layer import Cutting
-from timeloom.sweep.wide import WideSweeper
 
 pytest.importorskip("triton")
 
-from timeloom.sweep import gpu_kernels, wide_kernels
+from timeloom.kernels.gpu import sweep_kernels, wide_kernels
 
 CELLS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 SIZES = [  # steps, batch, hidden, chunk, resets, lengths
@@ -94,7 +96,7 @@ def single(values: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize(("size", "kind"), KINDS)
 @pytest.mark.parametrize("kernel", CELLS)
-def test_forward_and_leak(kernel: str, size: tuple[int, int, int, int, bool, bool], kind: type[GPUSweeper]) -> None:
+def test_forward_and_decay(kernel: str, size: tuple[int, int, int, int, bool, bool], kind: type[GPUSweeper]) -> None:
     problem = draw(kernel, size)
     segments = cut(problem, size[3])
     alive = segments.end > segments.begin
@@ -103,9 +105,9 @@ def test_forward_and_leak(kernel: str, size: tuple[int, int, int, int, bool, boo
     for sweeper in (kind(problem), ReferenceSweeper(double(problem))):
         shape = (problem.steps + 1, problem.batch)
         states = [poisoned(sweeper.problem, *shape, width) for width in problem.cell.parts]
-        ends, leak = sweeper.forward(segments, starts.to(sweeper.problem.u.dtype), states, want_leak=True)
-        assert leak is not None
-        results.append([ends[alive].double(), leak[alive].double(), *(part.double() for part in states)])
+        ends, decay = sweeper.forward(segments, starts.to(sweeper.problem.u.dtype), states, want_decay=True)
+        assert decay is not None
+        results.append([ends[alive].double(), decay[alive].double(), *(part.double() for part in states)])
     for ours, truth in zip(*results, strict=True):
         torch.testing.assert_close(ours, truth, equal_nan=True, **CLOSE)
 
@@ -134,16 +136,16 @@ def test_kernels_run_on_the_device_of_the_problem(kind: type[GPUSweeper], monkey
         yield
         chosen.pop()
 
-    for module in (gpu_kernels, wide_kernels):
+    for module in (sweep_kernels, wide_kernels):
         for name in [name for name in vars(module) if name.endswith(("_kernel", "_step"))]:
             monkeypatch.setattr(module, name, Watched(getattr(module, name), chosen))
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
     problem = draw("gru", (12, 2, 4, 5, False, False))
     segments, states, sweeper = cut(problem, 5), solved(problem), kind(problem)
-    starts, ends, leak = sweeper.forward_entering(segments, 2, None, True)
-    assert leak is not None
-    sweeper.forward(segments, sweeper.correct(starts, ends, leak, boxed=True))
-    sweeper.certify(starts, ends, 0.1, leak)
+    starts, ends, decay = sweeper.forward_entering(segments, 2, None, True)
+    assert decay is not None
+    sweeper.forward(segments, sweeper.correct(starts, ends, decay, boxed=True))
+    sweeper.certify(starts, ends, 0.1, decay)
     data = AdjointData(states, None)
     finals, _, _ = sweeper.adjoint_entering(cut(problem, 5, True), 2, torch.zeros_like(problem.initial), data, False)
     sweeper.adjoint(cut(problem, 5, True), finals, data)
@@ -163,9 +165,9 @@ def test_adjoint(kernel: str, size: tuple[int, int, int, int, bool, bool], kind:
         gates = poisoned(sweeper.problem, problem.steps, problem.batch, problem.cell.gate_width)
         into_resets = torch.zeros(ends.shape, dtype=cast)
         data = AdjointData([part.to(cast) for part in states], incoming.to(cast), gates, into_resets)
-        begins, leak = sweeper.adjoint(segments, ends.to(cast), data, True)
-        assert leak is not None
-        results.append([value.double() for value in (begins[alive], leak[alive], gates, into_resets)])
+        begins, decay = sweeper.adjoint(segments, ends.to(cast), data, True)
+        assert decay is not None
+        results.append([value.double() for value in (begins[alive], decay[alive], gates, into_resets)])
     for ours, truth in zip(*results, strict=True):
         torch.testing.assert_close(ours, truth, equal_nan=True, **CLOSE)
 
@@ -476,12 +478,12 @@ def test_corrections_carry_jumps_along() -> None:
     """`correct` against the recurrence it stands for, over more links than a program scans at once."""
     problem = draw("lstm", (5, 2, 3, 5, False, False))
     links, starts, ends = 1100, *(torch.randn(2200, 6) for _ in "se")
-    leak = torch.rand(2200, 6)
+    decay = torch.rand(2200, 6)
     for boxed in (True, False):
-        ours = GPUSweeper(problem).correct(starts, ends, leak, boxed).view(links, 2, 6)
+        ours = GPUSweeper(problem).correct(starts, ends, decay, boxed).view(links, 2, 6)
         delta, truth = torch.zeros(2, 6), [starts.view(links, 2, 6)[0]]
         for p in range(1, links):
-            delta = leak.view(links, 2, 6)[p - 1] * delta + ends.view(links, 2, 6)[p - 1] - starts.view(links, 2, 6)[p]
+            delta = decay.view(links, 2, 6)[p - 1] * delta + ends.view(links, 2, 6)[p - 1] - starts.view(links, 2, 6)[p]
             truth.append(starts.view(links, 2, 6)[p] + delta)
         expected, bound = torch.stack(truth), problem.cell.bound(problem.initial)
         if boxed and bound is not None:

@@ -12,8 +12,8 @@ from torch.autograd import gradgradcheck
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import timeloom as tl
+from timeloom.kernels.gpu.layer import GPULayer
 from timeloom.solvers import MGRIT, Shooting
-from timeloom.sweep.gpu_layer import GPULayer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import timeloom as tl
-import timeloom.inspection
+import timeloom.inspection.trials
 from timeloom.solvers import MGRIT, Shooting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(autouse=True)
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a pass takes does not matter here."""
-    monkeypatch.setattr(timeloom.inspection, "REPEATS", 0)
+    monkeypatch.setattr(timeloom.inspection.trials, "REPEATS", 0)
 
 
 @pytest.mark.parametrize("kind", [tl.GRU, tl.ImplicitGRU, tl.LSTM])

@@ -19,9 +19,9 @@ pytest.importorskip("triton.knobs")
 
 from triton import knobs
 
-from timeloom import launch as launches
-from timeloom.launch import launch
-from timeloom.sweep import wide
+from timeloom.kernels.gpu import launch as launches
+from timeloom.kernels.gpu import wide
+from timeloom.kernels.gpu.launch import launch
 
 GRID = (3, 1, 1)
 X = torch.zeros(65)

@@ -13,6 +13,7 @@ from torch.func import jacrev, vmap
 
 import timeloom as tl
 from timeloom.cells.coarse import Frozen, UsersOwn
+from timeloom.kernels import ReferenceSweeper
 from timeloom.mgrit.cycle import Hierarchy, coarse_levels
 from timeloom.mgrit.grid import COARSEST, Coarsening, fit, steps_of
 from timeloom.mgrit.propagators import Adjoint, Forward
@@ -20,7 +21,6 @@ from timeloom.mgrit.relax import Level, c_relax, f_relax, relax, residual, seria
 from timeloom.mgrit.restrict import correct, restrict
 from timeloom.problem import Recurrence
 from timeloom.solvers import MGRIT
-from timeloom.sweep import ReferenceSweeper
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -153,7 +153,7 @@ def test_a_frozen_step_is_exact_where_gates_stand_still(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [*KINDS, ("function", "own")])
 def test_transposed_derivatives_of_coarse_steps_are_autograds(name: str, kind: str) -> None:
-    """A frozen step whose leak is read off a Jacobian holds that leak still, so there the derivative does too."""
+    """A frozen step whose decay is read off a Jacobian holds that decay still, so there the derivative does too."""
     problem, state, u = points(name)
     span = torch.tensor([3.0, 1.0, 5.0], dtype=torch.float64).view(3, 1, 1).expand(3, 2, 1)
 
@@ -162,15 +162,15 @@ def test_transposed_derivatives_of_coarse_steps_are_autograds(name: str, kind: s
 
     coarse = problem.cell.coarse(kind) if kind != "own" else UsersOwn(problem.cell, own)
     grad = torch.randn(3, 2, state.shape[-1], generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-    leaks = problem.cell.leak(state.flatten(0, 1), u.flatten(0, 1)).detach().view_as(state)
+    decays = problem.cell.decay(state.flatten(0, 1), u.flatten(0, 1)).detach().view_as(state)
 
-    def held(s: Tensor, u: Tensor, span: Tensor, leak: Tensor) -> Tensor:
+    def held(s: Tensor, u: Tensor, span: Tensor, decay: Tensor) -> Tensor:
         if kind == "own" or type(coarse) is not Frozen:
             return coarse.step(s[None], u[None], span[None])[0]
-        total = sum(leak**k * (k < span) for k in range(5))
-        return leak**span * s + total * (problem.cell.step(s[None], u[None])[0] - leak * s)
+        total = sum(decay**k * (k < span) for k in range(5))
+        return decay**span * s + total * (problem.cell.step(s[None], u[None])[0] - decay * s)
 
-    flat = (state.flatten(0, 1), u.flatten(0, 1), span.flatten(0, 1), leaks.flatten(0, 1))
+    flat = (state.flatten(0, 1), u.flatten(0, 1), span.flatten(0, 1), decays.flatten(0, 1))
     jacobian = vmap(jacrev(held))(*flat).detach()
     expected = (grad.flatten(0, 1).unsqueeze(1) @ jacobian).squeeze(1).view_as(grad)
     pull = coarse.linearise(state, u, span)

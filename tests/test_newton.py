@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 import timeloom as tl
 from timeloom.cells import GRUCell
+from timeloom.kernels.cpu import build
 from timeloom.scan import linear_scan
+from timeloom.solve.damping import Damping
 from timeloom.solvers import DEER, ELK, Jacobi, Picard, QuasiDEER, QuasiELK, Shooting, Solver
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -192,13 +194,13 @@ def test_elk_damps_a_sequence_that_newton_throws_off_and_no_other(monkeypatch: p
     xs = torch.randn(200, 2, 4, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     xs[:, 1] *= 50  # saturates: no derivative, no trouble
     strengths = []
-    adapt = tl.damping.Damping.adapt
+    adapt = Damping.adapt
 
-    def watch(self: tl.damping.Damping, error: Tensor, tolerance: float) -> None:
+    def watch(self: Damping, error: Tensor, tolerance: float) -> None:
         adapt(self, error, tolerance)
         strengths.append(self.strength.clone())
 
-    monkeypatch.setattr(tl.damping.Damping, "adapt", watch)
+    monkeypatch.setattr(Damping, "adapt", watch)
     solver = ELK(tol=1e-9, max_iters=200)
     states, report = tl.unroll(lambda h, x: torch.tanh(h @ w.t() + x), torch.zeros_like(xs[0]), xs, solver=solver)
     history = torch.stack(strengths)
@@ -293,7 +295,7 @@ def test_a_scan_of_no_levels_is_left_to_compiled_sweeps() -> None:
     for levels, expected in ((None, "sequential"), (0, "sequential"), (4, "blelloch scan")):
         solution = zoo.solve(net, x, initial, Shooting(adjoint="scan", adjoint_levels=levels))
         solution.outputs.sum().backward()
-        if tl.sweep.native.unavailable() is None:
+        if build.unavailable() is None:
             assert solution.report.backward.solver == expected
             assert "scan" in str(solution.report.backward)
 

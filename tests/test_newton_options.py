@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 import timeloom as tl
-from timeloom import memory
+from timeloom import buffers as memory
 from timeloom.cells import GRUCell
 from timeloom.solvers import DEER, ELK, Auto, Jacobi, Picard, QuasiDEER, QuasiELK, Shooting, Solver
 

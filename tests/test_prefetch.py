@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from timeloom.data.prefetch import Prefetch
+from timeloom.app.data.prefetch import Prefetch
 
 
 def test_what_was_begun_is_taken_and_what_was_not_is_made() -> None:

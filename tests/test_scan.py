@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import timeloom as tl
-from timeloom.scan import blelloch, elements, native, reference
+from timeloom.kernels.cpu import build as kernels
+from timeloom.scan import blelloch, cpu, elements, reference
 from timeloom.scan.associative import associative_scan
 from timeloom.scan.kalman import damped_scan
-from timeloom.sweep import native as kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -126,7 +126,7 @@ def test_compiled_sizes(dtype: torch.dtype, n: int) -> None:
         a, b, h0 = (tensor.to(dtype) for tensor in problem(structure, 40, (3,), n))
         for reverse, transpose in itertools.product([False, True], repeat=2):
             expected = loop(a.double(), b.double(), h0.double(), structure, reverse, transpose)
-            given = native.scan(a, b, h0, structure, reverse, transpose)
+            given = cpu.scan(a, b, h0, structure, reverse, transpose)
             torch.testing.assert_close(given.double(), expected, rtol=close, atol=close)
 
 
@@ -137,10 +137,10 @@ def test_compiled_with_any_strides() -> None:
     expected = loop(a, b, h0, "dense")
     for order in itertools.permutations(range(4)):
         shuffled = a.permute(order).contiguous().permute([order.index(i) for i in range(4)])
-        torch.testing.assert_close(native.scan(shuffled, b, h0, "dense"), expected)
+        torch.testing.assert_close(cpu.scan(shuffled, b, h0, "dense"), expected)
     added = torch.randn_like(b)
     pulled = b + torch.einsum("tbij,tbj->tbi", a, added)
-    torch.testing.assert_close(native.scan(a, b, h0, "dense", added=added), loop(a, pulled, h0, "dense"))
+    torch.testing.assert_close(cpu.scan(a, b, h0, "dense", added=added), loop(a, pulled, h0, "dense"))
 
 
 def test_threads_share_without_meeting() -> None:

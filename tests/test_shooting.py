@@ -15,10 +15,11 @@ from torch import Tensor
 
 import timeloom as tl
 from timeloom.cells import GenericCell
-from timeloom.solve import MOST_SWEEPS
+from timeloom.kernels import ReferenceSweeper
+from timeloom.kernels.cpu import build
+from timeloom.solve.plan import MOST_SWEEPS
 from timeloom.solvers import Shooting
 from timeloom.solvers.base import ADJOINT_TOLERANCE, TOLERANCE
-from timeloom.sweep import ReferenceSweeper, native
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -208,7 +209,7 @@ def test_an_exact_transfer_needs_two_sweeps(correction: str) -> None:
             assert report.backward.iterations <= 2
 
 
-def test_auto_takes_the_leak_where_there_is_one_and_newton_where_that_is_slow() -> None:
+def test_auto_takes_the_decay_where_there_is_one_and_newton_where_that_is_slow() -> None:
     x, initial = zoo.data(net := zoo.network("gru"), 512, 2)
     assert zoo.solve(net, x, initial, Shooting(chunk=64, warmup=8)).report.solver == "shooting[none]"
     net = zoo.network("elementwise", "gate+4")
@@ -222,7 +223,7 @@ def test_auto_takes_the_leak_where_there_is_one_and_newton_where_that_is_slow() 
 
 
 def test_long_memory_needs_corrections() -> None:
-    """Sweeps of the update gate at +4: many with none, fewer through the leak, fewest by Newton."""
+    """Sweeps of the update gate at +4: many with none, fewer through the decay, fewest by Newton."""
     net = zoo.network("gru", "gate+4", n=8)
     x, initial = zoo.data(net, 512, 1)
     sweeps = {}
@@ -630,7 +631,7 @@ def geometric_mean(errors: list[float]) -> float:
 
 
 def test_kernels_and_reference_agree_on_a_whole_solve(monkeypatch: pytest.MonkeyPatch) -> None:
-    if native.unavailable() is not None:
+    if build.unavailable() is not None:
         pytest.skip("no C kernels")
     for name in zoo.KERNELS:
         net = zoo.network(name, n=20, dtype=torch.float32)
@@ -640,7 +641,7 @@ def test_kernels_and_reference_agree_on_a_whole_solve(monkeypatch: pytest.Monkey
         results = []
         for off in (False, True):
             if off:
-                monkeypatch.setattr(native, "unavailable", lambda: "switched off by the test")
+                monkeypatch.setattr(build, "unavailable", lambda: "switched off by the test")
             solution = zoo.solve(net, x, initial, Shooting(chunk=13), lengths, resets)
             grads = zoo.gradients(net, x, initial, solution.outputs, solution.final)
             results.append({"outputs": solution.outputs, "final": solution.final, **grads})

@@ -15,8 +15,9 @@ import torch
 import zoo
 from torch import Tensor
 
+from timeloom.kernels import AdjointData, CPUSweeper, ReferenceSweeper, sweeper
+from timeloom.kernels.cpu import build
 from timeloom.problem import Recurrence, Segments, cut
-from timeloom.sweep import AdjointData, CPUSweeper, ReferenceSweeper, native, sweeper
 
 STEPS = 13
 SIZES = (1, 5, 16, 17, 33, 64)
@@ -25,7 +26,7 @@ CLOSE = 3e-5
 """Largest error against float64, relative to the largest value, over a dozen steps in float32."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-needs_kernels = pytest.mark.skipif(native.unavailable() is not None, reason=f"no C kernels: {native.unavailable()}")
+needs_kernels = pytest.mark.skipif(build.unavailable() is not None, reason=f"no C kernels: {build.unavailable()}")
 
 
 def problem_of(
@@ -89,18 +90,18 @@ def assert_same(given: Tensor | None, expected: Tensor | None, what: str) -> Non
     torch.testing.assert_close(given[finite], expected[finite], rtol=0, atol=atol, msg=lambda text: f"{what}: {text}")
 
 
-def compare_forward(problem: Recurrence, segments: Segments, want_leak: bool = True) -> None:
+def compare_forward(problem: Recurrence, segments: Segments, want_decay: bool = True) -> None:
     starts = rows_like(segments, problem)
     results = []
     for kind, one in ((CPUSweeper, as_dtype(problem, torch.float32)), (ReferenceSweeper, problem)):
         states = buffers(one)
-        ends, leak = kind(one).forward(segments, starts.to(one.u.dtype), states, want_leak)
-        results.append((ends, leak, *states))
-    for what, given, expected in zip(("ends", "leak", "h", "c"), *results, strict=False):
+        ends, decay = kind(one).forward(segments, starts.to(one.u.dtype), states, want_decay)
+        results.append((ends, decay, *states))
+    for what, given, expected in zip(("ends", "decay", "h", "c"), *results, strict=False):
         assert_same(given, expected, what)
 
 
-def compare_adjoint(problem: Recurrence, segments: Segments, incoming: bool = True, want_leak: bool = True) -> None:
+def compare_adjoint(problem: Recurrence, segments: Segments, incoming: bool = True, want_decay: bool = True) -> None:
     generator = torch.Generator().manual_seed(6)
     states = [torch.empty_like(part) for part in buffers(problem)]
     for part, initial in zip(states, problem.initial.split(problem.cell.parts, -1), strict=True):
@@ -115,9 +116,9 @@ def compare_adjoint(problem: Recurrence, segments: Segments, incoming: bool = Tr
         to_reset = poisoned(len(segments), one.cell.size, dtype=dtype) if one.resets is not None else None
         given = [part.to(dtype) for part in states]
         data = AdjointData(given, None if grads is None else grads.to(dtype), gates, to_reset)
-        begins, leak = kind(one).adjoint(segments, ends.to(dtype), data, want_leak)
-        results.append((begins, leak, gates, to_reset))
-    for what, given, expected in zip(("begins", "leak", "gate_grads", "reset_grads"), *results, strict=True):
+        begins, decay = kind(one).adjoint(segments, ends.to(dtype), data, want_decay)
+        results.append((begins, decay, gates, to_reset))
+    for what, given, expected in zip(("begins", "decay", "gate_grads", "reset_grads"), *results, strict=True):
         assert_same(given, expected, what)
 
 
@@ -158,11 +159,11 @@ def test_every_regime(name: str, regime: str) -> None:
 def test_what_is_not_asked_for_is_not_given(name: str) -> None:
     problem = problem_of(name, 9, 5, resets=True)
     segments = ragged(STEPS, 5)
-    compare_forward(problem, segments, want_leak=False)
-    compare_adjoint(problem, segments, incoming=False, want_leak=False)
+    compare_forward(problem, segments, want_decay=False)
+    compare_adjoint(problem, segments, incoming=False, want_decay=False)
     fast, starts = CPUSweeper(as_dtype(problem, torch.float32)), rows_like(segments, problem)
-    ends, leak = fast.forward(segments, starts)
-    assert leak is None
+    ends, decay = fast.forward(segments, starts)
+    assert decay is None
     assert torch.equal(ends, fast.forward(segments, starts, buffers(fast.problem))[0])
     assert torch.equal(starts, rows_like(segments, problem)), "the starts were overwritten"
 
@@ -173,17 +174,17 @@ def test_empty_stretches_change_nothing(name: str) -> None:
     problem = as_dtype(problem_of(name, 7, 3), torch.float32)
     segments = Segments(torch.tensor([0, 1, 2]), torch.tensor([0, 5, STEPS]), torch.tensor([0, 5, STEPS]))
     fast, states, rows = CPUSweeper(problem), buffers(problem), rows_like(segments, problem)
-    ends, leak = fast.forward(segments, rows, states, True)
+    ends, decay = fast.forward(segments, rows, states, True)
     assert torch.equal(ends, rows)
     assert all(bool(part.isnan().all()) for part in states)
     gates = poisoned(STEPS, 3, problem.cell.gate_width, dtype=torch.float32)
     data = AdjointData([part.zero_() for part in states], None, gates)
-    begins, leak_back = fast.adjoint(segments, rows, data, want_leak=True)
+    begins, decay_back = fast.adjoint(segments, rows, data, want_decay=True)
     assert torch.equal(begins, rows)
     assert bool(gates.isnan().all())
     expected = ReferenceSweeper(problem).forward(segments, rows, None, True)[1]
     last = problem.cell.parts[-1]
-    for one in (leak, leak_back):
+    for one in (decay, decay_back):
         assert torch.equal(one[:, -last:], expected[:, -last:])
     none = Segments(*(torch.zeros(0, dtype=torch.int64) for _ in range(3)))
     assert fast.forward(none, rows[:0], states)[0].shape == (0, problem.cell.size)
@@ -313,7 +314,7 @@ def test_gradients_that_are_not_finite_spread_as_in_torch(name: str, value: floa
 
 def test_large_arguments_saturate() -> None:
     """Gates at ±1e4 and ±1e30 give torch's limits, not an overflow."""
-    if native.unavailable() is not None:
+    if build.unavailable() is not None:
         pytest.skip("no C kernels")
     for name in zoo.KERNELS:
         problem = as_dtype(problem_of(name, 8, 2), torch.float32)
@@ -379,14 +380,14 @@ def test_entering_early_is_a_run_from_the_initial_state(name: str) -> None:
     reference, segments = ReferenceSweeper(problem), cut(problem, 4)
     with torch.no_grad():
         states, expected = buffers(problem), buffers(problem)
-        starts, ends, leak = reference.forward_entering(segments, 3, states, True)
+        starts, ends, decay = reference.forward_entering(segments, 3, states, True)
         for row, (b, begin, _) in enumerate(zip(*(column.tolist() for column in segments.columns), strict=True)):
             start, early = problem.initial[b : b + 1], max(0, begin - 3)
             for t in range(early, begin):
                 start = net.step(start, x[t, b : b + 1])
             torch.testing.assert_close(starts[row], start[0])
-        plain_ends, plain_leak = reference.forward(segments, starts, expected, True)
-    for given, wanted in ((ends, plain_ends), (leak, plain_leak), *zip(states, expected, strict=True)):
+        plain_ends, plain_decay = reference.forward(segments, starts, expected, True)
+    for given, wanted in ((ends, plain_ends), (decay, plain_decay), *zip(states, expected, strict=True)):
         assert torch.equal(given.nan_to_num(), wanted.nan_to_num())
 
 
@@ -424,13 +425,13 @@ def test_the_fastest_sweeper_is_chosen() -> None:
     single = as_dtype(problem_of("gru", 4, 2), torch.float32)
     assert type(sweeper(problem_of("gru", 4, 2))) is ReferenceSweeper
     assert type(sweeper(as_dtype(problem_of("lstm projected", 4, 2), torch.float32))) is ReferenceSweeper
-    expected = CPUSweeper if native.unavailable() is None else ReferenceSweeper
+    expected = CPUSweeper if build.unavailable() is None else ReferenceSweeper
     assert type(sweeper(single)) is expected
 
 
 RUN = """
 import torch, timeloom as tl
-from timeloom.sweep import native
+from timeloom.kernels.cpu import build
 torch.manual_seed(0)
 torch.set_num_threads(1)
 gru = tl.GRU(3, 10, solver=tl.solvers.Shooting(chunk=8))
@@ -438,7 +439,7 @@ x = torch.randn(50, 2, 3)
 y, h = gru(x)
 y.sum().backward()
 y, h = gru(x)
-print(repr(native.unavailable()))
+print(repr(build.unavailable()))
 print(y.detach().double().sum().item(), gru.weight_hh_l0.grad.abs().sum().item(), gru.reports[0].converged)
 """
 

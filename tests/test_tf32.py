@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import timeloom as tl
-from timeloom import tf32
 from timeloom.cells import Cell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
 from timeloom.cells.generic import GenericCell
+from timeloom.kernels.gpu.sweeper import as_precise_as_cudnn
 from timeloom.solvers import Auto
-from timeloom.sweep.gpu import as_precise_as_cudnn
+from timeloom.torch_state import tf32
 
 matmul: Any = torch.backends.cuda.matmul
 rnn: Any = torch.backends.cudnn.rnn

@@ -144,7 +144,7 @@ def test_a_cell_that_does_not_contract_is_still_exact(solver: object) -> None:
 
 
 def test_diagonal_structure_is_used_where_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long memory without a coupling: the leak is the exact transfer, and no dense Jacobian is built."""
+    """A long memory without a coupling: the decay is the exact transfer, and no dense Jacobian is built."""
     dense, original = [], GenericCell._dense
 
     def watched(self: GenericCell, state: Tensor, u: Tensor) -> Tensor:

@@ -17,15 +17,15 @@ import torch
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from experiments.mgrit_hmdb51.standin import write_clip, write_clips, write_net
-from timeloom import cli
-from timeloom.data import Record, load, split
-from timeloom.errors import InputError
-from timeloom.train.config import preset
-from timeloom.video import Video, resnet, source
-from timeloom.video.cache import FeatureCache
-from timeloom.video.clips import SPLITS, Clip
-from timeloom.video.decode import read_frames
-from timeloom.video.resnet import DEVIATION, MEAN, Extractor, fingerprint
+from timeloom.app import cli
+from timeloom.app.data import Record, load, split
+from timeloom.app.errors import InputError
+from timeloom.app.train.config import preset
+from timeloom.app.video import Video, resnet, source
+from timeloom.app.video.cache import FeatureCache
+from timeloom.app.video.clips import SPLITS, Clip
+from timeloom.app.video.decode import read_frames
+from timeloom.app.video.resnet import DEVIATION, MEAN, Extractor, fingerprint
 
 KINDS = ("approach", "leave", "brighten", "fade")
 """Two pairs: each shows the other's pictures in the opposite order."""

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from timeloom.auto.decide import Memory
 from timeloom.cells import GenericCell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
 from timeloom.problem import Recurrence
-from timeloom.recurrence import run
 from timeloom.report import SolveReport
+from timeloom.solve.recurrence import run
 from timeloom.solvers import Solver
-from timeloom.solvers.auto import Memory
 
 INPUTS = 3
 """Width of x in every network."""

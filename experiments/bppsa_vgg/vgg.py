@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 
 import timeloom as tl
-from timeloom.chain.scan import ScanTrace
+from timeloom.bppsa.scan import ScanTrace
 
 HERE = Path(__file__).parent
 CHANNELS = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")

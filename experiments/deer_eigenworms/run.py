@@ -22,8 +22,8 @@ from typing import Any
 from experiments.deer_eigenworms.worms import STEPS, write_worms
 from experiments.losses import curve, plot_losses
 from experiments.results import command, facts, target, write
-from timeloom import cli
-from timeloom.train.metrics import read
+from timeloom.app import cli
+from timeloom.app.train.metrics import read
 
 FULL = {"each": 20, "steps": STEPS, "epochs": 12, "short_epochs": 20, "compared": 2}
 FAST = {"each": 4, "steps": 512, "epochs": 2, "short_epochs": 2, "compared": 1}

@@ -25,10 +25,10 @@ from typing import Any
 from experiments.losses import curve, plot_losses
 from experiments.mgrit_hmdb51.standin import CLASSES, write_clips, write_net
 from experiments.results import command, facts, target, write
-from timeloom.data import Splits, load, split
-from timeloom.errors import InputError
-from timeloom.train.config import ModelConfig, TrainConfig, preset
-from timeloom.train.trainer import Trainer
+from timeloom.app.data import Splits, load, split
+from timeloom.app.errors import InputError
+from timeloom.app.train.config import ModelConfig, TrainConfig, preset
+from timeloom.app.train.trainer import Trainer
 
 WAYS = {
     "GRU, torch": ("gru", "sequential"),

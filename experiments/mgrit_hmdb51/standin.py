@@ -14,7 +14,7 @@ import av
 import numpy
 import torch
 
-from timeloom.video.clips import SPLITS
+from timeloom.app.video.clips import SPLITS
 
 CLASSES = ("approach", "leave", "brighten", "fade", "blink", "cross")
 WIDTH, HEIGHT = 96, 72

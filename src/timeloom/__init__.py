@@ -1,15 +1,15 @@
 """timeloom: train nonlinear recurrent networks parallel in time."""
 
 from timeloom import distributed, solvers
-from timeloom.chain import chain_backward
+from timeloom.bppsa import chain_backward
 from timeloom.check import CellReport, check_cell
-from timeloom.inspection import Inspection, inspect
+from timeloom.inspection.trials import Inspection, inspect
 from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU, parallelize, sequentialize
 from timeloom.ode import odeint
 from timeloom.report import ConvergenceError, GradientCheck, SolveReport
 from timeloom.scan import linear_scan
+from timeloom.solve.warm import WarmStarts
 from timeloom.unroll import unroll
-from timeloom.warm import WarmStarts
 from timeloom.windows import windowed
 
 __version__ = "0.1.0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 
 
@@ -31,3 +32,11 @@ def check_flag(name: str, value: object) -> None:
     """Refuse anything but True and False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one nearest to it, or nothing where none is near."""
+    from difflib import get_close_matches  # needed only when something went wrong
+
+    found = get_close_matches(given.lower(), list(known), n=1) if isinstance(given, str) else []
+    return f"; did you mean {found[0]!r}?" if found else ""

@@ -9,9 +9,9 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from timeloom.buffers import empty
 from timeloom.cells.base import Cell
-from timeloom.memory import empty
-from timeloom.streams import capturing
+from timeloom.torch_state.streams import capturing
 
 
 @dataclass(frozen=True)

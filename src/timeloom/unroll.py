@@ -10,21 +10,21 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from timeloom.auto.decide import Memory
 from timeloom.cells.generic import GenericCell, State
 from timeloom.distributed.context import time_group
 from timeloom.distributed.planning import plan_over_ranks
 from timeloom.distributed.solve import Over, run_over_ranks
 from timeloom.distributed.span import agree
-from timeloom.eager import eager
 from timeloom.problem import Recurrence
-from timeloom.recurrence import on_tape, run
 from timeloom.report import SolveReport
-from timeloom.solvers.auto import Memory
+from timeloom.solve.recurrence import on_tape, run
+from timeloom.solve.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import resolve
 from timeloom.solvers.sequential import Sequential
-from timeloom.transforms import WHERE, transformed
-from timeloom.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
+from timeloom.torch_state.eager import eager
+from timeloom.torch_state.transforms import WHERE, transformed
 
 _memories: WeakKeyDictionary[Any, dict[Any, Memory]] = WeakKeyDictionary()
 

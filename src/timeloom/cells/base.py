@@ -34,7 +34,7 @@ class Cell(ABC):
     has_blocks: bool = False
     """Whether the state is two parts of one width of which every unit has one each, as h and c: see `blocks`."""
     kernel: str | None = None
-    """Name of the fused kernel that computes this cell, where one exists (see `timeloom.sweep`)."""
+    """Name of the fused kernel that computes this cell, where one exists (see `timeloom.kernels`)."""
     in_cudnn: bool = False
     """Whether it is a cell of torch's own layers: solutions need not be more precise than cuDNN's, then."""
     gated: bool = True
@@ -53,7 +53,7 @@ class Cell(ABC):
         """`Jᵀ grad` `(N, S)`, and the gate gradients `(N, G)` from which all other gradients follow."""
 
     @abstractmethod
-    def leak(self, state: Tensor, u: Tensor) -> Tensor:
+    def decay(self, state: Tensor, u: Tensor) -> Tensor:
         """A diagonal stand-in for the step's Jacobian, `(N, S)`: what each unit keeps of itself."""
 
     @abstractmethod

@@ -34,32 +34,32 @@ class Coarse(ABC):
 
 
 class Frozen(Coarse):
-    """Any cell with its leak d and the rest of its step, `b = f(s) − d s`, standing still for the whole span m:
+    """Any cell with its decay d and the rest of its step, `b = f(s) − d s`, standing still for the whole span m:
 
         s⁺ = d^m s + (1 + d + … + d^(m−1)) b
 
-    Exact for a step that is linear, diagonal and constant. The leak is held within [−1, 1].
+    Exact for a step that is linear, diagonal and constant. The decay is held within [−1, 1].
     """
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
 
     def _powers(self, state: Tensor, u: Tensor, span: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        leak = self.cell.leak(state, u).detach().clamp(-1.0, 1.0)
-        kept = leak.pow(span)
-        return leak, kept, geometric(leak, kept, span)
+        decay = self.cell.decay(state, u).detach().clamp(-1.0, 1.0)
+        kept = decay.pow(span)
+        return decay, kept, geometric(decay, kept, span)
 
     def step(self, state: Tensor, u: Tensor, span: Tensor) -> Tensor:
-        leak, kept, total = self._powers(state, u, span)
-        return kept * state + total * (self.cell.step(state, u) - leak * state)
+        decay, kept, total = self._powers(state, u, span)
+        return kept * state + total * (self.cell.step(state, u) - decay * state)
 
     def linearise(self, state: Tensor, u: Tensor, span: Tensor) -> Pull:
         flat = (state.flatten(0, 1), u.flatten(0, 1), span.flatten(0, 1))
-        leak, kept, total = (value.view_as(state) for value in self._powers(*flat))
+        decay, kept, total = (value.view_as(state) for value in self._powers(*flat))
 
         def pull(at: slice, grad: Tensor) -> Tensor:
             rows = (state[at].flatten(0, 1), u[at].flatten(0, 1), (total[at] * grad).flatten(0, 1))
-            return self.cell.vjp(*rows)[0].view_as(grad) + (kept[at] - total[at] * leak[at]) * grad
+            return self.cell.vjp(*rows)[0].view_as(grad) + (kept[at] - total[at] * decay[at]) * grad
 
         return pull
 

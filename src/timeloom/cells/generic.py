@@ -19,7 +19,7 @@ class GenericCell(Cell):
 
     Its parameters live in the function (a closure, an nn.Module), so it has no `weights` of its own; its gate
     gradients are the adjoints themselves, and one differentiated evaluation over all steps turns them into every other
-    gradient (see `timeloom.tape`).
+    gradient (see `timeloom.solve.autograd`).
     """
 
     whole_state_out = True
@@ -91,17 +91,17 @@ class GenericCell(Cell):
             self._diagonal = bool((off_diagonal == 0).all())
         return self._diagonal
 
-    def leak(self, state: Tensor, u: Tensor) -> Tensor:
+    def decay(self, state: Tensor, u: Tensor) -> Tensor:
         if self.is_diagonal(state, u):
             return self.vjp(state, u, torch.ones_like(state))[0]
         return self._dense(state, u).diagonal(dim1=-2, dim2=-1)
 
     def diagonal(self, state: Tensor, u: Tensor) -> Tensor:
-        return self.leak(state, u)
+        return self.decay(state, u)
 
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
         if self.is_diagonal(state, u):
-            return torch.diag_embed(self.leak(state, u))
+            return torch.diag_embed(self.decay(state, u))
         return self._dense(state, u)
 
     def _dense(self, state: Tensor, u: Tensor) -> Tensor:

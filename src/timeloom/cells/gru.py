@@ -90,7 +90,7 @@ class GRUCell(Cell):
         through = torch.cat([d_reset, d_update, d_inner], -1)
         return grad * keep + through @ self.weights[0], torch.cat([d_reset, d_update, d_candidate, d_inner], -1)
 
-    def leak(self, state: Tensor, u: Tensor) -> Tensor:
+    def decay(self, state: Tensor, u: Tensor) -> Tensor:
         n = state.shape[-1]
         return torch.sigmoid(u[..., n : 2 * n] + F.linear(state, self.weights[0][n : 2 * n]))
 

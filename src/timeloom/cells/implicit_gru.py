@@ -29,5 +29,5 @@ class ImplicitGRUCell(GRUCell):
     def _keep_slope(self, update: Tensor) -> Tensor:
         return implicit_keep_slope(update, self.gamma)
 
-    def leak(self, state: Tensor, u: Tensor) -> Tensor:
-        return implicit_keep(super().leak(state, u), self.gamma)
+    def decay(self, state: Tensor, u: Tensor) -> Tensor:
+        return implicit_keep(super().decay(state, u), self.gamma)

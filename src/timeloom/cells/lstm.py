@@ -81,7 +81,7 @@ class LSTMCell(Cell):
             d_gates = torch.cat([d_gates, o * squashed, d_h], -1)
         return d_state, d_gates
 
-    def leak(self, state: Tensor, u: Tensor) -> Tensor:
+    def decay(self, state: Tensor, u: Tensor) -> Tensor:
         h, _ = self._split(state)
         n = self.parts[1]
         forget = torch.sigmoid(u[..., n : 2 * n] + F.linear(h, self.weights[0][n : 2 * n]))

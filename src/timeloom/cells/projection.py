@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.autocast import without_autocast
+from timeloom.buffers import empty
 from timeloom.cells.base import sum_outer
-from timeloom.eager import eager
-from timeloom.memory import empty
+from timeloom.torch_state.autocast import without_autocast
+from timeloom.torch_state.eager import eager
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

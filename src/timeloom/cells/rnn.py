@@ -52,7 +52,7 @@ class RNNCell(Cell):
         d_argument = grad * slope if self.nonlinearity == "tanh" else torch.where(slope == 0, 0, grad)
         return d_argument @ self.weights[0], d_argument
 
-    def leak(self, state: Tensor, u: Tensor) -> Tensor:
+    def decay(self, state: Tensor, u: Tensor) -> Tensor:
         """An Elman unit has no gate that carries it; what it keeps is the diagonal of its Jacobian."""
         return self._slope(state, u) * self.weights[0].diagonal()
 
@@ -60,7 +60,7 @@ class RNNCell(Cell):
         return chain_weights((self._slope(state, u),), self.weights)
 
     def diagonal(self, state: Tensor, u: Tensor) -> Tensor:
-        return self.leak(state, u)
+        return self.decay(state, u)
 
     def input_grads(self, gate_grads: Tensor) -> Tensor:
         return gate_grads

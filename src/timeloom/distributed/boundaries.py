@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from timeloom.boundaries import SHARE_OF_BOX, Boundaries, before_each
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.span import Line
-from timeloom.links import Chain, Entered
 from timeloom.report import SolveReport
 from timeloom.scan import linear_scan
 from timeloom.scan.elements import Structure, apply, compose
-from timeloom.solvers.base import Correction
+from timeloom.solve.boundaries import SHARE_OF_BOX, Boundaries, before_each
+from timeloom.solve.chain import Chain, Entered
+from timeloom.solve.plan import Correction
 
 Settle = Callable[[Tensor], None]
 """Told the state `(B, S)` that this rank is entered with, whenever it changes."""
@@ -100,13 +100,13 @@ class RankBoundaries(Boundaries):
 
     @classmethod
     def entering(
-        cls, chain: Chain, warmup: int, want_leak: bool, reenter: bool, line: Line, settle: Settle, check: Check
+        cls, chain: Chain, warmup: int, want_decay: bool, reenter: bool, line: Line, settle: Settle, check: Check
     ) -> tuple[RankBoundaries, Tensor]:
         """Boundaries behind a warm-up, where there is one, and the rows that are left to run.
 
         reenter: whether `chain.enter` does not know of `chain.first`.
         """
-        entered = chain.enter_all(warmup, want_leak) if warmup and chain.links > 1 else None
+        entered = chain.enter_all(warmup, want_decay) if warmup and chain.links > 1 else None
         state = cls(chain, entered, line, settle, check)
         if entered is None:
             return state, state.solvable

@@ -1,6 +1,6 @@
 """The express lane over ranks: a whole layer's slice in one call each way, where one exchange certifies the result.
 
-What `timeloom.express` is on one process. Where the certificate fails, the general driver over ranks solves again.
+What `timeloom.solve.express` is on one process. Where the certificate fails, the driver over ranks solves again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.boundaries import SHARE_OF_BOX
 from timeloom.distributed.boundaries import Marched, by_part, over_ranks, smallest_scales
 from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks, plan_over_ranks
 from timeloom.distributed.solve import (
@@ -24,12 +23,13 @@ from timeloom.distributed.solve import (
     run_over_ranks,
     solve_adjoint,
 )
-from timeloom.express import Express, Lane, Setting, Weights, kind_of, solve_again
+from timeloom.kernels.layer import Gradients, Layer
 from timeloom.problem import Recurrence
-from timeloom.recurrence import Record, noting, raise_if_asked
-from timeloom.solve import certified
-from timeloom.sweep.layer import Gradients, Layer
-from timeloom.trajectory import last_of
+from timeloom.solve.boundaries import SHARE_OF_BOX
+from timeloom.solve.driver import certified
+from timeloom.solve.express import Express, Lane, Setting, Weights, kind_of, solve_again
+from timeloom.solve.forward import last_of
+from timeloom.solve.recurrence import Record, noting, raise_if_asked
 
 
 def run_layer_over_ranks(
@@ -116,7 +116,7 @@ def _certify(
 def _gradients(
     lane: Lane[RankPlan], live: Sequence[Any], kept: list[Tensor], grads: tuple[Any, ...], want_x: bool
 ) -> Gradients:
-    """`timeloom.express.gradients` over ranks; an error here stops the others."""
+    """`timeloom.solve.express.gradients` over ranks; an error here stops the others."""
     try:
         found = _backward(lane, live, kept, grads, want_x)
         if found is not None:

@@ -19,10 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
+from timeloom.auto.decide import Memory
 from timeloom.distributed.faults import LOOK_EVERY, Faults, RankError
-from timeloom.distributed.lending import lend
+from timeloom.distributed.lent_tensors import lend
 from timeloom.report import ConvergenceError
-from timeloom.solvers.auto import Memory
 
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others in one exchange."""

@@ -9,10 +9,10 @@ import torch
 
 from timeloom.distributed.boundaries import Check, Marched, RankBoundaries, Settle, over_ranks
 from timeloom.distributed.span import Line
-from timeloom.links import Chain
 from timeloom.report import SolveReport
-from timeloom.solve import Plan, conclude, contracts_slowly, why_stop
-from timeloom.solvers.base import Correction
+from timeloom.solve.chain import Chain
+from timeloom.solve.driver import conclude, contracts_slowly, why_stop
+from timeloom.solve.plan import Correction, Plan
 
 
 def pipeline_over_ranks(chain: Chain, plan: Plan, line: Line, settle: Settle, check: Check) -> Marched:
@@ -39,7 +39,7 @@ def march_over_ranks(
     began = time.perf_counter()
     correction: Correction = plan.correction
     if correction == "auto":
-        correction = "diag" if plan.leak_is_cheap else "none"
+        correction = "diag" if plan.decay_is_cheap else "none"
     state, rows = RankBoundaries.entering(chain, plan.warmup, correction == "diag", reenter, line, settle, check)
     residuals: list[float] = []
     polished = False

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from timeloom.distributed.boundaries import Check, Marched, RankBoundaries, Settle, over_ranks
 from timeloom.distributed.span import Line
-from timeloom.links import Chain
 from timeloom.mgrit.cycle import Hierarchy
 from timeloom.mgrit.driver import Cycles, MGRITPlan
 from timeloom.mgrit.grid import COARSEST, LATER_FACTOR
 from timeloom.mgrit.propagators import Adjoint, Propagator
 from timeloom.mgrit.relax import Level, f_relax, residual, serial
+from timeloom.solve.chain import Chain
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from itertools import chain, repeat
 
+from timeloom.auto.costs import cheapest, copies_inputs, decay_is_cheap, newton_up_to, step_cost
+from timeloom.auto.decide import PATIENCE, Experience, assumed_warmup
 from timeloom.distributed.multigrid import RankMGRITPlan
 from timeloom.distributed.span import Line, Span
 from timeloom.mgrit.grid import LATER_FACTOR
 from timeloom.problem import Recurrence
-from timeloom.solve import MOST_SWEEPS, Plan
-from timeloom.solvers.auto import PATIENCE, Auto, Experience, assumed_warmup
+from timeloom.solve.plan import MOST_SWEEPS, Plan
+from timeloom.solvers.auto import Auto
 from timeloom.solvers.base import Solver
-from timeloom.solvers.costs import cheapest, copies_inputs, leak_is_cheap, newton_up_to, step_cost
 from timeloom.solvers.mgrit import MGRIT
 from timeloom.solvers.planning import cheapest_chunk, plan_backward, plan_cycles, plan_forward
 from timeloom.solvers.sequential import Sequential
@@ -59,7 +60,7 @@ def plan_over_ranks(solver: Solver, problem: Recurrence, experience: Experience,
         max_iters=solver.max_iters or max(PATIENCE, len(span.sizes)),
         on_divergence=solver.on_divergence,
         reason=f"auto: {len(span.sizes)} ranks, warm-up of {lead} steps",
-        leak_is_cheap=leak_is_cheap(problem),
+        decay_is_cheap=decay_is_cheap(problem),
         newton_up_to=newton_up_to(problem),
     )
     return RankPlan(inside, line, _within(lead, span))

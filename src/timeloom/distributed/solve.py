@@ -1,4 +1,4 @@
-"""One recurrence over many ranks, forward and backward: what `timeloom.recurrence` is on one."""
+"""One recurrence over many ranks, forward and backward: what `timeloom.solve.recurrence` is on one."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.adjoint import solve_backwards
+from timeloom.auto.decide import Memory
 from timeloom.distributed.boundaries import Check, Marched, Settle
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.march import march_over_ranks, pipeline_over_ranks
 from timeloom.distributed.multigrid import RankMGRITPlan, cycle_over_ranks
 from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks
 from timeloom.distributed.span import Line, Span
-from timeloom.links import Chain
+from timeloom.kernels import AdjointData
+from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.problem import Recurrence, Segments, empty_states
-from timeloom.recurrence import Record, needs_grad, noting, outputs_of, raise_if_asked
 from timeloom.report import SolveReport
-from timeloom.solvers.auto import Memory
+from timeloom.solve.autograd import attach
+from timeloom.solve.backward import solve_backwards
+from timeloom.solve.chain import Chain
+from timeloom.solve.forward import forward_chain
+from timeloom.solve.recurrence import Record, needs_grad, noting, outputs_of, raise_if_asked
 from timeloom.solvers.base import Solver
-from timeloom.sweep import AdjointData
-from timeloom.sweep import sweeper as choose_sweeper
-from timeloom.tape import attach
-from timeloom.trajectory import forward_chain
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def solve_states(problem: Recurrence, plan: RankPlan) -> tuple[list[Tensor], Mar
 def solve_adjoint(
     problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: RankPlan
 ) -> tuple[Tensor, Tensor, SolveReport]:
-    """`timeloom.adjoint.solve_adjoint` over ranks, for a loss that is the sum of what the ranks compute.
+    """`timeloom.solve.backward.solve_adjoint` over ranks, for a loss that is the sum of what the ranks compute.
 
     So `final_grad` is what this rank's loss says about the final state, which all ranks have, and the gradient of the
     initial state is this rank's contribution to it.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from timeloom.auto.decide import Memory
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.group import TimeGroup
-from timeloom.solvers.auto import Memory
 from timeloom.solvers.base import Solver
 
 

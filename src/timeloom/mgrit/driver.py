@@ -15,14 +15,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from timeloom.boundaries import Boundaries
-from timeloom.links import Chain
 from timeloom.mgrit.cycle import Hierarchy, coarse_levels
 from timeloom.mgrit.diagnosis import diagnose, stalled
 from timeloom.mgrit.grid import Coarsening
 from timeloom.mgrit.relax import Level
 from timeloom.report import SolveReport
-from timeloom.solve import Plan, certified, conclude, march
+from timeloom.solve.boundaries import Boundaries
+from timeloom.solve.chain import Chain
+from timeloom.solve.driver import certified, conclude, march
+from timeloom.solve.plan import Plan
 
 Stack = Callable[[list[Level], float, str, Callable[[Tensor], float]], Hierarchy]
 """`Hierarchy`, or what stands in for it over many ranks."""

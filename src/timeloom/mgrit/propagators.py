@@ -160,13 +160,13 @@ class Adjoint:
         return torch.where(self.ends[at], self.final, back)
 
     def source(self) -> Tensor | None:
-        """The mean gradient through one step, and from there on through the leak alone: `(1 + d + …) Jᵀ ḡ`."""
+        """The mean gradient through one step, and from there on through the decay alone: `(1 + d + …) Jᵀ ḡ`."""
         if self.incoming is None:
             return None
         rows = (self.state.flatten(0, 1), self.inputs.flatten(0, 1))
         mean = (self.incoming / self.span.clamp(min=1)).flatten(0, 1)
-        leak, span = self.cell.leak(*rows).clamp(-1, 1), self.span.flatten(0, 1)
-        total = geometric(leak, leak.pow(span), span)
+        decay, span = self.cell.decay(*rows).clamp(-1, 1), self.span.flatten(0, 1)
+        total = geometric(decay, decay.pow(span), span)
         source = (total * self.cell.vjp(*rows, mean)[0]).view_as(self.state)
         return source if self.ends is None else source.masked_fill(self.ends, 0)
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from timeloom import express
-from timeloom.autocast import without_autocast
+from timeloom.auto import cudnn, torch_layer
+from timeloom.auto.decide import Memory
 from timeloom.cells.base import Cell
 from timeloom.distributed.context import time_group
 from timeloom.distributed.express import run_layer_over_ranks
 from timeloom.distributed.group import TimeGroup
 from timeloom.distributed.solve import Over
 from timeloom.distributed.span import Span, agree
-from timeloom.nn import cudnn, native
-from timeloom.nn.handles import handle_of, traced_apart
+from timeloom.kernels.gpu.layer import GPULayer
+from timeloom.nn.graphs.handles import handle_of, traced_apart
 from timeloom.nn.precision import products_in, returned_in, solved_in
 from timeloom.nn.sequence import (
     check_input,
@@ -35,13 +35,14 @@ from timeloom.nn.sequence import (
     unpack,
 )
 from timeloom.problem import Recurrence, joined, parts_of
-from timeloom.recurrence import run
 from timeloom.report import SolveReport
-from timeloom.solvers.auto import Auto, Memory
+from timeloom.solve import express
+from timeloom.solve.recurrence import run
+from timeloom.solve.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
+from timeloom.solvers.auto import Auto
 from timeloom.solvers.base import Solver
 from timeloom.solvers.planning import resolve
-from timeloom.sweep.gpu_layer import GPULayer
-from timeloom.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
+from timeloom.torch_state.autocast import without_autocast
 
 Hidden = tuple[Tensor, ...]
 """Initial or final states, one `(layers · directions, B, part)` for each part of the state: h, or h and c."""
@@ -147,7 +148,7 @@ class Recurrent(nn.RNNBase):
             key = (input.shape, input.dtype, input.device, lowered, torch.is_grad_enabled())
         known = self._known.get(key)
         if known is not None:  # a short call: every look at it counts
-            result: tuple[Any, Any] = native.call(self, input, hx)
+            result: tuple[Any, Any] = torch_layer.call(self, input, hx)
             self.__dict__["reports"] = list(known)
             return result
         packed = input if isinstance(input, PackedSequence) else None
@@ -159,18 +160,18 @@ class Recurrent(nn.RNNBase):
         data = input if packed is None else packed.data
         if not isinstance(data, Tensor):
             raise TypeError(f"input must be a Tensor or a PackedSequence, got {type(input).__name__}")
-        obstacle = native.obstacle(data)
+        obstacle = torch_layer.obstacle(data)
         if obstacle and ragged:
             raise NotImplementedError(f"lengths= and resets= are for timeloom's own sweeps, and there are {obstacle}")
         if group is not None and (obstacle or packed is not None or guess is not None):
             no = "no guess=" if guess is not None else "no packed sequences: give a padded tensor and lengths="
             raise NotImplementedError(f"over many ranks there are {obstacle or no}")
-        reason = "" if group is not None else obstacle or native.why(self, self._solver, input)
+        reason = "" if group is not None else obstacle or torch_layer.why(self, self._solver, input)
         if reason and not ragged:
             result = self._run_native(input, hx, reason)
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
                 permutation = None if packed is None else packed.sorted_indices
-                self._guess(guess, packed is not None or data.dim() == 3, *native.size(self, input), permutation)
+                self._guess(guess, packed is not None or data.dim() == 3, *torch_layer.size(self, input), permutation)
             passing = obstacle or reason in cudnn.PASSING  # it may be gone next time
             if key is not None and not passing and len(self._known) < MOST_KNOWN:
                 self._known[key] = self.reports
@@ -181,8 +182,8 @@ class Recurrent(nn.RNNBase):
         """Torch's own layer: what is fastest, or what was asked for."""
         if not self.has_torch_twin:
             raise NotImplementedError(f"{self._get_name()} runs by timeloom's sweeps alone, and there are {reason}")
-        result: tuple[Any, Any] = native.call(self, input, hx)
-        self.reports = [native.report(self, input, reason)] * self._stacked
+        result: tuple[Any, Any] = torch_layer.call(self, input, hx)
+        self.reports = [torch_layer.report(self, input, reason)] * self._stacked
         return result
 
     def _run_own(
@@ -259,7 +260,7 @@ class Recurrent(nn.RNNBase):
         express_only = whole and isinstance(self._solver, Auto) and self._has_kernels
         if express_only and GPULayer.supports(x, self.hidden_size):
             compute = products_in(x)
-        returned = returned_in(native.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
+        returned = returned_in(torch_layer.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
         reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]
         memories = self._memories if span is None else span.group.memories(self)
         common = _Common(lengths, resets, guess, span, memories, reports)

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.eager import eager
 from timeloom.ode.advance import TWICE_DIFFERENTIABLE
 from timeloom.ode.field import pull_back
 from timeloom.ode.newton import SLOW, History, default_tolerance, relative_to_largest
 from timeloom.ode.steps.base import exact_transfers
 from timeloom.ode.trajectory import MOST_ITERS, Problem
 from timeloom.report import SolveReport, contraction
-from timeloom.tape import refuse_second_order
+from timeloom.solve.autograd import refuse_second_order
+from timeloom.torch_state.eager import eager
 
 Note = Callable[[SolveReport], None]
 

@@ -13,7 +13,7 @@ from timeloom.ode.field import Field
 from timeloom.ode.newton import default_tolerance, fit, relative_to_largest
 from timeloom.ode.steps import RK4, Step
 from timeloom.ode.steps.base import exact_transfers
-from timeloom.tape import refuse_second_order
+from timeloom.solve.autograd import refuse_second_order
 
 TWICE_DIFFERENTIABLE = "solver='sequential' with step='rk4'"
 """What has second-order gradients."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from timeloom.distributed.context import on_this_rank
-from timeloom.eager import eager
 from timeloom.ode.adjoint import OnTape
 from timeloom.ode.advance import TWICE_DIFFERENTIABLE, as_cell
 from timeloom.ode.field import Field, Function
@@ -19,7 +18,8 @@ from timeloom.options import check_choice
 from timeloom.report import SolveReport
 from timeloom.solvers.base import Solver
 from timeloom.solvers.sequential import Sequential
-from timeloom.transforms import refuse_transforms
+from timeloom.torch_state.eager import eager
+from timeloom.torch_state.transforms import refuse_transforms
 from timeloom.unroll import unroll
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from timeloom.scan import native
+from timeloom.scan import cpu
 from timeloom.scan.elements import Structure, apply, compose
 
 
@@ -78,5 +78,5 @@ def _before_roots(a: Tensor, b: Tensor, h0: Tensor, structure: Structure, revers
     if len(b) == 1:
         return start
     if reverse:
-        return torch.cat([native.serial(a[1:], b[1:], h0, structure, True), start])
-    return torch.cat([start, native.serial(a[:-1], b[:-1], h0, structure)])
+        return torch.cat([cpu.serial(a[1:], b[1:], h0, structure, True), start])
+    return torch.cat([start, cpu.serial(a[:-1], b[:-1], h0, structure)])

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from timeloom.launch import launch
+from timeloom.kernels.gpu.launch import launch
+from timeloom.kernels.gpu.sweeper import has_triton
 from timeloom.scan.elements import Structure, start
-from timeloom.sweep.gpu import has_triton
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LARGEST = 16

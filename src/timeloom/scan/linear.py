@@ -7,13 +7,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from timeloom.autocast import without_autocast
-from timeloom.eager import eager
 from timeloom.options import check_count
-from timeloom.scan import blelloch, chunked, gpu, native, reference
+from timeloom.scan import blelloch, chunked, cpu, gpu, reference
 from timeloom.scan import elements as el
 from timeloom.scan.elements import DIMS, Structure
-from timeloom.transforms import transformed
+from timeloom.torch_state.autocast import without_autocast
+from timeloom.torch_state.eager import eager
+from timeloom.torch_state.transforms import transformed
 
 Method = Literal["auto", "reference", "chunked", "blelloch"]
 
@@ -66,8 +66,8 @@ class _Way:
         if self.by_kernels(b):
             return gpu.scan(a, b, h0, self.structure, self.reverse, self.transpose)
         h0 = el.start(b, h0)
-        if (self.method == "auto" or self.levels == 0) and native.supports(b):
-            return native.scan(a, b, h0, self.structure, self.reverse, self.transpose)
+        if (self.method == "auto" or self.levels == 0) and cpu.supports(b):
+            return cpu.scan(a, b, h0, self.structure, self.reverse, self.transpose)
         if self.transpose:
             a = el.transpose(a, self.structure)
         with without_autocast(b.device):  # the inputs say how precise it is to be

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
-from timeloom import tf32
 from timeloom.options import check_choice, check_count, check_number
 from timeloom.problem import Recurrence
-
-OnDivergence = Literal["sequential", "raise", "ignore"]
-Adjoint = Literal["same", "scan", "mgrit", "sequential"]
-Correction = Literal["auto", "none", "diag", "newton"]
+from timeloom.solve.plan import Adjoint, OnDivergence
+from timeloom.torch_state import tf32
 
 TOLERANCE = {torch.float64: 2e-15, torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 """Default relative tolerance by dtype: the largest that keeps the error within twice that of torch's own layer."""

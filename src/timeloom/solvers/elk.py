@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from timeloom.cells.base import Cell
-from timeloom.linearize import Linearization
+from timeloom.solve.linearize import Linearization
 from timeloom.solvers.newton import Structure, check_structure, quasi_elements
 from timeloom.solvers.stepwise import Stepwise
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from timeloom.cells.base import Cell
-from timeloom.linearize import Elements, Linearization, Precision
 from timeloom.options import check_choice, check_count
+from timeloom.solve.linearize import Elements, Linearization, Precision
 from timeloom.solvers.stepwise import Stepwise
 
 Structure = Literal["auto", "diagonal", "block"]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from timeloom.errors import did_you_mean
-from timeloom.linearize import Linearization
+from timeloom.auto.costs import cheapest, copies_inputs, decay_is_cheap, newton_up_to, step_cost
+from timeloom.auto.decide import Experience, assumed_warmup, decide
+from timeloom.kernels import CPUSweeper
 from timeloom.mgrit.driver import MGRITPlan
 from timeloom.mgrit.grid import Coarsening, fit
+from timeloom.options import did_you_mean
 from timeloom.problem import Recurrence
-from timeloom.solve import MOST_SWEEPS, Plan
-from timeloom.solvers.auto import Auto, Experience, assumed_warmup, decide
+from timeloom.solve.linearize import Linearization
+from timeloom.solve.plan import MOST_SWEEPS, Plan
+from timeloom.solvers.auto import Auto
 from timeloom.solvers.base import Solver
-from timeloom.solvers.costs import cheapest, copies_inputs, leak_is_cheap, newton_up_to, step_cost
 from timeloom.solvers.elk import ELK, QuasiELK
 from timeloom.solvers.mgrit import MGRIT, MOST_CYCLES
 from timeloom.solvers.newton import DEER, QuasiDEER
@@ -20,7 +22,6 @@ from timeloom.solvers.picard import Jacobi, Picard
 from timeloom.solvers.sequential import Sequential
 from timeloom.solvers.shooting import Shooting
 from timeloom.solvers.stepwise import Stepwise
-from timeloom.sweep import CPUSweeper
 
 _NAMED: dict[str, type[Solver]] = {"auto": Auto, "sequential": Sequential, "shooting": Shooting, "mgrit": MGRIT}
 _NAMED |= {kind.name: kind for kind in (DEER, QuasiDEER, ELK, QuasiELK, Picard, Jacobi)}
@@ -95,7 +96,7 @@ def _plan_shooting(solver: Shooting, problem: Recurrence) -> Plan:
         max_iters=solver.max_iters or MOST_SWEEPS,
         on_divergence=solver.on_divergence,
         reason="",
-        leak_is_cheap=leak_is_cheap(problem),
+        decay_is_cheap=decay_is_cheap(problem),
         newton_up_to=newton_up_to(problem),
     )
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from timeloom.options import check_choice, check_count
-from timeloom.solvers.base import Correction, Solver
+from timeloom.solve.plan import Correction
+from timeloom.solvers.base import Solver
 
 
 @dataclass(frozen=True)
@@ -15,8 +16,8 @@ class Shooting(Solver):
 
     chunk: steps in a chunk; None chooses. The last chunk may be shorter.
     correction: how a jump at one chunk's start changes the starts after it: `none` (Jacobi, F-relaxation: it moves
-        one chunk a sweep), `diag` (through the product of the cell's leak: z of a GRU, f of an LSTM), `newton`
-        (through the dense product of Jacobians), or `auto` (diag where a leak is cheap to have and large, else none;
+        one chunk a sweep), `diag` (through the product of the cell's decay: z of a GRU, f of an LSTM), `newton`
+        (through the dense product of Jacobians), or `auto` (diag where a decay is cheap to have and large, else none;
         newton for a small state if that is slow, except beside compiled sweeps, which finish sequentially in less).
     warmup: steps before each chunk that are run first, from the initial state, to guess the chunk's start (at most a
         chunk's, where sweeps run in torch operations); 0 guesses the initial state itself; None chooses.

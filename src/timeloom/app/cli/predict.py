@@ -1,0 +1,85 @@
+"""`timeloom predict`: a trained model's answers for new series, as a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from torch import Tensor
+
+from timeloom.app.cli.display import CONSOLE
+from timeloom.app.data import load
+from timeloom.app.device import device_of
+from timeloom.app.files import need_folder, write_text
+from timeloom.app.train import checkpoint
+from timeloom.app.train.checkpoint import Checkpoint
+from timeloom.app.train.config import at_least
+from timeloom.app.train.inference import answer, check_channels, compare, restore
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `timeloom predict`."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of a run, or a checkpoint in it."""
+    data: str
+    """A folder, a .csv, .npy, .parquet or .ts file; labels are not needed."""
+    out: Path = Path("predictions.csv")
+    """Where the answers go."""
+    solver: str = ""
+    """Solver of the inference; by default the run's."""
+    device: str = "auto"
+    """cpu, cuda, …"""
+    batch: int = 16
+    """Series in a batch."""
+    compare: bool = True
+    """Run the first batch serially too, and say how far apart the answers are and how much faster parallel is."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = tyro.cli(
+        Options,
+        args=list(arguments),
+        prog="timeloom predict",
+        description="Writes a trained model's answers to a CSV file.",
+    )
+    need_folder(options.out)
+    at_least("batch", options.batch, 1)
+    loaded = checkpoint.load(options.run)
+    model = restore(loaded, device_of(options.device), options.solver)
+    table = load(options.data)
+    check_channels(loaded, table)
+    answers = answer(model, table.records, loaded, options.batch)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows([record.name for record in table.records], answers.values, loaded):
+        writer.writerow(row)
+    write_text(options.out, text.getvalue())
+    lines = [f"{len(table.records)} series in {answers.seconds:.3f} s: {options.out}"]
+    if options.compare:
+        first = table.records[: options.batch]
+        _, agreement = compare(model, first, loaded, options.batch)
+        lines += [f"The first {len(first)} of them both ways:", *agreement.lines(loaded.config.model)]
+    CONSOLE.print("\n".join(lines), markup=False)
+    return 0
+
+
+def rows(names: Sequence[str], values: Sequence[Tensor], loaded: Checkpoint) -> Iterator[Sequence[object]]:
+    """A header, then a row for each series, or for each step where steps are labelled."""
+    if not loaded.classes:
+        yield ("series", "value")
+        yield from ((name, f"{value.item():.9g}") for name, value in zip(names, values, strict=True))
+        return
+    per_step = loaded.task == "labelling"
+    probabilities = [f"p({name})" for name in loaded.classes]
+    yield ("series", *(("step",) if per_step else ()), "label", *probabilities)
+    for name, value in zip(names, values, strict=True):
+        for step, row in enumerate(value.softmax(-1).reshape(-1, len(loaded.classes))):
+            where = (name, step) if per_step else (name,)
+            yield (*where, loaded.classes[int(row.argmax())], *(f"{p:.6f}" for p in row.tolist()))

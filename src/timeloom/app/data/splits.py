@@ -1,0 +1,131 @@
+"""Labels as tensors, and which series are for training, for choosing and for measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from timeloom.app.data.records import Label, Record, Table, Task
+from timeloom.app.errors import InputError
+
+PADDING = -100
+"""Class of a step that is padding: torch's losses leave it out."""
+
+MOST_NAMED = 12
+"""Classes that a message lists."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Series with targets: a class index `()`, a number `()`, or the class index of each step `(T,)`."""
+
+    names: list[str]
+    series: list[Tensor]
+    targets: list[Tensor]
+
+    def __len__(self) -> int:
+        return len(self.series)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a training needs of its data."""
+
+    source: str
+    task: Task
+    classes: tuple[str, ...]
+    """Names of the classes in the order of their indices; empty for regression."""
+    channels: int
+    train: Examples
+    valid: Examples
+    test: Examples
+
+
+def examples(records: Sequence[Record], task: Task, classes: Sequence[str], source: str) -> Examples:
+    """Series with their targets as tensors."""
+    index = {name: i for i, name in enumerate(classes)}
+
+    def of_class(name: str, record: Record) -> int:
+        if name not in index:
+            known = ", ".join(list(index)[:MOST_NAMED]) + (", …" if len(index) > MOST_NAMED else "")
+            raise InputError(
+                f"{source}: {record.name} has the label {name!r}, which is none of {known}, the {len(index)} classes "
+                f"trained on; correct it or move it away"
+            )
+        return index[name]
+
+    def target(record: Record) -> Tensor:
+        label = record.label
+        if label is None:
+            raise InputError(
+                f"{source}: {record.name} has no label; give it one, or move it away (`timeloom predict` needs none)"
+            )
+        if isinstance(label, list) != (task == "labelling") or isinstance(label, float) != (task == "regression"):
+            raise InputError(f"{source}: {record.name} is labelled for another task than {task}")
+        if isinstance(label, list):
+            return torch.tensor([of_class(name, record) for name in label])
+        return torch.tensor(label if isinstance(label, float) else of_class(label, record))
+
+    records = list(records)
+    return Examples([r.name for r in records], [r.values for r in records], [target(r) for r in records])
+
+
+def split(table: Table, valid_share: float, test_share: float, seed: int, pool: bool = False) -> Splits:
+    """Train, valid and test series; classes as evenly spread as their numbers allow, the same for the same seed.
+
+    test_share: of all series, valid_share: of the training series; for data that do not say themselves what is what,
+        and with `pool` for those that do, too.
+    """
+    if table.task is None:
+        raise InputError(f"{table.source}: no labels found; training needs them (see docs/app.md for the formats)")
+    train = [r for r in table.records if pool or r.split in ("train", None)]
+    valid = [r for r in table.records if not pool and r.split == "valid"]
+    test = [r for r in table.records if not pool and r.split == "test"]
+    generator = torch.Generator().manual_seed(seed)
+    if not test:
+        train, test = _hold_back(train, test_share, generator)
+    if not valid:
+        train, valid = _hold_back(train, valid_share, generator)
+    for name, part in (("train", train), ("validate", valid), ("test", test)):
+        if not part:
+            raise InputError(
+                f"{table.source}: of {len(table.records)} series none is left to {name} on; add some, or change their "
+                f"split or --valid-fraction and --test-fraction"
+            )
+    classes = () if table.task == "regression" else _classes(train)
+    if len(classes) == 1:
+        raise InputError(f"{table.source}: all training series have the label {classes[0]!r}; two classes are needed")
+    made = [examples(part, table.task, classes, table.source) for part in (train, valid, test)]
+    return Splits(table.source, table.task, classes, table.channels, *made)
+
+
+def _classes(records: Sequence[Record]) -> tuple[str, ...]:
+    found: set[str] = set()
+    for record in records:
+        found.update(record.label if isinstance(record.label, list) else [str(record.label)])
+    return tuple(sorted(found, key=lambda name: (not _is_number(name), float(name) if _is_number(name) else 0, name)))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) == float(text)
+    except ValueError:
+        return False
+
+
+def _hold_back(
+    records: Sequence[Record], share: float, generator: torch.Generator
+) -> tuple[list[Record], list[Record]]:
+    """Two parts; of every class of two or more series, at least one stays and one is held back."""
+    groups: dict[Label | None, list[int]] = {}
+    for index, record in enumerate(records):
+        groups.setdefault(record.label if isinstance(record.label, str) else None, []).append(index)
+    held: set[int] = set()
+    for members in groups.values():
+        count = min(max(1, round(share * len(members))), len(members) - 1)
+        order = torch.randperm(len(members), generator=generator).tolist()
+        held.update(members[i] for i in order[:count])
+    return [r for i, r in enumerate(records) if i not in held], [r for i, r in enumerate(records) if i in held]

@@ -1,0 +1,117 @@
+"""Trained models at work: answers from a checkpoint, and serial inference beside parallel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from timeloom.app.data.records import Record, Table, Task
+from timeloom.app.errors import InputError
+from timeloom.app.train.checkpoint import Checkpoint
+from timeloom.app.train.comparison import synchronize
+from timeloom.app.train.config import ModelConfig
+from timeloom.app.train.model import SequenceModel, solver_of
+from timeloom.app.train.setup import autocast, build_model
+from timeloom.nn import sequentialize
+
+
+def restore(checkpoint: Checkpoint, device: torch.device, solver: str = "") -> SequenceModel:
+    """The model of a checkpoint, ready to answer; with another solver if one is named."""
+    solver_of(solver or checkpoint.config.solver)
+    model = build_model(checkpoint.config, task_of(checkpoint), len(checkpoint.classes), checkpoint.channels, device)
+    try:
+        model.load_state_dict(checkpoint.weights)
+    except RuntimeError as error:
+        raise InputError(
+            f"the checkpoint's weights do not fit its configuration: {str(error).splitlines()[-1]}"
+        ) from None
+    for layer in model.recurrent_layers():
+        layer.solver = solver_of(solver or checkpoint.config.solver)
+    return model.eval()
+
+
+def task_of(checkpoint: Checkpoint) -> Task:
+    return cast(Task, checkpoint.task)
+
+
+def check_channels(checkpoint: Checkpoint, table: Table) -> None:
+    """Refuse data of another shape than the model was trained on."""
+    if table.channels != checkpoint.channels:
+        raise InputError(
+            f"{table.source} has {table.channels} channels, the model was trained on {checkpoint.channels}; "
+            f"give data like those of {checkpoint.config.data}"
+        )
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model says about some series."""
+
+    values: list[Tensor]
+    """Of each series: `(K,)`, or `(T, K)` for a label at every step."""
+    seconds: float
+
+
+def answer(model: SequenceModel, records: Iterable[Record], checkpoint: Checkpoint, size: int) -> Answers:
+    """Run the model over series in batches."""
+    records = list(records)
+    device, values, seconds = model.offset.device, list[Tensor](), 0.0
+    for begin in range(0, len(records), size):
+        series = [record.values for record in records[begin : begin + size]]
+        lengths = torch.tensor([len(part) for part in series])
+        inputs = pad_sequence(series).to(device, model.offset.dtype)
+        started = time.perf_counter()
+        with torch.no_grad(), autocast(checkpoint.config, device):
+            out = model(inputs, None if (lengths == lengths[0]).all() else lengths)
+        synchronize(device)
+        seconds += time.perf_counter() - started
+        out = out.to("cpu", torch.float64)
+        per_step = model.task == "labelling"
+        values += [out[: lengths[i], i] if per_step else out[i] for i in range(len(series))]
+    return Answers(values, seconds)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Serial inference by torch's own layers beside parallel inference by timeloom's."""
+
+    serial_seconds: float
+    parallel_seconds: float
+    difference: float
+    """Largest difference of an answer, relative to the largest answer."""
+    same: float
+    """Share of the classes that agree; 1 for a regression."""
+
+    def lines(self, model: ModelConfig) -> list[str]:
+        """What was compared, in words."""
+        serial, parallel = self.serial_seconds, self.parallel_seconds
+        pace = f"{serial / parallel:.1f}x faster" if serial >= parallel else f"{parallel / serial:.1f}x slower"
+        return [
+            f"serial inference ({model.beside}) {serial:.3f} s, parallel {parallel:.3f} s: {pace}",
+            f"answers differ by at most {self.difference:.1e} of the largest; {self.same:.1%} of them agree",
+        ]
+
+
+def compare(
+    model: SequenceModel, records: list[Record], checkpoint: Checkpoint, size: int
+) -> tuple[Answers, Agreement]:
+    """Both ways over the same series; each has run once before it is timed."""
+    serial_model = sequentialize(deepcopy(model))
+    for each in (model, serial_model):
+        answer(each, records[:1], checkpoint, size)
+    parallel, serial = (answer(each, records, checkpoint, size) for each in (model, serial_model))
+    one, other = torch.cat([_rows(v) for v in parallel.values]), torch.cat([_rows(v) for v in serial.values])
+    same = 1.0 if model.task == "regression" else (one.argmax(-1) == other.argmax(-1)).double().mean().item()
+    difference = ((one - other).abs().max() / other.abs().max().clamp_min(1e-30)).item()
+    return parallel, Agreement(serial.seconds, parallel.seconds, difference, same)
+
+
+def _rows(values: Tensor) -> Tensor:
+    return values.reshape(-1, values.shape[-1])

@@ -1,0 +1,254 @@
+"""The training loop.
+
+Order, dropout and learning rate of a step are functions of the configuration and the step's number, and a checkpoint
+holds everything else: a resumed run is the same run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from timeloom.app.data import Examples, Splits, batches
+from timeloom.app.data.batches import order
+from timeloom.app.data.prefetch import Prefetch
+from timeloom.app.device import device_of
+from timeloom.app.errors import InputError
+from timeloom.app.train import checkpoint
+from timeloom.app.train.board import Board
+from timeloom.app.train.checkpoint import BEST, LAST, Checkpoint, Progress
+from timeloom.app.train.comparison import chosen_steps, synchronize, time_is_left, torch_step
+from timeloom.app.train.config import TrainConfig
+from timeloom.app.train.metrics import Metrics
+from timeloom.app.train.model import SequenceModel, solver_of
+from timeloom.app.train.objective import Score
+from timeloom.app.train.ranks import Alone, Share
+from timeloom.app.train.setup import autocast, build_model, learning_rate, make_optimizer
+from timeloom.app.train.solved import Solved
+from timeloom.inspection.trials import reports_of
+from timeloom.report import of_reports
+from timeloom.solvers import Sequential
+
+Show = Callable[[dict[str, Any]], None]
+"""Told every row of metrics as it is made."""
+
+
+class Trainer:
+    """Trains a model on its data, in a folder of its own."""
+
+    def __init__(
+        self, config: TrainConfig, splits: Splits, folder: Path, resume: Checkpoint | None, show: Show,
+        ranks: Alone | None = None,
+    ) -> None:  # fmt: skip
+        self.config, self.splits, self.folder, self.show = config, splits, folder, show
+        self.ranks = ranks or Alone()
+        self.device = device_of(self.ranks.device(config.device))
+        self.model = build_model(config, splits.task, len(splits.classes), splits.channels, self.device)
+        self.optimizer = make_optimizer(self.model, config.optim)
+        self.progress = Progress()
+        self.interrupted = self._asked_to_stop = False
+        self._steps_in_batch = 0
+        self._batches = Prefetch(self._share_of)
+        if resume is None:
+            if config.normalize:
+                self.model.fit_scale(splits.train)
+        else:
+            self._restore(resume)
+        self.per_epoch = math.ceil(len(splits.train) / config.optim.batch)
+        self.total = self.per_epoch * config.optim.epochs
+        self.board = Board(folder, self.progress.step) if config.tensorboard and self.ranks.first else None
+        self.metrics = Metrics(folder, self.progress.step, writes=self.ranks.first)
+        self.compared = chosen_steps(
+            0 if isinstance(solver_of(config.solver), Sequential) else config.compare, self.total
+        )
+
+    def _restore(self, resume: Checkpoint) -> None:
+        if resume.config.model != self.config.model:
+            mine, other = asdict(self.config.model), asdict(resume.config.model)
+            differing = ", ".join(f"{key} {other[key]} and {mine[key]}" for key in mine if mine[key] != other[key])
+            raise InputError(
+                f"{self.folder / LAST} is of another model than {self.folder / 'config.json'} ({differing}): put the "
+                f"run's own files back together, or start a new run"
+            )
+        if resume.classes != self.splits.classes or resume.channels != self.splits.channels:
+            raise InputError(f"{self.splits.source}: the data have changed since the run began; start a new one")
+        self.model.load_state_dict(resume.weights)
+        checkpoint.restore_optimizer(self.optimizer, resume.optimizer)
+        checkpoint.restore_experience(self.model, resume.experience, self.ranks.memories)
+        self.progress = resume.progress
+
+    def run(self) -> None:
+        """Train to the end, or until the validation has stopped improving, or until `interrupt` was called."""
+        try:
+            while self.progress.step < self.total and not self._stopped_early and not self.interrupted:
+                self._one_step()
+                step = self.progress.step
+                if step % self.per_epoch == 0:
+                    self._validate()
+                if step % self.per_epoch == 0 or step % self.config.save_every == 0 or self.interrupted:
+                    self._write(LAST)
+            self.ranks.wait()  # for the first process to have written all: torchrun ends it with the first that leaves
+        finally:
+            self._batches.close()
+            self.metrics.close()
+            if self.board is not None:
+                self.board.close()
+
+    def interrupt(self) -> None:
+        """Stop after the step under way, with a checkpoint."""
+        self._asked_to_stop = True
+
+    @property
+    def _stopped_early(self) -> bool:
+        patience = self.config.optim.patience
+        return patience > 0 and self.progress.epochs_without >= patience
+
+    def _one_step(self) -> None:
+        step, begin = self.progress.step, time.perf_counter()
+        epoch = step // self.per_epoch
+        share = self._batches.take(step)
+        self._steps_in_batch = 0 if share.batch is None else len(share.batch.inputs)
+        fetched = time.perf_counter()
+        if step in self.compared and self.ranks.first:
+            self._compare(step)
+        if step + 1 < self.total:
+            self._batches.begin(step + 1)
+        self._seed(step)
+        started = time.perf_counter()
+        rate = self._set_rate(self.optimizer, step)
+        loss = self._update(self.model, self.optimizer, share, self.ranks).item()
+        synchronize(self.device)
+        seconds = time.perf_counter() - started
+        if not math.isfinite(loss):
+            raise self._diverged(f"the loss of step {step} is {loss}")
+        self.progress.step += 1
+        self.progress.elapsed += seconds
+        self._add(
+            kind="step", epoch=epoch, loss=loss, seconds=seconds, data_seconds=fetched - begin, lr=rate,
+            elapsed=self.progress.elapsed, **asdict(Solved.of(self.model)),
+        )  # fmt: skip
+        self.interrupted = self.ranks.anywhere(self._asked_to_stop)
+
+    def _diverged(self, sign: str) -> InputError:
+        kept = f"; the weights of the last checkpoint are in {self.folder / LAST}"
+        return InputError(
+            f"{sign}: the training diverged. Lower --lr (now {self.config.optim.lr:g}) or --clip"
+            f"{kept if (self.folder / LAST).is_file() else ', and start it again'}"
+        )
+
+    def _share_of(self, step: int) -> Share:
+        """What this process has of the batch of a step, where the model is."""
+        return self._taken(step, self.ranks)
+
+    def _taken(self, step: int, ranks: Alone) -> Share:
+        epoch, position = divmod(step, self.per_epoch)
+        size = self.config.optim.batch
+        chosen = order(len(self.splits.train), self.config.seed, epoch)[position * size : (position + 1) * size]
+        return ranks.take(self.splits.train, chosen).to(self.device, self.model.offset.dtype)
+
+    def _update(self, model: SequenceModel, optimizer: torch.optim.Optimizer, share: Share, ranks: Alone) -> Tensor:
+        """Forward, backward, clip, update; the loss."""
+        model.train()
+        optimizer.zero_grad()
+        loss = ranks.backward(model, share, self._autocast)
+        if self.config.optim.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), self.config.optim.clip)
+        optimizer.step()
+        return loss
+
+    def _compare(self, step: int) -> None:
+        """The same step by torch's layers, on a copy, in one process."""
+        if not time_is_left([row["seconds"] for row in self.metrics.of("torch")]):
+            return
+        self._seed(step)
+
+        def optimizer_of(model: SequenceModel) -> torch.optim.Optimizer:
+            optimizer = make_optimizer(model, self.config.optim)
+            self._set_rate(optimizer, step)
+            return optimizer
+
+        alone = Alone()
+        whole = self._taken(step, alone)
+        theirs = torch_step(self.model, partial(self._update, share=whole, ranks=alone), optimizer_of)
+        self._add(kind="torch", step=step + 1, seconds=theirs.seconds, loss=theirs.loss)
+
+    def _validate(self) -> None:
+        """Measure on the validation series, and keep the weights if they are the best so far."""
+        solved = of_reports(reports_of(self.model), self._steps_in_batch)  # of the last training step
+        score = self.measure(self.splits.valid)
+        epoch = self.progress.step // self.per_epoch - 1
+        if not math.isfinite(score.loss):
+            raise self._diverged(f"the validation loss of epoch {epoch + 1} is {score.loss}")
+        if score.loss < self.progress.best_loss:
+            self.progress.best_loss, self.progress.best_epoch, self.progress.epochs_without = score.loss, epoch, 0
+            self._write(BEST, weights_only=True)
+        else:
+            self.progress.epochs_without += 1
+        self._add(
+            kind="validation", epoch=epoch, loss=score.loss, quality=score.quality, elapsed=self.progress.elapsed,
+            best=self.progress.epochs_without == 0, solved=solved,
+        )  # fmt: skip
+
+    def measure(self, data: Examples) -> Score:
+        """Loss and quality of the present weights on labelled series."""
+        model, ranks = self.model, self.ranks
+        model.eval()
+        score = Score(model.task, len(self.splits.classes))
+        with torch.no_grad():
+            for indices in batches(len(data), self.config.optim.batch):
+                share = ranks.take(data, indices).to(self.device, model.offset.dtype)
+                if share.batch is None:
+                    continue
+                with self._autocast(), ranks.sharing():
+                    answers = share.answers(model, share.batch)
+                if ranks.counts(model.task):
+                    score.add(answers.to(model.offset.dtype), share.batch.targets)
+        return ranks.total(score, data)
+
+    def use_best(self) -> None:
+        """Put back the weights that did best on the validation series."""
+        self.model.load_state_dict(checkpoint.load(self.folder / BEST).weights)
+
+    def _checkpoint(self, weights_only: bool) -> Checkpoint:
+        splits = self.splits
+        about = (self.config, splits.task, splits.classes, splits.channels, self.progress, self.model.state_dict())
+        if weights_only:
+            return Checkpoint(*about)
+        experience = checkpoint.experience_of(self.model, self.ranks.memories)
+        return Checkpoint(*about, checkpoint.optimizer_tensors(self.optimizer), experience)
+
+    def _write(self, name: str, weights_only: bool = False) -> None:
+        """A checkpoint, unless the last step has spoilt the weights: then the one before it stays."""
+        if not all(weights.isfinite().all() for weights in self.model.parameters()):
+            raise self._diverged(f"the weights after step {self.progress.step} are not finite")
+        if self.ranks.first:
+            checkpoint.save(self.folder / name, self._checkpoint(weights_only))
+
+    def _add(self, **row: Any) -> None:
+        row = {"step": self.progress.step, **row}
+        self.metrics.add(**row)
+        if self.board is not None:
+            self.board.add(row)
+        self.show(row)
+
+    def _seed(self, step: int) -> None:
+        """Dropout of a step is the same whether or not the run was interrupted before it."""
+        torch.manual_seed((self.config.seed + 1) * 1_000_003 + step + self.ranks.seed)
+
+    def _set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> float:
+        rate = learning_rate(self.config.optim, step, self.total)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return autocast(self.config, self.device)

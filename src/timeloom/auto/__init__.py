@@ -1,0 +1,1 @@
+"""`auto`: candidates, experience and costs, in one folder."""

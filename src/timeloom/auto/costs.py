@@ -1,0 +1,121 @@
+"""What sweeps cost, by the size of a problem and what runs them: decides chunks in microseconds, without measuring."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from timeloom.cells.generic import GenericCell
+from timeloom.kernels import CPUSweeper
+from timeloom.kernels.gpu.sweeper import ROWS, has_kernels, is_wide
+from timeloom.kernels.gpu.wide import BY_LIBRARY
+from timeloom.problem import Recurrence
+
+SIDE_BY_SIDE = ((16, 4), (32, 2))
+"""Units up to which so many programs of the GPU's fused sweep run on a multiprocessor nearly as fast as one."""
+NEWTON_UP_TO = 16
+"""Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
+NEWTON_UP_TO_ON_GPU = 64
+LAUNCH, TWO_LAUNCHES = 8.0, 11.0
+"""Microseconds of a wide layer's step by itself: one launch, or torch's product and a launch."""
+CROWD = 2**19
+"""Units of all rows together beyond which a wide layer's kernel takes CROWDED times as long for each."""
+CROWDED = 1.7
+MOST_STEPS = 2**40
+"""No sequence is longer."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What one step of a sweep costs for so many rows, in units of what a row more costs."""
+
+    overhead: float = 0.0
+    """Cost of the step by itself."""
+    threads: int = 1
+    """Workers that share the rows."""
+    filled_by: float = 0.0
+    """Rows that a GPU runs in the time of one, nearly: each adds a quarter of its cost."""
+    crowded_from: float = math.inf
+    """Rows beyond which each costs CROWDED times as much."""
+
+    def of(self, rows: int) -> float:
+        if self.filled_by:
+            return max(rows, self.filled_by) + rows / 4
+        return self.overhead + math.ceil(rows / self.threads) + (CROWDED - 1) * max(0.0, rows - self.crowded_from)
+
+
+def step_cost(problem: Recurrence) -> StepCost:
+    """What a step of this problem costs."""
+    if CPUSweeper.supports(problem):
+        return StepCost(0.5, torch.get_num_threads())
+    size, n = problem.cell.size, problem.cell.parts[0]
+    if has_kernels(problem):
+        return cost_on_gpu(n, is_wide(problem), problem.u.device)
+    microseconds_per_row = 6e-5 * size * size + 0.01 * size
+    if problem.u.device.type != "cpu":
+        return StepCost(6000 / microseconds_per_row)
+    return StepCost(60 / microseconds_per_row, torch.get_num_threads())
+
+
+@lru_cache(maxsize=64)
+def cost_on_gpu(n: int, wide: bool, device: torch.device) -> StepCost:
+    """What a step of n units costs by the GPU's kernels."""
+    if wide:
+        row = 2e-8 * n * n + 1.1e-5 * n  # microseconds
+        return StepCost(TWO_LAUNCHES / row) if n >= BY_LIBRARY else StepCost(LAUNCH / row, crowded_from=CROWD / n)
+    programs = torch.cuda.get_device_properties(device).multi_processor_count
+    side_by_side = next((count for units, count in SIDE_BY_SIDE if n <= units), 1)
+    return StepCost(filled_by=ROWS * programs * side_by_side)
+
+
+def cost_of(steps: int, batch: int, chunk: int, warmup: int, cost: StepCost) -> float:
+    """What a sweep costs."""
+    return (chunk + warmup) * cost.of(math.ceil(steps / chunk) * batch)
+
+
+@lru_cache(maxsize=256)
+def cheapest(steps: int, batch: int, warmup: int, cost: StepCost, within_chunk: bool = False) -> tuple[int, int]:
+    """Chunk and warm-up that take least time, `(steps, 0)` for one chunk; `within_chunk` lets no warm-up be longer."""
+    best, best_cost = (steps, 0), cost_of(steps, batch, steps, 0, cost)
+    chunks = 2
+    while chunks <= steps // 4:
+        chunk = math.ceil(steps / chunks)
+        total = cost_of(steps, batch, chunk, warmup, cost)
+        if total < best_cost and not (within_chunk and warmup > chunk):
+            best, best_cost = (chunk, warmup), total
+        chunks *= 2
+    return best
+
+
+@lru_cache(maxsize=256)
+def fewest_to_cut(batch: int, warmup: int, cost: StepCost) -> int | None:
+    """Steps from which on several chunks take less time than one; None where they never do."""
+    if not _is_cut(MOST_STEPS, batch, warmup, cost):
+        return None
+    return bisect_left(range(MOST_STEPS), True, key=lambda steps: _is_cut(steps, batch, warmup, cost))
+
+
+def _is_cut(steps: int, batch: int, warmup: int, cost: StepCost) -> bool:
+    return cheapest(steps, batch, warmup, cost)[0] < steps
+
+
+def copies_inputs(problem: Recurrence) -> bool:
+    """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
+    return not (CPUSweeper.supports(problem) or has_kernels(problem))
+
+
+def decay_is_cheap(problem: Recurrence) -> bool:
+    """Whether a step's decay costs no more than the step: not where it must be read off a user's dense Jacobian."""
+    cell = problem.cell
+    return not isinstance(cell, GenericCell) or cell.is_diagonal(problem.initial, problem.u[0])
+
+
+def newton_up_to(problem: Recurrence) -> int:
+    """Largest state for which dense transfers may pay; none beside compiled sweeps, which run all of time in less."""
+    if CPUSweeper.supports(problem) or problem.rounded is not problem.initial:
+        return 0
+    return NEWTON_UP_TO if problem.u.device.type == "cpu" else NEWTON_UP_TO_ON_GPU

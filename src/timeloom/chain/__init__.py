@@ -1,5 +1,0 @@
-"""Back-propagation through a chain of layers as a scan over transposed Jacobians (BPPSA)."""
-
-from timeloom.chain.backward import chain_backward
-
-__all__ = ["chain_backward"]

@@ -1,0 +1,275 @@
+"""`inspect`: how solvers do on a model and an input, side by side, and what `auto` makes of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from timeloom.auto.torch_layer import size
+from timeloom.inspection.plot import plot
+from timeloom.nn import parallelize, sequentialize
+from timeloom.nn.base import Recurrent
+from timeloom.nn.swap import holds_recurrent_layers
+from timeloom.report import SolveReport, of_reports
+from timeloom.solve.plan import Correction
+from timeloom.solvers import MGRIT, Auto, Shooting, Solver
+from timeloom.solvers.planning import names, resolve
+from timeloom.solvers.stepwise import Stepwise
+
+REPEATS = 3
+PATIENCE = 3.0
+"""Seconds after which a slow solver is not run again."""
+FEWEST_CHUNKS = 16
+"""Chunks to look at where `auto` would take less: with few, every solver is exact after as few sweeps."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One solver on the input."""
+
+    name: str
+    reports: list[tuple[str, SolveReport]]
+    """Of each layer and direction, with its place; in the last of several passes."""
+    seconds: float
+    """Median of a forward and backward pass."""
+    difference: float
+    """Largest difference of outputs and parameters' gradients from torch's layers, relative to the largest."""
+    stretch: int | None = None
+    """Steps of one series that it was tried on, where the whole input would take too long."""
+
+    def sweeps(self) -> tuple[int, int]:
+        """Most sweeps of a layer, forward and backward."""
+        backward = [report.backward.iterations for _, report in self.reports if report.backward is not None]
+        return max(report.iterations for _, report in self.reports), max(backward, default=0)
+
+    @property
+    def outcome(self) -> str:
+        """Whether it converged, in a word or two."""
+        solves = [one for _, report in self.reports for one in (report, report.backward) if one is not None]
+        if any(one.fell_back for one in solves):
+            return "fell back"
+        return "converged" if all(one.converged for one in solves) else "inexact"
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found."""
+
+    steps: int
+    batch: int
+    chunk: int
+    """Steps in a chunk of shooting from plain guesses."""
+    trials: list[Trial]
+    """torch's own layers first, `auto` second."""
+    memory: list[tuple[str, int | None]]
+    """Of each layer and direction, the steps after which it has forgotten where it started; None where not known."""
+
+    @property
+    def reports(self) -> dict[str, list[SolveReport]]:
+        """By the solver's name: one report for each layer and direction, each with its backward report."""
+        return {trial.name: [report for _, report in trial.reports] for trial in self.trials[1:]}
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A table as text: a header, and a row for each solver."""
+        rows: list[tuple[str, ...]] = [("solver", "sweeps", "backward", "outcome", "ms", "difference")]
+        for trial in self.trials:
+            forward, backward = map(str, trial.sweeps())
+            numbers = (f"{1e3 * trial.seconds:.1f}", f"{trial.difference:.1e}")
+            name = trial.name if trial.stretch is None else f"{trial.name}, {trial.stretch:,} steps"
+            rows.append((name, forward, backward, trial.outcome, *numbers))
+        return rows
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([*lines, "", *self.words()])
+
+    def words(self) -> list[str]:
+        """What `auto` does and why, and what the others would take."""
+        torchs, auto, *others = self.trials
+        told = [f"auto, {where}: {text}" for where, text in of_reports(auto.reports, self.steps)]
+        told += [
+            f"{where} forgets: after about {steps:,} of {self.steps:,} steps a state no longer depends on where it "
+            f"started, to within the tolerance. The shorter this is beside a chunk, the less a warm-up costs."
+            for where, steps in self.memory
+            if steps is not None
+        ]
+        part = [trial.name for trial in others if trial.stretch is not None]
+        if part:
+            told.append(f"On the first steps of one series alone, as many as took seconds: {', '.join(part)}.")
+        slow = [trial.name for trial in others if trial.outcome == "fell back"]
+        if slow:
+            told.append(f"Did not converge in time and finished sequentially: {', '.join(slow)}.")
+        whole = [trial for trial in self.trials if trial.stretch is None]
+        fastest = min(whole, key=lambda trial: trial.seconds)
+        told.append(
+            f"Fastest on this batch: {fastest.name}, {1e3 * fastest.seconds:.1f} ms a forward and backward pass; "
+            f"torch's own layers take {1e3 * torchs.seconds:.1f} ms, auto {1e3 * auto.seconds:.1f} ms."
+        )
+        return told
+
+    def plot(self, path: str | Path, layer: int = 0) -> None:
+        """Draw one layer (and direction): residuals by sweep or cycle, and level by level where there are levels.
+
+        The kind of picture is the path's ending: .png, .svg, .pdf.
+        """
+        plot({name: reports[layer] for name, reports in self.reports.items()}, path)
+
+
+def inspect(
+    model: nn.Module, *inputs: Any, solvers: Mapping[str, str | Solver] | None = None, every: bool = False, **named: Any
+) -> Inspection:
+    """Run a model's forward and backward pass with each of several solvers, on copies: the model is left as it is.
+
+    model: one of timeloom's or torch's recurrent layers, or any model that holds some.
+    inputs, named: its arguments. The loss is the mean square of its output (the first one, where there are several).
+    solvers: those to try beside torch's layers and `auto`, by the name to show; by default shooting with each
+        correction, from plain guesses, and multigrid.
+    every: try the methods over single steps (DEER, ELK, …) and multigrid's other settings too. On long sequences these
+        take minutes: give a short stretch of the input.
+    """
+    if not holds_recurrent_layers(model):
+        raise TypeError(f"{type(model).__name__} holds no GRU, LSTM or RNN layer to inspect")
+
+    def run(copied: nn.Module) -> Tensor:
+        return _first(copied(*inputs, **named))
+
+    serial = sequentialize(_copied(model))
+    truth = _pass(serial, run)
+    own = parallelize(_copied(model), Auto())
+    steps, batch = _size(own, run)
+    auto = _trial(own, "auto", run, truth)
+    theirs = _trial(serial, "torch", run, truth)
+    by_torch = SolveReport.sequential(steps, "torch's own layer")
+    torchs = Trial("torch", [(where, by_torch) for where, _ in auto.reports], theirs.seconds, theirs.difference)
+    chunk = min(auto.reports[0][1].chunk, max(1, math.ceil(steps / FEWEST_CHUNKS)))
+    tried = usual(model, chunk, every) if solvers is None else solvers
+    others = [_trial(parallelize(_copied(model), solver), name, run, truth) for name, solver in tried.items()]
+    return Inspection(steps, batch, chunk, [torchs, auto, *others], _memory(own))
+
+
+def try_solver(model: nn.Module, name: str, solver: str | Solver, *inputs: Any) -> Trial:
+    """One solver alone, beside a single untimed pass of torch's layers."""
+
+    def run(copied: nn.Module) -> Tensor:
+        return _first(copied(*inputs))
+
+    truth = _pass(sequentialize(_copied(model)), run)
+    return _trial(parallelize(_copied(model), solver), name, run, truth)
+
+
+def usual(model: nn.Module, chunk: int, every: bool) -> dict[str, str | Solver]:
+    """Solvers to try, by the name to show."""
+    corrections: tuple[Correction, ...] = ("none", "diag", "newton")
+    tried: dict[str, str | Solver] = {
+        f"shooting {name}": Shooting(chunk=chunk, correction=name, warmup=0) for name in corrections
+    }
+    tried["mgrit"] = MGRIT()
+    if every:
+        all_gru = all(module.mode == "GRU" for module in model.modules() if isinstance(module, nn.RNNBase))
+        paper = MGRIT.paper() if all_gru else MGRIT.paper(coarse="frozen")
+        tried |= {"mgrit, 4 a level": MGRIT(coarsening=4), "mgrit as published": paper, **over_single_steps()}
+    return tried
+
+
+def over_single_steps() -> dict[str, str | Solver]:
+    """The solvers whose chunks are single steps."""
+    return {name: name for name in names() if isinstance(resolve(name), Stepwise)}
+
+
+def reports_of(model: nn.Module) -> list[tuple[str, SolveReport]]:
+    """The reports of a model's last call, each with the layer and direction it is of."""
+    found = []
+    first = 1
+    for module in _layers(model):
+        directions = 2 if module.bidirectional else 1
+        for index, report in enumerate(module.reports):
+            layer, reverse = divmod(index, directions)
+            found.append((f"layer {first + layer}" + (" reversed" if reverse else ""), report))
+        first += module.num_layers
+    return found
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy that answers the same every time; its recurrent layers train, or cuDNN would refuse its backward pass."""
+    copied = copy.deepcopy(model).eval()
+    for module in copied.modules():
+        if isinstance(module, nn.RNNBase):
+            module.train()
+            module.dropout = 0.0
+    return copied
+
+
+def _layers(model: nn.Module) -> list[Recurrent]:
+    return [module for module in model.modules() if isinstance(module, Recurrent)]
+
+
+def _trial(model: nn.Module, name: str, run: Callable[[nn.Module], Tensor], truth: list[Tensor]) -> Trial:
+    seconds, found = list[float](), truth
+    for _ in range(1 + REPEATS):
+        begin = time.perf_counter()
+        found = _pass(model, run)
+        if found[0].is_cuda:
+            torch.cuda.synchronize(found[0].device)
+        seconds.append(time.perf_counter() - begin)
+        if sum(seconds) > PATIENCE:
+            break
+    seconds = seconds[1:] or seconds  # what is learned or built on first use is off the clock
+    difference = max(_apart(one, other) for one, other in zip(found, truth, strict=True))
+    return Trial(name, reports_of(model), statistics.median(seconds), difference)
+
+
+def _pass(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> list[Tensor]:
+    """The output and the parameters' gradients of its mean square."""
+    model.zero_grad()
+    with torch.enable_grad():
+        output = run(model)
+        output.square().mean().backward()
+    return [output.detach(), *[p.grad.clone() for p in model.parameters() if p.grad is not None]]
+
+
+def _first(output: Any) -> Tensor:
+    """The tensor that the loss is made of."""
+    while isinstance(output, tuple) and not isinstance(output, PackedSequence):
+        output = output[0]
+    data: Tensor = output.data if isinstance(output, PackedSequence) else output
+    return data
+
+
+def _size(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> tuple[int, int]:
+    """Steps and batch of what the first recurrent layer is given."""
+    seen, first = list[tuple[int, int]](), _layers(model)[0]
+
+    def look(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        seen.append(size(first, given[0] if given else named["input"]))
+
+    hook = first.register_forward_pre_hook(look, with_kwargs=True)
+    with torch.no_grad():
+        run(model)
+    hook.remove()
+    return seen[0]
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    return ((one - other).abs().max() / other.abs().max().clamp_min(torch.finfo(other.dtype).tiny)).item()
+
+
+def _memory(model: nn.Module) -> list[tuple[str, int | None]]:
+    """What `auto` has learned about how long each layer remembers."""
+    memories = [layer._memories.get(index) for layer in _layers(model) for index in range(len(layer.reports))]
+    found: list[tuple[str, int | None]] = []
+    for (where, report), memory in zip(reports_of(model), memories, strict=True):
+        known = memory is not None and memory.forward.forgetting is not None
+        found.append((where, memory.forward.warmup(report.tolerance) if known and memory is not None else None))
+    return found

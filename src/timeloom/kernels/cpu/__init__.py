@@ -1,0 +1,1 @@
+"""Kernels in C, for CPUs."""

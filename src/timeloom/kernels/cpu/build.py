@@ -1,0 +1,112 @@
+"""Builds the C kernels once with the machine's own compiler, and loads them.
+
+The library lands in the user's cache directory under a name that holds a digest of source, flags, compiler and
+processor, so a change of any of them builds anew. Where there is no compiler, nothing is lost but speed: sweeps run
+in torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+SOURCES = [Path(__file__).with_name("kernels.c"), Path(__file__).parents[2] / "scan" / "cpu_scan.c"]
+HEADERS = sorted(Path(__file__).parent.glob("*.h"))
+FLAGS = ["-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp"]
+FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+
+
+class KernelBuildError(RuntimeError):
+    """The C kernels could not be built or loaded; the message says why."""
+
+
+def library() -> ctypes.CDLL:
+    """The compiled kernels. Raises KernelBuildError where they cannot be had; either answer is remembered."""
+    answer = _load()
+    if isinstance(answer, str):
+        raise KernelBuildError(answer)
+    return answer
+
+
+def unavailable() -> str | None:
+    """Why the C kernels cannot be used here, or None where they can."""
+    answer = _load()
+    return answer if isinstance(answer, str) else None
+
+
+@cache
+def _load() -> ctypes.CDLL | str:
+    """The library, or why there is none: a compiler that fails must not be called again on every sweep."""
+    if os.environ.get("TIMELOOM_NATIVE", "1") == "0":
+        return "switched off by TIMELOOM_NATIVE=0"
+    try:
+        compiler = _compiler()
+        path = _cache_directory() / f"cpu-{_digest(compiler)}.so"
+        if not path.exists():
+            _build(compiler, path)
+        loaded = ctypes.CDLL(str(path))
+        loaded.timeloom_jump.restype = ctypes.c_float
+        return loaded
+    except (KernelBuildError, OSError) as error:
+        return str(error)
+
+
+def _compiler() -> list[str]:
+    for candidate in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        words = shlex.split(candidate) if candidate else []
+        if words and shutil.which(words[0]):
+            return words
+    raise KernelBuildError("no C compiler found (looked for $CC, cc, gcc, clang)")
+
+
+def _digest(compiler: list[str]) -> str:
+    """Names a build: another source, compiler or processor must not find this one's."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
+    processor = platform.processor() or platform.machine()
+    flags = Path("/proc/cpuinfo")
+    if flags.exists():
+        processor += next((line for line in flags.read_text().splitlines() if line.startswith("flags")), "")
+    key = b"".join(file.read_bytes() for file in (*SOURCES, *HEADERS))
+    key += repr((FLAGS, compiler, version, processor)).encode()
+    return hashlib.sha256(key).hexdigest()[:20]
+
+
+def _cache_directory() -> Path:
+    for root in (
+        os.environ.get("TIMELOOM_CACHE"),
+        os.environ.get("XDG_CACHE_HOME"),
+        "~/.cache",
+        tempfile.gettempdir(),
+    ):
+        if not root:
+            continue
+        directory = Path(root).expanduser() / "timeloom"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(directory, os.W_OK):
+            return directory
+    raise KernelBuildError("no writable cache directory (set TIMELOOM_CACHE)")
+
+
+def _build(compiler: list[str], path: Path) -> None:
+    """Compile beside the target and move into place, so that processes that build at once do not meet."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
+    os.close(handle)
+    try:
+        command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", temporary, "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise KernelBuildError(f"{compiler[0]} failed: {done.stderr.strip()[:2000]}")
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)

@@ -1,0 +1,83 @@
+/* What a sweep is given, the rows it walks with, and what forward and adjoint sweeps share. */
+#ifndef TIMELOOM_SWEEP_H
+#define TIMELOOM_SWEEP_H
+#include "vectors.h"
+
+#define GROUP 32 /* rows that walk together at most */
+#define AHEAD 4L /* steps that memory is asked for in advance */
+
+enum { GRU, LSTM, RNN_TANH, RNN_RELU };
+#define GATES(cell) ((cell) == GRU ? 3 : (cell) == LSTM ? 4 : 1)
+#define GRADS(cell) ((cell) == GRU || (cell) == LSTM ? 4 : 1) /* width of gate gradients and of the tape, in n */
+#define PARTS(cell) ((cell) == LSTM ? 2 : 1)                  /* state parts: h, or h and c */
+
+typedef struct {
+  long batch, n, rows;
+  long depth;                /* width of x */
+  long lead;                 /* steps before a stretch (behind it, in an adjoint sweep) at which it is entered */
+  const int64_t *seq, *begin, *end;
+  const int64_t *lengths;    /* (B): adjoint with a lead: where sequences end */
+  const uint8_t *resets;     /* (T, B) or NULL: the state is `origin` before such a step */
+  const float *origin;       /* (parts, B, n): the state at a reset, and where a lead begins */
+  const float *final;        /* (B, parts * n): adjoint with a lead: the gradient at a sequence's end */
+  const float *inputs;       /* (T, B, gates * n): projected inputs; NULL where x is given */
+  const float *x;            /* (T, B, depth): inputs to project on the way, or NULL */
+  const float *bias;         /* (gates * n), with x */
+  const float *units;        /* (n): the GRU's b_hn, inside the reset gate's product; the RNN's diagonal of W_hh */
+  const float *weights;      /* packed for h @ W_hh^T */
+  const float *x_weights;    /* packed for x @ W_ih^T, with x */
+  const float *transposed;   /* packed for d @ W_hh (adjoint only) */
+  const float *x_transposed; /* packed for d @ W_ih, with x_grads */
+  float *states[2];          /* (T + 1, B, n) of h and c; forward: written unless NULL; adjoint: read */
+  float *tape;               /* (T, B, grads * n) or NULL: values of the gates; forward: written, adjoint: read */
+  float *starts;             /* (rows, parts * n), with a lead: out: what the lead found where the stretch begins */
+  float *ends;               /* (rows, parts * n): in, without a lead: what the stretch begins with; out: ends with */
+  float *decay;               /* (rows, parts * n) or NULL: product of the diagonal transfer along the stretch */
+  const float *incoming;     /* adjoint: (T, B, n) gradient on h, or NULL */
+  float *gate_grads;         /* adjoint: (T, B, grads * n), or NULL */
+  float *reset_grads;        /* adjoint: (rows, parts * n) or NULL: gradient that flowed into resets */
+  float *x_grads;            /* adjoint: (T, B, depth), or NULL */
+  float *sums;               /* adjoint: (threads, see sums_size) or NULL: gradients of weights and biases */
+} sweep_args;
+
+/* One group's scratch: `count` rows of padded vectors. */
+typedef struct {
+  long first, count, padded, longest;
+  float *state[2], *next[2], *decay, *pre, *sums;
+} group;
+
+INLINE float *row_of(float *block, long padded, long r) { return block + r * padded; }
+
+static void load_rows(const sweep_args *a, const group *g, int part, int parts, float *block, const float *from) {
+  memset(block, 0, sizeof(float) * g->count * g->padded);
+  for (long r = 0; r < g->count; r++)
+    memcpy(row_of(block, g->padded, r), from + ((g->first + r) * parts + part) * a->n, sizeof(float) * a->n);
+}
+static void save_rows(const sweep_args *a, const group *g, int part, int parts, const float *block, float *to) {
+  for (long r = 0; r < g->count; r++)
+    memcpy(to + ((g->first + r) * parts + part) * a->n, block + r * g->padded, sizeof(float) * a->n);
+}
+
+/* The decay belongs to the last part of the state (h of a GRU, c of an LSTM); the other part has none, but over no steps
+ * it stays what it is. */
+static void save_decay(const int cell, const sweep_args *a, const group *g) {
+  const int parts = PARTS(cell);
+  if (!a->decay) return;
+  save_rows(a, g, parts - 1, parts, g->decay, a->decay);
+  if (parts == 1) return;
+  for (long r = g->first; r < g->first + g->count; r++)
+    for (long i = 0; i < a->n; i++) a->decay[r * parts * a->n + i] = a->end[r] > a->begin[r] ? 0.0f : 1.0f;
+}
+
+/* Rows are far apart in memory, and too many for the processor to see where each is going: tell it. `ahead` is a number
+ * of floats, `blocks` vectors lie n apart. */
+INLINE void fetch_ahead(const float *p, long ahead, const int blocks, long n) {
+  UNROLL for (int i = 0; i < blocks; i++) __builtin_prefetch(p + ahead + i * n);
+}
+
+/* times the slope of the Elman network's nonlinearity, read off its output h */
+INLINE vec rnn_slope(const int cell, vec h, vec times) {
+  return cell == RNN_TANH ? times * (1.0f - h * h) : select_vec(h <= 0.0f, splat(0.0f), times);
+}
+
+#endif

@@ -1,0 +1,99 @@
+"""A whole layer, from x and torch's parameters to states and back to the gradients of both: what kernels offer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from timeloom.cells.base import Cell
+from timeloom.kernels.reference import ReferenceSweeper
+from timeloom.problem import Recurrence
+
+Gradients = tuple[Tensor | None, ...]
+"""Of x, the initial state and the weights."""
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How time is cut: into chunks, which are entered by so many steps of warm-up and swept so many times. A chunk of T
+    is the plain recurrence.
+    """
+
+    chunk: int
+    warmup: int
+    sweeps: int = 1
+
+
+@dataclass(frozen=True)
+class Layer(ABC):
+    """One layer in one direction: its cell, x `(T, B, D)`, the initial state `(B, S)` and torch's parameters."""
+
+    cell: Cell
+    x: Tensor
+    initial: Tensor
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor | None
+    b_hh: Tensor | None
+
+    corrects: ClassVar[bool] = False
+    """Whether it can make more than one sweep."""
+
+    @staticmethod
+    @abstractmethod
+    def supports(x: Tensor, n: int) -> bool:
+        """Whether there are kernels for a layer of n units on this input."""
+
+    @staticmethod
+    @abstractmethod
+    def tape_width(kernel: str, n: int) -> int:
+        """Numbers a step that are kept for `backward` beside the states; 0 where nothing is."""
+
+    @abstractmethod
+    def sweeper(self, problem: Recurrence, keep: bool) -> tuple[ReferenceSweeper, list[Tensor]]:
+        """For a general solver of this layer's recurrence: sweeps that keep what `backward` needs beside the states,
+        and that.
+        """
+
+    @abstractmethod
+    def forward(self, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
+        """States of h and c `(T + 1, B, n)`, what is kept for `backward` behind them, and a certificate: behind one
+        sweep the largest relative jump between chunks; behind more, with corrections by the decay between them, the
+        largest relative error of a chunk's start, as one more correction tells it.
+        """
+
+    @abstractmethod
+    def backward(
+        self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
+    ) -> tuple[Gradients, Tensor | float]:
+        """Gradients of x (when wanted), the initial state, w_ih, w_hh, b_ih and b_hh, and a certificate as `forward`'s.
+
+        `kept` is what `forward` returned; `grads` are the loss's, by the outputs `(T, B, n)` and by the final state
+        `(B, S)`.
+        """
+
+    @property
+    def n(self) -> int:
+        return self.w_hh.shape[1]
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Widths of the state's parts: h, or h and c."""
+        return (self.n,) * (self.initial.shape[1] // self.n)
+
+    @property
+    def kernel(self) -> str:
+        return str(self.cell.kernel)
+
+    def bias(self) -> Tensor | None:
+        """What is added to the gates' arguments: all biases but the GRU's b_hn, inside its reset's product."""
+        if self.b_ih is None or self.b_hh is None:
+            return None
+        if self.kernel != "gru":
+            return self.b_ih + self.b_hh
+        bias = self.b_ih.clone()
+        bias[: 2 * self.n].add_(self.b_hh[: 2 * self.n])
+        return bias

@@ -1,0 +1,1 @@
+"""Modules inside the graphs of torch.compile."""

@@ -1,0 +1,367 @@
+"""One layer in one direction as a pair of operators that torch.compile takes into its graphs without looking inside.
+
+`timeloom::solve` gives all states and `timeloom::solve_backward` the gradients, by the same solves as outside of a
+graph. They are told by a number which module is meant: what its solver has learned is no tensor.
+
+They return all that they found as tensors and keep none, since the memory may be a CUDA graph's; the certificates of
+a captured graph are copied to memory that was there before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from timeloom.auto import torch_layer
+from timeloom.auto.decide import Memory
+from timeloom.cells.base import Cell
+from timeloom.kernels import sweeper as choose_sweeper
+from timeloom.kernels.layer import Layer
+from timeloom.nn.graphs.handles import module_of
+from timeloom.nn.sequence import check_kind_of_lengths, check_lengths
+from timeloom.problem import Recurrence
+from timeloom.report import SolveReport
+from timeloom.solve import express
+from timeloom.solve.autograd import refuse_second_order
+from timeloom.solve.backward import solve_adjoint
+from timeloom.solve.forward import final_state, last_of, solve_states
+from timeloom.solve.recurrence import noting, raise_if_asked
+from timeloom.solvers.auto import Auto
+from timeloom.solvers.planning import plan_backward, plan_forward
+from timeloom.solvers.sequential import Sequential
+from timeloom.torch_state.autocast import without_autocast
+from timeloom.torch_state.streams import capturing
+
+if TYPE_CHECKING:
+    from timeloom.nn.base import Recurrent
+
+Live = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""x `(T, B, D)`, the initial state `(B, S)`, w_ih, w_hh, b_ih, b_hh and w_hr; None where there is none."""
+Ragged = tuple[Tensor | None, Tensor | None]
+"""Lengths `(B,)` on the CPU and resets `(T, B)`; None where there are none."""
+Given = tuple[Tensor | None, ...]
+"""What is live, and lengths and resets behind it."""
+GIVEN = (
+    "Tensor x, Tensor initial, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor? w_hr, "
+    "Tensor? lengths, Tensor? resets"
+)
+Tape = tuple[list[Tensor | None], tuple[Tensor, Tensor]]
+"""Of a run of torch's own layer: what to differentiate by, and the results."""
+TAPE = "_timeloom_tape"
+"""Attribute of the states that torch's own layer found on a CPU: its tape. It gets to the backward pass where torch
+hands on the very tensor, as its compilers do; where it does not, the layer is run again."""
+
+_certificates: WeakKeyDictionary[Recurrent, Tensor] = WeakKeyDictionary()
+
+
+def run(handle: int, index: int, given: Given) -> tuple[Tensor, Tensor]:
+    """Outputs `(T, B, ·)` and final state `(B, S)` of one layer and direction, as nodes of a graph."""
+    taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given[:7])
+    states, final, _ = torch.ops.timeloom.solve(*given, handle, index, taped)
+    return states[1:], final
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def make_room(handle: int) -> bool:
+    """While a graph is made: memory for its certificates `(2, layers and directions)`, forward and backward."""
+    module = module_of(handle)
+    device = next(module.parameters()).device
+    room = _certificates.get(module)
+    if device.type == "cuda" and (room is None or room.device != device):
+        _certificates[module] = torch.full((2, module._stacked), torch.nan, device=device)
+    return True
+
+
+# --- forward ---------------------------------------------------------------------------------------------------------
+
+
+def _solve(
+    x: Tensor, initial: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None,
+    w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None, handle: int, index: int, taped: bool,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """States of h `(T + 1, B, ·)`, the final state `(B, S)`, and what else the backward pass needs."""
+    module, live, ragged = module_of(handle), (x, initial, w_ih, w_hh, b_ih, b_hh, w_hr), (lengths, resets)
+    reason = _why_torch(module, x, ragged, taped)
+    with torch.no_grad(), without_autocast(x.device):
+        if reason is None:
+            kept, final, report = _run_own(module, live, ragged, index, taped)
+        else:
+            kept, final, report = _run_torch_forward(module, live, taped, reason)
+    _record(module, index, report)
+    return kept[0], final, kept[1:] if taped else []
+
+
+def _like_solve(
+    x: Tensor, initial: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None,
+    w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None, handle: int, index: int, taped: bool,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """`_solve` for tensors that have no values."""
+    module, (steps, batch), ragged = module_of(handle), x.shape[:2], (lengths, resets)
+    cell = module._bare(w_ih, w_hh, b_ih, b_hh, w_hr)
+    own, kind = _why_torch(module, x, ragged, taped) is None, _kind_of(cell, x, ragged)
+    like = initial if own and kind is None else x
+    states = [like.new_empty(steps + 1, batch, width) for width in cell.parts]
+    final = like.new_empty(batch, cell.size)
+    if not own or not taped:
+        return states[0], final, []
+    width = _tape_width(cell, kind)
+    return states[0], final, states[1:] + ([like.new_empty(steps, batch, width)] if width else [])
+
+
+def _run_own(
+    module: Recurrent, live: Live, ragged: Ragged, index: int, taped: bool
+) -> tuple[list[Tensor], Tensor, SolveReport]:
+    """All states and, behind them, what the backward pass needs; the final state; the report."""
+    (x, initial, *weights), memory, solver = live, _memory(module, index), module._solver
+    if _kind_of(module._bare(*weights), x, ragged) is not None:
+        solved = express.solve(_setting(module, index), x, initial, weights, taped)
+        assert solved is not None
+        layer, kept, report = solved
+        final = last_of(kept[: len(layer.cell.parts)])
+    else:
+        _refuse_capture(x)
+        problem = Recurrence(*module._cell(x, *weights), initial, *ragged)
+        kept, report = solve_states(problem, plan_forward(solver, problem, memory.forward), choose_sweeper(problem))
+        memory.forward.learn(report)
+        final = final_state(problem, kept)
+    raise_if_asked(report, solver)
+    return kept, final, _lasting(module, index, report, backward=False)
+
+
+def _run_torch_forward(
+    module: Recurrent, live: Live, taped: bool, reason: str
+) -> tuple[list[Tensor], Tensor, SolveReport]:
+    """The same by torch's own layer, which leaves states of h alone."""
+    keeps_tape = taped and live[0].device.type == "cpu"
+    tape = _run_torch(module, live, keeps_tape)
+    outputs, final = (result.detach() for result in tape[1])
+    states = torch.cat([live[1][:, : outputs.shape[-1]].to(outputs.dtype).unsqueeze(0), outputs])
+    if keeps_tape:
+        setattr(states, TAPE, tape)
+    return [states], final, SolveReport.sequential(len(outputs), f"{reason}; run by torch's own layer")
+
+
+def _run_torch(module: Recurrent, live: Live, taped: bool) -> Tape:
+    """Torch's own layer: what to differentiate by, outputs `(T, B, ·)` and final state `(B, S)`."""
+    with _autograd(True) if taped else torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # cuDNN, that one layer of many is not a block of memory by itself
+        leaves = [None if tensor is None else tensor.detach().requires_grad_(taped) for tensor in live]
+        x, initial, *weights = leaves
+        assert initial is not None
+        parts = initial.to(live[0].dtype).split(module._bare(*live[2:]).parts, -1)
+        hidden = tuple(part.unsqueeze(0).contiguous() for part in parts)  # cuDNN takes no other
+        given = [weight for weight in weights if weight is not None]
+        options = (module.bias, 1, 0.0, module.training, False, False)
+        layer = getattr(torch._VF, module.mode.lower())
+        outputs, *final = layer(x, hidden if len(hidden) > 1 else hidden[0], given, *options)
+        return leaves, (outputs, torch.cat(final, -1).squeeze(0))
+
+
+# --- backward --------------------------------------------------------------------------------------------------------
+
+
+def _solve_backward(
+    d_states: Tensor | None, d_final: Tensor | None, x: Tensor, initial: Tensor, w_ih: Tensor, w_hh: Tensor,
+    b_ih: Tensor | None, b_hh: Tensor | None, w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None,
+    states: Tensor, kept: list[Tensor], handle: int, index: int, want_x: bool,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of x, when wanted, the initial state and the weights that there are."""
+    module, live, ragged = module_of(handle), (x, initial, w_ih, w_hh, b_ih, b_hh, w_hr), (lengths, resets)
+    grads = (None if d_states is None else d_states[1:], d_final)
+    with without_autocast(x.device):
+        if _why_torch(module, x, ragged, taped=True) is None and _is_whole(module, live, ragged, kept):
+            found = _own_gradients(module, live, ragged, index, [states, *kept], grads, want_x)
+        else:
+            tape: Tape | None = vars(states).pop(TAPE, None)  # good for one pass
+            found = _differentiate(*(tape or _run_torch(module, live, taped=True)), grads)
+        if d_states is not None:
+            found[1] = found[1] + torch.nn.functional.pad(d_states[0], (0, initial.shape[1] - d_states.shape[2]))
+    wanted = [(grad, of) for grad, of in zip(found, live, strict=True) if of is not None][0 if want_x else 1 :]
+    given = [grad for grad in grads if grad is not None]
+    return _apart([grad.to(of.dtype).contiguous() for grad, of in wanted], given)
+
+
+def _like_solve_backward(
+    d_states: Tensor | None, d_final: Tensor | None, x: Tensor, initial: Tensor, w_ih: Tensor, w_hh: Tensor,
+    b_ih: Tensor | None, b_hh: Tensor | None, w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None,
+    states: Tensor, kept: list[Tensor], handle: int, index: int, want_x: bool,
+) -> list[Tensor]:  # fmt: skip
+    """`_solve_backward` for tensors that have no values."""
+    live = (*((x,) if want_x else ()), initial, w_ih, w_hh, b_ih, b_hh, w_hr)
+    return [tensor.new_empty(tensor.shape) for tensor in live if tensor is not None]
+
+
+def _own_gradients(
+    module: Recurrent, live: Live, ragged: Ragged, index: int, kept: list[Tensor],
+    grads: tuple[Tensor | None, Tensor | None], want_x: bool,
+) -> list[Any]:  # fmt: skip
+    """Gradients of everything live by timeloom's sweeps."""
+    (x, initial, *weights), memory, solver = live, _memory(module, index), module._solver
+    report = module.reports[index] if module.reports else SolveReport.sequential(len(x), "")
+    take = noting(report, solver, memory, lambda _: None)
+
+    def note(backward: SolveReport) -> None:
+        take(_lasting(module, index, backward, backward=True))
+
+    cell = module._bare(*weights)
+    kind = _kind_of(cell, x, ragged)
+    with _autograd(False):
+        if kind is not None:
+            layer = kind(cell, *live[:6])
+            lane = express.lane_back(layer, _setting(module, index), note)
+            return [*express.gradients(lane, live[:6], kept, grads, want_x), None]
+        _refuse_capture(x)
+        plan = plan_backward(solver, Recurrence(cell, x, initial, *ragged), memory.backward)
+        adjoint = partial(solve_adjoint, plan=plan)
+        return list(express.solve_again(module._cell, live, kept, grads, adjoint, note, *ragged))
+
+
+def _differentiate(
+    leaves: Sequence[Tensor | None], results: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> list[Any]:
+    """Gradients of the leaves that there are."""
+    asked = [(result, grad) for result, grad in zip(results, grads, strict=True) if grad is not None]
+    given = [leaf for leaf in leaves if leaf is not None]
+    with _autograd(False):
+        found = iter(torch.autograd.grad([result for result, _ in asked], given, [grad for _, grad in asked]))
+    return [None if leaf is None else next(found) for leaf in leaves]
+
+
+def _apart(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+    """These tensors in memory of their own each, all of it, and not in that of the others: as operators must return
+    them.
+    """
+    seen, apart = {tensor.untyped_storage().data_ptr() for tensor in others}, []
+    for tensor in tensors:
+        memory = tensor.untyped_storage()
+        apart.append(tensor.clone() if memory.data_ptr() in seen or memory.nbytes() > tensor.nbytes else tensor)
+        seen.add(memory.data_ptr())
+    return apart
+
+
+# --- both ------------------------------------------------------------------------------------------------------------
+
+
+def _memory(module: Recurrent, index: int) -> Memory:
+    return module._memories.setdefault(index, Memory())
+
+
+def _setting(module: Recurrent, index: int) -> express.Setting:
+    return express.Setting(module._bare, module._cell, module._solver, _memory(module, index))
+
+
+def _record(module: Recurrent, index: int, report: SolveReport) -> None:
+    """A list anew: the user may hold the last one, and layers may run in any order."""
+    reports = list(module.reports) or [report] * module._stacked
+    reports[index] = report
+    module.__dict__["reports"] = reports
+
+
+def _lasting(module: Recurrent, index: int, report: SolveReport, backward: bool) -> SolveReport:
+    """The report with its certificate, if a CUDA graph was captured, where every replay puts it and the graph does not
+    take it back.
+    """
+    room = _certificates.get(module)
+    if report.certificate is None or room is None:
+        return report
+    lasting = room[int(backward), index]
+    lasting.copy_(report.certificate)
+    return replace(report, certificate=lasting)
+
+
+def _why_torch(module: Recurrent, x: Tensor, ragged: Ragged, taped: bool) -> str | None:
+    """Why torch's own layer is to run, if it is. The answer is part of the graph, so only sizes count."""
+    if not module.has_torch_twin or any(marks is not None for marks in ragged):
+        return None
+    if isinstance(module._solver, Sequential):
+        return "sequential, as asked for"
+    if not isinstance(module._solver, Auto):
+        return None
+    with torch.set_grad_enabled(taped), without_autocast(x.device):
+        return torch_layer.why_by_size(module, x, *x.shape[:2])
+
+
+def _kind_of(cell: Cell, x: Tensor, ragged: Ragged) -> type[Layer] | None:
+    """Whose kernels can run the whole layer at once, if any."""
+    return express.kind_of(cell, x) if all(marks is None for marks in ragged) else None
+
+
+def _tape_width(cell: Cell, kind: type[Layer] | None) -> int:
+    """Numbers a step that are kept for the backward pass beside the states."""
+    return 0 if kind is None else kind.tape_width(str(cell.kernel), cell.parts[0])
+
+
+def _is_whole(module: Recurrent, live: Live, ragged: Ragged, kept: list[Tensor]) -> bool:
+    """Whether all is there that our backward pass reads. It is not where torch's own layer ran forward, by a solver
+    that was another one then.
+    """
+    cell = module._bare(*live[2:])
+    return len(kept) == len(cell.parts) - 1 + (_tape_width(cell, _kind_of(cell, live[0], ragged)) > 0)
+
+
+def _refuse_capture(x: Tensor) -> None:
+    if capturing(x.device):
+        raise RuntimeError(
+            f"a CUDA graph cannot hold this solve, which looks at its residuals ({x.dtype}, lengths=, resets= or a "
+            "projected LSTM): compile without mode='reduce-overhead', or use solver='sequential'"
+        )
+
+
+@contextmanager
+def _autograd(on: bool) -> Iterator[None]:
+    """Inside of an operator torch keeps autograd off whatever the gradient mode is, until inference mode is left."""
+    with torch.inference_mode(False), torch.set_grad_enabled(on):
+        yield
+
+
+# --- as operators ----------------------------------------------------------------------------------------------------
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:
+    *given, ctx.handle, ctx.index, _ = inputs
+    states, _, kept = output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*given, states, *kept)
+
+
+def _back(ctx: Any, d_states: Tensor | None, d_final: Tensor | None, _: Any) -> tuple[Any, ...]:
+    refuse_second_order()
+    saved = ctx.saved_tensors
+    given, (states, *kept), want_x = saved[:9], saved[9:], ctx.needs_input_grad[0]
+    found = iter(
+        torch.ops.timeloom.solve_backward(d_states, d_final, *given, states, kept, ctx.handle, ctx.index, want_x)
+    )
+    live = given[:7] if want_x else (None, *given[1:7])
+    return *(None if tensor is None else next(found) for tensor in live), None, None, None, None, None
+
+
+def _like_check_lengths(lengths: Tensor, steps: int, batch: int) -> Tensor:
+    check_kind_of_lengths(lengths, batch)  # before torch stumbles over what comes behind
+    return lengths.new_empty(lengths.shape, dtype=torch.int64, device="cpu")
+
+
+def _register(name: str, function: Any, like: Any, schema: str) -> Any:
+    operator = torch.library.custom_op(f"timeloom::{name}", function, mutates_args=(), schema=schema)
+    operator.register_fake(like)
+    return operator
+
+
+_register(
+    "solve", _solve, _like_solve, f"({GIVEN}, int handle, int index, bool taped) -> (Tensor, Tensor, Tensor[])"
+).register_autograd(_back, setup_context=_keep)
+_register(
+    "solve_backward",
+    _solve_backward,
+    _like_solve_backward,
+    f"(Tensor? d_states, Tensor? d_final, {GIVEN}, Tensor states, Tensor[] kept, int handle, int index, bool want_x) "
+    "-> Tensor[]",
+)
+_register("check_lengths", check_lengths, _like_check_lengths, "(Tensor lengths, SymInt steps, SymInt batch) -> Tensor")

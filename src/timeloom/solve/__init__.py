@@ -1,0 +1,1 @@
+"""A solve: problem, plan, sweeps, certificate, tape."""

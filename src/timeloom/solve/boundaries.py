@@ -1,0 +1,160 @@
+"""The unknowns of a chain: starts and ends of its links, the jumps between them, and how jumps move starts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from timeloom.buffers import all_finite
+from timeloom.scan import linear_scan
+from timeloom.solve.chain import Chain, Entered
+from timeloom.solve.damping import Damping
+from timeloom.solve.plan import Correction
+
+WORTH_MOVING = 0.1
+"""Part of the tolerance up to which a start stays where it is: corrections left out must not add up to a jump."""
+SHARE_OF_BOX = 0.1
+"""A state that lives in a box is measured against this much at least: its step rounds values of up to 1."""
+
+
+class Boundaries:
+    """The unknowns: starts and ends of all links, `(C, B, S)`, and what is known about them so far."""
+
+    def __init__(self, chain: Chain, entered: Entered | None, damped: bool = False) -> None:
+        self.chain = chain
+        (batch, size), links = chain.first.shape, chain.links
+        self.shape = (links, batch, size)
+        device = chain.first.device
+        anchors = chain.anchors.to(device)
+        alive = (chain.segments.end > chain.segments.begin).view(links, batch)
+        self.solvable = alive.reshape(-1).nonzero().squeeze(-1)
+        self.unknown = (alive & ~chain.anchors).to(device)
+        guess = chain.neutral if chain.guess is None else chain.guess
+        self.starts = torch.where(anchors.unsqueeze(-1), chain.first, guess)
+        self.ends = self.starts.clone()
+        self.decay = torch.ones_like(self.starts)
+        self.jump = torch.zeros_like(self.starts)
+        self.error = torch.zeros(links, batch, device=device)
+        self.scale = torch.ones_like(self.starts)
+        self.converged = False
+        self._bad = torch.zeros_like(self.unknown)
+        self._damping = Damping(batch, device) if damped else None
+        if entered is not None:
+            starts, ends, decay = (None if value is None else value.view(self.shape) for value in entered)
+            assert starts is not None
+            assert ends is not None
+            inside = alive.to(device).unsqueeze(-1)
+            self.starts, self.ends = (torch.where(inside, value, self.starts) for value in (starts, ends))
+            self.decay = self.decay if decay is None else decay
+
+    def run(self, rows: Tensor, want_decay: bool) -> None:
+        """Sweep these rows from their starts."""
+        size = self.shape[2]
+        everything = rows.numel() == self.shape[0] * self.shape[1]
+        segments = self.chain.segments if everything else self.chain.segments[rows]
+        at = slice(None) if everything else rows.to(self.starts.device)
+        ends, decay = self.chain.sweep(segments, self.starts.view(-1, size)[at], rows, want_decay)
+        self.ends.view(-1, size)[at] = ends
+        if decay is not None:
+            self.decay.view(-1, size)[at] = decay
+
+    def measure(self, tolerance: float) -> float:
+        """The largest relative jump between a link's end and the next one's start; also who is over the tolerance."""
+        unknown = self.unknown[1:].unsqueeze(-1)
+        self.jump[1:] = torch.where(unknown, self.ends[:-1] - self.starts[1:], 0)
+        self.scale = self._scales()
+        self.error = (self.jump.abs() / self.scale).amax(-1)
+        self._bad = ~(self.error <= tolerance)
+        self.converged = not bool(self._bad.any())
+        known = torch.where(self.error.isnan(), torch.inf, self.error)
+        return float(known.max()) if known.numel() else 0.0
+
+    def demand(self, tolerance: float) -> None:
+        """Count what is over another tolerance as unfinished."""
+        self._bad = ~(self.error <= tolerance)
+
+    def _scales(self) -> Tensor:
+        """Scale of the state at each link, part by part, `(C, B, S)`: the largest value beside it.
+
+        Where values fade, the largest that has come so far along the chain. Never the largest of all: what is nothing
+        beside the last state may be all of an early one, and the other way round.
+        """
+        largest = torch.maximum(self.starts.abs(), self.arriving().abs())
+        largest = torch.where(largest.isfinite(), largest, 0)
+        widest = [part.amax(-1, keepdim=True).expand_as(part) for part in largest.split(self.chain.parts, -1)]
+        scale = torch.cat(widest, -1)
+        if self.chain.fading:
+            scale = scale.cummax(0).values
+        if self.chain.bound is not None:
+            scale = torch.maximum(scale, SHARE_OF_BOX * self.chain.bound.isfinite().to(scale.dtype))
+        return scale.clamp(min=torch.finfo(scale.dtype).tiny)
+
+    def correct(self, correction: Correction, tolerance: float) -> Tensor:
+        """Move the starts by what the jumps mean for them; returns the rows that moved and must be run again."""
+        if self._damping is not None:
+            self._damping.adapt(self.error, tolerance)
+        return self.move(self._carry(correction), tolerance)
+
+    def move(self, delta: Tensor, tolerance: float) -> Tensor:
+        """Move the starts by `delta`, unfinished sequences alone; returns the rows that moved and must be run again."""
+        moved = (delta.abs() / self.scale).amax(-1) > WORTH_MOVING * tolerance
+        moved &= self.unknown & self._unfinished()
+        # starts + δ, written so that a start whose predecessor does not move becomes its end to the last bit
+        starts = self.arriving() + (delta - self.jump)
+        if self.chain.bound is not None:
+            starts = torch.clamp(starts, -self.chain.bound, self.chain.bound)
+        self.starts = torch.where(moved.unsqueeze(-1), starts, self.starts)
+        return moved.reshape(-1).nonzero().squeeze(-1).cpu()
+
+    def rests(self, moved: Tensor) -> bool:
+        """Whether there is nothing to run again where these rows have moved."""
+        return moved.numel() == 0
+
+    def arriving(self) -> Tensor:
+        """What comes to each start from the link before it, `(C, B, S)`; the start itself where nothing does."""
+        return torch.cat([self.starts[:1], self.ends[:-1]])
+
+    def _unfinished(self) -> Tensor:
+        """Sequences that are worth correcting, `(B,)`."""
+        unfinished = self._bad.any(0)
+        if not all_finite(self.jump):
+            unfinished &= self.jump.isfinite().all(-1).all(0)
+        return unfinished
+
+    def _carry(self, correction: Correction) -> Tensor:
+        """`δ[p] = A[p−1] δ[p−1] + jump[p]`; plain jumps where A has overflowed."""
+        if self.chain.carry is not None:
+            strength = None if self._damping is None else self._damping.strength
+            return self._or_jump(self.chain.carry(self.jump, self.starts, strength))
+        if correction in ("none", "auto"):
+            return self.jump
+        return self._or_jump(linear_scan(before_each(self._transfers_by(correction)), self.jump))
+
+    def _transfers_by(self, correction: Correction) -> Tensor:
+        """`A[p]` of each link, diagonal `(C, B, S)` or dense `(C, B, S, S)`."""
+        if correction == "diag":
+            return self.decay
+        return self.chain.transfer(self.chain.segments, self.starts.flatten(0, 1)).view(*self.shape, self.shape[2])
+
+    def _or_jump(self, delta: Tensor) -> Tensor:
+        if all_finite(delta):
+            return delta
+        return torch.where(delta.isfinite().all(-1, keepdim=True), delta, self.jump)
+
+    def finish(self, hopeless_only: bool = False) -> None:
+        """Keep each sequence's exact prefix and run the rest of it sequentially; or those alone that hold values which
+        are not finite, and which no sweep carries on to where a plain run would.
+        """
+        bad = self._bad & ~self.jump.isfinite().all(-1).all(0) if hopeless_only else self._bad
+        sequences = bad.any(0).nonzero().squeeze(-1)
+        if sequences.numel() == 0:
+            return
+        first_bad = bad.to(torch.uint8).argmax(0)[sequences]
+        self.chain.finish(first_bad, sequences, self.ends[first_bad - 1, sequences])
+
+
+def before_each(transfers: Tensor) -> Tensor:
+    """The transfer of the link before each one; zero before the first."""
+    before = torch.zeros_like(transfers)
+    before[1:] = transfers[:-1]
+    return before

@@ -1,0 +1,69 @@
+"""A chain of links, which are chunks in marching order: all that the driver knows of a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from timeloom.problem import Segments
+
+if TYPE_CHECKING:
+    from timeloom.mgrit.grid import Coarsening
+    from timeloom.mgrit.propagators import Propagator
+
+Sweep = Callable[[Segments, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
+"""`sweep(segments, starts, rows, want_decay) -> ends, decay`; `rows` says where the segments stand in the chain."""
+Entered = tuple[Tensor, Tensor, Tensor | None]
+"""Starts, ends and, where wanted, the decay of links that were entered by a warm-up."""
+Enter = Callable[[Segments, int, Tensor, bool], Entered]
+"""`enter(segments, lead, rows, want_decay)`: a sweep that finds its starts by a warm-up."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Chunks in marching order, forward or backward in time: link p of C starts where link p − 1 ended.
+
+    segments: C·B rows, link by link, sequences side by side.
+    first: `(B, S)`, the known state that each sequence's chain starts from.
+    neutral: `(B, S)`, the guess where nothing is known.
+    anchors: `(C, B)`, whether a link's start is `first` (one link a sequence) rather than an unknown.
+    parts: widths of the state's parts, each measured against its own scale.
+    """
+
+    segments: Segments
+    first: Tensor
+    neutral: Tensor
+    anchors: Tensor
+    parts: tuple[int, ...]
+    sweep: Sweep
+    enter: Enter
+    transfer: Callable[[Segments, Tensor], Tensor]
+    """`transfer(segments, starts)`: the dense transfers of all links."""
+    finish: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """`finish(links, sequences, starts)`: run these sequences sequentially from these links on; returns their ends."""
+    bound: Tensor | None = None
+    fading: bool = False
+    """Whether values fade along the chain, as gradients do away from the loss: jumps are then measured by the largest
+    value so far, and otherwise against those beside them."""
+    guess: Tensor | None = None
+    """`(C, B, S)`, starts to begin with instead of `neutral`."""
+    carry: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
+    """`carry(jumps, starts, damping)`: what linearised single steps make of the jumps, `(C, B, S)`; see `linearize`."""
+    leave: Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None] | None = None
+    """`leave(moves, starts)`: with `carry`, what moves of all starts mean beyond the last link; see `leaving` there."""
+    certify: Callable[[Tensor, Tensor], Tensor | float] | None = None
+    """`certify(starts, ends)`: a bound of the largest relative jump, a number (on the device), where that is quick."""
+    coarsen: Callable[[Coarsening], list[Propagator]] | None = None
+    """`coarsen(coarsening)`: coarse steps from link to link, for every coarse level of multigrid."""
+
+    @property
+    def links(self) -> int:
+        return self.anchors.shape[0]
+
+    def enter_all(self, lead: int, want_decay: bool) -> Entered:
+        """Enter every link by a warm-up of `lead` steps."""
+        return self.enter(self.segments, lead, torch.arange(len(self.segments), device="cpu"), want_decay)

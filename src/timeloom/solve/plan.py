@@ -1,0 +1,91 @@
+"""How a recurrence is to be solved: what a solver decided for one problem and direction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from timeloom.kernels.layer import Cutting
+from timeloom.report import SolveReport
+from timeloom.solve.linearize import Linearization
+
+if TYPE_CHECKING:
+    from timeloom.solve.chain import Chain
+
+OnDivergence = Literal["sequential", "raise", "ignore"]
+Adjoint = Literal["same", "scan", "mgrit", "sequential"]
+Correction = Literal["auto", "none", "diag", "newton"]
+GIVE_UP_AFTER = 5
+"""Sweeps without halving the residual before it counts as not contracting."""
+MOST_SWEEPS = 40
+"""Sweeps at most, unless told otherwise."""
+MORE_SWEEPS = 3
+"""Corrected sweeps more than planned that are tried where the planned ones were not quite enough."""
+WORTH_INSISTING = 64
+"""Factor by which so many more sweeps are likely to reduce an error."""
+LONGER_WARMUP = 1.5
+"""A warm-up that was not quite enough is tried this much longer."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to march: what a solver decided. `reason` is for the report."""
+
+    chunk: int
+    correction: Correction
+    warmup: int
+    tolerance: float
+    max_iters: int
+    on_divergence: OnDivergence
+    reason: str
+    decay_is_cheap: bool = True
+    """Whether `correction="auto"` may ask for the decay on every sweep."""
+    newton_up_to: int = 0
+    """Largest state for which `correction="auto"` may pay for dense transfers."""
+    linearization: Linearization | None = None
+    """How to correct chunks of one step, in place of `correction`."""
+    name: str = ""
+    """What the report calls the method, in place of `shooting[correction]`."""
+    patience: int = GIVE_UP_AFTER
+    """Sweeps without halving the residual before it counts as not contracting."""
+    sweeps: int = 1
+    """Sweeps to make at once, with corrections by the decay between them, before anything is measured."""
+    accepts: float = 0.0
+    """Largest error of a start to accept behind them, as the next correction tells it: jumps add up over a long memory,
+    and errors tell what they add up to."""
+    polish: float = math.inf
+    """Residual above which a solve that meets the tolerance is corrected and swept once more."""
+    check_gradient: bool = False
+    """Whether to compare the gradients of a backward solve with the exact ones."""
+    gradient_tolerance: float | None = None
+    """Largest relative error of the gradient to accept in such a comparison."""
+
+    @property
+    def cutting(self) -> Cutting:
+        """For kernels that run a whole layer."""
+        return Cutting(self.chunk, self.warmup, self.sweeps)
+
+    @property
+    def method(self) -> str:
+        """What ran where the planned sweeps were enough, for the report."""
+        chosen = "none" if self.sweeps == 1 else "diag"
+        return f"shooting[{chosen if self.correction == 'auto' else self.correction}]"
+
+    @property
+    def limit(self) -> float:
+        """What the certificate of the planned sweeps must not exceed: a jump behind one sweep, an error behind more."""
+        return self.tolerance if self.sweeps == 1 else self.accepts
+
+    def insisting(self, missed: float) -> Plan | None:
+        """A plan that makes more of the same, where that is likely to mend a certificate that is over its limit."""
+        if self.sweeps > 1:
+            return replace(self, sweeps=self.sweeps + MORE_SWEEPS) if missed <= WORTH_INSISTING * self.limit else None
+        warmup = math.ceil(self.warmup * LONGER_WARMUP)
+        return replace(self, warmup=warmup) if missed**LONGER_WARMUP <= self.limit else None
+
+    def march(self, chain: Chain) -> SolveReport:
+        """Make the chain's links fit together, in this plan's way."""
+        from timeloom.solve.driver import march
+
+        return march(chain, self)

@@ -1,0 +1,95 @@
+"""Solve a recurrence and put the result on autograd's tape: what the modules and `unroll` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from timeloom.auto.decide import Memory
+from timeloom.kernels import sweeper as choose_sweeper
+from timeloom.problem import Recurrence
+from timeloom.report import ConvergenceError, SolveReport
+from timeloom.solve.autograd import Note, attach
+from timeloom.solve.backward import solve_adjoint
+from timeloom.solve.forward import final_state, solve_states
+from timeloom.solve.warm import Guess
+from timeloom.solvers.base import Solver
+from timeloom.solvers.planning import plan_backward, plan_forward
+from timeloom.solvers.sequential import Sequential
+
+Record = Callable[[SolveReport], None]
+
+
+def run(
+    problem: Recurrence, solver: Solver, memory: Memory, record: Record, guess: Guess | None = None, slot: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Outputs `(T, B, ·)` and final state `(B, S)`, differentiable.
+
+    `record` receives the report, and again with the backward report in it once the backward pass has run. `guess` tells
+    where to begin, and takes in what was found, as the states of recurrence `slot`.
+    """
+    if isinstance(solver, Sequential) and problem.lengths is None and problem.resets is None:
+        return on_tape(problem, record, "sequential, as asked for")
+    detached = problem.detach()
+    if guess is not None:
+        detached = replace(detached, guess=guess.load(slot, detached))
+    with torch.no_grad():
+        plan = plan_forward(solver, detached, memory.forward)
+        states, report = solve_states(detached, plan, choose_sweeper(detached))
+    memory.forward.learn(report)
+    raise_if_asked(report, solver)
+    record(report)
+    if guess is not None and report.converged:
+        guess.save(slot, detached, states)
+    final = final_state(detached, states)
+    if not needs_grad(problem):
+        return outputs_of(detached, states), final
+    adjoint = partial(solve_adjoint, plan=plan_backward(solver, detached, memory.backward))
+    note = noting(report, solver, memory, record)
+    return attach(detached, states, final, adjoint, note, problem.u, problem.initial, problem.cell)
+
+
+def outputs_of(problem: Recurrence, states: list[Tensor]) -> Tensor:
+    """What a run returns of all states, `(T, B, ·)`."""
+    return torch.cat([part[1:] for part in states], -1) if problem.cell.whole_state_out else states[0][1:]
+
+
+def noting(report: SolveReport, solver: Solver, memory: Memory, record: Record) -> Note:
+    """Takes the backward pass's report when it comes: into what is learned, and into the forward pass's report."""
+
+    def note(backward: SolveReport) -> None:
+        memory.learn_backward(backward)
+        object.__setattr__(report, "backward", backward)  # filled in later: the user may hold this report already
+        record(report)
+        raise_if_asked(backward, solver)
+
+    return note
+
+
+def on_tape(problem: Recurrence, record: Record, reason: str) -> tuple[Tensor, Tensor]:
+    """The plain loop, on autograd's tape: differentiable any number of times, in every way that torch knows."""
+    state, states = problem.initial, []
+    for u in problem.u.unbind(0):
+        state = problem.cell.step(state, u)
+        states.append(state)
+    record(SolveReport.sequential(problem.steps, reason))
+    outputs = torch.stack(states)
+    return outputs if problem.cell.whole_state_out else outputs[..., : problem.cell.parts[0]], state
+
+
+def raise_if_asked(report: SolveReport, solver: Solver) -> None:
+    """Not for what a CUDA graph will find: nobody knows yet, and `report.certified` tells."""
+    if solver.on_divergence == "raise" and not report.converged and report.certificate is None:
+        raise ConvergenceError(report)
+
+
+def needs_grad(problem: Recurrence) -> bool:
+    """Whether a gradient may be asked for; a generic cell's parameters cannot be seen from outside."""
+    if not torch.is_grad_enabled():
+        return False
+    tensors = (problem.u, problem.initial, *problem.cell.weights)
+    return problem.cell.whole_state_out or any(tensor.requires_grad for tensor in tensors)

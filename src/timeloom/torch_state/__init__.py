@@ -1,0 +1,1 @@
+"""What torch is set to or doing around a call: autocast, tracing, streams, transforms, tf32."""

@@ -1,22 +1,24 @@
 """Builds the C kernels once with the machine's own compiler, and loads them.
 
-The library lands in the user's cache directory under a name that holds a digest of source, flags, compiler and
-processor, so a change of any of them builds anew. Where there is no compiler, nothing is lost but speed: sweeps run
+The library lands in the user's cache (`kernels/cache.py`) under a name that holds a digest of source, flags, compiler
+and processor, so a change of any of them builds anew. Where there is no compiler, nothing is lost but speed: sweeps run
 in torch.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import functools
 import hashlib
 import os
 import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
-from functools import cache
 from pathlib import Path
+
+from timeloom.kernels import cache
 
 SOURCES = [Path(__file__).with_name("kernels.c"), Path(__file__).parents[2] / "scan" / "cpu_scan.c"]
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
@@ -42,17 +44,14 @@ def unavailable() -> str | None:
     return answer if isinstance(answer, str) else None
 
 
-@cache
+@functools.cache
 def _load() -> ctypes.CDLL | str:
     """The library, or why there is none: a compiler that fails must not be called again on every sweep."""
     if os.environ.get("TIMELOOM_NATIVE", "1") == "0":
         return "switched off by TIMELOOM_NATIVE=0"
     try:
         compiler = _compiler()
-        path = _cache_directory() / f"cpu-{_digest(compiler)}.so"
-        if not path.exists():
-            _build(compiler, path)
-        loaded = ctypes.CDLL(str(path))
+        loaded = cache.fetch(f"cpu-{_digest(compiler)}", "so", functools.partial(_build, compiler), _open)
         loaded.timeloom_jump.restype = ctypes.c_float
         return loaded
     except (KernelBuildError, OSError) as error:
@@ -79,34 +78,14 @@ def _digest(compiler: list[str]) -> str:
     return hashlib.sha256(key).hexdigest()[:20]
 
 
-def _cache_directory() -> Path:
-    for root in (
-        os.environ.get("TIMELOOM_CACHE"),
-        os.environ.get("XDG_CACHE_HOME"),
-        "~/.cache",
-        tempfile.gettempdir(),
-    ):
-        if not root:
-            continue
-        directory = Path(root).expanduser() / "timeloom"
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(directory, os.W_OK):
-            return directory
-    raise KernelBuildError("no writable cache directory (set TIMELOOM_CACHE)")
-
-
 def _build(compiler: list[str], path: Path) -> None:
-    """Compile beside the target and move into place, so that processes that build at once do not meet."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
-    os.close(handle)
-    try:
-        command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", temporary, "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise KernelBuildError(f"{compiler[0]} failed: {done.stderr.strip()[:2000]}")
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", str(path), "-lm"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+    if done.returncode != 0:
+        why = f"{compiler[0]} failed: {done.stderr.strip()[:2000]}"
+        full = next((code for code in (errno.ENOSPC, errno.EDQUOT) if os.strerror(code) in done.stderr), None)
+        raise KernelBuildError(why) if full is None else OSError(full, why)
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(path))

@@ -1,0 +1,68 @@
+"""CUDA's driver by ctypes: load machine code, launch a kernel with one structure of arguments.
+
+A kernel takes one parameter, a structure by value, so that a launch is one call with one pointer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+
+MOST_SHARED, LARGE_CLUSTERS = 8, 14
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED"""
+PORTABLE = 8
+"""Blocks of a cluster that every GPU with clusters can hold."""
+
+
+class LaunchError(RuntimeError):
+    """The driver refused to load or launch a kernel."""
+
+
+class Function:
+    """One kernel on one device."""
+
+    def __init__(
+        self, device: int, machine_code: bytes, name: str, threads: int, shared: int, cluster: int = 1
+    ) -> None:
+        """`threads` of a block, and bytes of its dynamic shared memory."""
+        with torch.cuda.device(device):
+            torch.cuda.current_stream()  # makes the device's context the current one
+            module, function = ctypes.c_void_p(), ctypes.c_void_p()
+            _check(_driver().cuModuleLoadData(ctypes.byref(module), machine_code), "cuModuleLoadData")
+            _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
+            if shared > 48 << 10:
+                _check(_driver().cuFuncSetAttribute(function, MOST_SHARED, shared), f"{shared} bytes of shared memory")
+            if cluster > PORTABLE:
+                _check(_driver().cuFuncSetAttribute(function, LARGE_CLUSTERS, 1), f"clusters of {cluster} blocks")
+        self._function, self._threads, self._shared, self._device = function, threads, shared, device
+        self._launch = _driver().cuLaunchKernel
+        self.name = name
+
+    def __call__(self, blocks: int, args: ctypes.Structure) -> None:
+        """Launch on the current stream of the device; its context must be the current one."""
+        given = (ctypes.c_void_p * 1)(ctypes.addressof(args))
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        status = self._launch(
+            self._function, blocks, 1, 1, self._threads, 1, 1, self._shared, stream, given, None
+        )
+        if status:
+            _check(status, f"{self.name} on {blocks} blocks of {self._threads} threads")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    driver = ctypes.CDLL("libcuda.so.1")
+    unsigned, pointer = ctypes.c_uint, ctypes.c_void_p
+    driver.cuLaunchKernel.argtypes = [pointer, *[unsigned] * 7, pointer, pointer, pointer]
+    driver.cuFuncSetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
+    return driver
+
+
+def _check(status: int, what: str) -> None:
+    if status == 0:
+        return
+    text = ctypes.c_char_p()
+    _driver().cuGetErrorString(status, ctypes.byref(text))
+    raise LaunchError(f"CUDA's driver refused {what}: {(text.value or b'unknown error').decode()} ({status})")

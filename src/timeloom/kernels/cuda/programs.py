@@ -1,0 +1,190 @@
+"""The sources of kernels: a skeleton, a cell's text, and the sizes they are compiled for."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from timeloom.kernels.cuda.driver import Function
+from timeloom.kernels.cuda.nvrtc import compile_source
+
+ROWS, TILE = 8, 16
+"""Rows of a block and units of a warp where products are made by the tensor cores, as products.cuh has them."""
+RINGS = (8, 6, 4, 3)
+"""Steps of inputs on the chip, the most that fit."""
+SINGLE_RING = 8
+"""The same where a block walks one row."""
+CLUSTERS = (1, 2, 4, 8, 16)
+"""Blocks that may share a row; 16 of them no GPU must have room for."""
+MOST_WEIGHTS = 3 * 128**2
+"""Recurrent weights that fit the registers of a block."""
+FOLDER = Path(__file__).parent
+HALVES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+"""How the tensor cores make products, by the dtype of the weights: split, or in one piece."""
+
+
+@dataclass(frozen=True)
+class CellText:
+    """What the host must know of a cell beside its text: see the definitions in cells/*.cuh."""
+
+    file: str
+    products: int
+    inputs: int
+    saved: int
+    streams: int
+    """Vectors that a step of the adjoint reads."""
+    most_units: int
+    """Widest layer whose weights fit the registers."""
+    defines: tuple[str, ...] = ()
+
+
+CELLS = {
+    "gru": CellText("gru", 3, 3, 4, 6, 128),
+    "lstm": CellText("lstm", 4, 4, 4, 7, 64),
+    "rnn_tanh": CellText("rnn", 1, 1, 0, 2, 128, ("RELU 0",)),
+    "rnn_relu": CellText("rnn", 1, 1, 0, 2, 128, ("RELU 1",)),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Which sweep of a cell: everything that is compiled in.
+
+    single: a block walks one row, in float32; else ROWS rows, by the tensor cores.
+    stores: 0 for starts and ends alone; forward 1 for states, 2 for what the adjoint needs too; adjoint 1 for gradients.
+    """
+
+    kernel: str
+    units: int
+    half: int
+    adjoint: bool
+    single: bool
+    stores: int
+    decay: bool
+    resets: bool
+
+    @property
+    def text(self) -> CellText:
+        return CELLS[self.kernel]
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that share a single row: so many that the weights of a block fit its registers."""
+        weights = self.text.products * self.units**2
+        return next((blocks for blocks in CLUSTERS if weights <= MOST_WEIGHTS * blocks), 0) if self.single else 1
+
+    @property
+    def slices(self) -> int:
+        """Lanes that share a unit of a single row: about 48 weights to a lane, up to 192 of the widest layers."""
+        terms = self.text.products * self.units
+        if self.cluster > 1:
+            return next(slices for slices in (4, 8, 16) if terms <= 192 * slices)
+        return 2 if terms > 256 and self.text.products < 4 else 4 if terms > 96 else 2 if terms > 24 else 1
+
+    @property
+    def padded(self) -> int:
+        multiple = math.lcm(self.cluster * max(32 // self.slices, 1), 4 * self.slices) if self.single else TILE
+        return -(-self.units // multiple) * multiple
+
+    @property
+    def threads(self) -> int:
+        """Of a block. By the tensor cores: a warp for each tile, and one that copies unless there are eight."""
+        if self.single:
+            return self.padded // self.cluster * self.slices
+        warps = self.padded // TILE
+        return 32 * (warps + (warps != 8))
+
+    def shared_bytes(self, ring: int) -> int:
+        """Dynamic shared memory of a block: two buffers of the operand, the ring, and scales."""
+        if self.single:
+            return 0
+        products, vectors = (self.text.products, self.text.streams) if self.adjoint else (1, self.text.inputs)
+        multiple, piece = (16, 4) if self.half else (8, 8)
+        region = -(-self.padded // 4 // multiple) * multiple
+        operand = 2 * ROWS * (products * region + 4) * piece * 2
+        return operand + ring * ROWS * (vectors * self.padded + 4) * 4 + 2 * (self.padded // TILE) * ROWS * 4
+
+    def ring(self, room: int) -> int | None:
+        """Steps of inputs that fit into so many bytes of shared memory; None where too few do."""
+        return SINGLE_RING if self.single else next((ring for ring in RINGS if self.shared_bytes(ring) <= room), None)
+
+    def source(self, ring: int) -> str:
+        defines = {"UNITS": self.units, "N": self.padded, "RING": ring, "HALF": self.half}
+        defines |= {"SLICES": self.slices, "CLUSTER": self.cluster}
+        defines |= {"STORES": self.stores, "DECAY": int(self.decay), "RESETS": int(self.resets)}
+        lines = [f"#define {name} {value}" for name, value in defines.items()]
+        lines += [f"#define {define}" for define in self.text.defines]
+        return "\n".join([*lines, f'#include "{self.name}{"_single" * self.single}.cu"', ""])
+
+    @property
+    def name(self) -> str:
+        return "adjoint" if self.adjoint else "forward"
+
+
+@cache
+def headers(cell: str) -> tuple[tuple[str, str], ...]:
+    """All files that a source may include; `cell.cuh` is the cell's."""
+    found = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.cu*"))}
+    return tuple((found | {"cell.cuh": (FOLDER / "cells" / f"{cell}.cuh").read_text()}).items())
+
+
+@cache
+def sweep_function(device: int, variant: Variant) -> Function:
+    ring = variant.ring(shared_room(device))
+    assert ring is not None
+    code = compile_source(variant.source(ring), architecture(device), headers(variant.text.file))
+    return Function(device, code, variant.name, variant.threads, variant.shared_bytes(ring), variant.cluster)
+
+
+@cache
+def chain_function(device: int, name: str) -> Function:
+    """`carry` or `jumps` of chain.cu."""
+    code = compile_source((FOLDER / "chain.cu").read_text(), architecture(device))
+    return Function(device, code, name, {"carry": 128, "jumps": 256}[name], 0)
+
+
+@cache
+def architecture(device: int) -> str:
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+@cache
+def shared_room(device: int) -> int:
+    """Bytes of shared memory that a block may have: 227 KiB on an H200, 163 on an A100, 99 on consumers' GPUs."""
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 227 << 10))
+
+
+def _fields(pointers: str, numbers: str) -> list[tuple[str, type]]:
+    return [(name, ctypes.c_void_p) for name in pointers.split()] + [(name, ctypes.c_int) for name in numbers.split()]
+
+
+class ForwardArgs(ctypes.Structure):
+    """As in forward_args.cuh. What is not given is NULL or zero."""
+
+    _fields_ = _fields(
+        "inputs weights vectors origin starts ends decay h c saved sequence begin end resets", "steps batch rows lead"
+    )
+
+
+class AdjointArgs(ctypes.Structure):
+    """As in adjoint_args.cuh."""
+
+    _fields_ = _fields(
+        "saved h c incoming weights vectors origin final starts ends decay gate_grads reset_grads sequence begin end "
+        "lengths resets",
+        "steps batch rows lead",
+    )
+
+
+class ChainArgs(ctypes.Structure):
+    """As in chain.cu."""
+
+    _fields_ = [  # noqa: RUF012
+        *_fields("starts ends decay bound moves corrected worst", "links batch parts n fading"),
+        ("floor", ctypes.c_float * 2),
+    ]

@@ -1,0 +1,236 @@
+"""Sweeps by the CUDA kernels that keep the recurrent weights in registers: GRU, LSTM and RNN, all steps in one launch.
+
+Products have float32 accuracy (see products.cuh); weights in half precision are multiplied in half precision, as torch's
+layers do. Inputs, states, starts and ends are float32 in every case. Signature and twin: the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.buffers import empty
+from timeloom.kernels.cuda import nvrtc
+from timeloom.kernels.cuda.programs import (
+    CELLS,
+    HALVES,
+    ROWS,
+    AdjointArgs,
+    ChainArgs,
+    ForwardArgs,
+    Variant,
+    chain_function,
+    shared_room,
+    sweep_function,
+)
+from timeloom.kernels.reference import AdjointData, ReferenceSweeper, floor_of, units_of
+from timeloom.problem import Recurrence, Segments
+
+
+SINGLE: int | None = None
+SIDE_BY_SIDE = 3 * 64**2
+"""Weights of blocks that run on a multiprocessor side by side nearly as fast as one, at most four of them."""
+
+
+def most_single(variant: Variant, device: int) -> int:
+    """Rows up to which each is best walked by blocks of its own; see `benchmarks.calibrate`."""
+    if SINGLE is not None:
+        return SINGLE
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    weights = variant.text.products * variant.units**2
+    return processors // variant.cluster * max(1, min(4, 2 * SIDE_BY_SIDE // weights))
+
+
+def fits(kernel: str | None, units: int, device: torch.device) -> bool:
+    """Whether a layer's recurrent weights fit the registers of a multiprocessor, and its steps the shared memory."""
+    if kernel not in CELLS or device.type != "cuda" or nvrtc.unavailable() is not None:
+        return False
+    index = _index(device)
+    capability = (0, 0) if torch.version.hip is not None else torch.cuda.get_device_capability(index)
+    if units > CELLS[kernel].most_units:
+        return capability >= (9, 0) and Variant(kernel, units, 0, True, True, 1, True, True).cluster > 0
+    tile = Variant(kernel, units, 0, True, False, 1, True, True)
+    return capability >= (8, 0) and tile.ring(shared_room(index)) is not None
+
+
+class CUDASweeper(ReferenceSweeper):
+    """Runs stretches of a recurrence on an NVIDIA GPU, all steps in one launch; dense transfers stay with the reference.
+
+    `saved` `(T, B, SAVED n)` receives the values of the gates wherever states are stored, for the adjoint.
+    """
+
+    @staticmethod
+    def supports(problem: Recurrence) -> bool:
+        float32 = problem.u.dtype == problem.initial.dtype == torch.float32
+        return float32 and fits(problem.cell.kernel, problem.cell.parts[0], problem.u.device)
+
+    def __init__(self, problem: Recurrence, saved: Tensor | None = None) -> None:
+        super().__init__(problem)
+        kernel = str(problem.cell.kernel)
+        self._text, self._kernel, self._n = CELLS[kernel], kernel, problem.cell.parts[0]
+        weights = problem.cell.weights[0]
+        self._half = HALVES[weights.dtype]
+        self._weights = weights.float().contiguous()
+        self._vectors = units_of(problem.cell).float()
+        self._initial = problem.initial.contiguous()
+        self._marks = None if problem.resets is None else problem.resets.contiguous().view(torch.uint8)
+        self._saved = saved
+        self._device = _index(problem.initial.device)
+
+    def forward(
+        self, segments: Segments, starts: Tensor, states: list[Tensor] | None = None, want_decay: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        _, ends, decay = self._forward(segments, starts.contiguous(), states, want_decay, 0)
+        return ends, decay
+
+    def forward_entering(
+        self, segments: Segments, lead: int, states: list[Tensor] | None, want_decay: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        starts = self._initial.new_empty(len(segments), self.cell.size)
+        return self._forward(segments, starts, states, want_decay, min(lead, self.problem.steps))
+
+    def _forward(
+        self, segments: Segments, starts: Tensor, states: list[Tensor] | None, want_decay: bool, lead: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        ends = torch.empty_like(starts)
+        decay = torch.empty_like(starts) if want_decay else None
+        tensors = {"inputs": self.problem.u.contiguous(), "starts": starts, "ends": ends, "decay": decay}
+        if states is not None:
+            tensors["saved"] = self._saved
+        stores = 0 if states is None else 1 if self._saved is None else 2
+        self._launch(ForwardArgs, segments, states, lead, stores, tensors)
+        return starts, ends, decay
+
+    def adjoint(
+        self, segments: Segments, ends: Tensor, data: AdjointData, want_decay: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        _, begins, decay = self._adjoint(segments, ends.contiguous(), data, want_decay, 0, None)
+        return begins, decay
+
+    def adjoint_entering(
+        self, segments: Segments, lead: int, final: Tensor | None, data: AdjointData, want_decay: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As the reference's; without `final`, the gradient at the end of a sequence is zero, too."""
+        ends = self._initial.new_empty(len(segments), self.cell.size)
+        final = None if final is None else final.contiguous()
+        return self._adjoint(segments, ends, data, want_decay, min(lead, self.problem.steps), final)
+
+    def _adjoint(
+        self, segments: Segments, ends: Tensor, data: AdjointData, want_decay: bool, lead: int, final: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        begins = torch.empty_like(ends)
+        decay = torch.empty_like(ends) if want_decay else None
+        reset_grads = data.reset_grads
+        if reset_grads is None and self._marks is not None:
+            reset_grads = torch.empty_like(ends)
+        tensors = {"saved": self._saved_at(data.states), "starts": ends, "ends": begins, "decay": decay, "final": final}
+        tensors |= {"gate_grads": data.gate_grads, "reset_grads": reset_grads}
+        tensors["incoming"] = None if data.incoming is None else data.incoming.contiguous()
+        if lead:
+            tensors["lengths"] = self.problem.ends_on_device()
+        self._launch(AdjointArgs, segments, data.states, lead, int(data.gate_grads is not None), tensors)
+        return ends, begins, decay
+
+    def _launch(
+        self,
+        kind: type[Any],
+        segments: Segments,
+        states: list[Tensor] | None,
+        lead: int,
+        stores: int,
+        tensors: dict[str, Any],
+    ) -> None:
+        rows = len(segments)
+        if rows == 0:
+            return
+        tensors |= {"weights": self._weights, "vectors": self._vectors, "origin": self._initial, "resets": self._marks}
+        tensors |= zip(("h", "c"), states or (), strict=False)
+        tensors |= zip(("sequence", "begin", "end"), segments.on(self._initial.device), strict=True)
+        pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+        args = kind(steps=self.problem.steps, batch=self.problem.batch, rows=rows, lead=lead, **pointers)
+        variant = self._variant(kind is AdjointArgs, rows, stores, tensors["decay"] is not None)
+        blocks = rows * variant.cluster if variant.single else -(-rows // ROWS)
+        with torch.cuda.device(self._device):
+            sweep_function(self._device, variant)(blocks, args)
+
+    def _variant(self, adjoint: bool, rows: int, stores: int, decay: bool) -> Variant:
+        options = (stores, decay, self._marks is not None)
+        single = Variant(self._kernel, self._n, 0, adjoint, True, *options)
+        if rows <= most_single(single, self._device) or self._n > self._text.most_units:
+            return single
+        return Variant(self._kernel, self._n, self._half, adjoint, False, *options)
+
+    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor] | None:
+        if self.problem.lengths is not None:
+            return None
+        return partial(self.certify, share_of_box=share_of_box, fading=fading)
+
+    def certify(
+        self, starts: Tensor, ends: Tensor, share_of_box: float, decay: Tensor | None = None, fading: bool = False
+    ) -> Tensor:
+        """The largest relative jump between each stretch's end and the next one's start, a number on the device.
+
+        With their decay, of the largest relative error of a start: how far one more correction would move it, which is
+        what the jumps before it add up to.
+        """
+        worst = starts.new_zeros(())
+        moves = None if decay is None else self.carry(starts, ends, decay, None, None)
+        args = self._chain_args(starts=starts, ends=ends, moves=moves, worst=worst)
+        args.fading = fading
+        args.floor[0] = floor_of(self.cell, share_of_box)
+        if fading:  # of an LSTM's gradients, that by h is small and all rounding, and enters the gates beside that by c
+            args.parts, args.n = 1, self.cell.size
+        with torch.cuda.device(self._device):
+            chain_function(self._device, "jumps")(self.problem.batch * args.parts, args)
+        return worst
+
+    def correct(self, starts: Tensor, ends: Tensor, decay: Tensor, boxed: bool) -> Tensor:
+        """New starts from the jumps between stretches of sequences of one length, carried along by their decay.
+
+        `boxed` keeps them where the cell's states live.
+        """
+        corrected = torch.empty_like(starts)
+        self.carry(starts, ends, decay, corrected, self.cell.bound(self._initial) if boxed else None)
+        return corrected
+
+    def carry(
+        self, starts: Tensor, ends: Tensor, decay: Tensor, corrected: Tensor | None, bound: Tensor | None
+    ) -> Tensor:
+        """How far each start is off, as the jumps before it and the decay tell."""
+        moves = torch.empty_like(starts)
+        args = self._chain_args(
+            starts=starts, ends=ends, decay=decay, moves=moves, corrected=corrected, bound=bound
+        )
+        with torch.cuda.device(self._device):
+            chain_function(self._device, "carry")(-(-self._initial.numel() // 128), args)
+        return moves
+
+    def _chain_args(self, **tensors: Tensor | None) -> ChainArgs:
+        pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+        starts = tensors["starts"]
+        assert starts is not None
+        links, parts = len(starts) // self.problem.batch, len(self.cell.parts)
+        return ChainArgs(links=links, batch=self.problem.batch, parts=parts, n=self._n, **pointers)
+
+    def _saved_at(self, states: list[Tensor]) -> Tensor | None:
+        """The values of the gates at all states, computed once for all sweeps of a backward pass."""
+        if self._saved is None and self._text.saved:
+            previous = states[0][:-1]
+            if self.problem.resets is not None:
+                origin = self._initial[:, : self._n]
+                previous = torch.where(self.problem.resets.unsqueeze(-1), origin, previous)
+            self._saved = torch.cat(self.cell._gates(previous, self.problem.u), -1)  # type: ignore[attr-defined]
+        return self._saved
+
+    @staticmethod
+    def room_for_saved(problem: Recurrence) -> Tensor | None:
+        width = CELLS[str(problem.cell.kernel)].saved * problem.cell.parts[0]
+        return empty(problem.steps, problem.batch, width, like=problem.initial) if width else None
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index

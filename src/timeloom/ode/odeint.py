@@ -41,7 +41,7 @@ def odeint(
     y0: first point, `(..., n)`: any batch in front.
     t: times, `(T + 1,)`, increasing; steps need not be equal.
     solver: `deer` or `DEER()` (Newton's method on the whole trajectory; of its options `tol`, `max_iters` and
-        `on_divergence`), `sequential`, or any other solver of `timeloom.unroll`.
+        `on_divergence="raise"`), `sequential`, or any other solver of `timeloom.unroll`.
     step: what connects neighbouring points. `rk4` (order 4), `implicit-midpoint` (order 2; stiff or Hamiltonian
         equations), `hermite-simpson` (order 4, stiff), or `deer` (the linearised equation solved exactly in every
         interval; order 2, exact for linear equations).
@@ -84,11 +84,11 @@ def _newton_of(solver: str | Solver) -> DEER | None:
     resolved = resolve(solver)
     if type(resolved) is not DEER:
         return None
-    for name in ("precision", "adjoint", "adjoint_levels"):
-        if getattr(resolved, name) != getattr(DEER, name):
+    for name in ("precision", "adjoint", "adjoint_levels", "on_divergence"):
+        if getattr(resolved, name) not in (getattr(DEER, name), "raise"):
             raise ValueError(
                 f"odeint has no {name}={getattr(resolved, name)!r}: its Newton's method on a trajectory takes tol, "
-                "max_iters and on_divergence of DEER's options. Leave it out, or run the step as a cell by "
+                "max_iters and on_divergence='raise' of DEER's options. Leave it out, or run the step as a cell by "
                 "timeloom.unroll"
             )
     return resolved
@@ -98,7 +98,7 @@ def _newton(
     solver: DEER, field: Field, y0: Tensor, t: Tensor, step: Step, guess: Tensor | None, note: Callable[[SolveReport], None]
 ) -> Tensor:
     times = t.view(-1, 1, 1)
-    problem = Problem(step, field, times.detach(), y0.detach(), solver)
+    problem = Problem(step, field, times.detach(), y0.detach(), solver.tol, solver.max_iters)
     with torch.no_grad():
         y, report = solve_trajectory(problem, guess)
     if solver.on_divergence == "raise" and not _by_newton(report):

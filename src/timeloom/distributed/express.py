@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.distributed.boundaries import Marched, by_part, over_ranks, smallest_scales
+from timeloom.distributed.boundaries import Marched, over_ranks
 from timeloom.distributed.solve import (
     Over,
     backward_guess,
@@ -25,12 +25,12 @@ from timeloom.distributed.solve import (
 from timeloom.distributed.span import Line
 from timeloom.kernels.layer import Gradients, Layer
 from timeloom.problem import Recurrence
-from timeloom.solve.boundaries import SHARE_OF_BOX
 from timeloom.solve.driver import certified
 from timeloom.solve.express import Express, Lane, Setting, Weights, kind_of, solve_again
 from timeloom.solve.forward import last_of
 from timeloom.solve.plan import RankPlan
 from timeloom.solve.recurrence import Record, noting, raise_if_asked
+from timeloom.solve.residual import SHARE_OF_BOX, certificate, floors, relative, scales
 
 
 def run_layer_over_ranks(
@@ -99,14 +99,11 @@ def _certify(
     heard = line.gather(torch.cat([starts, ends, one * jump, one * line.tag], -1))
     size = starts.shape[1]
     all_starts, all_ends, inside = heard[..., :size], heard[..., size : 2 * size], heard[:, 0, 2 * size]
-    joints = line.joints[1:].to(starts.device)
-    gap = by_part((all_ends[:-1] - all_starts[1:]).abs(), parts)
-    scale = by_part(torch.maximum(all_starts[1:].abs(), all_ends[:-1].abs()), parts)
-    if fading:
-        scale = scale.cummax(0).values
-    floor = smallest_scales(bound, starts, parts)
-    errors = torch.where(joints.unsqueeze(-1), gap / torch.maximum(scale, floor), 0)
-    worst = float(torch.maximum(errors.max(), inside.max()))
+    joints = line.joints.to(starts.device)
+    arriving = torch.cat([all_starts[:1], all_ends[:-1]])
+    scale = scales(all_starts, arriving, parts, floors(bound, starts, parts), fading)
+    jumps = torch.where(joints.unsqueeze(-1), arriving - all_starts, 0)
+    worst = float(torch.maximum(certificate(relative(jumps, scale, parts)), certificate(inside)))
     same = bool((heard[..., -1] == line.tag).all())
     report = certified(worst, plan.inside, began) if same else None
     if report is None:

@@ -95,7 +95,13 @@ def _newton_of(solver: str | Solver) -> DEER | None:
 
 
 def _newton(
-    solver: DEER, field: Field, y0: Tensor, t: Tensor, step: Step, guess: Tensor | None, note: Callable[[SolveReport], None]
+    solver: DEER,
+    field: Field,
+    y0: Tensor,
+    t: Tensor,
+    step: Step,
+    guess: Tensor | None,
+    note: Callable[[SolveReport], None],
 ) -> Tensor:
     times = t.view(-1, 1, 1)
     problem = Problem(step, field, times.detach(), y0.detach(), solver.tol, solver.max_iters)

@@ -24,11 +24,11 @@ from timeloom.problem import Recurrence, joined
 from timeloom.report import SolveReport
 from timeloom.solve.autograd import Adjoint, Note, attach, output_of, refuse_second_order
 from timeloom.solve.backward import solve_adjoint
-from timeloom.solve.boundaries import SHARE_OF_BOX
 from timeloom.solve.driver import certified
 from timeloom.solve.forward import final_state, solve_states
 from timeloom.solve.plan import Plan, Planner
 from timeloom.solve.recurrence import Record, noting, raise_if_asked
+from timeloom.solve.residual import SHARE_OF_BOX
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.eager import eager
 from timeloom.torch_state.streams import capturing

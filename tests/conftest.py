@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from timeloom.auto import torch_layer
+from timeloom.auto import thresholds
 
 
 @pytest.fixture
@@ -22,4 +22,4 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def auto_takes_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` runs our sweeps on any sequence, where it would leave short ones to torch's layer as the faster one."""
-    monkeypatch.setattr(torch_layer, "_why_faster", lambda *_: None)
+    monkeypatch.setattr(thresholds, "why_faster", lambda *_: None)

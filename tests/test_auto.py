@@ -19,7 +19,8 @@ import timeloom as tl
 from timeloom.auto import cudnn
 from timeloom.auto import decide as auto_file
 from timeloom.auto.costs import StepCost, cheapest, cost_on_gpu
-from timeloom.auto.decide import LONGEST_PAUSE, PATIENCE, Experience, Memory, decide
+from timeloom.auto.decide import PATIENCE
+from timeloom.auto.experience import FIRST_LOOK, LONGEST_PAUSE, Experience, LayerExperience
 from timeloom.cells import GenericCell
 from timeloom.kernels.cpu import build
 from timeloom.problem import Recurrence
@@ -101,13 +102,13 @@ def test_a_gpu_is_filled_and_not_much_more() -> None:
 
 
 def test_a_first_look_assumes_and_says_so() -> None:
-    plan = decide(Auto(), problem_of(), Experience())
+    plan = Auto().plan(problem_of(), Experience())
     assert plan.chunk < STEPS
     assert plan.warmup == FIRST_WARMUP
     assert plan.max_iters == PATIENCE
     assert plan.correction == "auto"
     assert plan.reason == f"auto: {-(-STEPS // plan.chunk)} chunks, warm-up of {FIRST_WARMUP} steps assumed"
-    plan = decide(Auto(), problem_of(8), Experience())
+    plan = Auto().plan(problem_of(8), Experience())
     assert (plan.chunk, plan.warmup) == (8, 0)
     assert plan.reason == "auto: one chunk is cheapest for T=8, B=1"
 
@@ -115,9 +116,9 @@ def test_a_first_look_assumes_and_says_so() -> None:
 def test_dense_transfers_are_left_out_where_they_cannot_pay() -> None:
     """Beside compiled sweeps a whole sequential run costs less than one dense transfer."""
     wide = Recurrence(problem_of().cell, problem_of().u.double(), problem_of().initial.double())
-    assert decide(Auto(), wide, Experience()).newton_up_to > 0
+    assert Auto().plan(wide, Experience()).newton_up_to > 0
     if build.unavailable() is None:
-        assert decide(Auto(), problem_of(), Experience()).newton_up_to == 0
+        assert Auto().plan(problem_of(), Experience()).newton_up_to == 0
 
 
 @pytest.mark.parametrize("solver", [Auto(), Shooting(chunk=16)], ids=["auto", "shooting"])
@@ -143,7 +144,7 @@ def test_the_diagonal_of_a_users_dense_jacobian_is_not_asked_for(
 
 
 def test_options_of_auto_are_kept() -> None:
-    plan = decide(Auto(tol=1e-3, max_iters=2, on_divergence="ignore"), problem_of(), Experience())
+    plan = Auto(tol=1e-3, max_iters=2, on_divergence="ignore").plan(problem_of(), Experience())
     assert (plan.tolerance, plan.max_iters, plan.on_divergence) == (1e-3, 2, "ignore")
 
 
@@ -157,7 +158,7 @@ def test_the_warmup_is_what_the_network_needs() -> None:
     assert experience.forgetting == pytest.approx(0.8)
     assert experience.warmup(1e-6) == math.ceil(math.log(2.5e-7) / math.log(0.8))
     assert experience.warmup(1e-3) < experience.warmup(1e-6)
-    plan = decide(Auto(), problem_of(), experience)
+    plan = Auto().plan(problem_of(), experience)
     assert plan.warmup == experience.warmup(1e-6)
     assert "learned" in plan.reason
 
@@ -166,7 +167,7 @@ def test_a_network_that_forgets_slowly_gets_a_longer_warmup() -> None:
     experience = Experience()
     experience.learn(report_of(48, 0.9**48))
     assert experience.warmup(1e-6) > FIRST_WARMUP
-    plan = decide(Auto(), problem_of(8192), experience)
+    plan = Auto().plan(problem_of(8192), experience)
     assert plan.warmup == experience.warmup(1e-6)
 
 
@@ -196,9 +197,9 @@ def test_real_runs_learn_a_shorter_warmup_and_stay_right() -> None:
         net.parameters["weight_hh_l0"].mul_(0.1)
     x, initial = zoo.data(net, STEPS, 1, dtype=torch.float32)
     expected, _ = zoo.truth(net, x, initial)
-    memory, warmups = Memory(), []
+    experience, warmups = LayerExperience(), []
     for _ in range(12):
-        solution = zoo.solve(net, x, initial, Auto(), memory=memory)
+        solution = zoo.solve(net, x, initial, Auto(), experience=experience)
         assert not solution.report.fell_back
         assert zoo.difference(solution.outputs, expected) < 1e-5
         warmups.append(solution.report.warmup)
@@ -212,10 +213,10 @@ def test_real_runs_learn_a_longer_warmup() -> None:
     with torch.no_grad():
         net.parameters["bias_ih_l0"][8:16] += 2
     x, initial = zoo.data(net, 8192, 1, dtype=torch.float32)
-    memory = Memory()
+    experience = LayerExperience()
     sweeps = []
     for _ in range(4):
-        solution = zoo.solve(net, x, initial, Auto(), memory=memory)
+        solution = zoo.solve(net, x, initial, Auto(), experience=experience)
         sweeps.append((solution.report.warmup, solution.report.iterations))
     assert sweeps[0][0] == FIRST_WARMUP < sweeps[-1][0]
     assert sweeps[-1][1] < sweeps[0][1]
@@ -228,7 +229,7 @@ def tries(experience: Experience, calls: int, residual: float) -> list[int]:
     """Numbers of the calls, out of so many, on which shooting is tried; each try meets this first residual."""
     tried, problem = [], problem_of()
     for call in range(calls):
-        plan = decide(Auto(), problem, experience)
+        plan = Auto().plan(problem, experience)
         if plan.chunk < STEPS:
             tried.append(call)
             experience.learn(report_of(plan.warmup, residual, fell_back=residual > 0.1))
@@ -251,7 +252,7 @@ def test_the_reason_says_when_it_looks_again() -> None:
     assert tried == [0]
     expected = None
     for call in range(1, 40):
-        plan = decide(Auto(), problem_of(), experience)
+        plan = Auto().plan(problem_of(), experience)
         if plan.chunk < STEPS:
             assert call == expected
             return
@@ -282,9 +283,9 @@ def chaotic(steps: int = STEPS) -> tuple[zoo.Network, Tensor, Tensor]:
 def test_real_runs_on_a_chaotic_network() -> None:
     """It is noticed after a few sweeps, finished sequentially, and not tried again at once: forward and backward."""
     net, x, initial = chaotic()
-    memory, reports = Memory(), []
+    experience, reports = LayerExperience(), []
     for _ in range(6):
-        solution = zoo.solve(net, x, initial, Auto(), memory=memory)
+        solution = zoo.solve(net, x, initial, Auto(), experience=experience)
         solution.outputs.sum().backward()
         reports.append(solution.report)
         # In a chaotic network only the beginning can be compared: rounding grows by a factor a step.
@@ -314,10 +315,10 @@ def test_auto_is_the_sequential_result(name: str, regime: str, monkeypatch: pyte
     expected, final = zoo.truth(net, x, initial)
     # Over so many steps the strong weights amplify rounding without end: only boundedness is left to compare.
     close = {"weights×8": 1e-6, "weights×4": math.inf, "weights×2": 1e-6}.get(regime, 1e-10)
-    memory = Memory()
+    experience = LayerExperience()
     for _ in range(3):
         with torch.no_grad():
-            solution = zoo.solve(net, x, initial, Auto(), memory=memory)
+            solution = zoo.solve(net, x, initial, Auto(), experience=experience)
         assert solution.report.converged
         assert zoo.difference(solution.outputs, expected[..., : solution.outputs.shape[-1]]) < close
         assert zoo.difference(solution.final, final) < close
@@ -400,24 +401,24 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("on_gpu")
 def test_a_long_memory_is_corrected_in_several_sweeps() -> None:
     experience = Experience()
-    assert decide(Auto(), problem_of(16384), experience).sweeps == 1, "nothing is known yet"
+    assert Auto().plan(problem_of(16384), experience).sweeps == 1, "nothing is known yet"
     experience.learn(report_of(34, 0.8))
-    plan = decide(Auto(), problem_of(16384), experience)
+    plan = Auto().plan(problem_of(16384), experience)
     assert (plan.sweeps, plan.correction, plan.warmup) == (auto_file.SWEEPS, "diag", 0)
     assert plan.chunk >= auto_file.LEAST_CORRECTED
     assert plan.max_iters > plan.sweeps
     assert plan.tolerance == pytest.approx(auto_file.SHARE_OF_JUMPS * Auto().tolerance(problem_of()))
     assert plan.limit == plan.accepts == auto_file.LEAST_ERROR
-    given = decide(Auto(tol=1e-4), problem_of(16384), experience)
+    given = Auto(tol=1e-4).plan(problem_of(16384), experience)
     assert given.tolerance == given.limit == 1e-4
     ragged = replace(problem_of(16384), lengths=torch.tensor([9000]))
-    assert decide(Auto(), ragged, experience).sweeps == 1, "its jumps are looked at sweep by sweep"
+    assert Auto().plan(ragged, experience).sweeps == 1, "its jumps are looked at sweep by sweep"
     experience.learn(report_of(34, 0.5**34))
-    assert decide(Auto(), problem_of(16384), experience).sweeps == 1, "it forgets quickly: a warm-up is cheaper"
+    assert Auto().plan(problem_of(16384), experience).sweeps == 1, "it forgets quickly: a warm-up is cheaper"
 
 
 def test_a_certificate_missed_by_little_is_worth_more_of_the_same() -> None:
-    plan = replace(decide(Auto(), problem_of(16384), Experience()), chunk=8, warmup=30, tolerance=1e-4)
+    plan = replace(Auto().plan(problem_of(16384), Experience()), chunk=8, warmup=30, tolerance=1e-4)
     longer = plan.insisting(1e-3)
     assert longer is not None
     assert (longer.warmup, longer.sweeps, longer.limit) == (45, 1, 1e-4)
@@ -434,11 +435,11 @@ def test_a_certificate_missed_by_little_is_worth_more_of_the_same() -> None:
 def test_the_number_of_sweeps_is_learned() -> None:
     experience = Experience()
     experience.learn(report_of(34, 0.8))
-    assert decide(Auto(), problem_of(16384), experience).sweeps == auto_file.SWEEPS
+    assert Auto().plan(problem_of(16384), experience).sweeps == auto_file.SWEEPS
     experience.learn(corrected_report(9, 1e-4))
-    assert decide(Auto(), problem_of(16384), experience).sweeps == 9
+    assert Auto().plan(problem_of(16384), experience).sweeps == 9
     experience.learn(corrected_report(9, 1e-7))
-    assert decide(Auto(), problem_of(16384), experience).sweeps == 8, "one was to spare"
+    assert Auto().plan(problem_of(16384), experience).sweeps == 8, "one was to spare"
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -446,13 +447,13 @@ def test_few_sweeps_for_a_while_are_a_reason_to_look_afresh() -> None:
     """The network may forget quickly again; where it does not, the next look is further away."""
     experience, looks = Experience(), []
     for call in range(200):
-        plan = decide(Auto(), problem_of(16384), experience)
+        plan = Auto().plan(problem_of(16384), experience)
         if plan.sweeps == 1:
             looks.append(call)
             experience.learn(replace(report_of(34, 0.8), iterations=3))  # it does not
         else:
             experience.learn(corrected_report(2, 1e-4))
-    first = auto_file.FIRST_LOOK
+    first = FIRST_LOOK
     assert looks == [0, 1 + first, 2 + 3 * first, 3 + 7 * first, 4 + 15 * first]
     experience.learn(report_of(34, 0.5**34))
     assert experience.look_after == first, "a warm-up was enough"
@@ -464,7 +465,7 @@ def test_reports_of_plans_before_the_last_tell_no_sweeps(earlier: SolveReport) -
     """Backward passes may all come at the end: of a short call, and of a long one that was planned behind it."""
     experience = Experience()
     experience.learn(report_of(34, 0.8))
-    assert decide(Auto(), problem_of(16384), experience).sweeps == auto_file.SWEEPS
+    assert Auto().plan(problem_of(16384), experience).sweeps == auto_file.SWEEPS
     experience.learn(corrected_report(9, 1e-4))
     experience.learn(earlier)
     assert experience.sweeps == 9
@@ -494,6 +495,11 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Any:
     cost_on_gpu.cache_clear()
 
 
+def why_cudnn(layer: Any, data: Any, steps: int, batch: int) -> str | None:
+    """Why cuDNN's layer is to run, by what is known of this one."""
+    return cudnn.why(layer, data, steps, batch, layer.experiences(), layer._rehearsed)
+
+
 @pytest.mark.parametrize(
     ("steps", "batch", "hidden", "reason"),
     [
@@ -512,7 +518,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> Any:
 )
 def test_cudnn_runs_where_it_is_faster(h200: Any, steps: int, batch: int, hidden: int, reason: str | None) -> None:
     """As measured on an H200: benchmarks/results/gpu-grid.md."""
-    found = cudnn.why(tl.GRU(4, hidden), h200, steps, batch)
+    found = why_cudnn(tl.GRU(4, hidden), h200, steps, batch)
     assert found is None if reason is None else reason in str(found)
 
 
@@ -521,13 +527,13 @@ def test_cudnns_time_goes_by_cell_precision_and_passes(h200: Any) -> None:
     halved = SimpleNamespace(device=h200.device, dtype=torch.float16)
     for make, data, few in ((tl.GRU, h200, 2000), (tl.LSTM, h200, 2300), (tl.RNN, h200, 3000), (tl.GRU, halved, 2400)):
         layer = make(4, 128)
-        assert "too few" in str(cudnn.why(layer, data, few, 1))
-        assert cudnn.why(layer, data, few + 150, 1) is None
+        assert "too few" in str(why_cudnn(layer, data, few, 1))
+        assert why_cudnn(layer, data, few + 150, 1) is None
     layer = tl.GRU(4, 32)
-    assert cudnn.why(layer, h200, 1024, 256) is None
+    assert why_cudnn(layer, h200, 1024, 256) is None
     with torch.no_grad():  # cuDNN takes 0.95 ms
-        assert "too few" in str(cudnn.why(layer, h200, 1024, 256))
-        assert cudnn.why(layer, h200, 4096, 256) is None
+        assert "too few" in str(why_cudnn(layer, h200, 1024, 256))
+        assert why_cudnn(layer, h200, 4096, 256) is None
 
 
 def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(h200: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -537,11 +543,11 @@ def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(h200: Any, monkey
         answers = []
         for captured in captures:
             monkeypatch.setattr(cudnn, "capturing", lambda _, captured=captured: captured)
-            answers.append(cudnn.why(layer, h200, 16384, 1))
+            answers.append(why_cudnn(layer, h200, 16384, 1))
         return answers
 
     narrow, wide = layers = [tl.GRU(4, hidden) for hidden in (32, 256)]
-    sides = [layer._memories.setdefault(0, Memory()).backward for layer in layers]
+    sides = [layer._experiences.setdefault(0, LayerExperience()).backward for layer in layers]
     assert ask(narrow, False, True) == ask(wide, False, True) == [None, None]
     for side in sides:
         side.corrected = True
@@ -551,9 +557,9 @@ def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(h200: Any, monkey
     assert ask(copy.deepcopy(narrow), True) == [None], "nor what it makes in another process"
     with torch.no_grad():
         assert ask(narrow, False, True) == [None, None], "nothing is run backward"
-        narrow._memories[0].forward.corrected = True
+        narrow._experiences[0].forward.corrected = True
         assert ask(narrow, True, False, True) == [None, cudnn.REHEARSED, cudnn.UNSURE]
-    narrow._memories[0].forward.corrected = False
+    narrow._experiences[0].forward.corrected = False
     sides[0].correcting = True  # several sweeps at once, which a graph can hold
     assert ask(narrow, False, True) == [None, None]
 
@@ -561,19 +567,19 @@ def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(h200: Any, monkey
 @pytest.mark.parametrize("hidden", [32, 512])
 def test_cudnn_is_not_asked_for_what_it_refuses(h200: Any, hidden: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = tl.GRU(4, hidden)
-    experience = layer._memories.setdefault(0, Memory()).forward
+    experience = layer._experiences.setdefault(0, LayerExperience()).forward
     experience.pause = 9
-    assert cudnn.why(layer, h200, 65535, 1) == cudnn.RESTING
-    assert cudnn.why(layer, h200, 65536, 1) is None
-    assert cudnn.why(layer, h200, 65536, 4096) is None, "one chunk is cheapest, and ours"
+    assert why_cudnn(layer, h200, 65535, 1) == cudnn.RESTING
+    assert why_cudnn(layer, h200, 65536, 1) is None
+    assert why_cudnn(layer, h200, 65536, 4096) is None, "one chunk is cheapest, and ours"
     assert experience.pause == 8, "left to the sweeps, which rest on their own account"
 
 
 def test_a_network_that_rests_is_cudnns_for_a_while(h200: Any) -> None:
     layer = tl.GRU(4, 32)
-    memory = layer._memories.setdefault(0, Memory())
-    memory.forward.pause = 2
-    answers = [cudnn.why(layer, h200, 16384, 1) for _ in range(4)]
+    experience = layer._experiences.setdefault(0, LayerExperience())
+    experience.forward.pause = 2
+    answers = [why_cudnn(layer, h200, 16384, 1) for _ in range(4)]
     assert answers == [cudnn.RESTING] * 2 + [None] * 2
 
 
@@ -582,9 +588,9 @@ def test_a_graph_of_a_network_that_rests_holds_what_cudnn_has_run(
     h200: Any, hidden: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = tl.GRU(4, hidden)
-    layer._memories.setdefault(0, Memory()).forward.pause = 9
+    layer._experiences.setdefault(0, LayerExperience()).forward.pause = 9
     answers = []
     for captured in (True, False, True):
         monkeypatch.setattr(cudnn, "capturing", lambda _, captured=captured: captured)
-        answers.append(cudnn.why(layer, h200, 16384, 1))
+        answers.append(why_cudnn(layer, h200, 16384, 1))
     assert answers == [None, cudnn.RESTING, cudnn.RESTING]

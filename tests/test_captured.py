@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import timeloom as tl
 from timeloom import problem
-from timeloom.auto import cudnn, torch_layer
+from timeloom.auto import cudnn, thresholds
 from timeloom.auto.costs import StepCost, cheapest, cost_on_gpu, fewest_to_cut
 from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.problem import Recurrence, cut_evenly
@@ -177,7 +177,7 @@ def test_who_runs_is_a_few_comparisons_of_the_length(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
     cost_on_gpu.cache_clear()
     data: Any = SimpleNamespace(device=torch.device("cuda", 7), dtype=torch.float32)
-    assert torch_layer.why_by_size(tl.GRU(4, 32), data, Length(16384), 4) is None
+    assert thresholds.why_faster_by_size(tl.GRU(4, 32), data, Length(16384), 4) is None
     cost_on_gpu.cache_clear()
     assert len(looked) == 3
     assert all(type(bound) is int for bound in looked)

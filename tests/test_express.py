@@ -119,8 +119,8 @@ def test_a_certificate_missed_by_little_takes_a_longer_warmup(name: str, monkeyp
     reports = (ours.reports[0], ours.reports[0].backward)
     assert max(report.warmup for report in reports) == 36
     assert all(report.iterations == 1 and report.converged for report in reports)
-    assert all(memory.forward.trusted and memory.backward.trusted for memory in ours.memories())
-    assert sum(memory.forward.misses + memory.backward.misses for memory in ours.memories()) > 0
+    assert all(memory.forward.trusted and memory.backward.trusted for memory in ours.experiences())
+    assert sum(memory.forward.misses + memory.backward.misses for memory in ours.experiences()) > 0
 
 
 @each_layer

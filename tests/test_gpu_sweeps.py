@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import timeloom as tl
-from timeloom.auto.decide import Memory
+from timeloom.auto.experience import LayerExperience
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.kernels import AdjointData, CPUSweeper, ReferenceSweeper
 from timeloom.kernels.cpu.layer import CPULayer
@@ -419,7 +419,7 @@ def test_half_precision_by_either_solver(name: str, lanes: tuple[bool, bool], mo
     ours = getattr(tl, name)(3, 5).half()
     ours.load_state_dict(exact.state_dict())
     exact.load_state_dict(ours.state_dict())
-    exact, memory, reports = exact.double(), Memory(), []
+    exact, memory, reports = exact.double(), LayerExperience(), []
     memory.forward.corrected, memory.backward.corrected = (not lane for lane in lanes)
     x = torch.randn(17, 2, 3).half().requires_grad_()
     initial = torch.zeros(2, 10 if name == "LSTM" else 5, requires_grad=True)

@@ -12,8 +12,8 @@ import zoo
 from torch import Tensor, nn
 
 import timeloom as tl
+from timeloom.solve.tolerance import ADJOINT_TOLERANCE, TOLERANCE
 from timeloom.solvers import MGRIT, Auto, Shooting, Solver
-from timeloom.solvers.base import ADJOINT_TOLERANCE, TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

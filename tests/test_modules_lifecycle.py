@@ -85,7 +85,7 @@ def test_repr_tells_a_solver_that_is_not_the_default() -> None:
 
 def learned(layer: Any) -> list[Any]:
     """What a layer's solves have taught it, by layer and direction."""
-    return [copy.deepcopy(layer._memories[key]) for key in sorted(layer._memories)]
+    return [copy.deepcopy(layer._experiences[key]) for key in sorted(layer._experiences)]
 
 
 def saved(layer: Any) -> Any:

@@ -17,7 +17,7 @@ from timeloom.ode.exponential import matrix_exp
 from timeloom.ode.field import Field
 from timeloom.ode.steps import STEPS
 from timeloom.ode.steps.base import exact_transfers
-from timeloom.solvers import Shooting
+from timeloom.solvers import DEER, Shooting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -291,6 +291,24 @@ def test_a_solution_that_blows_up_says_so() -> None:
     assert not bool(y[last + 1 :].isfinite().any())
     assert 33 <= last < 50  # a Runge–Kutta run gets past the pole by a few steps
     assert abs(float(y[20, 0]) - 1 / (1 - 0.6)) < 1e-3
+
+
+def test_a_name_and_an_object_are_the_same_solver() -> None:
+    f, y0, t = PROBLEMS["orbit"]
+    y, report = solve(f, y0, t)
+    by_object, same = solve(f, y0, t, solver=DEER())
+    assert torch.equal(y, by_object)
+    assert (same.solver, same.residuals) == (report.solver, report.residuals)
+    assert torch.equal(y, tl.odeint(f, y0, t, guess=y, solver=DEER(tol=1.0)))
+    rough, few = solve(f, y0, t, solver=DEER(tol=1e-3))
+    assert few.tolerance == 1e-3
+    assert few.iterations < report.iterations
+    assert 0 < difference(rough, y) < 1e-2
+    with pytest.raises(tl.ConvergenceError, match="deer"):
+        tl.odeint(f, y0, t, solver=DEER(max_iters=1, on_divergence="raise"))
+    for option in ({"precision": "bfloat16"}, {"adjoint": "sequential"}, {"on_divergence": "ignore"}):
+        with pytest.raises(ValueError, match=f"odeint has no {next(iter(option))}="):
+            tl.odeint(f, y0, t, solver=DEER(**option))
 
 
 def test_newton_falls_back_to_the_plain_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from timeloom.cells import GenericCell
 from timeloom.kernels import ReferenceSweeper
 from timeloom.kernels.cpu import build
 from timeloom.solve.plan import MOST_SWEEPS
+from timeloom.solve.tolerance import ADJOINT_TOLERANCE, TOLERANCE
 from timeloom.solvers import Shooting
-from timeloom.solvers.base import ADJOINT_TOLERANCE, TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

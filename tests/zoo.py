@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from timeloom.auto.decide import Memory
+from timeloom.auto.experience import LayerExperience
 from timeloom.cells import GenericCell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
@@ -285,13 +285,13 @@ def solve(
     solver: Solver,
     lengths: Tensor | None = None,
     resets: Tensor | None = None,
-    memory: Memory | None = None,
+    experience: LayerExperience | None = None,
 ) -> Solution:
     """The network run by timeloom."""
     problem = net.recurrence(x, initial)
     problem = Recurrence(problem.cell, problem.u, problem.initial, lengths, resets)
     reports: list[SolveReport] = []
-    outputs, final = run(problem, solver, memory or Memory(), reports.append)
+    outputs, final = run(problem, solver, experience or LayerExperience(), reports.append)
     return Solution(outputs, final, reports)
 
 

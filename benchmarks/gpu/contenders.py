@@ -19,7 +19,7 @@ from benchmarks.gpu.loop import LoopGRU
 from benchmarks.layers import Problem, TrainingStep, build
 from benchmarks.measure import Clock, solve_of
 from timeloom.report import SolveReport
-from timeloom.solvers.planning import names as solver_names
+from timeloom.solvers.base import names as solver_names
 
 AS_CUDNN = 2e-4
 """Tolerance of timeloom's solves where products are rounded to tf32, and of DEER's beside them."""

@@ -10,23 +10,20 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from timeloom.auto.decide import Memory
+from timeloom.auto.experience import LayerExperience
 from timeloom.cells.generic import GenericCell, State
 from timeloom.distributed.context import time_group
-from timeloom.distributed.planning import plan_over_ranks
 from timeloom.distributed.solve import Over, run_over_ranks
 from timeloom.distributed.span import agree
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve.recurrence import on_tape, run
 from timeloom.solve.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
-from timeloom.solvers.base import Solver
-from timeloom.solvers.planning import resolve
-from timeloom.solvers.sequential import Sequential
+from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.eager import eager
 from timeloom.torch_state.transforms import WHERE, transformed
 
-_memories: WeakKeyDictionary[Any, dict[Any, Memory]] = WeakKeyDictionary()
+_experiences: WeakKeyDictionary[Any, dict[Any, LayerExperience]] = WeakKeyDictionary()
 
 
 @eager
@@ -56,16 +53,16 @@ def unroll(
     if group is not None:
         if begin is not None:
             raise NotImplementedError("over many ranks there is no guess=: leave it out")
-        memories, name = group.memories(cell), f"a cell with states of {generic.parts}"
-        span = agree(group, problem.u, None, None, name, torch.is_grad_enabled(), resolved, memories)
-        memory, over = memories.setdefault(0, Memory()), Over(span, False, 0)
-        plan = plan_over_ranks(resolved, problem.detach(), memory.forward, span, over.line(problem.batch))
-        states, _ = run_over_ranks(problem, resolved, memory, reports.append, over, plan)
+        known, name = group.experiences(cell), f"a cell with states of {generic.parts}"
+        span = agree(group, problem.u, None, None, name, torch.is_grad_enabled(), resolved, known)
+        experience, over = known.setdefault(0, LayerExperience()), Over(span, False, 0)
+        plan = resolved.plan_over_ranks(problem.detach(), experience.forward, span.sizes)
+        states, _ = run_over_ranks(problem, resolved, experience, reports.append, over, plan)
         return generic.unpack(states), reports[0]
-    if transformed() and not isinstance(resolved, Sequential):
+    if transformed() and not resolved.on_tape:
         states, _ = on_tape(problem, reports.append, f"no sweeps {WHERE}")
     else:
-        states, _ = run(problem, resolved, _memory_of(cell), reports.append, begin)
+        states, _ = run(problem, resolved, _experience_of(cell), reports.append, begin)
     return generic.unpack(states), reports[0]
 
 
@@ -77,16 +74,16 @@ def _guess(cell: GenericCell, guess: State | WarmBatch, xs: Tensor) -> Guess:
     return GivenStates(torch.cat([part.reshape(*xs.shape[:2], -1) for part in parts], -1))
 
 
-def _memory_of(cell: Any) -> Memory:
+def _experience_of(cell: Any) -> LayerExperience:
     """What was learned on this cell, as long as it lives; nothing where it cannot be kept.
 
     A bound method is another object each time it is looked up, so it is told by what it belongs to.
     """
     owner, method = (cell.__self__, cell.__func__) if isinstance(cell, MethodType) else (cell, None)
     try:
-        return _memories.setdefault(owner, {}).setdefault(method, Memory())
+        return _experiences.setdefault(owner, {}).setdefault(method, LayerExperience())
     except TypeError:
-        return Memory()
+        return LayerExperience()
 
 
 def _check(cell: Any, h0: Any, xs: Any) -> None:

@@ -14,9 +14,10 @@ from timeloom.distributed.span import Line
 from timeloom.report import SolveReport
 from timeloom.scan import linear_scan
 from timeloom.scan.elements import Structure, apply, compose
-from timeloom.solve.boundaries import SHARE_OF_BOX, Boundaries, before_each
+from timeloom.solve.boundaries import Boundaries, before_each
 from timeloom.solve.chain import Chain, Entered
 from timeloom.solve.plan import Correction
+from timeloom.solve.residual import by_part, floors, relative, scales
 
 Settle = Callable[[Tensor], None]
 """Told the state `(B, S)` that this rank is entered with, whenever it changes."""
@@ -45,8 +46,8 @@ class Heard:
     """What all ranks have said, in marching order: starts, ends `(R, B, S)` and errors `(R, B)`."""
 
     ends: Tensor
-    prefix: Tensor
-    """Largest values, part by part, on the ranks before, `(R, B, S)`."""
+    prefix: Tensor | None
+    """Largest values, part by part, on the ranks before, `(R, B, P)`."""
     error: Tensor
     """Bound of the relative jumps inside each rank."""
     joint_error: Tensor
@@ -148,10 +149,7 @@ class RankBoundaries(Boundaries):
             self._arrived = self.heard.ends[place - 1]
             jump = torch.where(self.joint.unsqueeze(-1), self._arrived - self.at_entry(self.starts), 0)
             self.jump[self._entry] = jump
-            self.scale = self._scales()
-            if self.chain.fading:
-                self.scale = torch.maximum(self.scale, self.heard.prefix[place])
-            self.error = (self.jump.abs() / self.scale).amax(-1)
+            self._measure_by(self._scales(None if self.heard.prefix is None else self.heard.prefix[place]))
         self._tolerance = tolerance
         self.demand(tolerance)
         self.converged = bool((self.heard.worst <= tolerance).all())
@@ -264,24 +262,21 @@ class RankBoundaries(Boundaries):
 
     def _errors(
         self, jump: Tensor, errors: Tensor, starts: Tensor, ends: Tensor, sizes: list[Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scale of the ranks before, errors inside and at the start of every rank; every rank computes the same.
+    ) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Scale of the ranks before (None where values do not fade), errors inside and at the start of every rank; every rank computes the same.
 
         sizes: the largest values and jumps of each rank, part by part, where values fade. Its scale is then at least
         that of the ranks before: either way of measuring its jumps is a bound.
         """
         parts, inside = self.chain.parts, _no_nan(errors.squeeze(-1))
-        beside = by_part(starts.abs(), parts)
-        beside[1:] = torch.maximum(beside[1:], by_part(ends[:-1].abs(), parts))
-        scale, prefix = _finite(beside), torch.zeros_like(beside)
-        floor = smallest_scales(self.chain.bound, starts[0], parts)
+        floor, prefix = floors(self.chain.bound, starts[0], parts), None
         if sizes is not None:
             largest, jumps = sizes
+            prefix = torch.zeros_like(largest)
             prefix[1:] = _finite(largest).cummax(0).values[:-1]
-            scale = torch.maximum(scale, prefix)
             inside = torch.minimum(inside, _no_nan((jumps / torch.maximum(prefix, floor)).amax(-1)))
-        joint_error = _no_nan((by_part(jump.abs(), parts) / torch.maximum(scale, floor)).amax(-1))
-        return prefix.repeat_interleave(torch.tensor(parts, device=prefix.device), -1), inside, joint_error
+        scale = scales(starts, torch.cat([starts[:1], ends[:-1]]), parts, floor, before=prefix)
+        return prefix, inside, _no_nan(relative(jump, scale, parts))
 
     def _leaving(self) -> tuple[Tensor, Tensor] | None:
         """How this rank's own jumps move the state that it ends with, and how a move of its entry does."""
@@ -328,19 +323,6 @@ def _structure(element: Tensor) -> Structure:
     """Of an element `(B, ...)`."""
     structures: dict[int, Structure] = {2: "diagonal", 3: "dense", 4: "block"}
     return structures[element.dim()]
-
-
-def by_part(values: Tensor, parts: tuple[int, ...]) -> Tensor:
-    """The largest value of each part of the state: `(..., S)` to `(..., parts)`."""
-    return torch.stack([part.amax(-1) for part in values.split(parts, -1)], -1)
-
-
-def smallest_scales(bound: Tensor | None, like: Tensor, parts: tuple[int, ...]) -> Tensor:
-    """`(B, parts)`: what jumps of such a state `(B, S)`, in its box if it has one, are measured against at least."""
-    floor = torch.full_like(like, torch.finfo(like.dtype).tiny)
-    if bound is not None:
-        floor = torch.maximum(floor, SHARE_OF_BOX * bound.isfinite().to(like.dtype))
-    return by_part(floor, parts)
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
-from timeloom.auto.decide import Memory
+from timeloom.auto.experience import LayerExperience
 from timeloom.distributed.faults import LOOK_EVERY, Faults, RankError
 from timeloom.distributed.lent_tensors import lend
 from timeloom.report import ConvergenceError
@@ -59,7 +59,7 @@ class TimeGroup:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.timeout = timeout
         self.traffic = Traffic()
-        self._memories: WeakKeyDictionary[Any, dict[int, Memory]] = WeakKeyDictionary()
+        self._experiences: WeakKeyDictionary[Any, dict[int, LayerExperience]] = WeakKeyDictionary()
         self.faults = Faults(_get_default_store(), group.group_name, self.rank, self.size)
 
     def gather(self, tensor: Tensor) -> Tensor:
@@ -128,12 +128,12 @@ class TimeGroup:
         works = dist.batch_isend_irecv(messages)
         return _Blocking(works, self.timeout + LOOK_EVERY) if device.type == "cpu" else _Queued(works)
 
-    def memories(self, owner: Any) -> dict[int, Memory]:
+    def experiences(self, owner: Any) -> dict[int, LayerExperience]:
         """What solves over these ranks have shown about a module or cell: the same on all of them, so kept apart from
         what one rank may see on its own.
         """
         try:
-            return self._memories.setdefault(owner, {})
+            return self._experiences.setdefault(owner, {})
         except TypeError:  # cannot be kept
             return {}
 

@@ -15,8 +15,10 @@ from timeloom.solve.driver import conclude, contracts_slowly, why_stop
 from timeloom.solve.plan import Correction, Plan
 
 
-def pipeline_over_ranks(chain: Chain, plan: Plan, line: Line, settle: Settle, check: Check) -> Marched:
-    """Run all sequences one step after the other, rank after rank."""
+def pipeline_over_ranks(
+    chain: Chain, plan: Plan, line: Line, settle: Settle, check: Check, lead: int = 0, reenter: bool = False
+) -> Marched:
+    """Run all sequences one step after the other, rank after rank; there is no warm-up to have led in."""
     began = time.perf_counter()
     state = RankBoundaries(chain, None, line, settle, check)
     nobody = len(line.alive)

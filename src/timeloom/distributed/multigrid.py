@@ -23,20 +23,14 @@ from timeloom.mgrit.grid import COARSEST, LATER_FACTOR
 from timeloom.mgrit.propagators import Adjoint, Propagator
 from timeloom.mgrit.relax import Level, f_relax, residual, serial
 from timeloom.solve.chain import Chain
-
-
-@dataclass(frozen=True)
-class RankMGRITPlan(MGRITPlan):
-    """How to cycle over ranks."""
-
-    joined: bool = False
-    """Whether the coarsest level has one point a rank, so that all ranks take it over."""
+from timeloom.solve.plan import Plan
 
 
 def cycle_over_ranks(
-    chain: Chain, plan: RankMGRITPlan, line: Line, settle: Settle, check: Check, lead: int, reenter: bool
+    chain: Chain, plan: Plan, line: Line, settle: Settle, check: Check, lead: int, reenter: bool
 ) -> Marched:
     """`march_over_ranks` by multigrid."""
+    assert isinstance(plan, MGRITPlan)
     began = time.perf_counter()
     state, rows = RankBoundaries.entering(chain, plan.warmup, False, reenter, line, settle, check)
     report = Cycles(chain, plan, state, rows, began, partial(_over_ranks, state=state, plan=plan)).run()
@@ -50,7 +44,7 @@ def _over_ranks(
     size_of: Callable[[Tensor], float],
     *,
     state: RankBoundaries,
-    plan: RankMGRITPlan,
+    plan: MGRITPlan,
 ) -> RankHierarchy:
     """`Hierarchy` over ranks."""
     joint = state.joint.unsqueeze(-1)
@@ -64,7 +58,7 @@ def _over_ranks(
     )
 
 
-def _joined(last: Propagator, state: RankBoundaries, plan: RankMGRITPlan) -> list[Level]:
+def _joined(last: Propagator, state: RankBoundaries, plan: MGRITPlan) -> list[Level]:
     """The level with one point a rank, and coarser ones, on all ranks alike."""
     line = state.line
     ranks, batch = line.alive.shape

@@ -8,12 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.auto.decide import Memory
+from timeloom.auto.experience import LayerExperience
 from timeloom.distributed.boundaries import Check, Marched, Settle
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.march import march_over_ranks, pipeline_over_ranks
-from timeloom.distributed.multigrid import RankMGRITPlan, cycle_over_ranks
-from timeloom.distributed.planning import RankPlan, plan_adjoint_over_ranks
+from timeloom.distributed.multigrid import cycle_over_ranks
 from timeloom.distributed.span import Line, Span
 from timeloom.kernels import AdjointData
 from timeloom.kernels import sweeper as choose_sweeper
@@ -23,8 +22,8 @@ from timeloom.solve.autograd import attach
 from timeloom.solve.backward import solve_backwards
 from timeloom.solve.chain import Chain
 from timeloom.solve.forward import forward_chain
+from timeloom.solve.plan import Planner, RankPlan
 from timeloom.solve.recurrence import Record, needs_grad, noting, outputs_of, raise_if_asked
-from timeloom.solvers.base import Solver
 
 
 @dataclass(frozen=True)
@@ -41,31 +40,31 @@ class Over:
 
 
 def run_over_ranks(
-    problem: Recurrence, solver: Solver, memory: Memory, record: Record, over: Over, plan: RankPlan
+    problem: Recurrence, solver: Planner, experience: LayerExperience, record: Record, over: Over, plan: RankPlan
 ) -> tuple[Tensor, Tensor]:
     """Outputs of this rank's steps `(T_local, B, ·)` and the final state of the whole sequence `(B, S)`, on all ranks.
 
     Differentiable. `problem` is this rank's slice, with the initial state of the whole sequence.
     """
-    detached, span = problem.detach(), over.span
+    detached = problem.detach()
     with torch.no_grad():
-        states, marched = solve_states(detached, plan)
+        states, marched = solve_states(detached, plan, over.line(problem.batch))
     report = marched.report
-    memory.forward.learn(report)
+    experience.forward.learn(report)
     raise_if_asked(report, solver)
     record(report)
     if not needs_grad(problem):
         return outputs_of(detached, states), marched.final
     line = over.line(problem.batch, adjoint=True)
-    adjoint = partial(solve_adjoint, plan=plan_adjoint_over_ranks(solver, detached, memory.backward, span, line))
-    note = noting(report, solver, memory, record)
+    backward = solver.plan_over_ranks(detached, experience.backward, over.span.sizes, "backward")
+    adjoint = partial(solve_adjoint, plan=backward, line=line)
+    note = noting(report, solver, experience, record)
     return attach(detached, states, marched.final, adjoint, note, problem.u, problem.initial, problem.cell)
 
 
-def solve_states(problem: Recurrence, plan: RankPlan) -> tuple[list[Tensor], Marched]:
+def solve_states(problem: Recurrence, plan: RankPlan, line: Line) -> tuple[list[Tensor], Marched]:
     """This rank's states, before every step and after the last."""
-    line = plan.line
-    first = forward_guess(problem, plan) if plan.lead else problem.initial
+    first = forward_guess(problem, plan.lead, line) if plan.lead else problem.initial
     # Resets put the state back to the true initial state, so the sweeps must know that one and not this rank's entry.
     entered = problem if problem.resets is not None else replace(problem, initial=first)
     sweeper = choose_sweeper(entered)
@@ -77,25 +76,25 @@ def solve_states(problem: Recurrence, plan: RankPlan) -> tuple[list[Tensor], Mar
 
     chain = forward_chain(entered, plan.inside, sweeper, states, line.goes_on)
     chain = replace(chain, first=first, neutral=problem.initial, bound=problem.cell.bound(problem.initial))
-    return states, _march(chain, plan, settle, partial(_blame, line, problem), problem.resets is not None)
+    return states, _march(chain, plan, line, settle, partial(_blame, line, problem), problem.resets is not None)
 
 
 def solve_adjoint(
-    problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: RankPlan
-) -> tuple[Tensor, Tensor, SolveReport]:
+    problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: RankPlan,
+    line: Line,
+) -> tuple[Tensor, Tensor, SolveReport]:  # fmt: skip
     """`timeloom.solve.backward.solve_adjoint` over ranks, for a loss that is the sum of what the ranks compute.
 
     So `final_grad` is what this rank's loss says about the final state, which all ranks have, and the gradient of the
     initial state is this rank's contribution to it.
     """
-    line = plan.line
-    if incoming is None and isinstance(plan.inside, RankMGRITPlan):  # other ranks may have something
+    if incoming is None and plan.way == "cycles":  # other ranks may have something
         incoming = problem.initial.new_zeros(problem.steps, problem.batch, problem.cell.parts[0])
     try:
-        first = backward_guess(problem, states, incoming, final_grad, plan, problem.ends())
+        first = backward_guess(problem, states, incoming, final_grad, plan.lead, line, problem.ends())
         gate_grads, begin_grad, into_resets, marched = solve_backwards(
             problem, states, plan.inside, incoming, first,
-            lambda chain: _march(chain, plan, lambda _: None, lambda: None, False), line.goes_on,
+            lambda chain: _march(chain, plan, line, lambda _: None, lambda: None, False), line.goes_on,
         )  # fmt: skip
     except BaseException as error:
         line.group.stopped(error)
@@ -114,12 +113,12 @@ def head_of_sequence(line: Line, like: Tensor) -> Tensor:
     return ends_here.to(like.device).unsqueeze(-1)
 
 
-def forward_guess(problem: Recurrence, plan: RankPlan) -> Tensor:
+def forward_guess(problem: Recurrence, lead: int, line: Line) -> Tensor:
     """The state to enter this rank with, `(B, S)`: the initial one where a sequence begins here, else a guess from the
     last steps of the rank before. Looks at the last steps of `problem` only.
     """
-    line, lengths = plan.line, problem.ends()
-    rows = Segments(torch.arange(problem.batch, device="cpu"), (lengths - plan.lead).clamp(min=0), lengths)
+    lengths = problem.ends()
+    rows = Segments(torch.arange(problem.batch, device="cpu"), (lengths - lead).clamp(min=0), lengths)
     guesses = line.gather(choose_sweeper(problem).forward(rows, problem.initial)[0])
     if line.place == 0:
         return problem.initial
@@ -128,18 +127,18 @@ def forward_guess(problem: Recurrence, plan: RankPlan) -> Tensor:
 
 
 def backward_guess(
-    problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: RankPlan,
-    lengths: Tensor,
+    problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, lead: int,
+    line: Line, lengths: Tensor,
 ) -> Tensor:  # fmt: skip
     """The gradient to enter this rank with, `(B, S)`: that of the final state where a sequence ends here, else a guess
     from the first steps of the rank behind. `problem` may hold the first steps only; `lengths` `(B,)` are those of all.
     """
-    line, size = plan.line, problem.cell.size
+    size = problem.cell.size
     own = torch.zeros_like(problem.initial) if final_grad is None else final_grad
     told = own
-    if plan.lead:
+    if lead:
         everyone = torch.arange(problem.batch, device="cpu")
-        rows = Segments(everyone, torch.zeros_like(lengths), lengths.clamp(max=plan.lead))
+        rows = Segments(everyone, torch.zeros_like(lengths), lengths.clamp(max=lead))
         # Most losses on the final state are the same on all ranks.
         whole = (line.heads[line.place] & (rows.end == lengths)).to(own.device).unsqueeze(-1)
         entry = torch.where(whole, own * len(line.alive), 0)
@@ -150,15 +149,14 @@ def backward_guess(
     if line.place == 0:
         return total
     known = (~line.joints[line.place]).to(own.device).unsqueeze(-1)
-    return torch.where(known, total, guesses[line.place - 1] if plan.lead else 0)
+    return torch.where(known, total, guesses[line.place - 1] if lead else 0)
 
 
-def _march(chain: Chain, plan: RankPlan, settle: Settle, check: Check, reenter: bool) -> Marched:
-    if plan.pipelined:
-        return pipeline_over_ranks(chain, plan.inside, plan.line, settle, check)
-    if isinstance(plan.inside, RankMGRITPlan):
-        return cycle_over_ranks(chain, plan.inside, plan.line, settle, check, plan.lead, reenter)
-    return march_over_ranks(chain, plan.inside, plan.line, settle, check, plan.lead, reenter)
+WAYS = {"sweeps": march_over_ranks, "cycles": cycle_over_ranks, "in order": pipeline_over_ranks}
+
+
+def _march(chain: Chain, plan: RankPlan, line: Line, settle: Settle, check: Check, reenter: bool) -> Marched:
+    return WAYS[plan.way](chain, plan.inside, line, settle, check, plan.lead, reenter)
 
 
 def _blame(line: Line, problem: Recurrence) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from timeloom.auto.decide import Memory
+from timeloom.auto.experience import LayerExperience
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.group import TimeGroup
 from timeloom.solvers.base import Solver
@@ -109,7 +109,7 @@ class Line:
 
 def agree(
     group: TimeGroup, x: Tensor, lengths: Tensor | None, resets: Tensor | None, network: str, taped: bool,
-    solver: Solver, memories: dict[int, Memory],
+    solver: Solver, known: dict[int, LayerExperience],
 ) -> Span:  # fmt: skip
     """Find out how many steps of x `(T_local, B, ...)` each rank holds; raises on all ranks where they do not fit.
 
@@ -125,7 +125,7 @@ def agree(
         "whether gradients are wanted": "yes" if taped else "no",
         "the network": network,
         "the solver": repr(solver),
-        "what earlier calls showed": str(sorted(memories.items())),
+        "what earlier calls showed": str(sorted(known.items())),
     }
     sizes = same_on_all_ranks(group, facts, x.device, len(x))
     if min(sizes) < 1:

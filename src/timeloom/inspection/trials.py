@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from timeloom.auto.torch_layer import size
 from timeloom.inspection.plot import plot
 from timeloom.nn import parallelize, sequentialize
 from timeloom.nn.base import Recurrent
 from timeloom.nn.swap import holds_recurrent_layers
+from timeloom.nn.torch_layer import size
 from timeloom.report import SolveReport, of_reports
 from timeloom.solve.plan import Correction
 from timeloom.solvers import MGRIT, Auto, Shooting, Solver
-from timeloom.solvers.planning import names, resolve
+from timeloom.solvers.base import names, resolve
 from timeloom.solvers.stepwise import Stepwise
 
 REPEATS = 3
@@ -267,9 +267,9 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 def _memory(model: nn.Module) -> list[tuple[str, int | None]]:
     """What `auto` has learned about how long each layer remembers."""
-    memories = [layer._memories.get(index) for layer in _layers(model) for index in range(len(layer.reports))]
+    known = [layer._experiences.get(index) for layer in _layers(model) for index in range(len(layer.reports))]
     found: list[tuple[str, int | None]] = []
-    for (where, report), memory in zip(reports_of(model), memories, strict=True):
-        known = memory is not None and memory.forward.forgetting is not None
-        found.append((where, memory.forward.warmup(report.tolerance) if known and memory is not None else None))
+    for (where, report), experience in zip(reports_of(model), known, strict=True):
+        told = experience is not None and experience.forward.forgetting is not None
+        found.append((where, experience.forward.warmup(report.tolerance) if told and experience else None))
     return found

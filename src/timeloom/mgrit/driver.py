@@ -29,7 +29,7 @@ Stack = Callable[[list[Level], float, str, Callable[[Tensor], float]], Hierarchy
 """`Hierarchy`, or what stands in for it over many ranks."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MGRITPlan(Plan):
     """How to cycle. `max_iters` is the most cycles, `chunk` the first coarsening factor."""
 
@@ -42,22 +42,27 @@ class MGRITPlan(Plan):
     nested: bool = False
     limited: bool = False
     """Whether the user fixed the number of cycles: what they leave was asked for."""
+    joined: bool = False
+    """Over ranks: whether the coarsest level has one point a rank, so that all ranks take it over."""
 
     @property
     def method(self) -> str:
         return f"mgrit[{self.kind}, {len(self.coarsening.factors) + 1} levels]"
 
-    def march(self, chain: Chain) -> SolveReport:
-        if chain.links == 1:
-            return march(chain, self)
-        began, entered = time.perf_counter(), None
-        if self.warmup and chain.guess is None:
-            entered = chain.enter_all(self.warmup, False)
-            report = None if chain.certify is None else certified(chain.certify(*entered[:2]), self, began)
-            if report is not None:
-                return report
-        state = Boundaries(chain, entered)
-        return Cycles(chain, self, state, state.solvable if entered is None else None, began).run()
+
+def cycle(chain: Chain, plan: Plan) -> SolveReport:
+    """Make the chain's links fit together by cycles through coarser levels; one link is a plain run."""
+    if chain.links == 1:
+        return march(chain, plan)
+    assert isinstance(plan, MGRITPlan)
+    began, entered = time.perf_counter(), None
+    if plan.warmup and chain.guess is None:
+        entered = chain.enter_all(plan.warmup, False)
+        report = None if chain.certify is None else certified(chain.certify(*entered[:2]), plan, began)
+        if report is not None:
+            return report
+    state = Boundaries(chain, entered)
+    return Cycles(chain, plan, state, state.solvable if entered is None else None, began).run()
 
 
 class Cycles:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from timeloom.auto import cudnn, torch_layer
-from timeloom.auto.decide import Memory
+from timeloom.auto import cudnn
+from timeloom.auto.experience import LayerExperience
 from timeloom.cells.base import Cell
 from timeloom.distributed.context import time_group
 from timeloom.distributed.express import run_layer_over_ranks
@@ -20,8 +20,8 @@ from timeloom.distributed.group import TimeGroup
 from timeloom.distributed.solve import Over
 from timeloom.distributed.span import Span, agree
 from timeloom.kernels.gpu.layer import GPULayer
+from timeloom.nn import torch_layer
 from timeloom.nn.graphs.handles import handle_of, traced_apart
-from timeloom.nn.precision import products_in, returned_in, solved_in
 from timeloom.nn.sequence import (
     check_input,
     check_lengths,
@@ -39,10 +39,9 @@ from timeloom.report import SolveReport
 from timeloom.solve import express
 from timeloom.solve.recurrence import run
 from timeloom.solve.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
-from timeloom.solvers.auto import Auto
-from timeloom.solvers.base import Solver
-from timeloom.solvers.planning import resolve
+from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.autocast import without_autocast
+from timeloom.torch_state.precision import products_in, returned_in, solved_in
 
 Hidden = tuple[Tensor, ...]
 """Initial or final states, one `(layers · directions, B, part)` for each part of the state: h, or h and c."""
@@ -68,7 +67,7 @@ class Recurrent(nn.RNNBase):
         """What this class adds to torch's: the solver, what it learned, and the last call's reports."""
         self._solver = resolve(solver)
         self._solver_given = solver
-        self._memories: dict[int, Memory] = {}
+        self._experiences: dict[int, LayerExperience] = {}
         self._known: dict[Any, list[SolveReport]] = {}
         """Inputs that torch's own layer is to run, by shape, dtype, device, autocast and gradients, and what to report.
         """
@@ -166,7 +165,7 @@ class Recurrent(nn.RNNBase):
         if group is not None and (obstacle or packed is not None or guess is not None):
             no = "no guess=" if guess is not None else "no packed sequences: give a padded tensor and lengths="
             raise NotImplementedError(f"over many ranks there are {obstacle or no}")
-        reason = "" if group is not None else obstacle or torch_layer.why(self, self._solver, input)
+        reason = "" if group is not None else obstacle or torch_layer.why(self, input)
         if reason and not ragged:
             result = self._run_native(input, hx, reason)
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
@@ -257,13 +256,13 @@ class Recurrent(nn.RNNBase):
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
         compute = solved_in(x)
         whole = lengths is None and resets is None and guess is None and span is None
-        express_only = whole and isinstance(self._solver, Auto) and self._has_kernels
+        express_only = whole and self._solver.in_given_precision and self._has_kernels
         if express_only and GPULayer.supports(x, self.hidden_size):
             compute = products_in(x)
         returned = returned_in(torch_layer.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
         reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]
-        memories = self._memories if span is None else span.group.memories(self)
-        common = _Common(lengths, resets, guess, span, memories, reports)
+        known = self._experiences if span is None else span.group.experiences(self)
+        common = _Common(lengths, resets, guess, span, known, reports)
 
         def solve_one(index: int, y: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
             return self._solve_one(index, y, initial, weights[index], common)
@@ -299,7 +298,7 @@ class Recurrent(nn.RNNBase):
     ) -> tuple[Tensor, Tensor]:
         """One layer in one direction."""
         lengths, resets, guess = common.lengths, common.resets, common.guess
-        memory = common.memories.get(index) or common.memories.setdefault(index, Memory())
+        experience = common.experiences.get(index) or common.experiences.setdefault(index, LayerExperience())
         record = _recorder(common.reports, index)
         backwards = self.bidirectional and index % 2 == 1
         over = None if common.span is None else Over(common.span, backwards, index)
@@ -309,14 +308,14 @@ class Recurrent(nn.RNNBase):
                 following = None if over is None else over.span.following(resets[0])
                 resets = reverse_resets(resets, lengths, following)
         cast = [None if weight is None else weight.to(x.dtype) for weight in weights]
-        setting, solved = express.Setting(self._bare, self._cell, self._solver, memory), None
+        setting, solved = express.Setting(self._bare, self._cell, self._solver, experience), None
         if over is not None:
             solved = run_layer_over_ranks(setting, x, initial, cast, lengths, resets, record, over)
         elif lengths is None and resets is None and guess is None:
             solved = express.run(setting, x, initial, cast, record)
         if solved is None:
             problem = Recurrence(*self._cell(x, *cast), initial, lengths, resets)
-            solved = run(problem, self._solver, memory, record, guess, index)
+            solved = run(problem, self._solver, experience, record, guess, index)
         y, final = solved
         return reverse(y, lengths) if backwards else y, final
 
@@ -330,14 +329,14 @@ class Recurrent(nn.RNNBase):
         live = (x, *hidden, *(weight for layer in weights for weight in layer))
         taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in live)
         network = f"{self._get_name()}({super().extra_repr()})"
-        span = agree(group, x, lengths, resets, network, taped, self._solver, group.memories(self))
+        span = agree(group, x, lengths, resets, network, taped, self._solver, group.experiences(self))
         if lengths is not None:
             check_lengths(lengths, span.steps, batch)
         return span
 
-    def memories(self) -> list[Memory]:
+    def experiences(self) -> list[LayerExperience]:
         """What earlier calls showed, for every layer and direction that has been solved."""
-        return list(self._memories.values())
+        return list(self._experiences.values())
 
     @property
     def _has_kernels(self) -> bool:
@@ -368,7 +367,7 @@ class _Common:
     resets: Tensor | None
     guess: Guess | None
     span: Span | None
-    memories: dict[int, Memory]
+    experiences: dict[int, LayerExperience]
     reports: list[SolveReport]
     """One for each layer and direction, when it has run."""
 

@@ -10,8 +10,7 @@ from torch.nn.utils import parametrize
 
 from timeloom.nn.base import Recurrent
 from timeloom.nn.modules import GRU, LSTM, RNN
-from timeloom.solvers.base import Solver
-from timeloom.solvers.planning import resolve
+from timeloom.solvers.base import Solver, resolve
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -59,7 +58,7 @@ def sequentialize(model: Model) -> Model:
         if not _swap_class(module, back):
             _warn_left_alone(name, module)
             continue
-        for attribute in ("_solver", "_solver_given", "_memories", "_known", "_rehearsed", "_handle", "reports"):
+        for attribute in ("_solver", "_solver_given", "_experiences", "_known", "_rehearsed", "_handle", "reports"):
             module.__dict__.pop(attribute, None)
     return model
 

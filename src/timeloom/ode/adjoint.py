@@ -11,9 +11,9 @@ from torch import Tensor
 
 from timeloom.ode.advance import TWICE_DIFFERENTIABLE
 from timeloom.ode.field import pull_back
-from timeloom.ode.newton import SLOW, History, default_tolerance, relative_to_largest
+from timeloom.ode.newton import SLOW, History, relative_to_largest
 from timeloom.ode.steps.base import exact_transfers
-from timeloom.ode.trajectory import MOST_ITERS, Problem
+from timeloom.ode.trajectory import Problem
 from timeloom.report import SolveReport, contraction
 from timeloom.solve.autograd import refuse_second_order
 from timeloom.torch_state.eager import eager
@@ -52,7 +52,7 @@ def solve_adjoint(problem: Problem, y: Tensor, grads: Tensor) -> tuple[Tensor, T
     solve nearly that; what they leave is found by a pull-back through the true steps, and solved for again.
     """
     began = time.perf_counter()
-    tolerance = default_tolerance(y.dtype)
+    tolerance = problem.tolerance
     carried = grads.clone()
     weights = torch.zeros_like(y[1:])
     residuals: list[float] = []
@@ -90,7 +90,7 @@ def _solve_window(problem: Problem, t: Tensor, y: Tensor, grads: Tensor) -> tupl
     transfers = now.transfers()
     exact = False
     weights, adjoint, left = torch.zeros_like(grads), torch.zeros_like(grads), grads
-    history = History(y, default_tolerance(y.dtype), MOST_ITERS)
+    history = History(y, problem.tolerance, problem.iterations)
     while True:
         change = torch.where(history.stopped.unsqueeze(-1), 0, transfers.carry_back(left))
         adjoint, weights = adjoint + change, weights + transfers.solve_transposed(change)

@@ -90,7 +90,8 @@ def leading(good: Tensor) -> int:
 class History:
     """Largest relative residuals after each iteration, and which sequences of the batch have come to an end.
 
-    A sequence has settled if it meets the tolerance and all that is left is rounding. Its first residual cannot tell:
+    A sequence has settled if it meets the tolerance and all that is left is rounding; or meets one that allows for more
+    than that, which a user gave. Its first residual cannot tell:
     many small misses of one sign look like rounding, and a correction undoes them. It is given up where the residual
     is not finite or does not fall.
     """
@@ -125,6 +126,8 @@ class History:
 
     def _settled(self) -> Tensor:
         now = self._worst[-1]
+        if self.tolerance > default_tolerance(now.dtype):  # a user's own, who wants no more than that
+            return now <= self.tolerance
         if len(self._worst) < 2:
             return torch.zeros_like(now, dtype=torch.bool)
         return (now <= self.tolerance) & ((now <= torch.finfo(now.dtype).eps) | (now > 0.5 * self._worst[-2]))

@@ -15,9 +15,9 @@ from timeloom.ode.field import Field, Function
 from timeloom.ode.steps import STEPS, Step
 from timeloom.ode.trajectory import Problem, solve_trajectory
 from timeloom.options import check_choice
-from timeloom.report import SolveReport
-from timeloom.solvers.base import Solver
-from timeloom.solvers.sequential import Sequential
+from timeloom.report import ConvergenceError, SolveReport
+from timeloom.solvers.base import Solver, resolve
+from timeloom.solvers.newton import DEER
 from timeloom.torch_state.eager import eager
 from timeloom.torch_state.transforms import refuse_transforms
 from timeloom.unroll import unroll
@@ -40,11 +40,12 @@ def odeint(
         of all times and sequences, and must not look at each other.
     y0: first point, `(..., n)`: any batch in front.
     t: times, `(T + 1,)`, increasing; steps need not be equal.
-    solver: `deer` (Newton's method on the whole trajectory), `sequential`, or any other solver of `timeloom.unroll`.
+    solver: `deer` or `DEER()` (Newton's method on the whole trajectory; of its options `tol`, `max_iters` and
+        `on_divergence="raise"`), `sequential`, or any other solver of `timeloom.unroll`.
     step: what connects neighbouring points. `rk4` (order 4), `implicit-midpoint` (order 2; stiff or Hamiltonian
         equations), `hermite-simpson` (order 4, stiff), or `deer` (the linearised equation solved exactly in every
         interval; order 2, exact for linear equations).
-    guess: for `solver="deer"`, a trajectory to start from, of the result's shape, such as the last one in training.
+    guess: for Newton's method, a trajectory to start from, of the result's shape, such as the last one in training.
     record: called with the report of the solve, and again once it holds the backward pass.
     Returns y at all times, `(T + 1, ..., n)`, with gradients for y0, t and whatever f holds. A sequence is NaN from the
     step on whose equation could not be solved, or where it ran off to infinity.
@@ -53,10 +54,11 @@ def odeint(
         with torch.inference_mode(False), torch.no_grad():
             return odeint(f, _normal(y0), _normal(t), solver, step, guess=_normal(guess), record=record)
     check_choice("step", step, tuple(STEPS))
-    if not (STEPS[step].explicit and (solver == "sequential" or isinstance(solver, Sequential))):
+    if not (STEPS[step].explicit and resolve(solver).on_tape):
         refuse_transforms(f"odeint(solver={solver!r}, step={step!r})", TWICE_DIFFERENTIABLE)
     _check(f, y0, t)
-    _check_guess(guess, y0, t, solver)
+    newton = _newton_of(solver)
+    _check_guess(guess, y0, t, solver, newton)
     t = t.to(y0.dtype)
     rows = y0.reshape(-1, y0.shape[-1])
     note = record or (lambda _: None)
@@ -64,9 +66,9 @@ def odeint(
     if len(t) == 1:
         note(SolveReport.sequential(0, "no steps"))
         return y0.unsqueeze(0)
-    if solver == "deer":
+    if newton is not None:
         start = None if guess is None else guess.detach().reshape(len(t), *rows.shape)
-        y = _newton(field, rows, t, STEPS[step], start, note)
+        y = _newton(newton, field, rows, t, STEPS[step], start, note)
     else:
         times = torch.stack([t[:-1], t[1:]], -1).unsqueeze(1).expand(-1, len(rows), 2)
         with on_this_rank():  # the equation's time is not the sequence's
@@ -77,13 +79,36 @@ def odeint(
     return y.reshape(len(t), *y0.shape)
 
 
+def _newton_of(solver: str | Solver) -> DEER | None:
+    """The options of Newton's method on the whole trajectory, where that is meant; None for what `unroll` runs."""
+    resolved = resolve(solver)
+    if type(resolved) is not DEER:
+        return None
+    for name in ("precision", "adjoint", "adjoint_levels", "on_divergence"):
+        if getattr(resolved, name) not in (getattr(DEER, name), "raise"):
+            raise ValueError(
+                f"odeint has no {name}={getattr(resolved, name)!r}: its Newton's method on a trajectory takes tol, "
+                "max_iters and on_divergence='raise' of DEER's options. Leave it out, or run the step as a cell by "
+                "timeloom.unroll"
+            )
+    return resolved
+
+
 def _newton(
-    field: Field, y0: Tensor, t: Tensor, step: Step, guess: Tensor | None, note: Callable[[SolveReport], None]
+    solver: DEER,
+    field: Field,
+    y0: Tensor,
+    t: Tensor,
+    step: Step,
+    guess: Tensor | None,
+    note: Callable[[SolveReport], None],
 ) -> Tensor:
     times = t.view(-1, 1, 1)
-    problem = Problem(step, field, times.detach(), y0.detach())
+    problem = Problem(step, field, times.detach(), y0.detach(), solver.tol, solver.max_iters)
     with torch.no_grad():
         y, report = solve_trajectory(problem, guess)
+    if solver.on_divergence == "raise" and not _by_newton(report):
+        raise ConvergenceError(report)
     note(report)
     if not _needs_grad(field, y0, times, y):
         return y
@@ -94,6 +119,11 @@ def _newton(
 
     result: Tensor = OnTape.apply(problem, y, add_backward, step.evaluate(field, times, y).residual, y0)
     return result
+
+
+def _by_newton(report: SolveReport) -> bool:
+    """Whether Newton's method met the tolerance, and no step had to be run after the other."""
+    return report.converged and not report.fell_back
 
 
 def _normal(value: Any) -> Any:
@@ -139,10 +169,10 @@ def _check_increasing(t: Tensor) -> None:
         )
 
 
-def _check_guess(guess: Any, y0: Tensor, t: Tensor, solver: str | Solver) -> None:
+def _check_guess(guess: Any, y0: Tensor, t: Tensor, solver: str | Solver, newton: DEER | None) -> None:
     if guess is None:
         return
-    if solver != "deer":
+    if newton is None:
         raise ValueError(f"guess= is for solver='deer', got solver={solver!r}: leave it out")
     if not isinstance(guess, Tensor):
         raise TypeError(f"guess must be a Tensor, got {type(guess).__name__}")

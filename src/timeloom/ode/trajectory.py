@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,18 @@ class Problem:
     field: Field
     t: Tensor
     y0: Tensor
+    tol: float | None = None
+    """Largest miss of a step to accept, relative to the state; None takes what rounding leaves."""
+    max_iters: int | None = None
+    """Newton steps in a window, at most; None leaves it to the solver."""
+
+    @property
+    def tolerance(self) -> float:
+        return default_tolerance(self.y0.dtype) if self.tol is None else self.tol
+
+    @property
+    def iterations(self) -> int:
+        return MOST_ITERS if self.max_iters is None else self.max_iters
 
     @property
     def steps(self) -> int:
@@ -48,7 +60,7 @@ def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, So
     """
     began = time.perf_counter()
     step, field, steps = problem.step, problem.field, problem.steps
-    tolerance = default_tolerance(problem.y0.dtype)
+    tolerance = problem.tolerance
     y = problem.y0.new_empty(steps + 1, *problem.y0.shape)
     y[0] = problem.y0
     residuals: list[float] = []
@@ -64,7 +76,7 @@ def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, So
             plain += found.good
         else:
             start = first_guess(field, times, y[begin]) if guess is None else guess[begin : end + 1]
-            found = fit(step, field, times, torch.cat([y[begin : begin + 1], start[1:]]), tolerance, MOST_ITERS)
+            found = fit(step, field, times, torch.cat([y[begin : begin + 1], start[1:]]), tolerance, problem.iterations)
             windows += 1
         residuals += found.residuals
         y[begin + 1 : begin + found.good + 1] = found.y[1 : found.good + 1]
@@ -79,7 +91,7 @@ def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, So
     y[begin + 1 :] = torch.nan
     alive = y[begin].isfinite().all(-1)
     if begin < steps and bool(alive.any()):  # some sequences ended: the others go on without them
-        remaining = Problem(step, field, problem.t[begin:], y[begin, alive])
+        remaining = replace(problem, t=problem.t[begin:], y0=y[begin, alive])
         y[begin:, alive], others = solve_trajectory(remaining, None if guess is None else guess[begin:, alive])
         residuals += others.residuals
     reached = leading(y.isfinite().all(-1)) - 1

@@ -18,6 +18,7 @@ from timeloom.mgrit.propagators import Adjoint as CoarseAdjoint
 from timeloom.problem import Recurrence, Segments, cut
 from timeloom.report import GradientCheck, SolveReport
 from timeloom.solve.chain import Chain, Entered
+from timeloom.solve.driver import march
 from timeloom.solve.forward import solve_states
 from timeloom.solve.linearize import carry, leaving, window_of
 from timeloom.solve.plan import Plan
@@ -51,11 +52,11 @@ def solve_backwards(
     plan: Plan,
     incoming: Tensor | None,
     final_grad: Tensor,
-    march: Callable[[Chain], Found],
+    drive: Callable[[Chain], Found],
     onward: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None, Found]:
     """Gate gradients `(T, B, G)`, the gradient of the state before the first step and of the one that resets put back,
-    both `(B, S)`, the latter None without resets, and what `march` returns.
+    both `(B, S)`, the latter None without resets, and what `drive` returns.
     `onward`: whether the chain goes on on another rank.
     """
     sweeps = _Sweeps(problem, states, plan.chunk, incoming, final_grad)
@@ -80,7 +81,7 @@ def solve_backwards(
         certify=sweeps.sweeper.certifier(0.0, fading=True),
         coarsen=lambda coarsening: CoarseAdjoint.of(problem, states, incoming, final_grad, anchors, coarsening, onward),
     )
-    found = march(chain)
+    found = drive(chain)
     return sweeps.gate_grads, sweeps.initial_grad, sweeps.into_resets(), found
 
 
@@ -159,7 +160,7 @@ def _beside_exact(
     final_grad: Tensor,
 ) -> GradientCheck:
     """These gradients beside those of a sequential forward and backward pass, for the same gradient of the loss."""
-    serial = Plan(problem.steps, "none", 0, plan.tolerance, 1, plan.on_divergence, "the truth to compare with")
+    serial = replace(plan, driver=march, chunk=problem.steps, warmup=0, linearization=None, check_gradient=False)
     exact_states, _ = solve_states(problem, serial, choose_sweeper(problem))
     exact_gates, _, _ = solve_adjoint(problem, exact_states, incoming, final_grad, serial)
     given, exact = (

@@ -10,11 +10,10 @@ from timeloom.scan import linear_scan
 from timeloom.solve.chain import Chain, Entered
 from timeloom.solve.damping import Damping
 from timeloom.solve.plan import Correction
+from timeloom.solve.residual import by_unit, certificate, floors, relative, scales
 
 WORTH_MOVING = 0.1
 """Part of the tolerance up to which a start stays where it is: corrections left out must not add up to a jump."""
-SHARE_OF_BOX = 0.1
-"""A state that lives in a box is measured against this much at least: its step rounds values of up to 1."""
 
 
 class Boundaries:
@@ -62,32 +61,25 @@ class Boundaries:
         """The largest relative jump between a link's end and the next one's start; also who is over the tolerance."""
         unknown = self.unknown[1:].unsqueeze(-1)
         self.jump[1:] = torch.where(unknown, self.ends[:-1] - self.starts[1:], 0)
-        self.scale = self._scales()
-        self.error = (self.jump.abs() / self.scale).amax(-1)
+        self._measure_by(self._scales())
         self._bad = ~(self.error <= tolerance)
         self.converged = not bool(self._bad.any())
-        known = torch.where(self.error.isnan(), torch.inf, self.error)
-        return float(known.max()) if known.numel() else 0.0
+        return float(certificate(self.error))
+
+    def _measure_by(self, scale: Tensor) -> None:
+        """Relative jumps by these scales, `(C, B, P)`."""
+        self.error = relative(self.jump, scale, self.chain.parts)
+        self.scale = by_unit(scale, self.chain.parts)
 
     def demand(self, tolerance: float) -> None:
         """Count what is over another tolerance as unfinished."""
         self._bad = ~(self.error <= tolerance)
 
-    def _scales(self) -> Tensor:
-        """Scale of the state at each link, part by part, `(C, B, S)`: the largest value beside it.
-
-        Where values fade, the largest that has come so far along the chain. Never the largest of all: what is nothing
-        beside the last state may be all of an early one, and the other way round.
-        """
-        largest = torch.maximum(self.starts.abs(), self.arriving().abs())
-        largest = torch.where(largest.isfinite(), largest, 0)
-        widest = [part.amax(-1, keepdim=True).expand_as(part) for part in largest.split(self.chain.parts, -1)]
-        scale = torch.cat(widest, -1)
-        if self.chain.fading:
-            scale = scale.cummax(0).values
-        if self.chain.bound is not None:
-            scale = torch.maximum(scale, SHARE_OF_BOX * self.chain.bound.isfinite().to(scale.dtype))
-        return scale.clamp(min=torch.finfo(scale.dtype).tiny)
+    def _scales(self, before: Tensor | None = None) -> Tensor:
+        """Scale of the state at each link, part by part, `(C, B, P)`; `before`: that of what came before them all."""
+        chain = self.chain
+        floor = floors(chain.bound, chain.first, chain.parts)
+        return scales(self.starts, self.arriving(), chain.parts, floor, chain.fading, before)
 
     def correct(self, correction: Correction, tolerance: float) -> Tensor:
         """Move the starts by what the jumps mean for them; returns the rows that moved and must be run again."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from timeloom.mgrit.grid import Coarsening
+from timeloom.mgrit.propagators import Propagator
 from timeloom.problem import Segments
-
-if TYPE_CHECKING:
-    from timeloom.mgrit.grid import Coarsening
-    from timeloom.mgrit.propagators import Propagator
 
 Sweep = Callable[[Segments, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
 """`sweep(segments, starts, rows, want_decay) -> ends, decay`; `rows` says where the segments stand in the chain."""

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from timeloom.auto.decide import Experience, Memory
+from timeloom.auto.experience import Experience, LayerExperience
 from timeloom.cells.base import Cell
 from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.kernels.gpu.layer import GPULayer
@@ -24,13 +24,11 @@ from timeloom.problem import Recurrence, joined
 from timeloom.report import SolveReport
 from timeloom.solve.autograd import Adjoint, Note, attach, output_of, refuse_second_order
 from timeloom.solve.backward import solve_adjoint
-from timeloom.solve.boundaries import SHARE_OF_BOX
 from timeloom.solve.driver import certified
 from timeloom.solve.forward import final_state, solve_states
-from timeloom.solve.plan import Plan
+from timeloom.solve.plan import Plan, Planner
 from timeloom.solve.recurrence import Record, noting, raise_if_asked
-from timeloom.solvers.base import Solver
-from timeloom.solvers.planning import plan_backward, plan_forward
+from timeloom.solve.residual import SHARE_OF_BOX
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.eager import eager
 from timeloom.torch_state.streams import capturing
@@ -53,8 +51,8 @@ class Setting:
 
     bare: Bare
     project: Project
-    solver: Solver
-    memory: Memory
+    solver: Planner
+    experience: LayerExperience
 
 
 def run(setting: Setting, x: Tensor, initial: Tensor, weights: Weights, record: Record) -> tuple[Tensor, Tensor] | None:
@@ -74,7 +72,7 @@ def run(setting: Setting, x: Tensor, initial: Tensor, weights: Weights, record: 
     record(report)
     if not taped:
         return kept[0][1:], final
-    lane = lane_back(layer, setting, noting(report, setting.solver, setting.memory, record))
+    lane = lane_back(layer, setting, noting(report, setting.solver, setting.experience, record))
     outputs, final = Express.apply(partial(gradients, lane), len(layer.cell.parts), kept, final, *live)
     return outputs, final
 
@@ -85,11 +83,11 @@ def solve(
     """The layer, its states `(T + 1, B, n)` with what the backward pass needs behind them, and the report; None for a
     layer that has no such kernels. To be called with gradients off.
     """
-    cell, experience = setting.bare(*weights), setting.memory.forward
+    cell, experience = setting.bare(*weights), setting.experience.forward
     kind = kind_of(cell, x)
     if kind is None:
         return None
-    plan = plan_forward(setting.solver, Recurrence(cell, x, initial), experience)  # it looks at sizes alone
+    plan = setting.solver.plan(Recurrence(cell, x, initial), experience)  # it looks at sizes alone
     layer = kind(cell, x, initial, *weights[:4])  # type: ignore[arg-type]
     solved = _forward(layer, plan, taped, experience)
     if solved is None:
@@ -103,8 +101,8 @@ def solve(
 
 def lane_back(layer: Layer, setting: Setting, note: Note) -> Lane[Plan]:
     """How to come back through a layer that was solved."""
-    experience = setting.memory.backward
-    plan = plan_backward(setting.solver, Recurrence(layer.cell, layer.x, layer.initial), experience)
+    experience = setting.experience.backward
+    plan = setting.solver.plan(Recurrence(layer.cell, layer.x, layer.initial), experience, "backward")
     return Lane(type(layer), setting.bare, setting.project, plan, note, experience)
 
 
@@ -119,7 +117,7 @@ def _forward(layer: Layer, plan: Plan, taped: bool, experience: Experience) -> t
     """Kept tensors and report of the planned sweeps; None where they are not certified or are not likely to be."""
 
     def sweep(plan: Plan) -> tuple[list[Tensor], Tensor | float]:
-        return layer.forward(plan.cutting, SHARE_OF_BOX, taped)
+        return layer.forward(plan, SHARE_OF_BOX, taped)
 
     return _at_once(sweep, layer, plan, len(layer.x), experience)
 
@@ -179,7 +177,7 @@ def _backward(
     layer = lane.kind(lane.bare(*live[2:], None), *live)
 
     def sweep(plan: Plan) -> tuple[Gradients, Tensor | float]:
-        return layer.backward(plan.cutting, kept, grads, want_x)
+        return layer.backward(plan, kept, grads, want_x)
 
     solved = _at_once(sweep, layer, lane.plan, len(layer.x), lane.experience)
     if solved is None:
@@ -222,7 +220,7 @@ def _at_once(
     began = time.perf_counter()
     result, error = sweep(plan)
     report = _report(error, plan, steps, began)
-    experience.uncertified = report is None
+    experience.note_certificate(report is not None)
     again = plan.insisting(float(error)) if report is None and layer.corrects else None
     if again is not None:
         result, error = sweep(again)

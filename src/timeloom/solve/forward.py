@@ -11,10 +11,10 @@ from timeloom.kernels import ReferenceSweeper
 from timeloom.mgrit.propagators import Forward
 from timeloom.problem import Recurrence, Segments, cut, empty_states
 from timeloom.report import SolveReport
-from timeloom.solve.boundaries import SHARE_OF_BOX
 from timeloom.solve.chain import Chain
 from timeloom.solve.linearize import carry, leaving, window_of
 from timeloom.solve.plan import Plan
+from timeloom.solve.residual import SHARE_OF_BOX
 
 
 def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> tuple[list[Tensor], SolveReport]:

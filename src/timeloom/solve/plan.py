@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
+from timeloom.auto.experience import Experience
 from timeloom.kernels.layer import Cutting
+from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
+from timeloom.solve.chain import Chain
 from timeloom.solve.linearize import Linearization
 
-if TYPE_CHECKING:
-    from timeloom.solve.chain import Chain
-
+Direction = Literal["forward", "backward"]
 OnDivergence = Literal["sequential", "raise", "ignore"]
 Adjoint = Literal["same", "scan", "mgrit", "sequential"]
 Correction = Literal["auto", "none", "diag", "newton"]
+Driver = Callable[[Chain, "Plan"], SolveReport]
+"""Makes a chain's links fit together as a plan says: `solve.driver.march`, or a loop of a method's own."""
 GIVE_UP_AFTER = 5
 """Sweeps without halving the residual before it counts as not contracting."""
 MOST_SWEEPS = 40
@@ -28,17 +32,20 @@ LONGER_WARMUP = 1.5
 """A warm-up that was not quite enough is tried this much longer."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How to march: what a solver decided. `reason` is for the report."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(Cutting):
+    """How to march: what a solver decided. Kernels read the cutting of it alone.
 
-    chunk: int
+    sweeps: those to make at once, with corrections by the decay between them, before anything is measured.
+    """
+
+    driver: Driver
     correction: Correction
-    warmup: int
     tolerance: float
     max_iters: int
     on_divergence: OnDivergence
     reason: str
+    """For the report."""
     decay_is_cheap: bool = True
     """Whether `correction="auto"` may ask for the decay on every sweep."""
     newton_up_to: int = 0
@@ -49,8 +56,6 @@ class Plan:
     """What the report calls the method, in place of `shooting[correction]`."""
     patience: int = GIVE_UP_AFTER
     """Sweeps without halving the residual before it counts as not contracting."""
-    sweeps: int = 1
-    """Sweeps to make at once, with corrections by the decay between them, before anything is measured."""
     accepts: float = 0.0
     """Largest error of a start to accept behind them, as the next correction tells it: jumps add up over a long memory,
     and errors tell what they add up to."""
@@ -60,11 +65,6 @@ class Plan:
     """Whether to compare the gradients of a backward solve with the exact ones."""
     gradient_tolerance: float | None = None
     """Largest relative error of the gradient to accept in such a comparison."""
-
-    @property
-    def cutting(self) -> Cutting:
-        """For kernels that run a whole layer."""
-        return Cutting(self.chunk, self.warmup, self.sweeps)
 
     @property
     def method(self) -> str:
@@ -86,6 +86,35 @@ class Plan:
 
     def march(self, chain: Chain) -> SolveReport:
         """Make the chain's links fit together, in this plan's way."""
-        from timeloom.solve.driver import march
+        return self.driver(chain, self)
 
-        return march(chain, self)
+
+@dataclass(frozen=True)
+class RankPlan:
+    """How to march over ranks. The chunk and warm-up inside a rank are its own; all else is the same on every rank."""
+
+    inside: Plan
+    lead: int = 0
+    """Steps at the end of each rank that are run first, to guess what the next rank starts from."""
+    way: Literal["sweeps", "cycles", "in order"] = "sweeps"
+    """Whether ranks sweep side by side, cycle through levels, or run one after the other."""
+
+
+class Planner(Protocol):
+    """What a solve asks of a solver."""
+
+    @property
+    def on_divergence(self) -> OnDivergence:
+        """What to do where the sweeps do not converge."""
+
+    @property
+    def on_tape(self) -> bool:
+        """Whether it is the plain loop over steps, on autograd's tape, where nothing is marked."""
+
+    def plan(self, problem: Recurrence, experience: Experience, direction: Direction = "forward") -> Plan:
+        """How to solve for the states, or for the gradients."""
+
+    def plan_over_ranks(
+        self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...], direction: Direction = "forward"
+    ) -> RankPlan:
+        """The same over ranks: `problem` is this rank's slice, `sizes` the steps that each rank holds."""

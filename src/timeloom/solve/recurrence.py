@@ -9,38 +9,41 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.auto.decide import Memory
+from timeloom.auto.experience import LayerExperience
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.problem import Recurrence
 from timeloom.report import ConvergenceError, SolveReport
 from timeloom.solve.autograd import Note, attach
 from timeloom.solve.backward import solve_adjoint
 from timeloom.solve.forward import final_state, solve_states
+from timeloom.solve.plan import Planner
 from timeloom.solve.warm import Guess
-from timeloom.solvers.base import Solver
-from timeloom.solvers.planning import plan_backward, plan_forward
-from timeloom.solvers.sequential import Sequential
 
 Record = Callable[[SolveReport], None]
 
 
 def run(
-    problem: Recurrence, solver: Solver, memory: Memory, record: Record, guess: Guess | None = None, slot: int = 0
+    problem: Recurrence,
+    solver: Planner,
+    experience: LayerExperience,
+    record: Record,
+    guess: Guess | None = None,
+    slot: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Outputs `(T, B, ·)` and final state `(B, S)`, differentiable.
 
     `record` receives the report, and again with the backward report in it once the backward pass has run. `guess` tells
     where to begin, and takes in what was found, as the states of recurrence `slot`.
     """
-    if isinstance(solver, Sequential) and problem.lengths is None and problem.resets is None:
+    if solver.on_tape and problem.lengths is None and problem.resets is None:
         return on_tape(problem, record, "sequential, as asked for")
     detached = problem.detach()
     if guess is not None:
         detached = replace(detached, guess=guess.load(slot, detached))
     with torch.no_grad():
-        plan = plan_forward(solver, detached, memory.forward)
+        plan = solver.plan(detached, experience.forward)
         states, report = solve_states(detached, plan, choose_sweeper(detached))
-    memory.forward.learn(report)
+    experience.forward.learn(report)
     raise_if_asked(report, solver)
     record(report)
     if guess is not None and report.converged:
@@ -48,8 +51,8 @@ def run(
     final = final_state(detached, states)
     if not needs_grad(problem):
         return outputs_of(detached, states), final
-    adjoint = partial(solve_adjoint, plan=plan_backward(solver, detached, memory.backward))
-    note = noting(report, solver, memory, record)
+    adjoint = partial(solve_adjoint, plan=solver.plan(detached, experience.backward, "backward"))
+    note = noting(report, solver, experience, record)
     return attach(detached, states, final, adjoint, note, problem.u, problem.initial, problem.cell)
 
 
@@ -58,11 +61,11 @@ def outputs_of(problem: Recurrence, states: list[Tensor]) -> Tensor:
     return torch.cat([part[1:] for part in states], -1) if problem.cell.whole_state_out else states[0][1:]
 
 
-def noting(report: SolveReport, solver: Solver, memory: Memory, record: Record) -> Note:
+def noting(report: SolveReport, solver: Planner, experience: LayerExperience, record: Record) -> Note:
     """Takes the backward pass's report when it comes: into what is learned, and into the forward pass's report."""
 
     def note(backward: SolveReport) -> None:
-        memory.learn_backward(backward)
+        experience.learn_backward(backward)
         object.__setattr__(report, "backward", backward)  # filled in later: the user may hold this report already
         record(report)
         raise_if_asked(backward, solver)
@@ -81,7 +84,7 @@ def on_tape(problem: Recurrence, record: Record, reason: str) -> tuple[Tensor, T
     return outputs if problem.cell.whole_state_out else outputs[..., : problem.cell.parts[0]], state
 
 
-def raise_if_asked(report: SolveReport, solver: Solver) -> None:
+def raise_if_asked(report: SolveReport, solver: Planner) -> None:
     """Not for what a CUDA graph will find: nobody knows yet, and `report.certified` tells."""
     if solver.on_divergence == "raise" and not report.converged and report.certificate is None:
         raise ConvergenceError(report)

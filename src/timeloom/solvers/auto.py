@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from timeloom.solvers.base import Solver
+from torch import Tensor
+
+from timeloom.auto import thresholds
+from timeloom.auto.costs import cheapest, copies_inputs, step_cost
+from timeloom.auto.decide import PATIENCE, decide
+from timeloom.auto.experience import Experience, LayerExperience
+from timeloom.problem import Recurrence
+from timeloom.solve.plan import Plan, RankPlan
+from timeloom.solvers.base import Solver, within
 
 
 @dataclass(frozen=True)
@@ -14,3 +24,54 @@ class Auto(Solver):
     It learns from each call how fast the network forgets. A network that does not contract is run sequentially and
     looked at again after 8 calls, then 16, 32, … since training changes weights.
     """
+
+    name: ClassVar[str] = "auto"
+    in_given_precision: ClassVar[bool] = True
+
+    def why_torch(
+        self,
+        layer: thresholds.Sized,
+        x: Tensor,
+        steps: int,
+        batch: int,
+        known: Sequence[LayerExperience],
+        rehearsed: thresholds.Rehearsed,
+    ) -> str | None:
+        return thresholds.why_faster(layer, x, steps, batch, known, rehearsed)
+
+    def why_torch_by_size(self, layer: thresholds.Sized, x: Tensor, steps: int, batch: int) -> str | None:
+        return thresholds.why_faster_by_size(layer, x, steps, batch)
+
+    def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
+        return self._decide(problem, experience, self.tolerance(problem))
+
+    def _plan_gradients(self, problem: Recurrence, experience: Experience) -> Plan:
+        return self._decide(problem, experience, self.adjoint_tolerance(problem))
+
+    def _decide(self, problem: Recurrence, experience: Experience, tolerance: float) -> Plan:
+        chosen = decide(problem, experience, tolerance, given=self.tol is not None)
+        return self._plan_shooting(
+            problem,
+            chosen.chunk,
+            chosen.warmup,
+            correction="auto" if chosen.sweeps == 1 else "diag",
+            tolerance=chosen.tolerance,
+            max_iters=self.max_iters or chosen.patience,
+            reason=chosen.reason,
+            sweeps=chosen.sweeps,
+            accepts=chosen.accepts,
+        )
+
+    def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:
+        if experience.resting:
+            experience.skip_call()
+            return self._in_order(problem, "auto: one rank after the other, the network forgets too slowly")
+        lead = experience.warmup(self.tolerance(problem))
+        inside = self._plan_shooting(
+            problem,
+            *cheapest(problem.steps, max(problem.batch, 1), lead, step_cost(problem), copies_inputs(problem)),
+            correction="auto",
+            max_iters=self.max_iters or max(PATIENCE, len(sizes)),
+            reason=f"auto: {len(sizes)} ranks, warm-up of {lead} steps",
+        )
+        return RankPlan(inside, within(lead, sizes))

@@ -1,31 +1,31 @@
-"""What all solvers share: their options, the default tolerances, and how a name or an object becomes a solver."""
+"""What all solvers share: options, default tolerances, and how a problem becomes a plan.
+
+A solver is one file: its options, and `_plan_states`, which makes a plan of them for a problem. `register` gives it a
+name. Where its gradients, or a sequence over ranks, need a plan of another kind, it overrides the other methods of
+`Solver` that plan.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar, get_args
 
-import torch
+from torch import Tensor
 
-from timeloom.options import check_choice, check_count, check_number
+from timeloom.auto.costs import cheapest, copies_inputs, decay_is_cheap, newton_up_to, step_cost
+from timeloom.auto.experience import Experience, LayerExperience
+from timeloom.auto.thresholds import Rehearsed, Sized
+from timeloom.kernels import CPUSweeper
+from timeloom.options import check_choice, check_count, check_number, did_you_mean
 from timeloom.problem import Recurrence
-from timeloom.solve.plan import Adjoint, OnDivergence
-from timeloom.torch_state import tf32
+from timeloom.solve.driver import march
+from timeloom.solve.linearize import Linearization
+from timeloom.solve.plan import MOST_SWEEPS, Adjoint, Direction, OnDivergence, Plan, RankPlan
+from timeloom.solve.tolerance import default_tolerance
 
-TOLERANCE = {torch.float64: 2e-15, torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
-"""Default relative tolerance by dtype: the largest that keeps the error within twice that of torch's own layer."""
-ADJOINT_TOLERANCE = TOLERANCE | {torch.float32: 2.5e-7}
-"""The same for the backward pass, where jumps of one sign add up in the gradients of the weights."""
-
-TF32_TOLERANCE = 2e-4
-"""The same on a GPU where products are rounded to tf32: for cells that cuDNN has, where torch lets it do so, as by
-default; for others, where torch's own products are. Two runs that begin apart then stay some 4e-5 apart, and cuDNN's
-error is near 6e-4.
-"""
-UNGATED_TF32_TOLERANCE, UNGATED_TF32_ADJOINT_TOLERANCE = 5e-4, 1e-3
-"""The same for a cell without gates, forward and backward: every step rounds all of the state, by up to 5e-4, so that
-two runs stay up to 3e-4 apart, and their gradients 8e-4 where these are small; cuDNN's error is near 1e-3.
-"""
+SolverKind = TypeVar("SolverKind", bound="type[Solver]")
+PlanKind = TypeVar("PlanKind", bound=Plan)
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,13 @@ class Solver:
     on_divergence: what to do when the sweeps do not converge: finish sequentially after the exact prefix, raise
         `ConvergenceError`, or return what there is (the report then says `converged=False`).
     """
+
+    name: ClassVar[str] = ""
+    """What it is called by, where it is given by name."""
+    in_given_precision: ClassVar[bool] = False
+    """Whether a GPU's kernels may multiply in half precision where the input is; they solve in float32 otherwise."""
+    on_tape: ClassVar[bool] = False
+    """Whether it is the plain loop over steps, on autograd's tape, where nothing is marked."""
 
     adjoint: Adjoint = "same"
     tol: float | None = None
@@ -60,19 +67,160 @@ class Solver:
 
     def tolerance(self, problem: Recurrence) -> float:
         """The tolerance for the states of a problem."""
-        return self._tolerance(problem, TOLERANCE, UNGATED_TF32_TOLERANCE)
+        return default_tolerance(problem, "forward") if self.tol is None else self.tol
 
     def adjoint_tolerance(self, problem: Recurrence) -> float:
         """The tolerance for the gradients of a problem."""
-        return self._tolerance(problem, ADJOINT_TOLERANCE, UNGATED_TF32_ADJOINT_TOLERANCE)
+        return default_tolerance(problem, "backward") if self.tol is None else self.tol
 
-    def _tolerance(self, problem: Recurrence, defaults: dict[torch.dtype, float], ungated: float) -> float:
-        if self.tol is not None:
-            return self.tol
-        rounded = problem.rounded
-        if rounded.device.type == "cuda" and rounded.dtype == torch.float32:
-            in_tf32 = tf32.cudnn_rounds() if problem.cell.in_cudnn else tf32.matmul_rounds()
-            if in_tf32:
-                return TF32_TOLERANCE if problem.cell.gated else ungated
-            return defaults[torch.float32]
-        return defaults[rounded.dtype]
+    def why_torch(
+        self, layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience], rehearsed: Rehearsed
+    ) -> str | None:
+        """Why torch's own layer is to run, or None where timeloom's sweeps are."""
+        return None
+
+    def why_torch_by_size(self, layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
+        """The same as far as sizes alone tell, for a graph. `steps` may be a symbol."""
+        return None
+
+    def plan(self, problem: Recurrence, experience: Experience, direction: Direction = "forward") -> Plan:
+        """How to solve for the states, or for the gradients. Looks at sizes, devices and dtypes of a problem alone."""
+        if direction == "forward":
+            return self._plan_states(problem, experience)
+        if self.adjoint == "sequential":
+            return self._one_chunk(problem, "adjoint='sequential'")
+        if self.adjoint == "scan":
+            return self._plan_scan(problem)
+        solver = self._multigrid() if self.adjoint == "mgrit" else self
+        return solver._plan_gradients(problem, experience)
+
+    def plan_over_ranks(
+        self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...], direction: Direction = "forward"
+    ) -> RankPlan:
+        """The same over ranks: `problem` is this rank's slice, `sizes` the steps that each rank holds."""
+        if direction == "forward":
+            return self._plan_states_over_ranks(problem, experience, sizes)
+        if self.adjoint == "sequential":
+            return self._in_order(problem, "adjoint='sequential'")
+        if self.adjoint == "scan":
+            inside = self._plan_scan(problem)
+            return RankPlan(self._scan_of_slices(problem, inside) if inside.linearization is None else inside)
+        solver = self._multigrid() if self.adjoint == "mgrit" else self
+        return solver._plan_gradients_over_ranks(problem, experience, sizes)
+
+    def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
+        raise NotImplementedError(f"{type(self).__name__} must say how it solves: override _plan_states")
+
+    def _plan_gradients(self, problem: Recurrence, experience: Experience) -> Plan:
+        """Of `adjoint="same"`: as for the states, but for the tolerance."""
+        return self._for_gradients(problem)._plan_states(problem, experience)
+
+    def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:
+        raise NotImplementedError(f"{type(self).__name__} does not run over many ranks: use 'auto'")
+
+    def _plan_gradients_over_ranks(
+        self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]
+    ) -> RankPlan:
+        return self._for_gradients(problem)._plan_states_over_ranks(problem, experience, sizes)
+
+    def _for_gradients(self, problem: Recurrence) -> Solver:
+        return replace(self, tol=self.adjoint_tolerance(problem))
+
+    def _multigrid(self) -> Solver:
+        """What solves for the gradients where that is to be multigrid."""
+        return kind_named("mgrit")(tol=self.tol, max_iters=self.max_iters, on_divergence=self.on_divergence)
+
+    def _plan(self, kind: type[PlanKind], problem: Recurrence, chunk: int, /, **decided: Any) -> PlanKind:
+        """A plan of chunks of so many steps, with what all plans of this solver have in common."""
+        if "tolerance" not in decided:
+            decided["tolerance"] = self.tolerance(problem)
+        shared: dict[str, Any] = {
+            "driver": march,
+            "correction": "none",
+            "warmup": 0,
+            "max_iters": self.max_iters or MOST_SWEEPS,
+            "on_divergence": self.on_divergence,
+            "reason": "",
+        }
+        return kind(chunk=chunk, **(shared | decided))
+
+    def _plan_shooting(self, problem: Recurrence, chunk: int, warmup: int, **decided: Any) -> Plan:
+        """A plan of sweeps over chunks, which says what corrections are cheap."""
+        decided |= {"decay_is_cheap": decay_is_cheap(problem), "newton_up_to": newton_up_to(problem)}
+        return self._plan(Plan, problem, chunk, warmup=warmup, **decided)
+
+    def _one_chunk(self, problem: Recurrence, reason: str) -> Plan:
+        return self._plan(Plan, problem, max(problem.steps, 1), max_iters=1, reason=reason)
+
+    def _in_order(self, problem: Recurrence, reason: str) -> RankPlan:
+        """One step after the other, rank after rank."""
+        return RankPlan(self._one_chunk(problem, reason), way="in order")
+
+    def _plan_scan(self, problem: Recurrence) -> Plan:
+        """Gradients by a scan over the transposed Jacobians of all steps."""
+        levels = self.adjoint_levels
+        if levels is None and problem.u.device.type == "cpu":
+            levels = 0
+        if levels == 0 and CPUSweeper.supports(problem):
+            return self._one_chunk(problem, "adjoint='scan' of 0 levels: the compiled sweep, in order")
+        return self._plan_linear(problem, Linearization("dense", method="blelloch", levels=levels), "blelloch scan")
+
+    def _plan_linear(self, problem: Recurrence, how: Linearization, name: str) -> Plan:
+        """All gradients by one linear recurrence; more sweeps than two only mend what rounding left."""
+        decided: dict[str, Any] = {"tolerance": self.adjoint_tolerance(problem), "max_iters": MOST_SWEEPS}
+        return self._plan(Plan, problem, 1, linearization=how, name=name, **decided)
+
+    def _scan_of_slices(self, problem: Recurrence, plan: Plan) -> Plan:
+        """Where a scan is a compiled sweep inside a rank: its chunks' transfers are the elements of a scan over ranks.
+
+        The problem is linear, so one correction makes all gradients exact up to rounding.
+        """
+        return replace(
+            plan,
+            chunk=cheapest_chunk(problem, 0, max(problem.steps, 1)),
+            correction="newton",
+            max_iters=MOST_SWEEPS,
+            name="scan of slices",
+            reason="adjoint='scan': compiled sweeps inside ranks, a scan over their transfers",
+        )
+
+
+def cheapest_chunk(problem: Recurrence, warmup: int, steps: int) -> int:
+    """The chunk that takes least time for so many steps of a problem like this."""
+    return cheapest(steps, max(problem.batch, 1), warmup, step_cost(problem), copies_inputs(problem))[0]
+
+
+def within(lead: int, sizes: tuple[int, ...]) -> int:
+    """A warm-up over whole slices tells no more than the first sweep, which tells the transfers too."""
+    return lead if lead <= min(sizes) else 0
+
+
+_NAMED: dict[str, type[Solver]] = {}
+
+
+def register(kind: SolverKind) -> SolverKind:
+    """Let a solver be given by its name."""
+    _NAMED[kind.name] = kind
+    return kind
+
+
+def names() -> tuple[str, ...]:
+    """Names that `resolve` knows."""
+    return tuple(_NAMED)
+
+
+def kind_named(name: str) -> type[Solver]:
+    return _NAMED[name]
+
+
+def resolve(solver: str | Solver) -> Solver:
+    """A solver from its name or itself."""
+    if isinstance(solver, Solver):
+        return solver
+    if isinstance(solver, str) and solver in _NAMED:
+        return _NAMED[solver]()
+    known = ", ".join(map(repr, _NAMED))
+    hint = did_you_mean(solver, _NAMED)
+    if isinstance(solver, type) and issubclass(solver, Solver):
+        hint = f"; give an object of it: {solver.__name__}()"
+    raise ValueError(f"solver must be one of {known} or an object from timeloom.solvers; got {solver!r}{hint}")

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
+from typing import Any, ClassVar, Literal, get_args
 
+from timeloom.auto.costs import copies_inputs
+from timeloom.auto.experience import Experience, assumed_warmup
 from timeloom.cells.coarse import UserStep
+from timeloom.mgrit.driver import MGRITPlan, cycle
+from timeloom.mgrit.grid import LATER_FACTOR, Coarsening, fit
 from timeloom.options import check_choice, check_count, check_flag, check_number
-from timeloom.solvers.base import Solver
+from timeloom.problem import Recurrence
+from timeloom.solve.plan import Plan, RankPlan
+from timeloom.solvers.base import Solver, cheapest_chunk, within
 
 CoarseKind = Literal["frozen", "implicit"]
 CoarseInputs = Literal["mean", "inject"]
@@ -48,6 +55,7 @@ class MGRIT(Solver):
         get one cycle more from then on (where their number is fixed).
     """
 
+    name: ClassVar[str] = "mgrit"
     levels: int | None = None
     coarsening: int | tuple[int, ...] | None = None
     relaxation: str | tuple[str, ...] = "FCF"
@@ -125,3 +133,95 @@ class MGRIT(Solver):
         if not given:
             raise ValueError("relaxation must be 'F', 'FCF', 'FCFCF', … or a tuple of such; got an empty tuple")
         return given + given[-1:] * (levels - len(given))
+
+    def _multigrid(self) -> Solver:
+        return self
+
+    def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
+        return self._plan_cycles(problem, self.cycles, experience, self._factors(problem))
+
+    def _plan_gradients(self, problem: Recurrence, experience: Experience) -> Plan:
+        solver = replace(self, tol=self.adjoint_tolerance(problem))
+        plan = solver._plan_cycles(problem, self.backward_cycles, experience, solver._factors(problem))
+        due = experience.due(self.check_gradient_every)
+        return replace(plan, check_gradient=due, gradient_tolerance=self.gradient_tolerance)
+
+    def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:
+        return self._plan_cycles_over_ranks(problem, self.cycles, experience, sizes)
+
+    def _plan_gradients_over_ranks(
+        self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]
+    ) -> RankPlan:
+        solver = replace(self, tol=self.adjoint_tolerance(problem))
+        return solver._plan_cycles_over_ranks(problem, self.backward_cycles, experience, sizes)
+
+    def _factors(self, problem: Recurrence) -> tuple[int, ...]:
+        """Coarsening factors of all levels but the coarsest."""
+        steps, warmup = max(problem.steps, 1), assumed_warmup(self.tolerance(problem))
+        return fit(steps, self.levels, self.coarsening, lambda: cheapest_chunk(problem, warmup, steps))
+
+    def _plan_cycles(
+        self, problem: Recurrence, cycles: int | None, experience: Experience, factors: tuple[int, ...]
+    ) -> MGRITPlan:
+        """How to cycle through levels coarsened by these factors."""
+        if not callable(self.coarse):
+            problem.cell.coarse(self.coarse)  # refused here, whether it will be needed or not
+        chunk = factors[0] if factors else max(problem.steps, 1)
+        warms_up = self.guess == "warmup" and factors and not self.skip_down
+        warmup = assumed_warmup(self.tolerance(problem)) if warms_up else 0
+        relaxations = self.relaxations(len(factors) + 1)[: len(factors) + 1]
+        kind = "your own" if callable(self.coarse) else self.coarse
+        return self._plan(
+            MGRITPlan,
+            problem,
+            chunk,
+            driver=cycle,
+            warmup=min(warmup, chunk) if copies_inputs(problem) else warmup,
+            max_iters=(cycles + experience.extra_cycles if cycles else self.max_iters) or MOST_CYCLES,
+            reason=f"coarsened by {', '.join(map(str, factors))}; {kind} coarse steps of {self.coarse_inputs} inputs"
+            if factors
+            else "mgrit: one chunk is cheapest, or all that fits",
+            coarsening=Coarsening(factors, self.coarse, self.coarse_inputs),
+            relaxations=tuple(relaxation.count("C") for relaxation in relaxations),
+            weight=self.weight,
+            kind=self.cycle,
+            skip_down=self.skip_down,
+            nested=self.guess == "nested" and not self.skip_down,
+            limited=cycles is not None,
+        )
+
+    def _plan_cycles_over_ranks(
+        self, problem: Recurrence, cycles: int | None, experience: Experience, sizes: tuple[int, ...]
+    ) -> RankPlan:
+        if self.check_gradient_every is not None:
+            raise NotImplementedError(
+                "check_gradient_every compares with a sequential pass of one process, and the sequence is on many "
+                "ranks: leave it out, or check on one process"
+            )
+        warmup, longest = assumed_warmup(self.tolerance(problem)), max(sizes)
+        factors = self._factors_over_ranks(longest, cheapest_chunk(problem, warmup, longest))
+        inside = self._plan_cycles(problem, cycles, experience, factors)
+        inside = replace(inside, joined=_points(longest, factors) == 1)
+        return RankPlan(inside, within(warmup if inside.warmup else 0, sizes), "cycles")
+
+    def _factors_over_ranks(self, longest: int, chunk: int) -> tuple[int, ...]:
+        """Coarsening factors that suit all ranks: as many as were asked for, or until each rank has one point."""
+        given = self.coarsening
+        if isinstance(given, tuple):
+            wanted = iter(given)
+        else:
+            first, later = (chunk, LATER_FACTOR) if given is None else (given, given)
+            wanted = chain([first], repeat(later) if self.levels is None else repeat(later, self.levels - 2))
+        factors: tuple[int, ...] = ()
+        for factor in wanted:
+            factors += (factor,)
+            if _points(longest, factors) == 1:
+                break
+        return factors
+
+
+def _points(steps: int, factors: tuple[int, ...]) -> int:
+    """Points that a slice of so many steps has on the coarsest level."""
+    for factor in factors:
+        steps = -(-steps // factor)
+    return steps

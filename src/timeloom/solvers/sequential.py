@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from torch import Tensor
+
+from timeloom.auto.experience import Experience, LayerExperience
+from timeloom.auto.thresholds import Rehearsed, Sized
+from timeloom.problem import Recurrence
+from timeloom.solve.plan import Plan, RankPlan
 from timeloom.solvers.base import Solver
+
+ASKED = "sequential, as asked for"
 
 
 @dataclass(frozen=True)
@@ -13,3 +23,20 @@ class Sequential(Solver):
 
     The truth that the others are held against. Its options have nothing to do: there is nothing to converge.
     """
+
+    name: ClassVar[str] = "sequential"
+    on_tape: ClassVar[bool] = True
+
+    def why_torch(
+        self, layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience], rehearsed: Rehearsed
+    ) -> str | None:
+        return ASKED
+
+    def why_torch_by_size(self, layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
+        return ASKED
+
+    def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
+        return self._one_chunk(problem, ASKED)
+
+    def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:
+        return self._in_order(problem, ASKED)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import ClassVar, get_args
 
+from timeloom.auto.costs import copies_inputs
+from timeloom.auto.experience import Experience, assumed_warmup
 from timeloom.options import check_choice, check_count
-from timeloom.solve.plan import Correction
-from timeloom.solvers.base import Solver
+from timeloom.problem import Recurrence
+from timeloom.solve.plan import Correction, Plan, RankPlan
+from timeloom.solvers.base import Solver, cheapest_chunk, within
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Shooting(Solver):
         chunk's, where sweeps run in torch operations); 0 guesses the initial state itself; None chooses.
     """
 
+    name: ClassVar[str] = "shooting"
     chunk: int | None = None
     correction: Correction = "auto"
     warmup: int | None = None
@@ -32,3 +36,15 @@ class Shooting(Solver):
         check_choice("correction", self.correction, get_args(Correction))
         check_count("chunk", self.chunk)
         check_count("warmup", self.warmup, least=0)
+
+    def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
+        steps, warmup = max(problem.steps, 1), self._warmup(problem)
+        chunk = min(self.chunk or cheapest_chunk(problem, warmup, steps), steps)
+        warmup = min(warmup, chunk) if copies_inputs(problem) else warmup
+        return self._plan_shooting(problem, chunk, warmup, correction=self.correction)
+
+    def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:
+        return RankPlan(self._plan_states(problem, experience), within(self._warmup(problem), sizes))
+
+    def _warmup(self, problem: Recurrence) -> int:
+        return assumed_warmup(self.tolerance(problem)) if self.warmup is None else self.warmup

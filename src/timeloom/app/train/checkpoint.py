@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from timeloom.app.errors import InputError
 from timeloom.app.files import write_whole
 from timeloom.app.train.config import TrainConfig
-from timeloom.auto.decide import Experience, Memory
+from timeloom.auto.experience import Experience, LayerExperience
 from timeloom.nn.base import Recurrent
 
 FORMAT = "timeloom-checkpoint-1"
 LAST, BEST = "last.safetensors", "best.safetensors"
-Memories = Callable[[Recurrent], dict[int, Memory]]
+Experiences = Callable[[Recurrent], dict[int, LayerExperience]]
 """Where the experience with a layer is kept."""
 
 
@@ -127,20 +127,20 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def experience_of(model: nn.Module, memories: Memories) -> dict[str, dict[str, Any]]:
+def experience_of(model: nn.Module, held_by: Experiences) -> dict[str, dict[str, Any]]:
     """What `auto` has learned, by the name of the layer and the index of its recurrence."""
     return {
-        name: {str(index): asdict(memory) for index, memory in memories(module).items()}
+        name: {str(index): asdict(memory) for index, memory in held_by(module).items()}
         for name, module in model.named_modules()
         if isinstance(module, Recurrent)
     }
 
 
-def restore_experience(model: nn.Module, experience: dict[str, dict[str, Any]], memories: Memories) -> None:
+def restore_experience(model: nn.Module, experience: dict[str, dict[str, Any]], held_by: Experiences) -> None:
     """Put that back."""
     for name, module in model.named_modules():
         if isinstance(module, Recurrent):
-            held = memories(module)
+            held = held_by(module)
             held.clear()
             for index, memory in experience.get(name, {}).items():
-                held[int(index)] = Memory(Experience(**memory["forward"]), Experience(**memory["backward"]))
+                held[int(index)] = LayerExperience(Experience(**memory["forward"]), Experience(**memory["backward"]))

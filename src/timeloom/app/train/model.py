@@ -17,9 +17,8 @@ from timeloom.app.named_options import split_spec, with_options
 from timeloom.app.train.config import ModelConfig
 from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU
 from timeloom.nn.base import Recurrent
-from timeloom.solvers.base import Solver
+from timeloom.solvers.base import Solver, resolve
 from timeloom.solvers.mgrit import MGRIT
-from timeloom.solvers.planning import resolve
 
 if TYPE_CHECKING:
     from timeloom.app.train.ranks import Part

@@ -25,7 +25,7 @@ from timeloom.app.errors import InputError
 from timeloom.app.train.config import TrainConfig
 from timeloom.app.train.model import SequenceModel
 from timeloom.app.train.objective import Score, loss_of
-from timeloom.auto.decide import Memory
+from timeloom.auto.experience import LayerExperience
 from timeloom.distributed import (
     RankError,
     last_over_time,
@@ -149,9 +149,9 @@ class Alone:
         """The score of all processes, each of which has some of the answers to `data`."""
         return score
 
-    def memories(self, layer: Recurrent) -> dict[int, Memory]:
+    def experiences(self, layer: Recurrent) -> dict[int, LayerExperience]:
         """What `auto` has learned of a layer."""
-        return layer._memories
+        return layer._experiences
 
 
 class Ranks(Alone):
@@ -254,8 +254,8 @@ class Ranks(Alone):
             score.targets = [torch.stack(data.targets).double()]
         return score
 
-    def memories(self, layer: Recurrent) -> dict[int, Memory]:
-        return layer._memories if self._time.size == 1 else self._time.memories(layer)
+    def experiences(self, layer: Recurrent) -> dict[int, LayerExperience]:
+        return layer._experiences if self._time.size == 1 else self._time.experiences(layer)
 
     def tell(self, error: BaseException) -> None:
         """Let the others know that this process stops."""

@@ -83,7 +83,7 @@ class Trainer:
             raise InputError(f"{self.splits.source}: the data have changed since the run began; start a new one")
         self.model.load_state_dict(resume.weights)
         checkpoint.restore_optimizer(self.optimizer, resume.optimizer)
-        checkpoint.restore_experience(self.model, resume.experience, self.ranks.memories)
+        checkpoint.restore_experience(self.model, resume.experience, self.ranks.experiences)
         self.progress = resume.progress
 
     def run(self) -> None:
@@ -223,7 +223,7 @@ class Trainer:
         about = (self.config, splits.task, splits.classes, splits.channels, self.progress, self.model.state_dict())
         if weights_only:
             return Checkpoint(*about)
-        experience = checkpoint.experience_of(self.model, self.ranks.memories)
+        experience = checkpoint.experience_of(self.model, self.ranks.experiences)
         return Checkpoint(*about, checkpoint.optimizer_tensors(self.optimizer), experience)
 
     def _write(self, name: str, weights_only: bool = False) -> None:

@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from timeloom.auto import torch_layer
 from timeloom.distributed.context import entered, shared
 from timeloom.kernels.gpu.sweeper import has_triton
+from timeloom.nn import torch_layer
 from timeloom.nn.base import Hidden, Recurrent
 from timeloom.nn.graphs import operators
 from timeloom.nn.graphs.handles import module_of
-from timeloom.nn.precision import SOLVED, products_in, returned_in, solved_in
 from timeloom.nn.sequence import check_input, check_resets, mask_padding, reverse, reverse_resets
-from timeloom.solvers.auto import Auto
-from timeloom.solvers.sequential import Sequential
+from timeloom.torch_state.precision import SOLVED, products_in, returned_in, solved_in
 from timeloom.torch_state.transforms import WHERE, transformed
 
 TRITON = has_triton()
@@ -88,7 +86,7 @@ def _why_not(module: Recurrent, input: Any, lengths: Any, guess: Any) -> Any:
         return NOT_ALONE
     if transformed():
         return NOT_TRANSFORMED
-    if not module.has_torch_twin and isinstance(module._solver, Sequential):
+    if not module.has_torch_twin and module._solver.on_tape:
         return NOT_ON_TAPE
     return None
 
@@ -132,7 +130,7 @@ def _run(module: Recurrent, input: Tensor, hx: Any, lengths: Tensor | None, rese
 
 def _dtypes(module: Recurrent, x: Tensor, hidden: Hidden, whole: bool) -> tuple[torch.dtype, tuple[torch.dtype, ...]]:
     """What to solve in, and what to return each part of the state in."""
-    express_only = whole and isinstance(module._solver, Auto) and module._has_kernels
+    express_only = whole and module._solver.in_given_precision and module._has_kernels
     on_gpu = x.device.type == "cuda" and x.dtype != torch.float64 and TRITON
     compute = products_in(x) if express_only and on_gpu else solved_in(x)
     if not torch.is_autocast_enabled(x.device.type):

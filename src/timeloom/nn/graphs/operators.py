@@ -20,8 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from timeloom.auto import torch_layer
-from timeloom.auto.decide import Memory
+from timeloom.auto.experience import LayerExperience
 from timeloom.cells.base import Cell
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels.layer import Layer
@@ -34,9 +33,6 @@ from timeloom.solve.autograd import refuse_second_order
 from timeloom.solve.backward import solve_adjoint
 from timeloom.solve.forward import final_state, last_of, solve_states
 from timeloom.solve.recurrence import noting, raise_if_asked
-from timeloom.solvers.auto import Auto
-from timeloom.solvers.planning import plan_backward, plan_forward
-from timeloom.solvers.sequential import Sequential
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.streams import capturing
 
@@ -120,7 +116,7 @@ def _run_own(
     module: Recurrent, live: Live, ragged: Ragged, index: int, taped: bool
 ) -> tuple[list[Tensor], Tensor, SolveReport]:
     """All states and, behind them, what the backward pass needs; the final state; the report."""
-    (x, initial, *weights), memory, solver = live, _memory(module, index), module._solver
+    (x, initial, *weights), experience, solver = live, _experience(module, index), module._solver
     if _kind_of(module._bare(*weights), x, ragged) is not None:
         solved = express.solve(_setting(module, index), x, initial, weights, taped)
         assert solved is not None
@@ -129,8 +125,8 @@ def _run_own(
     else:
         _refuse_capture(x)
         problem = Recurrence(*module._cell(x, *weights), initial, *ragged)
-        kept, report = solve_states(problem, plan_forward(solver, problem, memory.forward), choose_sweeper(problem))
-        memory.forward.learn(report)
+        kept, report = solve_states(problem, solver.plan(problem, experience.forward), choose_sweeper(problem))
+        experience.forward.learn(report)
         final = final_state(problem, kept)
     raise_if_asked(report, solver)
     return kept, final, _lasting(module, index, report, backward=False)
@@ -204,9 +200,9 @@ def _own_gradients(
     grads: tuple[Tensor | None, Tensor | None], want_x: bool,
 ) -> list[Any]:  # fmt: skip
     """Gradients of everything live by timeloom's sweeps."""
-    (x, initial, *weights), memory, solver = live, _memory(module, index), module._solver
+    (x, initial, *weights), experience, solver = live, _experience(module, index), module._solver
     report = module.reports[index] if module.reports else SolveReport.sequential(len(x), "")
-    take = noting(report, solver, memory, lambda _: None)
+    take = noting(report, solver, experience, lambda _: None)
 
     def note(backward: SolveReport) -> None:
         take(_lasting(module, index, backward, backward=True))
@@ -219,7 +215,7 @@ def _own_gradients(
             lane = express.lane_back(layer, _setting(module, index), note)
             return [*express.gradients(lane, live[:6], kept, grads, want_x), None]
         _refuse_capture(x)
-        plan = plan_backward(solver, Recurrence(cell, x, initial, *ragged), memory.backward)
+        plan = solver.plan(Recurrence(cell, x, initial, *ragged), experience.backward, "backward")
         adjoint = partial(solve_adjoint, plan=plan)
         return list(express.solve_again(module._cell, live, kept, grads, adjoint, note, *ragged))
 
@@ -250,12 +246,12 @@ def _apart(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
 # --- both ------------------------------------------------------------------------------------------------------------
 
 
-def _memory(module: Recurrent, index: int) -> Memory:
-    return module._memories.setdefault(index, Memory())
+def _experience(module: Recurrent, index: int) -> LayerExperience:
+    return module._experiences.setdefault(index, LayerExperience())
 
 
 def _setting(module: Recurrent, index: int) -> express.Setting:
-    return express.Setting(module._bare, module._cell, module._solver, _memory(module, index))
+    return express.Setting(module._bare, module._cell, module._solver, _experience(module, index))
 
 
 def _record(module: Recurrent, index: int, report: SolveReport) -> None:
@@ -281,12 +277,8 @@ def _why_torch(module: Recurrent, x: Tensor, ragged: Ragged, taped: bool) -> str
     """Why torch's own layer is to run, if it is. The answer is part of the graph, so only sizes count."""
     if not module.has_torch_twin or any(marks is not None for marks in ragged):
         return None
-    if isinstance(module._solver, Sequential):
-        return "sequential, as asked for"
-    if not isinstance(module._solver, Auto):
-        return None
     with torch.set_grad_enabled(taped), without_autocast(x.device):
-        return torch_layer.why_by_size(module, x, *x.shape[:2])
+        return module._solver.why_torch_by_size(module, x, *x.shape[:2])
 
 
 def _kind_of(cell: Cell, x: Tensor, ragged: Ragged) -> type[Layer] | None:

@@ -1,0 +1,168 @@
+"""What earlier calls have shown of a layer: how fast it forgets, whether sweeps were enough. Changed by its own methods
+alone, from the reports of solves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from timeloom.report import SolveReport
+
+ASSUMED_FORGETTING = 0.728
+"""Forgetting of a network nothing is known about, a step: a freshly initialised GRU or LSTM forgets faster."""
+NOISE = 1e-7
+"""Jumps this small are rounding: they bound how fast a network forgets, but do not tell it."""
+NEARLY = 4
+"""A first jump within this factor of the tolerance needs no longer warm-up: the few rows over it are run again."""
+MOST_MISSES = 4
+"""Quick certificates that may fail by little, each making the warm-up longer, before they are not tried any more."""
+MOST_FALLBACKS = 2
+"""Times in a row that sweeps may give up, after each of which more is known, before the network is left alone."""
+FEW_SWEEPS = 2
+"""Corrected sweeps so few that a warm-up may be cheaper again."""
+FIRST_LOOK = 8
+"""Solves of so few sweeps in a row after which that is tried; twice as many after each try that failed."""
+SPARE = 0.1
+"""An error this much below its limit would have met it a sweep earlier."""
+LONGEST_PAUSE = 256
+"""Calls after which `auto` looks again at a network that did not contract, at most."""
+
+
+@dataclass
+class Experience:
+    """What the calls on one layer and direction have shown so far; never part of a state_dict."""
+
+    forgetting: float | None = None
+    """Factor by which one step shrinks a difference between two states, as an upper bound."""
+    correcting: bool = False
+    """Whether the last plan was for several sweeps at once."""
+    sweeps: int | None = None
+    """Sweeps with corrections by the decay that were enough, where they were tried."""
+    calm: int = 0
+    """Solves in a row for which few corrected sweeps were enough."""
+    look_after: int = FIRST_LOOK
+    """Number of them after which a warm-up is tried instead."""
+    pause: int = 0
+    """Calls for which shooting is not tried."""
+    corrected: bool = False
+    """Whether the last solve needed more than its warm-up and one sweep."""
+    uncertified: bool = False
+    """Whether the quick certificate of one sweep has just failed, and a general solve is under way."""
+    misses: int = 0
+    """Times that it failed by so little that the general solve found nothing to correct."""
+    fallbacks: int = 0
+    """Times in a row that sweeps gave up."""
+    setbacks: int = 0
+    """Times in a row that shooting turned out not to pay."""
+    solves: int = 0
+    """Solves that asked whether their gradient is due for a comparison."""
+    extra_cycles: int = 0
+    """Cycles that multigrid was given beyond the number asked for, since its gradients were too far off."""
+
+    @property
+    def resting(self) -> bool:
+        """Whether shooting is not to be tried just now."""
+        return self.pause > 0
+
+    def skip_call(self) -> None:
+        """One call less to rest for."""
+        self.pause = max(self.pause - 1, 0)
+
+    def note_plan(self, sweeps: int) -> None:
+        """A plan was made for so many sweeps at once."""
+        self.correcting = sweeps > 1
+
+    def note_certificate(self, met: bool) -> None:
+        """The quick certificate of the planned sweeps was met, or was not and a general solve follows."""
+        self.uncertified = not met
+
+    def add_cycle(self) -> None:
+        """Multigrid's gradients were too far off: a cycle more from now on."""
+        self.extra_cycles += 1
+
+    def due(self, every: int | None) -> bool:
+        """Whether this solve's gradient is one of those to compare with the exact one."""
+        self.solves += 1
+        return every is not None and self.solves % every == 0
+
+    def warmup(self, tolerance: float) -> int:
+        """Steps after which this network has forgotten where it started, to within the tolerance."""
+        forgetting = ASSUMED_FORGETTING if self.forgetting is None else self.forgetting
+        if forgetting >= 1 - 1e-6:
+            return 10**9
+        steps = max(4, math.ceil(math.log(tolerance / 4) / math.log(forgetting)))
+        return steps + self.misses * math.ceil(steps / 8)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether one sweep is likely to be certified at once."""
+        return not self.corrected and self.misses <= MOST_MISSES
+
+    def learn(self, report: SolveReport) -> None:
+        """Take in what a shooting solve showed, if it can be seen yet."""
+        if report.certificate is not None:
+            return
+        self.corrected = report.iterations > 1 or report.fell_back or bool(report.levels)
+        self.fallbacks = self.fallbacks + 1 if report.fell_back else 0
+        self.misses += self.uncertified and not self.corrected
+        self.uncertified = False
+        if self.correcting and report.residuals and not report.warmup:  # else it is of an earlier plan
+            self._learn_sweeps(report)
+        if report.warmup and report.residuals:
+            first = report.residuals[0]
+            seen = min(max(first, NOISE), 1.0) ** (1 / report.warmup)
+            near = first <= NEARLY * report.tolerance  # what is left is rounding: a longer warm-up would not help
+            self.forgetting = min(seen, self.forgetting or 1.0) if near else seen
+            if report.converged and not report.fell_back:
+                self.setbacks = 0
+            if not self.corrected:
+                self.look_after = FIRST_LOOK
+            if self.misses > MOST_MISSES and first <= report.tolerance / 4:
+                self.misses = 0
+        if self.fallbacks >= MOST_FALLBACKS:
+            self.rest()
+
+    def _learn_sweeps(self, report: SolveReport) -> None:
+        """Take in how many sweeps were needed. Few, for a while: the network may forget quickly again, so look at that
+        afresh.
+        """
+        if report.fell_back or not report.converged:
+            self.rest()
+            return
+        self.setbacks = 0
+        spare = report.residuals[-1] < SPARE * report.tolerance
+        self.sweeps = max(report.iterations - spare, FEW_SWEEPS)
+        self.calm = self.calm + 1 if self.sweeps <= FEW_SWEEPS else 0
+        if self.calm >= self.look_after:
+            self.sweeps = self.forgetting = None
+            self.calm, self.look_after = 0, min(2 * self.look_after, LONGEST_PAUSE)
+
+    def rest(self) -> None:
+        """Shooting does not pay on this network as it is: leave it alone for a while, then look at it afresh."""
+        self.setbacks += 1
+        self.fallbacks = 0
+        self.pause = min(4 * 2**self.setbacks, LONGEST_PAUSE)
+        self.forgetting = self.sweeps = None
+
+
+@lru_cache(maxsize=64)
+def assumed_warmup(tolerance: float) -> int:
+    """Steps after which a network nothing is known about has forgotten where it started."""
+    return Experience().warmup(tolerance)
+
+
+@dataclass
+class LayerExperience:
+    """The experience with one layer and direction, forward and backward."""
+
+    forward: Experience = field(default_factory=Experience)
+    backward: Experience = field(default_factory=Experience)
+
+    def learn_backward(self, report: SolveReport) -> None:
+        """Take in what a backward solve showed; a gradient that was too far off costs both passes a cycle more."""
+        self.backward.learn(report)
+        if report.gradient is not None and report.gradient.too_far:
+            self.forward.add_cycle()
+            self.backward.add_cycle()

@@ -1,0 +1,70 @@
+"""When torch's own layer is the better answer: on a CPU here, on a GPU in `timeloom.auto.cudnn`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from timeloom.auto import cudnn
+from timeloom.auto.cudnn import Rehearsed, Sized
+from timeloom.auto.experience import LayerExperience
+from timeloom.kernels.cpu.build import unavailable
+from timeloom.kernels.cpu.layer import MOST_INPUTS, MOST_UNITS
+from timeloom.torch_state.precision import solved_in
+
+SHORTEST = {"GRU": (12, 32), "RNN": (40, 64)}
+"""Steps from which compiled sweeps beat torch's layer on a CPU, with and without gradients: below, our fixed cost per
+call exceeds torch's whole run."""
+SHORTEST_LSTM = ((4096, 64), (256, 256), (0, 512))
+"""The same for an LSTM with gradients, by the units of all sequences together: oneDNN's has a small fixed cost."""
+SHORTEST_LSTM_FORWARD = 1024
+"""The same without gradients."""
+SHORTEST_IN_TORCH = 2048
+"""The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
+LSTM_BATCH = 8
+"""Batch from which oneDNN's fused LSTM fills a CPU by itself."""
+LSTM_HIDDEN = 256
+"""Hidden size beyond which it does so with a single sequence."""
+
+__all__ = ["Rehearsed", "Sized", "why_faster", "why_faster_by_size"]
+
+
+def why_faster(
+    layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience], rehearsed: Rehearsed
+) -> str | None:
+    """Why torch's own layer is the faster one, or None. `known` is what earlier calls showed of the layer."""
+    if x.device.type == "cuda":
+        return cudnn.why(layer, x, steps, batch, known, rehearsed)
+    return _why_on_cpu(layer, x, steps, batch)
+
+
+def why_faster_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
+    """Why torch's own layer is the faster one for any problem of this size, or None. `steps` may be a symbol."""
+    if x.device.type == "cuda":
+        return cudnn.why_by_size(layer, x, steps, batch)
+    return _why_on_cpu(layer, x, steps, batch)
+
+
+def _why_on_cpu(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
+    missing = ""
+    if solved_in(x) != torch.float32 or layer.proj_size > 0:
+        needed = SHORTEST_IN_TORCH
+    elif unavailable() is not None:
+        needed, missing = SHORTEST_IN_TORCH, f" without compiled kernels ({unavailable()})"
+    elif layer.mode == "LSTM" and _fills_the_cpu(layer.hidden_size, layer.input_size, batch):
+        return f"auto: {batch} × {layer.hidden_size} units fill the CPU in torch's fused LSTM"
+    elif layer.mode == "LSTM":
+        by_units = (steps for units, steps in SHORTEST_LSTM if batch * layer.hidden_size >= units)
+        needed = next(by_units) if torch.is_grad_enabled() else SHORTEST_LSTM_FORWARD
+    else:
+        needed = SHORTEST[layer.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]
+    return f"auto: {steps} steps are too few to gain{missing}" if steps < needed else None
+
+
+def _fills_the_cpu(hidden: int, inputs: int, batch: int) -> bool:
+    """Whether oneDNN's fused LSTM leaves nothing to gain. A layer in one call of ours gains at any batch."""
+    if hidden <= MOST_UNITS and inputs <= MOST_INPUTS:
+        return False
+    return batch >= LSTM_BATCH or hidden > LSTM_HIDDEN

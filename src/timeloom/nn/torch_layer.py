@@ -1,0 +1,67 @@
+"""Torch's own layer: whether a module's call is to be one of it, and how it is called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from timeloom.report import SolveReport
+from timeloom.torch_state.precision import SOLVED
+from timeloom.torch_state.transforms import WHERE, transformed
+
+if TYPE_CHECKING:
+    from timeloom.nn.base import Recurrent
+
+
+def obstacle(data: Tensor) -> str | None:
+    """What timeloom's sweeps cannot run on or inside of, or None."""
+    if data.device.type not in ("cpu", "cuda"):
+        return f"no sweeps on {data.device.type}"
+    if data.dtype not in SOLVED:
+        return f"no sweeps for {data.dtype}"
+    if type(data) not in (Tensor, nn.Parameter) or data.is_nested or data.layout != torch.strided:
+        return f"no sweeps for a {type(data).__name__} of layout {data.layout}"
+    if torch._C._get_tracing_state() is not None:
+        return "no sweeps inside torch.jit.trace"
+    if transformed():
+        return f"no sweeps {WHERE}"
+    return None
+
+
+def why(module: Recurrent, input: Tensor | PackedSequence) -> str | None:
+    """Why torch's own layer is to run, or None where timeloom's sweeps are."""
+    data = input.data if isinstance(input, PackedSequence) else input
+    if not module.has_torch_twin:
+        return None
+    if data.numel() == 0 or data.dim() not in (2, 3):
+        return "nothing to solve"
+    return module._solver.why_torch(module, data, *size(module, input), module.experiences(), module._rehearsed)
+
+
+def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:
+    """Torch's forward pass."""
+    if hx is not None:
+        module._check_given(hx)
+    return layer(module).forward(module, input, hx)
+
+
+def layer(module: Recurrent) -> Any:
+    """The torch class that a module stands in for, or has the parameters of."""
+    return {"GRU": nn.GRU, "LSTM": nn.LSTM}.get(module.mode, nn.RNN)
+
+
+def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> SolveReport:
+    steps, _ = size(module, input)
+    return SolveReport.sequential(steps, f"{reason}; run by torch's own layer")
+
+
+def size(module: Recurrent, input: Tensor | PackedSequence) -> tuple[int, int]:
+    """Steps and batch of an input."""
+    if isinstance(input, PackedSequence):
+        return len(input.batch_sizes), int(input.batch_sizes[0])
+    if input.dim() != 3:
+        return (len(input) if input.dim() else 0), 1
+    return (input.shape[1], input.shape[0]) if module.batch_first else (input.shape[0], input.shape[1])

@@ -1,0 +1,73 @@
+"""The residual: the one definition of a jump, of the scale it is measured against, and of the certificate.
+
+A jump is what is missing at a start: the end that arrives there from the link before, less the start. It is measured
+part by part (h, c), each against its own scale: the largest value of that part beside the jump. Where values fade along
+the chain, as gradients do away from the loss, the scale is the largest value that has come so far. Never the largest of
+all: what is nothing beside the last state may be all of an early one, and the other way round. A part that lives in a
+box counts as a share of the box at least. The certificate is the largest relative jump; what is not finite is infinite.
+
+Boundaries, on one process and over ranks, call this file. The kernels compute the same numbers by themselves (C
+`timeloom_jump`, Triton `jumps_kernel`): tests/test_residual.py holds them against it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SHARE_OF_BOX = 0.1
+"""A state that lives in a box is measured against this much at least: its step rounds values of up to 1."""
+
+
+def by_part(values: Tensor, parts: tuple[int, ...]) -> Tensor:
+    """The largest value of each part of the state: `(..., S)` to `(..., P)`."""
+    return torch.stack([part.amax(-1) for part in values.split(parts, -1)], -1)
+
+
+def by_unit(values: Tensor, parts: tuple[int, ...]) -> Tensor:
+    """A number of each part for all units of it: `(..., P)` to `(..., S)`."""
+    return torch.cat([values[..., i : i + 1].expand(*values.shape[:-1], width) for i, width in enumerate(parts)], -1)
+
+
+def floors(bound: Tensor | None, like: Tensor, parts: tuple[int, ...], share_of_box: float = SHARE_OF_BOX) -> Tensor:
+    """The smallest scales of states like `(B, S)`, in their box if they have one: `(B, P)`."""
+    floor = torch.full_like(like, torch.finfo(like.dtype).tiny)
+    if bound is not None:
+        floor = torch.maximum(floor, share_of_box * bound.isfinite().to(like.dtype))
+    return by_part(floor, parts)
+
+
+def scales(
+    starts: Tensor,
+    arriving: Tensor,
+    parts: tuple[int, ...],
+    floor: Tensor,
+    fading: bool = False,
+    before: Tensor | None = None,
+    joint: bool = False,
+) -> Tensor:
+    """What jumps are measured against, `(C, B, P)`, from starts and what arrives at them, `(C, B, S)` each.
+
+    floor: `(B, P)`; before: `(B, P)` or `(C, B, P)`, the largest values of links before these, where values fade;
+    joint: whether all parts are measured against the largest of them.
+    """
+    largest = by_part(torch.maximum(starts.abs(), arriving.abs()).nan_to_num(nan=0, posinf=0), parts)
+    if fading:
+        largest = largest.cummax(0).values
+    if before is not None:
+        largest = torch.maximum(largest, before)
+    if joint:
+        largest = largest.amax(-1, keepdim=True).expand_as(largest)
+    return torch.maximum(largest, floor)
+
+
+def relative(jumps: Tensor, scale: Tensor, parts: tuple[int, ...]) -> Tensor:
+    """The largest relative entry of each jump `(C, B, S)` by its scale `(C, B, P)`: `(C, B)`; NaN stays NaN."""
+    return (by_part(jumps.abs(), parts) / scale).amax(-1)
+
+
+def certificate(errors: Tensor) -> Tensor:
+    """The largest relative jump as a number on the device; what is not finite is infinite, no jump is zero."""
+    if errors.numel() == 0:
+        return errors.new_zeros(())
+    return errors.nan_to_num(nan=torch.inf, posinf=torch.inf).max()

@@ -1,0 +1,36 @@
+"""How precise a solution is to be, unless the user says: by dtype, device, cell and direction."""
+
+from __future__ import annotations
+
+import torch
+
+from timeloom.problem import Recurrence
+from timeloom.solve.plan import Direction
+from timeloom.torch_state import tf32
+
+TOLERANCE = {torch.float64: 2e-15, torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
+"""Default relative tolerance by dtype: the largest that keeps the error within twice that of torch's own layer."""
+ADJOINT_TOLERANCE = TOLERANCE | {torch.float32: 2.5e-7}
+"""The same for the backward pass, where jumps of one sign add up in the gradients of the weights."""
+
+TF32_TOLERANCE = 2e-4
+"""The same on a GPU where products are rounded to tf32: for cells that cuDNN has, where torch lets it do so, as by
+default; for others, where torch's own products are. Two runs that begin apart then stay some 4e-5 apart, and cuDNN's
+error is near 6e-4.
+"""
+UNGATED_TF32_TOLERANCE, UNGATED_TF32_ADJOINT_TOLERANCE = 5e-4, 1e-3
+"""The same for a cell without gates, forward and backward: every step rounds all of the state, by up to 5e-4, so that
+two runs stay up to 3e-4 apart, and their gradients 8e-4 where these are small; cuDNN's error is near 1e-3.
+"""
+
+
+def default_tolerance(problem: Recurrence, direction: Direction) -> float:
+    """Largest relative jump between chunks to accept."""
+    rounded, forward = problem.rounded, direction == "forward"
+    if rounded.device.type == "cuda" and rounded.dtype == torch.float32:
+        in_tf32 = tf32.cudnn_rounds() if problem.cell.in_cudnn else tf32.matmul_rounds()
+        if in_tf32 and problem.cell.gated:
+            return TF32_TOLERANCE
+        if in_tf32:
+            return UNGATED_TF32_TOLERANCE if forward else UNGATED_TF32_ADJOINT_TOLERANCE
+    return (TOLERANCE if forward else ADJOINT_TOLERANCE)[rounded.dtype]

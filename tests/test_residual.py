@@ -1,0 +1,129 @@
+"""One residual: jumps, scales and the certificate as `timeloom.solve.residual` defines them, and who computes them."""
+
+from __future__ import annotations
+
+import math
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
+
+import pytest
+import torch
+from torch import Tensor
+
+from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
+from timeloom.kernels import CPUSweeper, GPUSweeper
+from timeloom.kernels.cpu import build
+from timeloom.problem import Recurrence
+from timeloom.solve.residual import SHARE_OF_BOX, by_unit, certificate, floors, relative, scales
+
+N, BATCH, LINKS = 5, 3, 7
+SPOILED = {"finite": None, "nan": math.nan, "inf": math.inf}
+
+
+def cell_of(kernel: str) -> Cell:
+    gates = {"gru": 3, "lstm": 4}.get(kernel, 1)
+    w_hh = torch.zeros(gates * N, N)
+    if kernel == "gru":
+        return GRUCell(w_hh, torch.zeros(N))
+    return LSTMCell(w_hh) if kernel == "lstm" else RNNCell(w_hh, kernel.removeprefix("rnn_"))
+
+
+def draw(cell: Cell, seed: int) -> tuple[Tensor, Tensor]:
+    """Starts and ends `(C, B, S)` whose sizes change along the chain, some of them all zero."""
+    generator = torch.Generator().manual_seed(seed)
+    size = torch.logspace(0, -6, LINKS).view(-1, 1, 1)
+    starts, noise = (torch.randn(LINKS, BATCH, cell.size, generator=generator) * size for _ in range(2))
+    ends = torch.cat([starts[1:], starts[:1]]) + 0.01 * noise
+    starts[3, 1], ends[2, 1] = 0, 0
+    return starts, ends
+
+
+def by_hand(starts: Tensor, ends: Tensor, cell: Cell, floor: float, fading: bool, joint: bool = False) -> float:
+    """The definition, number by number."""
+    worst, boxed = 0.0, cell.bound(starts[0])
+    for sequence in range(BATCH):
+        so_far = [0.0] * len(cell.parts)
+        for link in range(LINKS):
+            start = starts[link, sequence].split(cell.parts)
+            end = (starts[0] if link == 0 else ends[link - 1])[sequence].split(cell.parts)
+            values = [max(float(a.abs().max()), float(b.abs().max())) for a, b in zip(start, end, strict=True)]
+            so_far = [max(a, b) for a, b in zip(so_far, values, strict=True)] if fading else values
+            for part, (a, b) in enumerate(zip(start, end, strict=True)):
+                jump = float((b - a).abs().max())
+                has_box = boxed is not None and math.isfinite(float(boxed.split(cell.parts, -1)[part][0, 0]))
+                scale = max(max(so_far) if joint else so_far[part], floor if has_box else 0.0)
+                worst = max(worst, jump / scale if jump else 0.0)
+    return worst
+
+
+def by_definition(starts: Tensor, ends: Tensor, cell: Cell, floor: float, fading: bool, joint: bool = False) -> float:
+    arriving = torch.cat([starts[:1], ends[:-1]])
+    least = floors(cell.bound(starts[0]), starts[0], cell.parts, floor)
+    scale = scales(starts, arriving, cell.parts, least, fading, joint=joint)
+    return float(certificate(relative(arriving - starts, scale, cell.parts)))
+
+
+WAYS = [(SHARE_OF_BOX, False), (0.0, True)]
+"""Forward and backward: the share of the box that counts at least, and whether values fade."""
+KERNELS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("floor", "fading"), WAYS)
+def test_the_definition(kernel: str, floor: float, fading: bool) -> None:
+    cell = cell_of(kernel)
+    for seed in range(5):
+        starts, ends = draw(cell, seed)
+        for joint in (False, True):
+            expected = by_hand(starts, ends, cell, floor, fading, joint)
+            assert expected > 1e-3
+            assert by_definition(starts, ends, cell, floor, fading, joint) == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_is_not_finite_is_infinite_and_no_jump_is_zero() -> None:
+    assert float(certificate(torch.tensor([0.1, math.nan]))) == math.inf
+    assert float(certificate(torch.tensor([math.inf, 0.1]))) == math.inf
+    assert float(certificate(torch.zeros(0, 3))) == 0.0
+    wide = by_unit(torch.tensor([[1.0, 2.0]]), (2, 3))
+    assert wide.tolist() == [[1.0, 1.0, 2.0, 2.0, 2.0]]
+
+
+@pytest.mark.skipif(build.unavailable() is not None, reason=str(build.unavailable()))
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("floor", "fading"), WAYS)
+@pytest.mark.parametrize("spoiled", SPOILED)
+def test_the_cpus_kernel_computes_the_same(kernel: str, floor: float, fading: bool, spoiled: str) -> None:
+    cell = cell_of(kernel)
+    sweeper = CPUSweeper(Recurrence(cell, torch.zeros(1, BATCH, N), torch.zeros(BATCH, cell.size)))
+    certify = sweeper.certifier(floor, fading)
+    assert certify is not None
+    for seed in range(5):
+        starts, ends = draw(cell, seed)
+        if SPOILED[spoiled] is not None:
+            ends[4, 2, -1] = SPOILED[spoiled]
+        expected = by_definition(starts, ends, cell, floor, fading)
+        assert float(certify(starts.flatten(0, 1), ends.flatten(0, 1))) == pytest.approx(expected, rel=1e-6)
+        assert math.isinf(expected) == (spoiled != "finite")
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # of numpy in the interpreter, where infinity is divided by itself
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("spoiled", SPOILED)
+def test_the_gpus_kernel_computes_the_same(kernel: str, backward: bool, spoiled: str) -> None:
+    """Backward it measures gradients of h and c together, against what is beside them."""
+    pytest.importorskip("triton")
+    cell = cell_of(kernel)
+    sweeper = GPUSweeper(Recurrence(cell, torch.zeros(1, BATCH, N), torch.zeros(BATCH, cell.size)))
+    floor = 0.0 if backward else SHARE_OF_BOX
+    certify = sweeper.certifier(floor, fading=backward)
+    assert certify is not None
+    for seed in range(5):
+        starts, ends = draw(cell, seed)
+        if SPOILED[spoiled] is not None:
+            ends[4, 2, -1] = SPOILED[spoiled]
+        expected = by_definition(starts, ends, cell, floor, fading=False, joint=backward)
+        found = float(certify(starts.flatten(0, 1), ends.flatten(0, 1)))
+        assert found == pytest.approx(expected, rel=1e-5)
+        assert math.isinf(expected) == (spoiled != "finite")

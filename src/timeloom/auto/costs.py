@@ -11,6 +11,8 @@ import torch
 
 from timeloom.cells.generic import GenericCell
 from timeloom.kernels import CPUSweeper
+from timeloom.kernels.cuda.programs import Variant
+from timeloom.kernels.cuda.sweeper import fits, most_single
 from timeloom.kernels.gpu.sweeper import ROWS, has_kernels, is_wide
 from timeloom.kernels.gpu.wide import BY_LIBRARY
 from timeloom.problem import Recurrence
@@ -27,6 +29,14 @@ CROWD = 2**19
 CROWDED = 1.7
 MOST_STEPS = 2**40
 """No sequence is longer."""
+
+
+SINGLE_STEP = (0.15, 0.0028)
+"""Microseconds of a step of a GRU's row by itself, forward and backward in the mean: at least, and for each unit."""
+CLUSTER_STEP = 1.1
+"""The same where several multiprocessors share a row."""
+TILE_STEP, TILE_ROW = (0.2, 0.006), 2.6e-6
+"""The same of a tile of rows; and for each row of all tiles together, times the units to the power of 1.4."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +58,53 @@ class StepCost:
         return self.overhead + math.ceil(rows / self.threads) + (CROWDED - 1) * max(0.0, rows - self.crowded_from)
 
 
-def step_cost(problem: Recurrence) -> StepCost:
+@dataclass(frozen=True)
+class RegisterCost:
+    """The same in microseconds, by the CUDA kernels that keep the weights in registers: rows by themselves, as many as
+    the multiprocessors hold, or rows in tiles. Measured by `python -m benchmarks.calibrate` on an H200.
+    """
+
+    gates: float
+    """Products of a step, beside a GRU's."""
+    units: int
+    single: int
+    """Rows that are walked side by side, each by itself."""
+    tiled: bool
+    """Whether there is a kernel for tiles of rows."""
+    blocks: int = 1
+    """Multiprocessors that share a row."""
+
+    def of(self, rows: int) -> float:
+        own = (SINGLE_STEP[0] + SINGLE_STEP[1] * self.units if self.blocks == 1 else CLUSTER_STEP) * self.gates
+        alone = own * math.ceil(rows / self.single)
+        if not self.tiled:
+            return alone
+        tile = TILE_STEP[0] + TILE_STEP[1] * self.units + TILE_ROW * math.pow(self.units, 1.4) * rows
+        return min(alone, tile * self.gates)
+
+
+Cost = StepCost | RegisterCost
+
+
+@lru_cache(maxsize=64)
+def register_cost(kernel: str, n: int, device: int) -> RegisterCost:
+    variant = Variant(kernel, n, 0, True, True, 1, False, False)
+    gates = max(variant.text.products / 3, 0.6)
+    return RegisterCost(gates, n, most_single(variant, device), n <= variant.text.most_units, variant.cluster)
+
+
+def step_cost(problem: Recurrence) -> Cost:
     """What a step of this problem costs."""
     if CPUSweeper.supports(problem):
         return StepCost(0.5, torch.get_num_threads())
     size, n = problem.cell.size, problem.cell.parts[0]
+    device = problem.u.device
+    if has_kernels(problem) and fits(problem.cell.kernel, n, device):
+        return register_cost(str(problem.cell.kernel), n, device.index or 0)
     if has_kernels(problem):
-        return cost_on_gpu(n, is_wide(problem), problem.u.device)
+        return cost_on_gpu(n, is_wide(problem), device)
     microseconds_per_row = 6e-5 * size * size + 0.01 * size
-    if problem.u.device.type != "cpu":
+    if device.type != "cpu":
         return StepCost(6000 / microseconds_per_row)
     return StepCost(60 / microseconds_per_row, torch.get_num_threads())
 
@@ -72,13 +120,13 @@ def cost_on_gpu(n: int, wide: bool, device: torch.device) -> StepCost:
     return StepCost(filled_by=ROWS * programs * side_by_side)
 
 
-def cost_of(steps: int, batch: int, chunk: int, warmup: int, cost: StepCost) -> float:
+def cost_of(steps: int, batch: int, chunk: int, warmup: int, cost: Cost) -> float:
     """What a sweep costs."""
     return (chunk + warmup) * cost.of(math.ceil(steps / chunk) * batch)
 
 
 @lru_cache(maxsize=256)
-def cheapest(steps: int, batch: int, warmup: int, cost: StepCost, within_chunk: bool = False) -> tuple[int, int]:
+def cheapest(steps: int, batch: int, warmup: int, cost: Cost, within_chunk: bool = False) -> tuple[int, int]:
     """Chunk and warm-up that take least time, `(steps, 0)` for one chunk; `within_chunk` lets no warm-up be longer."""
     best, best_cost = (steps, 0), cost_of(steps, batch, steps, 0, cost)
     chunks = 2
@@ -92,14 +140,14 @@ def cheapest(steps: int, batch: int, warmup: int, cost: StepCost, within_chunk: 
 
 
 @lru_cache(maxsize=256)
-def fewest_to_cut(batch: int, warmup: int, cost: StepCost) -> int | None:
+def fewest_to_cut(batch: int, warmup: int, cost: Cost) -> int | None:
     """Steps from which on several chunks take less time than one; None where they never do."""
     if not _is_cut(MOST_STEPS, batch, warmup, cost):
         return None
     return bisect_left(range(MOST_STEPS), True, key=lambda steps: _is_cut(steps, batch, warmup, cost))
 
 
-def _is_cut(steps: int, batch: int, warmup: int, cost: StepCost) -> bool:
+def _is_cut(steps: int, batch: int, warmup: int, cost: Cost) -> bool:
     return cheapest(steps, batch, warmup, cost)[0] < steps
 
 

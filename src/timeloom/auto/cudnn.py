@@ -11,8 +11,9 @@ from torch import Tensor
 
 from timeloom.auto.costs import cost_on_gpu, fewest_to_cut
 from timeloom.auto.experience import LayerExperience, assumed_warmup
+from timeloom.kernels.cuda.sweeper import fits
 from timeloom.kernels.gpu.sweeper import has_triton, largest
-from timeloom.solve.tolerance import TF32_TOLERANCE
+from timeloom.solve.tolerance import TOLERANCE
 from timeloom.torch_state.precision import products_in
 from timeloom.torch_state.streams import capturing
 
@@ -34,11 +35,13 @@ STEP = ((16, 0.95, 0.024), (32, 0.95, 0.042), (64, 1.25, 0.045), (128, 1.75, 0.0
 by itself and for each sequence."""
 FORWARD_STEP = ((32, 0.44, 0.0019), (64, 0.58, 0.005), (128, 0.78, 0.007))
 """The same of the forward pass alone, for which many sequences cost cuDNN little."""
+BY_STEPS = 9.0
+"""The same, at least, where cuDNN launches kernels for every step."""
 SHARE = {"GRU": 1.0, "LSTM": 0.89, "RNN": 0.69}
 """A step's time by the cell, as a share of a GRU's: the smallest that was measured."""
 HALF_SHARE = 0.87
 """The same in float16."""
-LEAST_TIME, LEAST_FORWARD_TIME = 3800.0, 1600.0
+LEAST_TIME, LEAST_FORWARD_TIME = 1500.0, 700.0
 """Microseconds in cuDNN, of both passes and of the forward pass alone, from which the kernels on a GPU gain: our fixed
 cost is well below."""
 PERSISTENT = STEP[-1][0]
@@ -62,7 +65,7 @@ def why(
 ) -> str | None:
     """Why cuDNN's layer is to run, or None."""
     reason = why_by_size(layer, x, steps, batch)
-    if reason is not None or steps > MOST_STEPS:
+    if reason is not None or steps > MOST_STEPS or _in_registers(layer, x):
         return reason
     resting = _resting(known)
     if not resting and (not _persistent(layer, x) or _sure(known)):
@@ -79,6 +82,9 @@ def why_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
     """The same as far as the size alone tells. `steps` may be a symbol."""
     if steps > MOST_STEPS:
         return None
+    if _in_registers(layer, x):
+        needed = _longer_than_our_fixed_cost(layer, x, int(batch))
+        return f"auto: {steps} steps are too few to gain" if steps < needed else None
     kernels = layer.proj_size == 0 and x.dtype != torch.float64 and has_triton()
     persistent = _persistent(layer, x)
     if persistent and not kernels:
@@ -92,6 +98,11 @@ def why_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
     return f"auto: {steps} steps are too few to gain" if steps < needed else None
 
 
+def _in_registers(layer: Sized, x: Tensor) -> bool:
+    """Whether kernels of ours keep the layer's weights in registers: they run one chunk faster than cuDNN's layer."""
+    return layer.proj_size == 0 and x.dtype != torch.float64 and fits(layer.mode.lower(), layer.hidden_size, x.device)
+
+
 def _persistent(layer: Sized, x: Tensor) -> bool:
     """Whether cuDNN runs this layer in one kernel."""
     return layer.hidden_size <= PERSISTENT and products_in(x) in (torch.float32, torch.float16)
@@ -101,7 +112,8 @@ def _longer_than_our_fixed_cost(layer: Sized, x: Tensor, batch: int) -> int:
     """Steps that take cuDNN's persistent kernel longer than a call of ours costs at any length."""
     taped = torch.is_grad_enabled()
     by_units, least = (STEP, LEAST_TIME) if taped else (FORWARD_STEP, LEAST_FORWARD_TIME)
-    step = next(own + each * batch for units, own, each in by_units if layer.hidden_size <= units)
+    known = (own + each * batch for units, own, each in by_units if layer.hidden_size <= units)
+    step = next(known, BY_STEPS)
     step *= SHARE[layer.mode.split("_")[0]]
     if products_in(x) == torch.float16:
         step *= HALF_SHARE
@@ -122,7 +134,7 @@ def _one_chunk(layer: Sized, steps: int, batch: int, device: torch.device) -> bo
     """Whether the GPU's kernels would have nothing to run side by side but the batch."""
     n = layer.hidden_size
     cost = cost_on_gpu(n, n > largest(layer.mode.lower(), device), device)
-    fewest = fewest_to_cut(max(int(batch), 1), assumed_warmup(TF32_TOLERANCE), cost)
+    fewest = fewest_to_cut(max(int(batch), 1), assumed_warmup(TOLERANCE[torch.float32]), cost)
     return fewest is None or steps < fewest
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timeloom.auto.costs import StepCost, cheapest, copies_inputs, cost_of, step_cost
+from timeloom.auto.costs import Cost, cheapest, copies_inputs, cost_of, step_cost
 from timeloom.auto.experience import Experience, assumed_warmup
 from timeloom.kernels.gpu.sweeper import has_kernels
 from timeloom.problem import Recurrence
@@ -81,7 +81,7 @@ def _one_chunk(steps: int, experience: Experience, tolerance: float) -> Choice:
     return Choice(steps, 0, f"auto: one chunk, the network forgets too slowly; {again}", tolerance)
 
 
-def _corrected(steps: int, batch: int, sweeps: int, cost: StepCost, uncorrected: tuple[int, int]) -> tuple[int, int]:
+def _corrected(steps: int, batch: int, sweeps: int, cost: Cost, uncorrected: tuple[int, int]) -> tuple[int, int]:
     """Chunk and number of sweeps with corrections between them, where that is cheaper than one sweep after a warm-up;
     one sweep otherwise.
     """

@@ -1,6 +1,7 @@
 """Sweeps: run all chunks of a recurrence side by side, forward or adjoint. One signature, one truth, fast twins."""
 
 from timeloom.kernels.cpu.sweeper import CPUSweeper
+from timeloom.kernels.cuda.sweeper import CUDASweeper
 from timeloom.kernels.gpu.sweeper import GPUSweeper
 from timeloom.kernels.gpu.wide import WideSweeper
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper
@@ -9,8 +10,8 @@ from timeloom.problem import Recurrence
 
 def sweeper(problem: Recurrence) -> ReferenceSweeper:
     """The fastest sweeper that can run this problem."""
-    kind = next(kind for kind in (CPUSweeper, GPUSweeper, WideSweeper, ReferenceSweeper) if kind.supports(problem))
-    return kind(problem)
+    kinds = (CPUSweeper, CUDASweeper, GPUSweeper, WideSweeper, ReferenceSweeper)
+    return next(kind for kind in kinds if kind.supports(problem))(problem)
 
 
-__all__ = ["AdjointData", "CPUSweeper", "GPUSweeper", "ReferenceSweeper", "WideSweeper", "sweeper"]
+__all__ = ["AdjointData", "CPUSweeper", "CUDASweeper", "GPUSweeper", "ReferenceSweeper", "WideSweeper", "sweeper"]

@@ -44,9 +44,7 @@ class Function:
         """Launch on the current stream of the device; its context must be the current one."""
         given = (ctypes.c_void_p * 1)(ctypes.addressof(args))
         stream = torch._C._cuda_getCurrentRawStream(self._device)
-        status = self._launch(
-            self._function, blocks, 1, 1, self._threads, 1, 1, self._shared, stream, given, None
-        )
+        status = self._launch(self._function, blocks, 1, 1, self._threads, 1, 1, self._shared, stream, given, None)
         if status:
             _check(status, f"{self.name} on {blocks} blocks of {self._threads} threads")
 

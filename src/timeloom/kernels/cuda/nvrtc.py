@@ -44,9 +44,7 @@ def compile_source(source: str, architecture: str, headers: Sequence[tuple[str, 
 def _compile(source: str, flags: Sequence[str], headers: Sequence[tuple[str, str]]) -> bytes:
     library, program, count = _library(), ctypes.c_void_p(), len(headers)
     names, texts = ((ctypes.c_char_p * count)(*(pair[i].encode() for pair in headers)) for i in (0, 1))
-    created = library.nvrtcCreateProgram(
-        ctypes.byref(program), source.encode(), b"timeloom.cu", count, texts, names
-    )
+    created = library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"timeloom.cu", count, texts, names)
     _check(created)
     try:
         given = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))

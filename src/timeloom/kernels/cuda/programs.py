@@ -56,7 +56,7 @@ class Variant:
     """Which sweep of a cell: everything that is compiled in.
 
     single: a block walks one row, in float32; else ROWS rows, by the tensor cores.
-    stores: 0 for starts and ends alone; forward 1 for states, 2 for what the adjoint needs too; adjoint 1 for gradients.
+    stores: 0 for starts and ends alone; forward 1 for states, 2 for the gates too; adjoint 1 for gradients.
     """
 
     kernel: str
@@ -184,7 +184,7 @@ class AdjointArgs(ctypes.Structure):
 class ChainArgs(ctypes.Structure):
     """As in chain.cu."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *_fields("starts ends decay bound moves corrected worst", "links batch parts n fading"),
         ("floor", ctypes.c_float * 2),
     ]

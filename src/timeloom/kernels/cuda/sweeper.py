@@ -1,7 +1,7 @@
 """Sweeps by the CUDA kernels that keep the recurrent weights in registers: GRU, LSTM and RNN, all steps in one launch.
 
-Products have float32 accuracy (see products.cuh); weights in half precision are multiplied in half precision, as torch's
-layers do. Inputs, states, starts and ends are float32 in every case. Signature and twin: the reference.
+Products have float32 accuracy (see products.cuh); weights in half precision are multiplied as such, as torch's layers
+do. Inputs, states, starts and ends are float32 in every case. Signature and twin: the reference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from timeloom.kernels.cuda.programs import (
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper, floor_of, units_of
 from timeloom.problem import Recurrence, Segments
 
-
 SINGLE: int | None = None
 SIDE_BY_SIDE = 3 * 64**2
 """Weights of blocks that run on a multiprocessor side by side nearly as fast as one, at most four of them."""
@@ -58,7 +57,7 @@ def fits(kernel: str | None, units: int, device: torch.device) -> bool:
 
 
 class CUDASweeper(ReferenceSweeper):
-    """Runs stretches of a recurrence on an NVIDIA GPU, all steps in one launch; dense transfers stay with the reference.
+    """Runs stretches of a recurrence on an NVIDIA GPU, all steps in one launch; the reference keeps dense transfers.
 
     `saved` `(T, B, SAVED n)` receives the values of the gates wherever states are stored, for the adjoint.
     """
@@ -202,9 +201,7 @@ class CUDASweeper(ReferenceSweeper):
     ) -> Tensor:
         """How far each start is off, as the jumps before it and the decay tell."""
         moves = torch.empty_like(starts)
-        args = self._chain_args(
-            starts=starts, ends=ends, decay=decay, moves=moves, corrected=corrected, bound=bound
-        )
+        args = self._chain_args(starts=starts, ends=ends, decay=decay, moves=moves, corrected=corrected, bound=bound)
         with torch.cuda.device(self._device):
             chain_function(self._device, "carry")(-(-self._initial.numel() // 128), args)
         return moves
@@ -228,6 +225,7 @@ class CUDASweeper(ReferenceSweeper):
 
     @staticmethod
     def room_for_saved(problem: Recurrence) -> Tensor | None:
+        """Where a forward sweep may leave what the adjoint needs beside the states; None where that is nothing."""
         width = CELLS[str(problem.cell.kernel)].saved * problem.cell.parts[0]
         return empty(problem.steps, problem.batch, width, like=problem.initial) if width else None
 

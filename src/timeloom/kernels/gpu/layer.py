@@ -10,10 +10,12 @@ from torch import Tensor
 
 from timeloom.buffers import empty
 from timeloom.cells.base import sum_outer
-from timeloom.kernels.gpu.sweeper import SLOPES, GPUSweeper, as_precise_as_cudnn, has_triton, largest
+from timeloom.kernels.cuda.layer import CUDALayer
+from timeloom.kernels.cuda.sweeper import fits
+from timeloom.kernels.gpu.sweeper import SLOPES, GPUSweeper, has_triton, in_full_precision, largest
 from timeloom.kernels.gpu.wide import WideSweeper
 from timeloom.kernels.layer import Cutting, Gradients, Layer
-from timeloom.kernels.reference import AdjointData
+from timeloom.kernels.reference import AdjointData, ReferenceSweeper
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 
 PRODUCTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -32,11 +34,22 @@ class GPULayer(Layer):
     def supports(x: Tensor, n: int) -> bool:
         return x.device.type == "cuda" and x.dtype in PRODUCTS and x.shape[1] > 0 and has_triton()
 
+    def _in_registers(self) -> CUDALayer | None:
+        """The same layer by the kernels that keep its weights in registers, where those fit."""
+        if not fits(self.kernel, self.n, self.x.device):
+            return None
+        return CUDALayer(self.cell, self.x, self.initial, self.w_ih, self.w_hh, self.b_ih, self.b_hh)
+
     @staticmethod
     def tape_width(kernel: str, n: int) -> int:
+        if fits(kernel, n, torch.device("cuda")):
+            return CUDALayer.tape_width(kernel, n)
         return SLOPES[kernel] * n
 
-    def sweeper(self, problem: Recurrence, keep: bool) -> tuple[GPUSweeper, list[Tensor]]:
+    def sweeper(self, problem: Recurrence, keep: bool) -> tuple[ReferenceSweeper, list[Tensor]]:
+        own = self._in_registers()
+        if own is not None:
+            return own.sweeper(problem, keep)
         tape = [GPUSweeper.room_for_tape(problem)] if keep else []
         return self._kind(problem, *tape), tape
 
@@ -45,11 +58,16 @@ class GPULayer(Layer):
         return GPUSweeper if self.n <= largest(self.kernel, self.x.device) else WideSweeper
 
     def forward(self, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
+        own = self._in_registers()
+        if own is not None:
+            return own.forward(cutting, share_of_box, keep)
         (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
         bias, flat = self.bias(), self.x.flatten(0, 1)
-        with as_precise_as_cudnn():
+        with in_full_precision():
             u = torch.mm(flat, self.w_ih.t()) if bias is None else torch.addmm(bias, flat, self.w_ih.t())
-        sweeper, tape = self.sweeper(Recurrence(self.cell, u.view(steps, batch, -1), self.initial), keep)
+        problem = Recurrence(self.cell, u.view(steps, batch, -1), self.initial)
+        tape = [GPUSweeper.room_for_tape(problem)] if keep else []
+        sweeper = self._kind(problem, *tape)
         states = empty_states(steps, self.initial, self.parts, dtype=u.dtype)
         segments = cut_evenly(steps, batch, cutting.chunk, False)
         links = -(-steps // cutting.chunk)
@@ -71,6 +89,9 @@ class GPULayer(Layer):
     def backward(
         self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
     ) -> tuple[Gradients, Tensor | float]:
+        own = self._in_registers()
+        if own is not None:
+            return own.backward(cutting, kept, grads, want_x)
         (*states, slopes), (incoming, final), sweeps = kept, grads, cutting.sweeps
         cell, (steps, batch) = self.cell, self.x.shape[:2]
         sweeper = self._kind(Recurrence(cell, slopes, self.initial), slopes)  # reads the tape, and no inputs
@@ -95,7 +116,7 @@ class GPULayer(Layer):
                 ends = sweeper.correct(ends, begins, decay, boxed=False)
                 begins, decay = sweeper.adjoint(segments, ends, reading if left else writing, True)
             error = sweeper.certify(ends, begins, 0.0, decay, joint=True)
-        with as_precise_as_cudnn():
+        with in_full_precision():
             b_sum = None if self.b_ih is None else sweeper.bias_grads(gate_grads).to(gate_grads.dtype)
             return self._gradients(states, gate_grads.flatten(0, 1), b_sum, begins[-batch:], want_x), error
 

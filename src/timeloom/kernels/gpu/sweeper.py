@@ -65,9 +65,9 @@ def is_wide(problem: Recurrence) -> bool:
     return problem.cell.parts[0] > largest(str(problem.cell.kernel), problem.u.device)
 
 
-def as_precise_as_cudnn() -> AbstractContextManager[None]:
-    """Products of float32 matrices in tf32 where torch lets cuDNN's layers do so: theirs are."""
-    return tf32.products(tf32.cudnn_rounds())
+def in_full_precision() -> AbstractContextManager[None]:
+    """Products of float32 matrices are not rounded to tf32."""
+    return tf32.products(False)
 
 
 def on_its_device(
@@ -114,7 +114,7 @@ class GPUSweeper(ReferenceSweeper):
             "CELL": getattr(sweep_kernels, kernel.upper()),
             "UNITS": self._padded,
             "RESETS": problem.resets is not None,
-            "PRECISION": "tf32" if tf32.cudnn_rounds() else "ieee",
+            "PRECISION": "tf32x3",
             "num_warps": warps(self._padded),
         }
         self._slopes: tuple[list[Tensor], Tensor] | None = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from timeloom.kernels.gpu.launch import launch
-from timeloom.kernels.gpu.sweeper import GPUSweeper, as_precise_as_cudnn, has_kernels, is_wide, two
+from timeloom.kernels.gpu.sweeper import GPUSweeper, has_kernels, in_full_precision, is_wide, two
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, Segments, cut
 
@@ -49,7 +49,7 @@ class WideSweeper(GPUSweeper):
         flags = self._forward_flags(states, want_decay, lead)
         ready = self._weights.new_empty(len(segments), len(self._weights)) if self._by_library else None
         launch = self._launches(self._steps.forward_step, len(segments), flags)
-        with as_precise_as_cudnn():
+        with in_full_precision():
             for step in range(segments.longest + lead):
                 if ready is not None:
                     torch.mm(operand, self._weights.t(), out=ready)
@@ -77,7 +77,7 @@ class WideSweeper(GPUSweeper):
         columns = (*segments.on(ends.device), lengths, self._marks)
         flags = {"LED": lead > 0, "KEEP": data.gate_grads is not None, "DECAY": want_decay}
         flags["INCOMING"] = data.incoming is not None
-        with as_precise_as_cudnn():
+        with in_full_precision():
             for product in (False, True):
                 launch = self._launches(self._steps.adjoint_step, len(segments), flags | {"PRODUCT": product})
                 for step in range(1, segments.longest + lead + 1) if product else range(1):
@@ -123,7 +123,7 @@ class WideSweeper(GPUSweeper):
         flags = {"LED": False, "KEEP": False, "TAPE": True, "DECAY": False}
         ready = self._weights.new_empty(len(steps), len(self._weights)) if self._by_library else None
         if ready is not None:
-            with as_precise_as_cudnn():
+            with in_full_precision():
                 torch.mm(operand, self._weights.t(), out=ready)
         launch = self._launches(self._steps.forward_step, len(steps), flags)
         tensors = (*fixed, state, operand, scratch, more_scratch, ready, *steps.on(state.device), self._marks)

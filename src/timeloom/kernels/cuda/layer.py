@@ -1,0 +1,137 @@
+"""A whole layer by the CUDA kernels: a product for the inputs, a launch for each sweep, one number to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from timeloom.cells.base import sum_outer
+from timeloom.kernels.cuda.programs import CELLS
+from timeloom.kernels.cuda.sweeper import CUDASweeper, fits
+from timeloom.kernels.layer import Cutting, Gradients, Layer
+from timeloom.kernels.reference import AdjointData
+from timeloom.problem import Recurrence, cut_evenly, empty_states
+from timeloom.torch_state import tf32
+
+INPUTS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class CUDALayer(Layer):
+    """GRU, LSTM and RNN whose weights fit the registers of a multiprocessor, or of a cluster of them.
+
+    x and weights in float32 or half precision, the initial state in float32. States are kept in the dtype of x, and the
+    values of the gates `(T, B, SAVED n)` in float32.
+    """
+
+    corrects: ClassVar[bool] = True
+
+    @staticmethod
+    def supports(x: Tensor, n: int) -> bool:
+        return x.dtype in INPUTS and x.shape[1] > 0 and fits("gru", n, x.device)
+
+    @staticmethod
+    def tape_width(kernel: str, n: int) -> int:
+        return CELLS[kernel].saved * n
+
+    @staticmethod
+    def tape_dtype(x: Tensor) -> torch.dtype:
+        return torch.float32
+
+    def sweeper(self, problem: Recurrence, keep: bool) -> tuple[CUDASweeper, list[Tensor]]:
+        saved = CUDASweeper.room_for_saved(problem) if keep else None
+        return CUDASweeper(problem, saved), [] if saved is None else [saved]
+
+    def forward(self, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
+        (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
+        sweeper, tape = self.sweeper(Recurrence(self.cell, self._inputs(), self.initial), keep)
+        states = empty_states(steps, self.initial, self.parts)
+        segments = cut_evenly(steps, batch, cutting.chunk, False)
+        links = -(-steps // cutting.chunk)
+        if links == 1:
+            sweeper.forward(segments, self.initial, states)
+            return self._kept(states, tape), 0.0
+        into = states if sweeps == 1 else None
+        if cutting.warmup:
+            starts, ends, decay = sweeper.forward_entering(segments, cutting.warmup, into, sweeps > 1)
+        else:
+            starts = self.initial.repeat(links, 1)
+            ends, decay = sweeper.forward(segments, starts, into, sweeps > 1)
+        for left in reversed(range(sweeps - 1)):
+            assert decay is not None
+            starts = sweeper.correct(starts, ends, decay, boxed=True)
+            ends, decay = sweeper.forward(segments, starts, None if left else states, True)
+        return self._kept(states, tape), sweeper.certify(starts, ends, share_of_box, decay)
+
+    def backward(
+        self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
+    ) -> tuple[Gradients, Tensor | float]:
+        cell, (steps, batch), sweeps = self.cell, self.x.shape[:2], cutting.sweeps
+        states = [part.float() for part in kept[: len(self.parts)]]
+        saved = kept[-1] if len(kept) > len(self.parts) else None
+        incoming, final = (None if grad is None else grad.float() for grad in grads)
+        inputs = self.x.new_empty(steps, batch, 0)  # no sweep looks at them: the gates' values are there
+        sweeper = CUDASweeper(Recurrence(cell, inputs, self.initial), saved)
+        gate_grads = self.initial.new_empty(steps, batch, cell.gate_width)
+        segments = cut_evenly(steps, batch, cutting.chunk, True)
+        links = -(-steps // cutting.chunk)
+        error: Tensor | float = 0.0
+        reading, writing = AdjointData(states, incoming), AdjointData(states, incoming, gate_grads)
+        data = writing if sweeps == 1 or links == 1 else reading
+        if links == 1:
+            begins, _ = sweeper.adjoint(segments, self._at_ends(final, links), data)
+        else:
+            if cutting.warmup:
+                ends, begins, decay = sweeper.adjoint_entering(segments, cutting.warmup, final, data, sweeps > 1)
+            else:
+                ends = self._at_ends(final, links)
+                begins, decay = sweeper.adjoint(segments, ends, data, sweeps > 1)
+            for left in reversed(range(sweeps - 1)):
+                assert decay is not None
+                ends = sweeper.correct(ends, begins, decay, boxed=False)
+                begins, decay = sweeper.adjoint(segments, ends, reading if left else writing, True)
+            error = sweeper.certify(ends, begins, 0.0, decay, fading=True)
+        return self._gradients(states[0], gate_grads.flatten(0, 1), begins[-batch:], want_x), error
+
+    def _inputs(self) -> Tensor:
+        """Projected inputs `(T, B, G n)` in float32, whatever the precision of x."""
+        (steps, batch, _), flat, bias = self.x.shape, self.x.flatten(0, 1), self.bias()
+        if flat.dtype != torch.float32:
+            flat = flat.float()
+        with tf32.products(False):
+            w_ih = self.w_ih.float().t()
+            u = torch.mm(flat, w_ih) if bias is None else torch.addmm(bias.float(), flat, w_ih)
+        return u.view(steps, batch, -1)
+
+    def _kept(self, states: list[Tensor], tape: list[Tensor]) -> list[Tensor]:
+        return [part.to(self.x.dtype) for part in states] + tape
+
+    def _at_ends(self, final: Tensor | None, links: int) -> Tensor:
+        """Gradients at the ends of chunks, last one first, before any is known but the loss's by the final state."""
+        batch, width = self.initial.shape
+        if final is None:
+            return self.initial.new_zeros(links * batch, width)
+        return final if links == 1 else torch.cat([final, final.new_zeros((links - 1) * batch, width)])
+
+    def _gradients(self, h: Tensor, gate_grads: Tensor, d_initial: Tensor, want_x: bool) -> Gradients:
+        """From the states of h `(T + 1, B, n)` and gate gradients `(N, G)`, in the dtypes of what they are of."""
+        cell, n, dtype = self.cell, self.n, self.w_ih.dtype
+        d_u, x, before = cell.input_grads(gate_grads), self.x.flatten(0, 1).float(), h[:-1].flatten(0, 1)
+        with tf32.products(False):
+            if self.kernel == "gru":
+                w_hh = gate_grads.new_empty(self.w_hh.shape)
+                sum_outer(gate_grads[:, : 2 * n], before, out=w_hh[: 2 * n])
+                sum_outer(gate_grads[:, 3 * n :], before, out=w_hh[2 * n :])
+            else:
+                w_hh = sum_outer(gate_grads, before)
+            w_ih = sum_outer(d_u, x)
+            d_x = torch.mm(d_u, self.w_ih.float()).view(self.x.shape).to(self.x.dtype) if want_x else None
+        b_ih = b_hh = None
+        if self.b_ih is not None:
+            total = gate_grads.sum(0).to(dtype)
+            b_ih = total[: len(self.w_hh)]
+            b_hh = torch.cat([total[: 2 * n], total[3 * n :]]) if self.kernel == "gru" else b_ih.clone()
+        return d_x, d_initial, w_ih.to(dtype), w_hh.to(dtype), b_ih, b_hh

@@ -8,9 +8,10 @@ struct ChainArgs {
   const float *starts, *ends;
   const float *decay;                             // what each unit keeps of itself over a link
   const float *bound;                             // (batch, parts, n) or NULL: the box that starts stay in
-  float *moves;                                   // (links, ...): `carry` out: how far each start is off; `jumps`: in, or NULL
+  float *moves;                                   // (links, ...): `carry` out: how far each start is off; `measure`: in, or NULL
   float *corrected;                               // `carry`: out: the starts moved by that, or NULL
-  float *worst;                                   // `jumps`: out, atomically: the largest relative jump (or move) of all
+  float *measured;                                // (links, batch, parts, 2): the largest value and jump (or move) of each
+  float *worst;                                   // `compare`: out: the largest jump (or move) of all beside its scale
   int links, batch, parts, n, fading;
   float floor[2];                                 // what a part's scale is at least
 };
@@ -34,54 +35,61 @@ extern "C" __global__ void __launch_bounds__(128) carry(const __grid_constant__ 
   }
 }
 
-#define LINKS 256   // links at a time
-
-// One block for every sequence and part; a warp measures one link, then one warp compares them along the chain.
-extern "C" __global__ void __launch_bounds__(256) jumps(const __grid_constant__ ChainArgs a) {
-  __shared__ float largest[LINKS], gaps[LINKS];
-  const int part = blockIdx.x % a.parts, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const index_t link = (index_t)a.batch * a.parts * a.n, own = (index_t)blockIdx.x * a.n;
-  const float least = fmaxf(a.floor[part], 1.17549435e-38f);
-  float so_far = 0.0f, worst = 0.0f;
-  for (int from = 0; from < a.links; from += LINKS) {
-    const int count = min(LINKS, a.links - from);
-    for (int k = warp; k < count; k += 8) {
-      const index_t at = (from + k) * link + own;
-      const bool first = from + k == 0;
-      float most = 0.0f, gap = 0.0f;
-      for (int i = lane; i < a.n; i += 32) {
-        const float start = a.starts[at + i], end = first ? start : a.ends[at - link + i];
-        const float size = fmaxf(fabsf(start), fabsf(end)), jump = a.moves ? a.moves[at + i] : end - start;
-        most = fmaxf(most, size < INFINITY ? size : 0.0f);
-        gap = fabsf(jump) < INFINITY ? fmaxf(gap, fabsf(jump)) : INFINITY;
-      }
-#pragma unroll
-      for (int lanes = 16; lanes; lanes /= 2) {
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, lanes));
-        gap = fmaxf(gap, __shfl_xor_sync(0xffffffffu, gap, lanes));
-      }
-      if (lane == 0) largest[k] = most, gaps[k] = gap;
-    }
-    __syncthreads();
-    if (warp == 0)
-      for (int k = lane; k < LINKS; k += 32) {
-        float scale = k < count ? largest[k] : 0.0f;
-        if (a.fading) {
-#pragma unroll
-          for (int lanes = 1; lanes < 32; lanes *= 2) {
-            const float before = __shfl_up_sync(0xffffffffu, scale, lanes);
-            if (lane >= lanes) scale = fmaxf(scale, before);
-          }
-          scale = fmaxf(scale, so_far);
-          so_far = __shfl_sync(0xffffffffu, scale, 31);
-        }
-        if (k < count) worst = fmaxf(worst, gaps[k] / fmaxf(scale, least));
-      }
-    __syncthreads();
+// The largest values and jumps of all links: a warp for each link, sequence and part, side by side.
+extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant__ ChainArgs a) {
+  const int lane = threadIdx.x & 31, groups = a.batch * a.parts;
+  const index_t at_link = (index_t)groups * a.n, warp = ((index_t)blockIdx.x * blockDim.x + threadIdx.x) >> 5;
+  if (warp >= (index_t)a.links * groups) return;
+  const index_t at = warp * a.n;                  // warp = link (batch parts) + sequence parts + part
+  const bool first = warp < groups;
+  float most = 0.0f, gap = 0.0f;
+  for (int i = lane; i < a.n; i += 32) {
+    const float start = a.starts[at + i], end = first ? start : a.ends[at - at_link + i];
+    const float size = fmaxf(fabsf(start), fabsf(end)), jump = a.moves ? a.moves[at + i] : end - start;
+    most = fmaxf(most, size < INFINITY ? size : 0.0f);
+    gap = fabsf(jump) < INFINITY ? fmaxf(gap, fabsf(jump)) : INFINITY;
   }
-  if (warp == 0) {
+#pragma unroll
+  for (int lanes = 16; lanes; lanes /= 2) {
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, lanes));
+    gap = fmaxf(gap, __shfl_xor_sync(0xffffffffu, gap, lanes));
+  }
+  if (lane == 0) a.measured[2 * warp] = most, a.measured[2 * warp + 1] = gap;
+}
+
+// The largest gap beside its scale, along the chain of each sequence and part: a warp each, all in one block.
+extern "C" __global__ void __launch_bounds__(1024) compare(const __grid_constant__ ChainArgs a) {
+  __shared__ float worst_of[32];
+  const int lane = threadIdx.x & 31, groups = a.batch * a.parts;
+  float worst = 0.0f;
+  for (int group = threadIdx.x >> 5; group < groups; group += 32) {
+    const float least = fmaxf(a.floor[group % a.parts], 1.17549435e-38f);
+    float so_far = 0.0f;
+    for (int from = 0; from < a.links; from += 32) {
+      const int link = from + lane;
+      float2 own = {0.0f, 0.0f};                  // its largest value, its gap
+      if (link < a.links) own = ((const float2 *)a.measured)[(index_t)link * groups + group];
+      float scale = own.x;
+      if (a.fading) {
+#pragma unroll
+        for (int lanes = 1; lanes < 32; lanes *= 2) {
+          const float before = __shfl_up_sync(0xffffffffu, scale, lanes);
+          if (lane >= lanes) scale = fmaxf(scale, before);
+        }
+        scale = fmaxf(scale, so_far);
+        so_far = __shfl_sync(0xffffffffu, scale, 31);
+      }
+      worst = fmaxf(worst, own.y / fmaxf(scale, least));
+    }
+  }
+#pragma unroll
+  for (int lanes = 16; lanes; lanes /= 2) worst = fmaxf(worst, __shfl_xor_sync(0xffffffffu, worst, lanes));
+  if (lane == 0) worst_of[threadIdx.x >> 5] = worst;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    worst = worst_of[lane];
 #pragma unroll
     for (int lanes = 16; lanes; lanes /= 2) worst = fmaxf(worst, __shfl_xor_sync(0xffffffffu, worst, lanes));
-    if (lane == 0) atomicMax((int *)a.worst, __float_as_int(worst));
+    if (lane == 0) *a.worst = worst;
   }
 }

@@ -23,6 +23,7 @@ CLUSTERS = (1, 2, 4, 8, 16)
 """Blocks that may share a row; 16 of them no GPU must have room for."""
 MOST_WEIGHTS = 3 * 128**2
 """Recurrent weights that fit the registers of a block."""
+CHAIN_THREADS = {"carry": 128, "measure": 256, "compare": 1024}
 FOLDER = Path(__file__).parent
 HALVES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 """How the tensor cores make products, by the dtype of the weights: split, or in one piece."""
@@ -143,9 +144,9 @@ def sweep_function(device: int, variant: Variant) -> Function:
 
 @cache
 def chain_function(device: int, name: str) -> Function:
-    """`carry` or `jumps` of chain.cu."""
+    """`carry`, `measure` or `compare` of chain.cu."""
     code = compile_source((FOLDER / "chain.cu").read_text(), architecture(device))
-    return Function(device, code, name, {"carry": 128, "jumps": 256}[name], 0)
+    return Function(device, code, name, CHAIN_THREADS[name], 0)
 
 
 @cache
@@ -185,6 +186,6 @@ class ChainArgs(ctypes.Structure):
     """As in chain.cu."""
 
     _fields_ = [
-        *_fields("starts ends decay bound moves corrected worst", "links batch parts n fading"),
+        *_fields("starts ends decay bound moves corrected measured worst", "links batch parts n fading"),
         ("floor", ctypes.c_float * 2),
     ]

@@ -7,7 +7,9 @@ do. Inputs, states, starts and ends are float32 in every case. Signature and twi
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -30,15 +32,13 @@ from timeloom.kernels.cuda.programs import (
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper, floor_of, units_of
 from timeloom.problem import Recurrence, Segments
 
-SINGLE: int | None = None
 SIDE_BY_SIDE = 3 * 64**2
 """Weights of blocks that run on a multiprocessor side by side nearly as fast as one, at most four of them."""
 
 
+@cache
 def most_single(variant: Variant, device: int) -> int:
     """Rows up to which each is best walked by blocks of its own; see `benchmarks.calibrate`."""
-    if SINGLE is not None:
-        return SINGLE
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     weights = variant.text.products * variant.units**2
     return processors // variant.cluster * max(1, min(4, 2 * SIDE_BY_SIDE // weights))
@@ -46,14 +46,32 @@ def most_single(variant: Variant, device: int) -> int:
 
 def fits(kernel: str | None, units: int, device: torch.device) -> bool:
     """Whether a layer's recurrent weights fit the registers of a multiprocessor, and its steps the shared memory."""
-    if kernel not in CELLS or device.type != "cuda" or nvrtc.unavailable() is not None:
+    return device.type == "cuda" and _fits(kernel, units, _index(device))
+
+
+@cache
+def _fits(kernel: str | None, units: int, index: int) -> bool:
+    if kernel not in CELLS or nvrtc.unavailable() is not None:
         return False
-    index = _index(device)
     capability = (0, 0) if torch.version.hip is not None else torch.cuda.get_device_capability(index)
     if units > CELLS[kernel].most_units:
         return capability >= (9, 0) and Variant(kernel, units, 0, True, True, 1, True, True).cluster > 0
     tile = Variant(kernel, units, 0, True, False, 1, True, True)
     return capability >= (8, 0) and tile.ring(shared_room(index)) is not None
+
+
+@lru_cache(maxsize=256)
+def _variant(
+    kernel: str, units: int, half: int, adjoint: bool, rows: int, stores: int, decay: bool, resets: bool, device: int
+) -> Variant:
+    """The kernel that sweeps so many rows fastest."""
+    single = Variant(kernel, units, 0, adjoint, True, stores, decay, resets)
+    if (
+        rows <= most_single(replace(single, stores=0, decay=False, resets=False), device)
+        or units > single.text.most_units
+    ):
+        return single
+    return replace(single, half=half, single=False)
 
 
 class CUDASweeper(ReferenceSweeper):
@@ -153,15 +171,13 @@ class CUDASweeper(ReferenceSweeper):
         args = kind(steps=self.problem.steps, batch=self.problem.batch, rows=rows, lead=lead, **pointers)
         variant = self._variant(kind is AdjointArgs, rows, stores, tensors["decay"] is not None)
         blocks = rows * variant.cluster if variant.single else -(-rows // ROWS)
-        with torch.cuda.device(self._device):
+        with on_device(self._device):
             sweep_function(self._device, variant)(blocks, args)
 
     def _variant(self, adjoint: bool, rows: int, stores: int, decay: bool) -> Variant:
-        options = (stores, decay, self._marks is not None)
-        single = Variant(self._kernel, self._n, 0, adjoint, True, *options)
-        if rows <= most_single(single, self._device) or self._n > self._text.most_units:
-            return single
-        return Variant(self._kernel, self._n, self._half, adjoint, False, *options)
+        return _variant(
+            self._kernel, self._n, self._half, adjoint, rows, stores, decay, self._marks is not None, self._device
+        )
 
     def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor] | None:
         if self.problem.lengths is not None:
@@ -176,16 +192,19 @@ class CUDASweeper(ReferenceSweeper):
         With their decay, of the largest relative error of a start: how far one more correction would move it, which is
         what the jumps before it add up to.
         """
-        worst = starts.new_zeros(())
         moves = None if decay is None else self.carry(starts, ends, decay, None, None)
-        args = self._chain_args(starts=starts, ends=ends, moves=moves, worst=worst)
+        links, parts = len(starts) // self.problem.batch, 1 if fading else len(self.cell.parts)
+        found = starts.new_empty(2 * links * self.problem.batch * parts + 1)
+        args = self._chain_args(starts=starts, ends=ends, moves=moves, measured=found)
+        args.worst = found.data_ptr() + 4 * (found.numel() - 1)
         args.fading = fading
         args.floor[0] = floor_of(self.cell, share_of_box)
         if fading:  # of an LSTM's gradients, that by h is small and all rounding, and enters the gates beside that by c
             args.parts, args.n = 1, self.cell.size
-        with torch.cuda.device(self._device):
-            chain_function(self._device, "jumps")(self.problem.batch * args.parts, args)
-        return worst
+        with on_device(self._device):
+            chain_function(self._device, "measure")(-(-links * self.problem.batch * parts // 8), args)
+            chain_function(self._device, "compare")(1, args)
+        return found[-1]
 
     def correct(self, starts: Tensor, ends: Tensor, decay: Tensor, boxed: bool) -> Tensor:
         """New starts from the jumps between stretches of sequences of one length, carried along by their decay.
@@ -202,7 +221,7 @@ class CUDASweeper(ReferenceSweeper):
         """How far each start is off, as the jumps before it and the decay tell."""
         moves = torch.empty_like(starts)
         args = self._chain_args(starts=starts, ends=ends, decay=decay, moves=moves, corrected=corrected, bound=bound)
-        with torch.cuda.device(self._device):
+        with on_device(self._device):
             chain_function(self._device, "carry")(-(-self._initial.numel() // 128), args)
         return moves
 
@@ -232,3 +251,8 @@ class CUDASweeper(ReferenceSweeper):
 
 def _index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
+
+
+def on_device(index: int) -> AbstractContextManager[Any]:
+    """Inside, this GPU is the current one; nothing is switched where it is already."""
+    return nullcontext() if torch.cuda.current_device() == index else torch.cuda.device(index)

@@ -12,7 +12,7 @@ from timeloom.buffers import empty
 from timeloom.cells.base import sum_outer
 from timeloom.kernels.gpu.sweeper import SLOPES, GPUSweeper, as_precise_as_cudnn, has_triton, largest
 from timeloom.kernels.gpu.wide import WideSweeper
-from timeloom.kernels.layer import Cutting, Gradients, Layer
+from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 
@@ -36,15 +36,20 @@ class GPULayer(Layer):
     def tape_width(kernel: str, n: int) -> int:
         return SLOPES[kernel] * n
 
-    def sweeper(self, problem: Recurrence, keep: bool) -> tuple[GPUSweeper, list[Tensor]]:
-        tape = [GPUSweeper.room_for_tape(problem)] if keep else []
+    def sweeper(
+        self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
+    ) -> tuple[GPUSweeper, list[Tensor]]:
+        if tape is None:
+            tape = [GPUSweeper.room_for_tape(problem)] if keep else []
         return self._kind(problem, *tape), tape
 
     @property
     def _kind(self) -> type[GPUSweeper]:
         return GPUSweeper if self.n <= largest(self.kernel, self.x.device) else WideSweeper
 
-    def forward(self, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
+    def forward(
+        self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
+    ) -> tuple[list[Tensor], Tensor | float]:
         (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
         bias, flat = self.bias(), self.x.flatten(0, 1)
         with as_precise_as_cudnn():
@@ -66,6 +71,8 @@ class GPULayer(Layer):
             assert decay is not None
             starts = sweeper.correct(starts, ends, decay, boxed=True)
             ends, decay = sweeper.forward(segments, starts, None if left else states, True)
+        if found is not None and u.dtype == self.initial.dtype:  # a solver goes on in the state's precision
+            found.starts, found.ends, found.decay, found.u = starts, ends, decay, sweeper.problem.u
         return states + tape, sweeper.certify(starts, ends, share_of_box, decay)
 
     def backward(

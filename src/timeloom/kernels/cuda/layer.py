@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from timeloom.cells.base import sum_outer
+from timeloom.cells.base import Cell, sum_outer
 from timeloom.kernels.cuda.programs import CELLS
 from timeloom.kernels.cuda.sweeper import CUDASweeper, fits
-from timeloom.kernels.layer import Cutting, Gradients, Layer
+from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.torch_state import tf32
@@ -30,8 +30,8 @@ class CUDALayer(Layer):
     corrects: ClassVar[bool] = True
 
     @staticmethod
-    def supports(x: Tensor, n: int) -> bool:
-        return x.dtype in INPUTS and x.shape[1] > 0 and fits("gru", n, x.device)
+    def supports(x: Tensor, cell: Cell) -> bool:
+        return x.dtype in INPUTS and x.shape[1] > 0 and fits(cell.kernel, cell.parts[0], x.device)
 
     @staticmethod
     def tape_width(kernel: str, n: int) -> int:
@@ -41,13 +41,20 @@ class CUDALayer(Layer):
     def tape_dtype(x: Tensor) -> torch.dtype:
         return torch.float32
 
-    def sweeper(self, problem: Recurrence, keep: bool) -> tuple[CUDASweeper, list[Tensor]]:
-        saved = CUDASweeper.room_for_saved(problem) if keep else None
-        return CUDASweeper(problem, saved), [] if saved is None else [saved]
+    def sweeper(
+        self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
+    ) -> tuple[CUDASweeper, list[Tensor]]:
+        if tape is None:
+            saved = CUDASweeper.room_for_saved(problem) if keep else None
+            tape = [] if saved is None else [saved]
+        return CUDASweeper(problem, *tape), tape
 
-    def forward(self, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
+    def forward(
+        self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
+    ) -> tuple[list[Tensor], Tensor | float]:
         (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
-        sweeper, tape = self.sweeper(Recurrence(self.cell, self._inputs(), self.initial), keep)
+        u = self._inputs()
+        sweeper, tape = self.sweeper(Recurrence(self.cell, u, self.initial), keep)
         states = empty_states(steps, self.initial, self.parts)
         segments = cut_evenly(steps, batch, cutting.chunk, False)
         links = -(-steps // cutting.chunk)
@@ -64,6 +71,8 @@ class CUDALayer(Layer):
             assert decay is not None
             starts = sweeper.correct(starts, ends, decay, boxed=True)
             ends, decay = sweeper.forward(segments, starts, None if left else states, True)
+        if found is not None:
+            found.starts, found.ends, found.decay, found.u = starts, ends, decay, u
         return self._kept(states, tape), sweeper.certify(starts, ends, share_of_box, decay)
 
     def backward(

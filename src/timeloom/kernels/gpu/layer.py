@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from timeloom.buffers import empty
-from timeloom.cells.base import sum_outer
-from timeloom.kernels.cuda.layer import CUDALayer
-from timeloom.kernels.cuda.sweeper import fits
+from timeloom.cells.base import Cell, sum_outer
 from timeloom.kernels.gpu.sweeper import SLOPES, GPUSweeper, has_triton, in_full_precision, largest
 from timeloom.kernels.gpu.wide import WideSweeper
-from timeloom.kernels.layer import Cutting, Gradients, Layer
-from timeloom.kernels.reference import AdjointData, ReferenceSweeper
+from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
+from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 
 PRODUCTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -31,43 +29,32 @@ class GPULayer(Layer):
     corrects: ClassVar[bool] = True
 
     @staticmethod
-    def supports(x: Tensor, n: int) -> bool:
+    def supports(x: Tensor, cell: Cell) -> bool:
         return x.device.type == "cuda" and x.dtype in PRODUCTS and x.shape[1] > 0 and has_triton()
-
-    def _in_registers(self) -> CUDALayer | None:
-        """The same layer by the kernels that keep its weights in registers, where those fit."""
-        if not fits(self.kernel, self.n, self.x.device):
-            return None
-        return CUDALayer(self.cell, self.x, self.initial, self.w_ih, self.w_hh, self.b_ih, self.b_hh)
 
     @staticmethod
     def tape_width(kernel: str, n: int) -> int:
-        if fits(kernel, n, torch.device("cuda")):
-            return CUDALayer.tape_width(kernel, n)
         return SLOPES[kernel] * n
 
-    def sweeper(self, problem: Recurrence, keep: bool) -> tuple[ReferenceSweeper, list[Tensor]]:
-        own = self._in_registers()
-        if own is not None:
-            return own.sweeper(problem, keep)
-        tape = [GPUSweeper.room_for_tape(problem)] if keep else []
+    def sweeper(
+        self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
+    ) -> tuple[GPUSweeper, list[Tensor]]:
+        if tape is None:
+            tape = [GPUSweeper.room_for_tape(problem)] if keep else []
         return self._kind(problem, *tape), tape
 
     @property
     def _kind(self) -> type[GPUSweeper]:
         return GPUSweeper if self.n <= largest(self.kernel, self.x.device) else WideSweeper
 
-    def forward(self, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
-        own = self._in_registers()
-        if own is not None:
-            return own.forward(cutting, share_of_box, keep)
+    def forward(
+        self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
+    ) -> tuple[list[Tensor], Tensor | float]:
         (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
         bias, flat = self.bias(), self.x.flatten(0, 1)
         with in_full_precision():
             u = torch.mm(flat, self.w_ih.t()) if bias is None else torch.addmm(bias, flat, self.w_ih.t())
-        problem = Recurrence(self.cell, u.view(steps, batch, -1), self.initial)
-        tape = [GPUSweeper.room_for_tape(problem)] if keep else []
-        sweeper = self._kind(problem, *tape)
+        sweeper, tape = self.sweeper(Recurrence(self.cell, u.view(steps, batch, -1), self.initial), keep)
         states = empty_states(steps, self.initial, self.parts, dtype=u.dtype)
         segments = cut_evenly(steps, batch, cutting.chunk, False)
         links = -(-steps // cutting.chunk)
@@ -84,14 +71,13 @@ class GPULayer(Layer):
             assert decay is not None
             starts = sweeper.correct(starts, ends, decay, boxed=True)
             ends, decay = sweeper.forward(segments, starts, None if left else states, True)
+        if found is not None and u.dtype == self.initial.dtype:  # a solver goes on in the state's precision
+            found.starts, found.ends, found.decay, found.u = starts, ends, decay, sweeper.problem.u
         return states + tape, sweeper.certify(starts, ends, share_of_box, decay)
 
     def backward(
         self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
     ) -> tuple[Gradients, Tensor | float]:
-        own = self._in_registers()
-        if own is not None:
-            return own.backward(cutting, kept, grads, want_x)
         (*states, slopes), (incoming, final), sweeps = kept, grads, cutting.sweeps
         cell, (steps, batch) = self.cell, self.x.shape[:2]
         sweeper = self._kind(Recurrence(cell, slopes, self.initial), slopes)  # reads the tape, and no inputs

@@ -1,0 +1,26 @@
+"""The kernels that run whole layers, best first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from timeloom.cells.base import Cell
+from timeloom.kernels.cpu.layer import CPULayer
+from timeloom.kernels.cuda import nvrtc
+from timeloom.kernels.cuda.layer import CUDALayer
+from timeloom.kernels.gpu.layer import GPULayer
+from timeloom.kernels.gpu.sweeper import has_triton
+from timeloom.kernels.layer import Layer
+
+KINDS: tuple[type[Layer], ...] = (CPULayer, CUDALayer, GPULayer)
+
+
+def layer_kind(cell: Cell, x: Tensor) -> type[Layer] | None:
+    """Whose kernels can run a layer of this cell on x `(T, B, D)`, if any."""
+    return None if cell.kernel is None else next((kind for kind in KINDS if kind.supports(x, cell)), None)
+
+
+def multiplies_as_given(x: Tensor) -> bool:
+    """Whether kernels take x in its own precision, half precision too."""
+    return x.is_cuda and x.dtype != torch.float64 and (nvrtc.unavailable() is None or has_triton())

@@ -22,7 +22,7 @@ from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.problem import Recurrence, cut_evenly
 from timeloom.report import SolveReport
 from timeloom.solve import driver as solve
-from timeloom.solve import express
+from timeloom.solve import first_sweep
 from timeloom.solvers import Shooting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(express, "capturing", lambda _: True)
+    monkeypatch.setattr(first_sweep, "capturing", lambda _: True)
 
 
 @pytest.fixture
@@ -69,10 +69,10 @@ def test_what_needs_a_loop_is_one_chunk_of_a_graph(name: str) -> None:
 def test_what_is_not_known_yet_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solve, "capturing", lambda _: True)
     for name in ("forward", "backward"):
-        found = getattr(CPULayer, name)
+        honest = getattr(CPULayer, name)
 
-        def on_device(*given: Any, found: Any = found, **more: Any) -> Any:
-            result, jump = found(*given, **more)
+        def on_device(*given: Any, honest: Any = honest, **more: Any) -> Any:
+            result, jump = honest(*given, **more)
             return result, torch.tensor(jump)
 
         monkeypatch.setattr(CPULayer, name, on_device)

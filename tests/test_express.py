@@ -12,8 +12,7 @@ from torch import Tensor, nn
 import timeloom as tl
 from timeloom.kernels.cpu import build
 from timeloom.kernels.cpu.layer import MOST_UNITS, CPULayer
-from timeloom.nn import base
-from timeloom.solve import express
+from timeloom.solve import trunk
 from timeloom.solvers import Shooting
 
 pytestmark = [
@@ -35,7 +34,7 @@ def no_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         pytest.fail("the general path was taken")
 
-    for where, what in ((base, "run"), (express, "solve_states"), (express, "solve_again")):
+    for where, what in ((trunk, "run"), (trunk, "solve_states"), (trunk.LayerSolve, "_solve_adjoint")):
         monkeypatch.setattr(where, what, refuse)
 
 
@@ -92,6 +91,8 @@ def test_regimes(name: str, regime: str, warmup: int) -> None:
     x = torch.randn(400, 2, 8, generator=torch.Generator().manual_seed(5))
     if name == "rnn-relu" and regime in ("x2", "x8"):
         x = 1e-3 * x[:60]  # grows beyond all bounds
+    if name == "gru" and regime == "x8":
+        x = x[:120]  # chaotic: after 300 steps torch's own float32 and float64 have nothing in common any more
     expected = [results(layer, x) for layer in (single, double)]
     for _ in range(3):
         zoo.assert_as_good(results(ours, x), *expected)
@@ -128,8 +129,8 @@ def test_gradients_that_are_not_certified_are_solved_again(name: str, monkeypatc
     ours, single, double = layers(name, 8, 12, Shooting(chunk=30, warmup=100))
     honest = CPULayer.backward
 
-    def doubtful(self: CPULayer, *args: Any) -> Any:
-        grads, _ = honest(self, *args)
+    def doubtful(self: CPULayer, *args: Any, **named: Any) -> Any:
+        grads, _ = honest(self, *args, **named)
         return tuple(None if grad is None else torch.full_like(grad, torch.nan) for grad in grads), float("nan")
 
     monkeypatch.setattr(CPULayer, "backward", doubtful)

@@ -28,7 +28,7 @@ from timeloom.kernels.gpu.sweeper import GPUSweeper
 from timeloom.kernels.gpu.wide import WideSweeper
 from timeloom.kernels.layer import Cutting
 from timeloom.problem import Recurrence, Segments, cut, cut_evenly
-from timeloom.solve import express
+from timeloom.solve.trunk import Inputs, LayerSolve
 from timeloom.solvers import Shooting
 
 pytest.importorskip("triton")
@@ -423,9 +423,8 @@ def test_half_precision_by_either_solver(name: str, lanes: tuple[bool, bool], mo
     memory.forward.corrected, memory.backward.corrected = (not lane for lane in lanes)
     x = torch.randn(17, 2, 3).half().requires_grad_()
     initial = torch.zeros(2, 10 if name == "LSTM" else 5, requires_grad=True)
-    setting = express.Setting(ours._bare, ours._cell, Shooting(chunk=5, warmup=17), memory)
-    solved = express.run(setting, x, initial, ours._weights_of(0), reports.append)
-    assert solved is not None
+    solve = LayerSolve(ours._bare, ours._cell, Shooting(chunk=5, warmup=17), memory)
+    solved = solve.run(Inputs(x, initial, *ours._weights_of(0)), reports.append)
     twin = x.detach().double().requires_grad_()
     outputs, incoming = exact(twin)[0], torch.randn(17, 2, 5).half()
     outputs.backward(incoming.double())

@@ -13,7 +13,7 @@ from torch import Tensor
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells.generic import GenericCell, State
 from timeloom.distributed.context import time_group
-from timeloom.distributed.solve import Over, run_over_ranks
+from timeloom.distributed.solve import Ranks, run_over_ranks
 from timeloom.distributed.span import agree
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
@@ -55,9 +55,9 @@ def unroll(
             raise NotImplementedError("over many ranks there is no guess=: leave it out")
         known, name = group.experiences(cell), f"a cell with states of {generic.parts}"
         span = agree(group, problem.u, None, None, name, torch.is_grad_enabled(), resolved, known)
-        experience, over = known.setdefault(0, LayerExperience()), Over(span, False, 0)
+        experience, ranks = known.setdefault(0, LayerExperience()), Ranks(span, False, 0)
         plan = resolved.plan_over_ranks(problem.detach(), experience.forward, span.sizes)
-        states, _ = run_over_ranks(problem, resolved, experience, reports.append, over, plan)
+        states, _ = run_over_ranks(problem, resolved, experience, reports.append, ranks, plan)
         return generic.unpack(states), reports[0]
     if transformed() and not resolved.on_tape:
         states, _ = on_tape(problem, reports.append, f"no sweeps {WHERE}")

@@ -263,7 +263,8 @@ class RankBoundaries(Boundaries):
     def _errors(
         self, jump: Tensor, errors: Tensor, starts: Tensor, ends: Tensor, sizes: list[Tensor] | None
     ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Scale of the ranks before (None where values do not fade), errors inside and at the start of every rank; every rank computes the same.
+        """Scale of the ranks before (None where values do not fade), errors inside and at the start of every rank;
+        every rank computes the same.
 
         sizes: the largest values and jumps of each rank, part by part, where values fade. Its scale is then at least
         that of the ranks before: either way of measuring its jumps is a bound.

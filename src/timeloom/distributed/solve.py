@@ -27,7 +27,7 @@ from timeloom.solve.recurrence import Record, needs_grad, noting, outputs_of, ra
 
 
 @dataclass(frozen=True)
-class Over:
+class Ranks:
     """Where a recurrence is solved: over which ranks, in which direction of time, and which one of a call it is."""
 
     span: Span
@@ -40,7 +40,7 @@ class Over:
 
 
 def run_over_ranks(
-    problem: Recurrence, solver: Planner, experience: LayerExperience, record: Record, over: Over, plan: RankPlan
+    problem: Recurrence, solver: Planner, experience: LayerExperience, record: Record, ranks: Ranks, plan: RankPlan
 ) -> tuple[Tensor, Tensor]:
     """Outputs of this rank's steps `(T_local, B, ·)` and the final state of the whole sequence `(B, S)`, on all ranks.
 
@@ -48,18 +48,18 @@ def run_over_ranks(
     """
     detached = problem.detach()
     with torch.no_grad():
-        states, marched = solve_states(detached, plan, over.line(problem.batch))
+        states, marched = solve_states(detached, plan, ranks.line(problem.batch))
     report = marched.report
     experience.forward.learn(report)
     raise_if_asked(report, solver)
     record(report)
     if not needs_grad(problem):
         return outputs_of(detached, states), marched.final
-    line = over.line(problem.batch, adjoint=True)
-    backward = solver.plan_over_ranks(detached, experience.backward, over.span.sizes, "backward")
+    line = ranks.line(problem.batch, adjoint=True)
+    backward = solver.plan_over_ranks(detached, experience.backward, ranks.span.sizes, "backward")
     adjoint = partial(solve_adjoint, plan=backward, line=line)
     note = noting(report, solver, experience, record)
-    return attach(detached, states, marched.final, adjoint, note, problem.u, problem.initial, problem.cell)
+    return attach(detached, states, marched.final, adjoint, note, problem)
 
 
 def solve_states(problem: Recurrence, plan: RankPlan, line: Line) -> tuple[list[Tensor], Marched]:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from timeloom.cells.base import Cell
@@ -25,6 +26,19 @@ class Cutting:
     chunk: int
     warmup: int
     sweeps: int = 1
+
+
+@dataclass
+class Found:
+    """What a sweep over all chunks found at their boundaries `(C·B, S)`, for a solver that goes on from there. Kernels
+    fill in what they have.
+    """
+
+    starts: Tensor | None = None
+    ends: Tensor | None = None
+    decay: Tensor | None = None
+    u: Tensor | None = None
+    """Projected inputs `(T, B, K)`."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +66,27 @@ class Layer(ABC):
     def tape_width(kernel: str, n: int) -> int:
         """Numbers a step that are kept for `backward` beside the states; 0 where nothing is."""
 
+    @staticmethod
+    def tape_dtype(kernel: str, n: int, x: Tensor) -> torch.dtype:
+        """Of what is kept for `backward` beside the states."""
+        return x.dtype
+
     @abstractmethod
-    def sweeper(self, problem: Recurrence, keep: bool) -> tuple[ReferenceSweeper, list[Tensor]]:
-        """For a general solver of this layer's recurrence: sweeps that keep what `backward` needs beside the states,
-        and that.
+    def sweeper(
+        self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
+    ) -> tuple[ReferenceSweeper, list[Tensor]]:
+        """For a solver that corrects this layer's sweeps: a sweeper that keeps what `backward` needs beside the states,
+        in `tape` where a sweep has filled one already, and that tape.
         """
 
     @abstractmethod
-    def forward(self, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
+    def forward(
+        self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
+    ) -> tuple[list[Tensor], Tensor | float]:
         """States of h and c `(T + 1, B, n)`, what is kept for `backward` behind them, and a certificate: behind one
         sweep the largest relative jump between chunks; behind more, with corrections by the decay between them, the
-        largest relative error of a chunk's start, as one more correction tells it.
+        largest relative error of a chunk's start, as one more correction tells it. `found` receives what was found at
+        the boundaries.
         """
 
     @abstractmethod

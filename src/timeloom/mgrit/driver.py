@@ -55,8 +55,8 @@ def cycle(chain: Chain, plan: Plan) -> SolveReport:
     if chain.links == 1:
         return march(chain, plan)
     assert isinstance(plan, MGRITPlan)
-    began, entered = time.perf_counter(), None
-    if plan.warmup and chain.guess is None:
+    began, entered = time.perf_counter(), chain.entered
+    if plan.warmup and chain.guess is None and entered is None:
         entered = chain.enter_all(plan.warmup, False)
         report = None if chain.certify is None else certified(chain.certify(*entered[:2]), plan, began)
         if report is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from timeloom.auto import cudnn
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells.base import Cell
 from timeloom.distributed.context import time_group
-from timeloom.distributed.express import run_layer_over_ranks
 from timeloom.distributed.group import TimeGroup
-from timeloom.distributed.solve import Over
+from timeloom.distributed.solve import Ranks
 from timeloom.distributed.span import Span, agree
+from timeloom.distributed.trunk import RankSolve
 from timeloom.kernels.gpu.layer import GPULayer
 from timeloom.nn import torch_layer
 from timeloom.nn.graphs.handles import handle_of, traced_apart
@@ -34,10 +34,9 @@ from timeloom.nn.sequence import (
     reverse_resets,
     unpack,
 )
-from timeloom.problem import Recurrence, joined, parts_of
+from timeloom.problem import joined, parts_of
 from timeloom.report import SolveReport
-from timeloom.solve import express
-from timeloom.solve.recurrence import run
+from timeloom.solve.trunk import Inputs, LayerSolve
 from timeloom.solve.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.autocast import without_autocast
@@ -262,10 +261,12 @@ class Recurrent(nn.RNNBase):
         returned = returned_in(torch_layer.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
         reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]
         known = self._experiences if span is None else span.group.experiences(self)
-        common = _Common(lengths, resets, guess, span, known, reports)
 
         def solve_one(index: int, y: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-            return self._solve_one(index, y, initial, weights[index], common)
+            backwards = self.bidirectional and index % 2 == 1
+            given = self._inputs(y, initial, weights[index], lengths, resets, backwards, span)
+            y, final = self._solve_of(index, known, span).run(given, partial(reports.__setitem__, index), guess)
+            return reverse(y, lengths) if backwards else y, final
 
         with without_autocast(x.device):
             y, final = self._run_layers(x.to(compute), hidden, solve_one, lengths)
@@ -293,31 +294,27 @@ class Recurrent(nn.RNNBase):
         parts = zip(*(parts_of(final, widths) for final in finals), strict=True)
         return y, tuple(torch.stack(part) for part in parts)  # copies, for users to write into
 
-    def _solve_one(
-        self, index: int, x: Tensor, initial: Tensor, weights: Weights, common: _Common
-    ) -> tuple[Tensor, Tensor]:
-        """One layer in one direction."""
-        lengths, resets, guess = common.lengths, common.resets, common.guess
-        experience = common.experiences.get(index) or common.experiences.setdefault(index, LayerExperience())
-        record = _recorder(common.reports, index)
-        backwards = self.bidirectional and index % 2 == 1
-        over = None if common.span is None else Over(common.span, backwards, index)
+    def _solve_of(self, index: int, known: dict[int, LayerExperience], span: Span | None = None) -> LayerSolve:
+        """How one layer and direction is solved; `known` is what earlier calls showed of each."""
+        experience = known.get(index) or known.setdefault(index, LayerExperience())
+        if span is None:
+            return LayerSolve(self._bare, self._cell, self._solver, experience, index)
+        ranks = Ranks(span, self.bidirectional and index % 2 == 1, index)
+        return RankSolve(self._bare, self._cell, self._solver, experience, index, ranks)
+
+    @staticmethod
+    def _inputs(
+        x: Tensor, initial: Tensor, weights: Weights, lengths: Tensor | None, resets: Tensor | None, backwards: bool,
+        span: Span | None = None,
+    ) -> Inputs:  # fmt: skip
+        """What one layer and direction is given, in the order in which it runs."""
         if backwards:
             x = reverse(x, lengths)
             if resets is not None:
-                following = None if over is None else over.span.following(resets[0])
+                following = None if span is None else span.following(resets[0])
                 resets = reverse_resets(resets, lengths, following)
-        cast = [None if weight is None else weight.to(x.dtype) for weight in weights]
-        setting, solved = express.Setting(self._bare, self._cell, self._solver, experience), None
-        if over is not None:
-            solved = run_layer_over_ranks(setting, x, initial, cast, lengths, resets, record, over)
-        elif lengths is None and resets is None and guess is None:
-            solved = express.run(setting, x, initial, cast, record)
-        if solved is None:
-            problem = Recurrence(*self._cell(x, *cast), initial, lengths, resets)
-            solved = run(problem, self._solver, experience, record, guess, index)
-        y, final = solved
-        return reverse(y, lengths) if backwards else y, final
+        cast: Any = [None if weight is None else weight.to(x.dtype) for weight in weights]
+        return Inputs._make([x, initial, *cast, lengths, resets])
 
     def _agree(
         self, group: TimeGroup, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Any, resets: Any
@@ -357,23 +354,3 @@ class Recurrent(nn.RNNBase):
         b_hh = getattr(self, "bias_hh" + suffix) if self.bias else None
         w_hr = getattr(self, "weight_hr" + suffix) if self.proj_size else None
         return w_ih, w_hh, b_ih, b_hh, w_hr
-
-
-@dataclass(frozen=True)
-class _Common:
-    """What all layers and directions of one call share."""
-
-    lengths: Tensor | None
-    resets: Tensor | None
-    guess: Guess | None
-    span: Span | None
-    experiences: dict[int, LayerExperience]
-    reports: list[SolveReport]
-    """One for each layer and direction, when it has run."""
-
-
-def _recorder(reports: list[SolveReport], index: int) -> Callable[[SolveReport], None]:
-    def record(report: SolveReport) -> None:
-        reports[index] = report
-
-    return record

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
@@ -22,103 +22,82 @@ Adjoint = Callable[[Recurrence, list[Tensor], Tensor | None, Tensor | None], tup
 """`solve_adjoint` with a plan, or what stands in for it over many ranks."""
 
 
-class _Solved(torch.autograd.Function):
-    """A solved recurrence on autograd's tape: what the backward pass needs, saved so that autograd can guard and
-    free it.
+Back = Callable[[dict[str, Any], Sequence[Tensor | None], Sequence[bool]], tuple[Tensor | None, ...]]
+"""`back(saved, grads, wanted)`: gradients of what is live, from the saved tensors and the gradients of the outputs and
+of the final state. Holds no tensors itself."""
+
+
+class Tape(NamedTuple):
+    """What a solved recurrence leaves on autograd's tape: its outputs `(T, B, ·)`, how to come back, and the tensors
+    that this takes, by name, for autograd to guard and free.
     """
 
+    outputs: Tensor
+    back: Back
+    saved: dict[str, Sequence[Tensor | None]]
+
+
+class Solved(torch.autograd.Function):
+    """Outputs `(T, B, ·)` and final state `(B, S)` as a function of everything live."""
+
     @staticmethod
-    def keep(
-        ctx: Any, problem: Recurrence, states: list[Tensor], solve: Adjoint, note: Note, shared: Tensor | None
-    ) -> None:
+    def forward(ctx: Any, tape: Tape, final: Tensor, *live: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.lengths, ctx.resets, ctx.solve, ctx.note = problem.lengths, problem.resets, solve, note
-        ctx.cell = problem.cell.with_weights(())
-        ctx.counts = (len(problem.cell.weights), len(states))
-        ctx.save_for_backward(problem.u, problem.initial, shared, *problem.cell.weights, *states)
+        ctx.back, ctx.names = tape.back, [(name, len(tensors)) for name, tensors in tape.saved.items()]
+        ctx.save_for_backward(*(tensor for tensors in tape.saved.values() for tensor in tensors))
+        return tape.outputs, final
 
     @staticmethod
-    def recall(ctx: Any) -> tuple[Recurrence, list[Tensor]]:
+    @eager
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_second_order()
-        u, initial, _, *rest = ctx.saved_tensors
-        weights, states = rest[: ctx.counts[0]], rest[ctx.counts[0] :]
-        return Recurrence(ctx.cell.with_weights(tuple(weights)), u, initial, ctx.lengths, ctx.resets), list(states)
-
-
-class HandWritten(_Solved):
-    """States of a cell with hand-written derivatives, as a function of its inputs, initial state and weights.
-
-    Returns the output part `(T, B, parts[0])` and the final state `(B, S)`.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, problem: Recurrence, states: list[Tensor], final: Tensor, solve: Adjoint, note: Note, *_: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        outputs, shared = output_of(states)
-        _Solved.keep(ctx, problem, states, solve, note, shared)
-        return outputs, final
-
-    @staticmethod
-    @eager
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        problem, states = _Solved.recall(ctx)
-        with without_autocast(problem.u.device):  # it may be on around the backward pass
-            return HandWritten.gradients(ctx, problem, states, *grads)
-
-    @staticmethod
-    def gradients(
-        ctx: Any, problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        gate_grads, initial_grad, report = ctx.solve(problem, states, incoming, final_grad)
-        ctx.note(report)
-        cell = problem.cell
-        weight_grads: tuple[Tensor | None, ...] = (None,) * len(cell.weights)
-        if any(ctx.needs_input_grad[7:]):
-            weight_grads = weight_grads_of(problem, states, gate_grads)
-        return None, None, None, None, None, cell.input_grads(gate_grads), initial_grad, *weight_grads
-
-
-class AttachAdjoint(_Solved):
-    """Identity on one differentiated evaluation of all steps; its backward turns gradients on states into adjoints.
-
-    The evaluation was made at detached previous states. Given the adjoint of each state rather than the
-    loss's own gradient, autograd of that evaluation delivers every input's and parameter's gradient at once.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, problem: Recurrence, states: list[Tensor], final: Tensor, solve: Adjoint, note: Note, *_: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        outputs = torch.cat([part[1:] for part in states], -1)
-        _Solved.keep(ctx, problem, states, solve, note, None)
-        return outputs, final
-
-    @staticmethod
-    @eager
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        problem, states = _Solved.recall(ctx)
-        adjoints, initial_grad, report = ctx.solve(problem, states, *grads)
-        ctx.note(report)
-        return None, None, None, None, None, adjoints.flatten(0, 1), initial_grad
+        tensors = iter(ctx.saved_tensors)  # once: torch.utils.checkpoint computes it anew each time
+        saved = {name: list(islice(tensors, count)) for name, count in ctx.names}
+        device = next(grad.device for grad in grads if grad is not None)
+        with without_autocast(device):  # it may be on around the backward pass
+            return None, None, *ctx.back(saved, grads, ctx.needs_input_grad[2:])
 
 
 def attach(
-    problem: Recurrence, states: list[Tensor], final: Tensor, solve: Adjoint, note: Note, u: Tensor, initial: Tensor,
-    cell: Cell,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    problem: Recurrence, states: list[Tensor], final: Tensor, solve: Adjoint, note: Note, live: Recurrence
+) -> tuple[Tensor, Tensor]:
     """Outputs `(T, B, ·)` and final state `(B, S)` on autograd's tape.
 
-    `problem` is what was solved, detached, with its `states` and `final` state; `solve` is to do so backward. `u`,
-    `initial` and `cell` are the live ones. For a generic cell the outputs are whole states.
+    `problem` is what was solved, detached, with its `states` and `final` state; `solve` is to do so backward; `live`
+    is the problem as it is on the tape.
+
+    The adjoint of a cell with derivatives of its own gives the gate gradients, from which those of inputs and weights
+    follow. A user's cell is evaluated once more, all steps at once, at detached previous states: given the adjoint of
+    each state rather than the loss's own gradient, autograd of that evaluation delivers the gradients of everything
+    that the cell holds. Its outputs are whole states.
     """
-    if isinstance(cell, GenericCell):
+    user = isinstance(problem.cell, GenericCell)
+    given: tuple[Tensor, ...] = (live.u, live.initial, *live.cell.weights)
+    if user:
         previous = torch.cat(previous_states(problem, states), -1).flatten(0, 1)
-        live = (cell.step(previous, u.flatten(0, 1)), initial)
-        outputs, final = AttachAdjoint.apply(problem, states, final, solve, note, *live)
+        given = (live.cell.step(previous, live.u.flatten(0, 1)), live.initial)
+        outputs, shared = torch.cat([part[1:] for part in states], -1), None
     else:
-        outputs, final = HandWritten.apply(problem, states, final, solve, note, u, initial, *cell.weights)
-    return outputs, final
+        outputs, shared = output_of(states)
+    cell, lengths, resets = problem.cell.with_weights(()), problem.lengths, problem.resets
+
+    def back(
+        saved: dict[str, Any], grads: Sequence[Tensor | None], wanted: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        (u,), (initial,), weights, states = saved["u"], saved["initial"], saved["weights"], saved["states"]
+        problem = Recurrence(cell.with_weights(tuple(weights)), u, initial, lengths, resets)
+        gate_grads, initial_grad, report = solve(problem, states, *grads)
+        note(report)
+        if user:
+            return gate_grads.flatten(0, 1), initial_grad
+        weight_grads: tuple[Tensor | None, ...] = (None,) * len(weights)
+        if any(wanted[2:]):
+            weight_grads = weight_grads_of(problem, states, gate_grads)
+        return problem.cell.input_grads(gate_grads), initial_grad, *weight_grads
+
+    saved = {"u": (problem.u,), "initial": (problem.initial,), "weights": problem.cell.weights, "states": states}
+    found: tuple[Tensor, Tensor] = Solved.apply(Tape(outputs, back, saved | {"shared": (shared,)}), final, *given)
+    return found
 
 
 def refuse_second_order(instead: str = "solver='sequential', without lengths= or resets=") -> None:

@@ -44,7 +44,8 @@ class Boundaries:
             assert ends is not None
             inside = alive.to(device).unsqueeze(-1)
             self.starts, self.ends = (torch.where(inside, value, self.starts) for value in (starts, ends))
-            self.decay = self.decay if decay is None else decay
+            # Where it was not asked for, nothing is known to be carried on: jumps alone move the starts.
+            self.decay = torch.zeros_like(self.starts) if decay is None else decay
 
     def run(self, rows: Tensor, want_decay: bool) -> None:
         """Sweep these rows from their starts."""

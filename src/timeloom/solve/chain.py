@@ -48,6 +48,8 @@ class Chain:
     value so far, and otherwise against those beside them."""
     guess: Tensor | None = None
     """`(C, B, S)`, starts to begin with instead of `neutral`."""
+    entered: Entered | None = None
+    """What a first sweep over all links found, where it was not certified: there is no other then."""
     carry: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
     """`carry(jumps, starts, damping)`: what linearised single steps make of the jumps, `(C, B, S)`; see `linearize`."""
     leave: Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None] | None = None

@@ -30,10 +30,10 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         return SolveReport.sequential(plan.chunk, plan.reason, plan.tolerance, time.perf_counter() - began)
     correction: Correction = plan.correction
     want_decay = correction == "diag" or (correction == "auto" and plan.decay_is_cheap)
-    entered = None
+    entered = chain.entered
     if chain.guess is not None:
         plan = replace(plan, warmup=0)  # the guess takes its place
-    if plan.warmup:
+    if plan.warmup and entered is None:
         entered = chain.enter_all(plan.warmup, want_decay)
         if chain.certify is not None:
             report = certified(chain.certify(*entered[:2]), plan, began)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,19 +12,28 @@ from timeloom.kernels import ReferenceSweeper
 from timeloom.mgrit.propagators import Forward
 from timeloom.problem import Recurrence, Segments, cut, empty_states
 from timeloom.report import SolveReport
-from timeloom.solve.chain import Chain
+from timeloom.solve.chain import Chain, Entered
 from timeloom.solve.linearize import carry, leaving, window_of
 from timeloom.solve.plan import Plan
 from timeloom.solve.residual import SHARE_OF_BOX
 
 
-def solve_states(problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper) -> tuple[list[Tensor], SolveReport]:
+def solve_states(
+    problem: Recurrence,
+    plan: Plan,
+    sweeper: ReferenceSweeper,
+    states: list[Tensor] | None = None,
+    entered: Entered | None = None,
+) -> tuple[list[Tensor], SolveReport]:
     """States before every step and after the last, one `(T + 1, B, part)` for each part of the state.
 
-    Steps past the end of a sequence hold zeros.
+    Steps past the end of a sequence hold zeros. `states` and `entered` are what a first sweep over all chunks found,
+    where there was one: it is corrected, not made again.
     """
-    states = empty_states(problem.steps, problem.initial, problem.cell.parts, zeroed=problem.lengths is not None)
-    return states, plan.march(forward_chain(problem, plan, sweeper, states))
+    if states is None:
+        states = empty_states(problem.steps, problem.initial, problem.cell.parts, zeroed=problem.lengths is not None)
+    chain = forward_chain(problem, plan, sweeper, states)
+    return states, plan.march(chain if entered is None else replace(chain, entered=entered))
 
 
 def forward_chain(

@@ -53,7 +53,7 @@ def run(
         return outputs_of(detached, states), final
     adjoint = partial(solve_adjoint, plan=solver.plan(detached, experience.backward, "backward"))
     note = noting(report, solver, experience, record)
-    return attach(detached, states, final, adjoint, note, problem.u, problem.initial, problem.cell)
+    return attach(detached, states, final, adjoint, note, problem)
 
 
 def outputs_of(problem: Recurrence, states: list[Tensor]) -> Tensor:

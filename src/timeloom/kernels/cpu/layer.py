@@ -14,7 +14,7 @@ from torch import Tensor
 from timeloom.buffers import empty
 from timeloom.kernels.cpu import build
 from timeloom.kernels.cpu.sweeper import CPUSweeper, call, largest_jump, origin, pack, pack_transposed, through_h
-from timeloom.kernels.layer import Cutting, Gradients, Layer
+from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.reference import floor_of, units_of
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 
@@ -39,8 +39,10 @@ class CPULayer(Layer):
     def tape_width(kernel: str, n: int) -> int:
         return 4 * n if kernel in ("gru", "lstm") else 0
 
-    def sweeper(self, problem: Recurrence, keep: bool) -> tuple[CPUSweeper, list[Tensor]]:
-        tape = self._empty_tape(keep)
+    def sweeper(
+        self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
+    ) -> tuple[CPUSweeper, list[Tensor]]:
+        tape = self._empty_tape(keep) if tape is None else tape
         return CPUSweeper(problem, *tape), tape
 
     def _empty_tape(self, keep: bool) -> list[Tensor]:
@@ -49,14 +51,18 @@ class CPULayer(Layer):
         width = self.tape_width(self.kernel, self.n)
         return [empty(steps, batch, width, like=self.initial)] if keep and width else []
 
-    def forward(self, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], float]:
+    def forward(
+        self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
+    ) -> tuple[list[Tensor], float]:
         states, tape, n = empty_states(len(self.x), self.initial, self.parts), self._empty_tape(keep), self.n
         bias = self.bias()
         tensors: Tensors = {"x": self.x.contiguous(), "units": units_of(self.cell)}
         tensors["bias"] = self.w_ih.new_zeros(len(self.w_ih)) if bias is None else bias
         tensors |= {"weights": pack(self.w_hh, n), "x_weights": pack(self.w_ih, n)}
         floor = floor_of(self.cell, share_of_box)
-        _, jump = self._run("forward", cutting, self.initial, states + tape, floor, tensors)
+        starts, ends, jump = self._run("forward", cutting, self.initial, states + tape, floor, tensors)
+        if found is not None:
+            found.starts, found.ends = starts, ends
         return states + tape, jump
 
     def backward(
@@ -76,13 +82,13 @@ class CPULayer(Layer):
         tensors |= {"incoming": None if incoming is None else incoming.contiguous()}
         tensors |= {"transposed": pack_transposed(through_h(self.w_hh, self.kernel), self.n)}
         tensors |= {"x_transposed": pack_transposed(self.w_ih, self.n) if want_x else None}
-        begins, jump = self._run("adjoint", cutting, final, kept, 0.0, tensors)
+        _, begins, jump = self._run("adjoint", cutting, final, kept, 0.0, tensors)
         return (x_grads, begins[-batch:], *self._weight_grads(sums.sum(0))), jump
 
     def _run(
         self, direction: str, cutting: Cutting, first: Tensor, kept: list[Tensor], floor: float, tensors: Tensors
-    ) -> tuple[Tensor, float]:
-        """Sweep all chunks; returns what they end with and the largest jump."""
+    ) -> tuple[Tensor, Tensor, float]:
+        """Sweep all chunks; returns what they start from and end with, and the largest jump."""
         assert cutting.sweeps == 1, "corrections are the general solver's"
         (steps, batch, depth), warmup = self.x.shape, cutting.warmup
         segments = cut_evenly(steps, batch, cutting.chunk, direction == "adjoint")
@@ -94,8 +100,8 @@ class CPULayer(Layer):
         sizes = {"batch": batch, "n": self.n, "depth": depth, "lead": warmup}
         call(f"{self.kernel}_{direction}", segments, sizes, held)
         if warmup == 0:
-            return ends, 0.0
-        return ends, largest_jump(starts, ends, batch, len(self.parts), floor, fading=direction == "adjoint")
+            return starts, ends, 0.0
+        return starts, ends, largest_jump(starts, ends, batch, len(self.parts), floor, fading=direction == "adjoint")
 
     @property
     def _padded(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from timeloom.cells.base import sum_outer
 from timeloom.kernels.cuda.programs import CELLS
 from timeloom.kernels.cuda.sweeper import CUDASweeper, fits
-from timeloom.kernels.layer import Cutting, Gradients, Layer
+from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.torch_state import tf32
@@ -38,14 +38,19 @@ class CUDALayer(Layer):
         return CELLS[kernel].saved * n
 
     @staticmethod
-    def tape_dtype(x: Tensor) -> torch.dtype:
+    def tape_dtype(kernel: str, n: int, x: Tensor) -> torch.dtype:
         return torch.float32
 
-    def sweeper(self, problem: Recurrence, keep: bool) -> tuple[CUDASweeper, list[Tensor]]:
-        saved = CUDASweeper.room_for_saved(problem) if keep else None
-        return CUDASweeper(problem, saved), [] if saved is None else [saved]
+    def sweeper(
+        self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
+    ) -> tuple[CUDASweeper, list[Tensor]]:
+        if tape is None:
+            tape = [CUDASweeper.room_for_saved(problem)] if keep else []
+        return CUDASweeper(problem, *tape), tape
 
-    def forward(self, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
+    def forward(
+        self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
+    ) -> tuple[list[Tensor], Tensor | float]:
         (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
         sweeper, tape = self.sweeper(Recurrence(self.cell, self._inputs(), self.initial), keep)
         states = empty_states(steps, self.initial, self.parts)
@@ -64,6 +69,8 @@ class CUDALayer(Layer):
             assert decay is not None
             starts = sweeper.correct(starts, ends, decay, boxed=True)
             ends, decay = sweeper.forward(segments, starts, None if left else states, True)
+        if found is not None and self.x.dtype == self.initial.dtype:  # else the states that are kept are rounded
+            found.starts, found.ends, found.decay, found.u = starts, ends, decay, sweeper.problem.u
         return self._kept(states, tape), sweeper.certify(starts, ends, share_of_box, decay)
 
     def backward(

@@ -14,7 +14,7 @@ from timeloom.kernels.cuda.layer import CUDALayer
 from timeloom.kernels.cuda.sweeper import fits
 from timeloom.kernels.gpu.sweeper import SLOPES, GPUSweeper, has_triton, in_full_precision, largest
 from timeloom.kernels.gpu.wide import WideSweeper
-from timeloom.kernels.layer import Cutting, Gradients, Layer
+from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 
@@ -46,21 +46,30 @@ class GPULayer(Layer):
             return CUDALayer.tape_width(kernel, n)
         return SLOPES[kernel] * n
 
-    def sweeper(self, problem: Recurrence, keep: bool) -> tuple[ReferenceSweeper, list[Tensor]]:
+    @staticmethod
+    def tape_dtype(kernel: str, n: int, x: Tensor) -> torch.dtype:
+        return torch.float32 if fits(kernel, n, x.device) else x.dtype
+
+    def sweeper(
+        self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
+    ) -> tuple[ReferenceSweeper, list[Tensor]]:
         own = self._in_registers()
         if own is not None:
-            return own.sweeper(problem, keep)
-        tape = [GPUSweeper.room_for_tape(problem)] if keep else []
+            return own.sweeper(problem, keep, tape)
+        if tape is None:
+            tape = [GPUSweeper.room_for_tape(problem)] if keep else []
         return self._kind(problem, *tape), tape
 
     @property
     def _kind(self) -> type[GPUSweeper]:
         return GPUSweeper if self.n <= largest(self.kernel, self.x.device) else WideSweeper
 
-    def forward(self, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
+    def forward(
+        self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
+    ) -> tuple[list[Tensor], Tensor | float]:
         own = self._in_registers()
         if own is not None:
-            return own.forward(cutting, share_of_box, keep)
+            return own.forward(cutting, share_of_box, keep, found)
         (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
         bias, flat = self.bias(), self.x.flatten(0, 1)
         with in_full_precision():
@@ -84,6 +93,8 @@ class GPULayer(Layer):
             assert decay is not None
             starts = sweeper.correct(starts, ends, decay, boxed=True)
             ends, decay = sweeper.forward(segments, starts, None if left else states, True)
+        if found is not None and u.dtype == self.initial.dtype:  # a solver goes on in the state's precision
+            found.starts, found.ends, found.decay, found.u = starts, ends, decay, sweeper.problem.u
         return states + tape, sweeper.certify(starts, ends, share_of_box, decay)
 
     def backward(

@@ -18,7 +18,7 @@ from timeloom.nn import torch_layer
 from timeloom.nn.base import Hidden, Recurrent
 from timeloom.nn.graphs import operators
 from timeloom.nn.graphs.handles import module_of
-from timeloom.nn.sequence import check_input, check_resets, mask_padding, reverse, reverse_resets
+from timeloom.nn.sequence import check_input, check_resets, mask_padding, reverse
 from timeloom.torch_state.precision import SOLVED, products_in, returned_in, solved_in
 from timeloom.torch_state.transforms import WHERE, transformed
 
@@ -111,12 +111,10 @@ def _run(module: Recurrent, input: Tensor, hx: Any, lengths: Tensor | None, rese
         resets = check_resets(resets, steps, batch, module.batch_first and batched, x.device)
 
     def solve_one(index: int, y: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-        back = module.bidirectional and index % 2 == 1
-        cast = [None if weight is None else weight.to(y.dtype) for weight in weights[index]]
-        marks = reverse_resets(resets, lengths) if back and resets is not None else resets
-        given = (reverse(y, lengths) if back else y, initial, *cast, lengths, marks)
+        backwards = module.bidirectional and index % 2 == 1
+        given = module._inputs(y, initial, weights[index], lengths, resets, backwards)
         out, final = operators.run(module._handle, index, given)
-        return reverse(out, lengths) if back else out, final
+        return reverse(out, lengths) if backwards else out, final
 
     with torch.autocast(x.device.type, enabled=False):
         y, final = module._run_layers(x.to(compute), hidden, solve_one)

@@ -13,38 +13,26 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from timeloom.auto.experience import LayerExperience
 from timeloom.cells.base import Cell
-from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels.layer import Layer
 from timeloom.nn.graphs.handles import module_of
 from timeloom.nn.sequence import check_kind_of_lengths, check_lengths
-from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
-from timeloom.solve import express
 from timeloom.solve.autograd import refuse_second_order
-from timeloom.solve.backward import solve_adjoint
-from timeloom.solve.forward import final_state, last_of, solve_states
 from timeloom.solve.recurrence import noting, raise_if_asked
+from timeloom.solve.trunk import Inputs, LayerSolve
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.streams import capturing
 
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
-Live = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
-"""x `(T, B, D)`, the initial state `(B, S)`, w_ih, w_hh, b_ih, b_hh and w_hr; None where there is none."""
-Ragged = tuple[Tensor | None, Tensor | None]
-"""Lengths `(B,)` on the CPU and resets `(T, B)`; None where there are none."""
-Given = tuple[Tensor | None, ...]
-"""What is live, and lengths and resets behind it."""
 GIVEN = (
     "Tensor x, Tensor initial, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor? w_hr, "
     "Tensor? lengths, Tensor? resets"
@@ -58,10 +46,9 @@ hands on the very tensor, as its compilers do; where it does not, the layer is r
 _certificates: WeakKeyDictionary[Recurrent, Tensor] = WeakKeyDictionary()
 
 
-def run(handle: int, index: int, given: Given) -> tuple[Tensor, Tensor]:
+def run(handle: int, index: int, given: Inputs) -> tuple[Tensor, Tensor]:
     """Outputs `(T, B, ·)` and final state `(B, S)` of one layer and direction, as nodes of a graph."""
-    taped = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given[:7])
-    states, final, _ = torch.ops.timeloom.solve(*given, handle, index, taped)
+    states, final, _ = torch.ops.timeloom.solve(*given, handle, index, given.taped)
     return states[1:], final
 
 
@@ -84,13 +71,13 @@ def _solve(
     w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None, handle: int, index: int, taped: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """States of h `(T + 1, B, ·)`, the final state `(B, S)`, and what else the backward pass needs."""
-    module, live, ragged = module_of(handle), (x, initial, w_ih, w_hh, b_ih, b_hh, w_hr), (lengths, resets)
-    reason = _why_torch(module, x, ragged, taped)
+    module, inputs = module_of(handle), Inputs(x, initial, w_ih, w_hh, b_ih, b_hh, w_hr, lengths, resets)
+    reason = _why_torch(module, inputs, taped)
     with torch.no_grad(), without_autocast(x.device):
         if reason is None:
-            kept, final, report = _run_own(module, live, ragged, index, taped)
+            kept, final, report = _run_own(module, inputs, index, taped)
         else:
-            kept, final, report = _run_torch_forward(module, live, taped, reason)
+            kept, final, report = _run_torch_forward(module, inputs, taped, reason)
     _record(module, index, report)
     return kept[0], final, kept[1:] if taped else []
 
@@ -100,9 +87,9 @@ def _like_solve(
     w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None, handle: int, index: int, taped: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """`_solve` for tensors that have no values."""
-    module, (steps, batch), ragged = module_of(handle), x.shape[:2], (lengths, resets)
-    cell = module._bare(w_ih, w_hh, b_ih, b_hh, w_hr)
-    own, kind = _why_torch(module, x, ragged, taped) is None, _kind_of(cell, x, ragged)
+    module, inputs = module_of(handle), Inputs(x, initial, w_ih, w_hh, b_ih, b_hh, w_hr, lengths, resets)
+    (steps, batch), cell = x.shape[:2], module._bare(*inputs.weights)
+    own, kind = _why_torch(module, inputs, taped) is None, _solve_of(module, index).kind_of(inputs, cell)
     like = initial if own and kind is None else x
     states = [like.new_empty(steps + 1, batch, width) for width in cell.parts]
     final = like.new_empty(batch, cell.size)
@@ -112,47 +99,37 @@ def _like_solve(
     return states[0], final, states[1:] + ([like.new_empty(steps, batch, width)] if width else [])
 
 
-def _run_own(
-    module: Recurrent, live: Live, ragged: Ragged, index: int, taped: bool
-) -> tuple[list[Tensor], Tensor, SolveReport]:
+def _run_own(module: Recurrent, inputs: Inputs, index: int, taped: bool) -> tuple[list[Tensor], Tensor, SolveReport]:
     """All states and, behind them, what the backward pass needs; the final state; the report."""
-    (x, initial, *weights), experience, solver = live, _experience(module, index), module._solver
-    if _kind_of(module._bare(*weights), x, ragged) is not None:
-        solved = express.solve(_setting(module, index), x, initial, weights, taped)
-        assert solved is not None
-        layer, kept, report = solved
-        final = last_of(kept[: len(layer.cell.parts)])
-    else:
-        _refuse_capture(x)
-        problem = Recurrence(*module._cell(x, *weights), initial, *ragged)
-        kept, report = solve_states(problem, solver.plan(problem, experience.forward), choose_sweeper(problem))
-        experience.forward.learn(report)
-        final = final_state(problem, kept)
-    raise_if_asked(report, solver)
-    return kept, final, _lasting(module, index, report, backward=False)
+    solve = _solve_of(module, index)
+    _refuse_capture(solve, inputs)
+    solution = solve.forward(inputs, taped)
+    raise_if_asked(solution.report, solve.solver)
+    final = solution.final.clone()  # it may be a view of the states, and operators return memory of their own
+    return solution.kept, final, _lasting(module, index, solution.report, backward=False)
 
 
 def _run_torch_forward(
-    module: Recurrent, live: Live, taped: bool, reason: str
+    module: Recurrent, inputs: Inputs, taped: bool, reason: str
 ) -> tuple[list[Tensor], Tensor, SolveReport]:
     """The same by torch's own layer, which leaves states of h alone."""
-    keeps_tape = taped and live[0].device.type == "cpu"
-    tape = _run_torch(module, live, keeps_tape)
+    keeps_tape = taped and inputs.x.device.type == "cpu"
+    tape = _run_torch(module, inputs, keeps_tape)
     outputs, final = (result.detach() for result in tape[1])
-    states = torch.cat([live[1][:, : outputs.shape[-1]].to(outputs.dtype).unsqueeze(0), outputs])
+    states = torch.cat([inputs.initial[:, : outputs.shape[-1]].to(outputs.dtype).unsqueeze(0), outputs])
     if keeps_tape:
         setattr(states, TAPE, tape)
     return [states], final, SolveReport.sequential(len(outputs), f"{reason}; run by torch's own layer")
 
 
-def _run_torch(module: Recurrent, live: Live, taped: bool) -> Tape:
+def _run_torch(module: Recurrent, inputs: Inputs, taped: bool) -> Tape:
     """Torch's own layer: what to differentiate by, outputs `(T, B, ·)` and final state `(B, S)`."""
     with _autograd(True) if taped else torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # cuDNN, that one layer of many is not a block of memory by itself
-        leaves = [None if tensor is None else tensor.detach().requires_grad_(taped) for tensor in live]
+        leaves = [None if tensor is None else tensor.detach().requires_grad_(taped) for tensor in inputs.live]
         x, initial, *weights = leaves
         assert initial is not None
-        parts = initial.to(live[0].dtype).split(module._bare(*live[2:]).parts, -1)
+        parts = initial.to(inputs.x.dtype).split(module._bare(*inputs.weights).parts, -1)
         hidden = tuple(part.unsqueeze(0).contiguous() for part in parts)  # cuDNN takes no other
         given = [weight for weight in weights if weight is not None]
         options = (module.bias, 1, 0.0, module.training, False, False)
@@ -170,17 +147,17 @@ def _solve_backward(
     states: Tensor, kept: list[Tensor], handle: int, index: int, want_x: bool,
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of x, when wanted, the initial state and the weights that there are."""
-    module, live, ragged = module_of(handle), (x, initial, w_ih, w_hh, b_ih, b_hh, w_hr), (lengths, resets)
+    module, inputs = module_of(handle), Inputs(x, initial, w_ih, w_hh, b_ih, b_hh, w_hr, lengths, resets)
     grads = (None if d_states is None else d_states[1:], d_final)
     with without_autocast(x.device):
-        if _why_torch(module, x, ragged, taped=True) is None and _is_whole(module, live, ragged, kept):
-            found = _own_gradients(module, live, ragged, index, [states, *kept], grads, want_x)
+        if _why_torch(module, inputs, taped=True) is None and _is_whole(module, inputs, index, kept):
+            found = _own_gradients(module, inputs, index, [states, *kept], grads, want_x)
         else:
             tape: Tape | None = vars(states).pop(TAPE, None)  # good for one pass
-            found = _differentiate(*(tape or _run_torch(module, live, taped=True)), grads)
+            found = _differentiate(*(tape or _run_torch(module, inputs, taped=True)), grads)
         if d_states is not None:
             found[1] = found[1] + torch.nn.functional.pad(d_states[0], (0, initial.shape[1] - d_states.shape[2]))
-    wanted = [(grad, of) for grad, of in zip(found, live, strict=True) if of is not None][0 if want_x else 1 :]
+    wanted = [(grad, of) for grad, of in zip(found, inputs.live, strict=True) if of is not None][0 if want_x else 1 :]
     given = [grad for grad in grads if grad is not None]
     return _apart([grad.to(of.dtype).contiguous() for grad, of in wanted], given)
 
@@ -196,28 +173,20 @@ def _like_solve_backward(
 
 
 def _own_gradients(
-    module: Recurrent, live: Live, ragged: Ragged, index: int, kept: list[Tensor],
-    grads: tuple[Tensor | None, Tensor | None], want_x: bool,
+    module: Recurrent, inputs: Inputs, index: int, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None],
+    want_x: bool,
 ) -> list[Any]:  # fmt: skip
     """Gradients of everything live by timeloom's sweeps."""
-    (x, initial, *weights), experience, solver = live, _experience(module, index), module._solver
-    report = module.reports[index] if module.reports else SolveReport.sequential(len(x), "")
-    take = noting(report, solver, experience, lambda _: None)
+    solve = _solve_of(module, index)
+    report = module.reports[index] if module.reports else SolveReport.sequential(len(inputs.x), "")
+    take = noting(report, solve.solver, solve.experience, lambda _: None)
 
     def note(backward: SolveReport) -> None:
         take(_lasting(module, index, backward, backward=True))
 
-    cell = module._bare(*weights)
-    kind = _kind_of(cell, x, ragged)
     with _autograd(False):
-        if kind is not None:
-            layer = kind(cell, *live[:6])
-            lane = express.lane_back(layer, _setting(module, index), note)
-            return [*express.gradients(lane, live[:6], kept, grads, want_x), None]
-        _refuse_capture(x)
-        plan = solver.plan(Recurrence(cell, x, initial, *ragged), experience.backward, "backward")
-        adjoint = partial(solve_adjoint, plan=plan)
-        return list(express.solve_again(module._cell, live, kept, grads, adjoint, note, *ragged))
+        _refuse_capture(solve, inputs)
+        return list(solve.backward(inputs, kept, grads, want_x, solve.plan_backward(inputs), note))
 
 
 def _differentiate(
@@ -246,12 +215,8 @@ def _apart(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
 # --- both ------------------------------------------------------------------------------------------------------------
 
 
-def _experience(module: Recurrent, index: int) -> LayerExperience:
-    return module._experiences.setdefault(index, LayerExperience())
-
-
-def _setting(module: Recurrent, index: int) -> express.Setting:
-    return express.Setting(module._bare, module._cell, module._solver, _experience(module, index))
+def _solve_of(module: Recurrent, index: int) -> LayerSolve:
+    return module._solve_of(index, module._experiences)
 
 
 def _record(module: Recurrent, index: int, report: SolveReport) -> None:
@@ -273,17 +238,13 @@ def _lasting(module: Recurrent, index: int, report: SolveReport, backward: bool)
     return replace(report, certificate=lasting)
 
 
-def _why_torch(module: Recurrent, x: Tensor, ragged: Ragged, taped: bool) -> str | None:
+def _why_torch(module: Recurrent, inputs: Inputs, taped: bool) -> str | None:
     """Why torch's own layer is to run, if it is. The answer is part of the graph, so only sizes count."""
-    if not module.has_torch_twin or any(marks is not None for marks in ragged):
+    if not module.has_torch_twin or not inputs.whole:
         return None
+    x = inputs.x
     with torch.set_grad_enabled(taped), without_autocast(x.device):
         return module._solver.why_torch_by_size(module, x, *x.shape[:2])
-
-
-def _kind_of(cell: Cell, x: Tensor, ragged: Ragged) -> type[Layer] | None:
-    """Whose kernels can run the whole layer at once, if any."""
-    return express.kind_of(cell, x) if all(marks is None for marks in ragged) else None
 
 
 def _tape_width(cell: Cell, kind: type[Layer] | None) -> int:
@@ -291,19 +252,20 @@ def _tape_width(cell: Cell, kind: type[Layer] | None) -> int:
     return 0 if kind is None else kind.tape_width(str(cell.kernel), cell.parts[0])
 
 
-def _is_whole(module: Recurrent, live: Live, ragged: Ragged, kept: list[Tensor]) -> bool:
+def _is_whole(module: Recurrent, inputs: Inputs, index: int, kept: list[Tensor]) -> bool:
     """Whether all is there that our backward pass reads. It is not where torch's own layer ran forward, by a solver
     that was another one then.
     """
-    cell = module._bare(*live[2:])
-    return len(kept) == len(cell.parts) - 1 + (_tape_width(cell, _kind_of(cell, live[0], ragged)) > 0)
+    cell = module._bare(*inputs.weights)
+    kind = _solve_of(module, index).kind_of(inputs, cell)
+    return len(kept) == len(cell.parts) - 1 + (_tape_width(cell, kind) > 0)
 
 
-def _refuse_capture(x: Tensor) -> None:
-    if capturing(x.device):
+def _refuse_capture(solve: LayerSolve, inputs: Inputs) -> None:
+    if capturing(inputs.x.device) and solve.kind_of(inputs) is None:
         raise RuntimeError(
-            f"a CUDA graph cannot hold this solve, which looks at its residuals ({x.dtype}, lengths=, resets= or a "
-            "projected LSTM): compile without mode='reduce-overhead', or use solver='sequential'"
+            f"a CUDA graph cannot hold this solve, which looks at its residuals ({inputs.x.dtype}, lengths=, resets= "
+            "or a projected LSTM): compile without mode='reduce-overhead', or use solver='sequential'"
         )
 
 
@@ -326,13 +288,15 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[
 
 def _back(ctx: Any, d_states: Tensor | None, d_final: Tensor | None, _: Any) -> tuple[Any, ...]:
     refuse_second_order()
-    saved = ctx.saved_tensors
-    given, (states, *kept), want_x = saved[:9], saved[9:], ctx.needs_input_grad[0]
+    count = len(Inputs._fields)
+    saved, want_x = ctx.saved_tensors, ctx.needs_input_grad[0]
+    inputs, (states, *kept) = Inputs(*saved[:count]), saved[count:]
     found = iter(
-        torch.ops.timeloom.solve_backward(d_states, d_final, *given, states, kept, ctx.handle, ctx.index, want_x)
+        torch.ops.timeloom.solve_backward(d_states, d_final, *inputs, states, kept, ctx.handle, ctx.index, want_x)
     )
-    live = given[:7] if want_x else (None, *given[1:7])
-    return *(None if tensor is None else next(found) for tensor in live), None, None, None, None, None
+    x_grad = next(found) if want_x else None
+    others = (None if tensor is None else next(found) for tensor in (inputs.initial, *inputs.weights))
+    return x_grad, *others, None, None, None, None, None
 
 
 def _like_check_lengths(lengths: Tensor, steps: int, batch: int) -> Tensor:

@@ -1,0 +1,71 @@
+"""The first sweep of a layer: all of it in one call of the kernels, and a certificate that says whether it will do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Generic, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from timeloom.auto.experience import Experience
+from timeloom.kernels.layer import Layer
+from timeloom.report import SolveReport
+from timeloom.solve.driver import certified
+from timeloom.solve.plan import Plan
+from timeloom.torch_state.streams import capturing
+
+Result = TypeVar("Result")
+
+
+class Swept(NamedTuple, Generic[Result]):
+    """What a first sweep gave, of which plan, and its report; no report where it is not certified. `result` is of no
+    meaning where nothing was swept at all, since that was not likely to be enough.
+    """
+
+    result: Result
+    plan: Plan
+    report: SolveReport | None
+
+
+def first_sweep(
+    sweep: Callable[[Plan], tuple[Result, Tensor | float]], layer: Layer, plan: Plan, experience: Experience
+) -> Swept[Result]:
+    """Run `sweep(plan)`, which returns a result and its certificate.
+
+    On a GPU, where the driver takes many launches, a certificate missed by little is worth another try.
+    """
+    steps = len(layer.x)
+    if not _is_likely_to_do(layer, plan, steps, experience):
+        if not capturing(layer.x.device):
+            return Swept(None, plan, None)  # type: ignore[arg-type]
+        plan = _in_one_chunk(plan, steps)
+    began = time.perf_counter()
+    result, error = sweep(plan)
+    report = _report(error, plan, steps, began)
+    experience.note_certificate(report is not None)
+    again = plan.insisting(float(error)) if report is None and layer.corrects else None
+    if again is not None:
+        plan = again
+        result, error = sweep(plan)
+        report = _report(error, plan, steps, began)
+    return Swept(result, plan, report)
+
+
+def _is_likely_to_do(layer: Layer, plan: Plan, steps: int, experience: Experience) -> bool:
+    if plan.sweeps > 1:
+        return layer.corrects
+    return experience.trusted and (plan.chunk >= steps or plan.warmup > 0) and not plan.check_gradient
+
+
+def _in_one_chunk(plan: Plan, steps: int) -> Plan:
+    """For a CUDA graph, which holds no loop that looks at its residuals: one step after the other, and exact."""
+    reason = "; ".join(filter(None, (plan.reason, "one chunk, since a CUDA graph was captured")))
+    return replace(plan, chunk=steps, warmup=0, sweeps=1, reason=reason)
+
+
+def _report(error: Tensor | float, plan: Plan, steps: int, began: float) -> SolveReport | None:
+    if plan.chunk >= steps:
+        return SolveReport.sequential(plan.chunk, plan.reason, plan.tolerance, time.perf_counter() - began)
+    return certified(error, plan, began)

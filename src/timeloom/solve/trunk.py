@@ -1,0 +1,231 @@
+"""The trunk: problem → plan → sweeps → certificate → tape, for one layer in one direction.
+
+A module's call, the operators of torch.compile's graphs and a layer over ranks all come this way. Kernels that run a
+whole layer make the first sweep (`first_sweep`). Most calls end there: the warm-up is long enough, as was learned, and
+one certificate shows it. A sweep that is not certified hands what it found to the driver, which corrects it. What no
+such kernels can run is swept over projected inputs (`recurrence`). Whoever solved it, autograd saves the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from timeloom.auto.experience import LayerExperience
+from timeloom.cells.base import Cell
+from timeloom.kernels import sweeper as choose_sweeper
+from timeloom.kernels.cpu.layer import CPULayer
+from timeloom.kernels.gpu.layer import GPULayer
+from timeloom.kernels.layer import Found, Gradients, Layer
+from timeloom.problem import Recurrence, joined
+from timeloom.report import SolveReport
+from timeloom.solve.autograd import Adjoint, Note, Solved, Tape, attach, output_of
+from timeloom.solve.backward import solve_adjoint
+from timeloom.solve.first_sweep import first_sweep
+from timeloom.solve.forward import final_state, solve_states
+from timeloom.solve.plan import Plan, Planner
+from timeloom.solve.recurrence import Record, noting, raise_if_asked, run
+from timeloom.solve.residual import SHARE_OF_BOX
+from timeloom.solve.warm import Guess
+
+Bare = Callable[..., Cell]
+"""`bare(*weights)`: a layer's cell."""
+Project = Callable[..., tuple[Cell, Tensor]]
+"""`project(x, *weights)`: a layer's cell and its projected inputs."""
+Grads = Sequence[Tensor | None]
+"""The loss's gradients by the outputs `(T, B, n)` and by the final state `(B, S)`."""
+
+
+class Inputs(NamedTuple):
+    """What one layer and direction is given: torch's parameters, None where there is none; lengths on the CPU."""
+
+    x: Tensor
+    """`(T, B, D)`"""
+    initial: Tensor
+    """`(B, S)`"""
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor | None
+    b_hh: Tensor | None
+    w_hr: Tensor | None
+    lengths: Tensor | None = None
+    """`(B,)`"""
+    resets: Tensor | None = None
+    """`(T, B)`"""
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        return self.w_ih, self.w_hh, self.b_ih, self.b_hh, self.w_hr
+
+    @property
+    def live(self) -> tuple[Tensor | None, ...]:
+        """What may be differentiated by."""
+        return self.x, self.initial, *self.weights
+
+    def with_live(self, live: Iterable[Tensor | None]) -> Inputs:
+        """The same with other tensors in place of those that may be differentiated by."""
+        return self._replace(**dict(zip(Inputs._fields, live, strict=False)))  # type: ignore[arg-type]
+
+    @property
+    def taped(self) -> bool:
+        """Whether a gradient may be asked for."""
+        return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in self.live)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all sequences are of one length and run through."""
+        return self.lengths is None and self.resets is None
+
+
+class Solution(NamedTuple):
+    """What a forward solve found.
+
+    kept: the states of every part `(T + 1, B, part)`, and behind them what the backward pass needs beside them.
+    final: the state after each sequence's last step, `(B, S)`; it may be a view of the states.
+    """
+
+    cell: Cell
+    kept: list[Tensor]
+    final: Tensor
+    report: SolveReport
+
+
+@dataclass(frozen=True)
+class LayerSolve:
+    """How one layer and direction is solved. It holds no tensors of a call: autograd's tape does.
+
+    slot: its place among the layers and directions of a module.
+    """
+
+    bare: Bare
+    project: Project
+    solver: Planner
+    experience: LayerExperience
+    slot: int = 0
+
+    def run(self, inputs: Inputs, record: Record, guess: Guess | None = None) -> tuple[Tensor, Tensor]:
+        """Outputs `(T, B, n)` and final state `(B, S)`, differentiable. `record` receives the report, and again with
+        the backward report in it once the backward pass has run.
+        """
+        if guess is not None or self.kind_of(inputs) is None:
+            return run(self._problem(inputs), self.solver, self.experience, record, guess, self.slot)
+        taped = inputs.taped
+        with torch.no_grad():
+            solution = self.forward(inputs, taped)
+        return self._on_tape(inputs, solution, record, taped)
+
+    def forward(self, inputs: Inputs, taped: bool) -> Solution:
+        """Problem, plan, sweeps and certificate; to be called with gradients off."""
+        cell, experience = self.bare(*inputs.weights), self.experience.forward
+        plan = self.solver.plan(sizes_of(cell, inputs), experience)
+        kind = self.kind_of(inputs, cell)
+        if kind is not None:
+            kept, report = self._sweep(kind, cell, inputs, plan, taped)
+            final = joined([part[-1] for part in kept[: len(cell.parts)]])
+        else:
+            problem = self._problem(inputs)
+            kept, report = solve_states(problem, plan, choose_sweeper(problem))
+            final = final_state(problem, kept)
+        experience.learn(report)
+        return Solution(cell, kept, final, report)
+
+    def backward(
+        self, inputs: Inputs, kept: list[Tensor], grads: Grads, want_x: bool, plan: Plan, note: Note
+    ) -> Gradients:
+        """Gradients of everything live, in its order, from what a solution has kept."""
+        cell = self.bare(*inputs.weights)
+        kind = self.kind_of(inputs, cell)
+        if kind is not None:
+            layer = layer_of(kind, cell, inputs)
+            sweep = partial(layer.backward, kept=kept, grads=(grads[0], grads[1]), want_x=want_x)
+            swept = first_sweep(sweep, layer, plan, self.experience.backward)
+            if swept.report is not None:
+                note(swept.report)
+                return *swept.result, None
+        return self._solve_adjoint(inputs, kept, grads, partial(solve_adjoint, plan=plan), note)
+
+    def plan_backward(self, inputs: Inputs) -> Plan:
+        """How to come back through a layer that was solved."""
+        sizes = sizes_of(self.bare(*inputs.weights), inputs)
+        return self.solver.plan(sizes, self.experience.backward, "backward")
+
+    def kind_of(self, inputs: Inputs, cell: Cell | None = None) -> type[Layer] | None:
+        """Whose kernels can run the whole layer, if any."""
+        if not inputs.whole:
+            return None
+        cell = self.bare(*inputs.weights) if cell is None else cell
+        if cell.kernel is None:
+            return None
+        return next((kind for kind in (CPULayer, GPULayer) if kind.supports(inputs.x, cell.parts[0])), None)
+
+    def _sweep(
+        self, kind: type[Layer], cell: Cell, inputs: Inputs, plan: Plan, taped: bool
+    ) -> tuple[list[Tensor], SolveReport]:
+        """Kept tensors and report: by the planned sweeps where they are certified, else from there by the driver."""
+        layer, found = layer_of(kind, cell, inputs), Found()
+        sweep = partial(layer.forward, share_of_box=SHARE_OF_BOX, keep=taped, found=found)
+        swept = first_sweep(sweep, layer, plan, self.experience.forward)
+        if swept.report is not None:
+            return swept.result, swept.report
+        problem = self._problem(inputs) if found.u is None else Recurrence(cell, found.u, inputs.initial)
+        if found.starts is None or found.ends is None:
+            sweeper, tape = layer.sweeper(problem, taped)
+            states, report = solve_states(problem, plan, sweeper)
+        else:
+            states, tape = swept.result[: len(cell.parts)], swept.result[len(cell.parts) :]
+            sweeper, _ = layer.sweeper(problem, taped, tape)
+            entered = (found.starts, found.ends, found.decay)
+            states, report = solve_states(problem, swept.plan, sweeper, states, entered)
+        return [part.to(inputs.x.dtype) for part in states] + tape, report
+
+    def _problem(self, inputs: Inputs) -> Recurrence:
+        """The recurrence over projected inputs."""
+        cell, u = self.project(inputs.x, *inputs.weights)
+        return Recurrence(cell, u, inputs.initial, inputs.lengths, inputs.resets)
+
+    def _on_tape(self, inputs: Inputs, solution: Solution, record: Record, taped: bool) -> tuple[Tensor, Tensor]:
+        """Report a solution, and put it on autograd's tape where that is on."""
+        raise_if_asked(solution.report, self.solver)
+        record(solution.report)
+        if not taped:
+            return solution.kept[0][1:], solution.final
+        note = noting(solution.report, self.solver, self.experience, record)
+        back = partial(_back, self, self.plan_backward(inputs), note)
+        outputs, shared = output_of(solution.kept[: len(solution.cell.parts)])
+        tape = Tape(outputs, back, {"inputs": inputs, "kept": solution.kept, "shared": (shared,)})
+        return Solved.apply(tape, solution.final, *inputs.live)  # type: ignore[no-any-return]
+
+    def _solve_adjoint(
+        self, inputs: Inputs, kept: list[Tensor], grads: Grads, adjoint: Adjoint, note: Note
+    ) -> Gradients:
+        """Gradients of everything live by the driver, over projected inputs."""
+        with torch.enable_grad():
+            leaves = tuple(None if tensor is None else tensor.detach().requires_grad_() for tensor in inputs.live)
+            again = inputs.with_live(leaves)
+            live = self._problem(again)
+            problem = live.detach()
+            states = [part.to(problem.initial.dtype) for part in kept[: len(problem.cell.parts)]]
+            results = attach(problem, states, final_state(problem, states), adjoint, note, live)
+        asked = [(result, grad) for result, grad in zip(results, grads, strict=True) if grad is not None]
+        given = [leaf for leaf in leaves if leaf is not None]
+        found = iter(torch.autograd.grad([result for result, _ in asked], given, [grad for _, grad in asked]))
+        return tuple(None if leaf is None else next(found) for leaf in leaves)
+
+
+def _back(solve: LayerSolve, plan: Any, note: Note, saved: dict[str, Any], grads: Grads, wanted: Any) -> Gradients:
+    """What autograd calls: from saved tensors to gradients."""
+    return solve.backward(Inputs(*saved["inputs"]), saved["kept"], grads, wanted[0], plan, note)
+
+
+def layer_of(kind: type[Layer], cell: Cell, inputs: Inputs) -> Layer:
+    return kind(cell, inputs.x, inputs.initial, inputs.w_ih, inputs.w_hh, inputs.b_ih, inputs.b_hh)
+
+
+def sizes_of(cell: Cell, inputs: Inputs) -> Recurrence:
+    """What a plan is made from: of x, which stands for the projected inputs, it reads shape, dtype and device alone."""
+    return Recurrence(cell, inputs.x, inputs.initial, inputs.lengths, inputs.resets)

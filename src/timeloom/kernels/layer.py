@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -99,16 +100,16 @@ class Layer(ABC):
         `(B, S)`.
         """
 
-    @property
+    @cached_property
     def n(self) -> int:
         return self.w_hh.shape[1]
 
-    @property
+    @cached_property
     def parts(self) -> tuple[int, ...]:
         """Widths of the state's parts: h, or h and c."""
         return (self.n,) * (self.initial.shape[1] // self.n)
 
-    @property
+    @cached_property
     def kernel(self) -> str:
         return str(self.cell.kernel)
 

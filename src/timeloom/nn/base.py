@@ -68,8 +68,8 @@ class Recurrent(nn.RNNBase):
         self._solver_given = solver
         self._experiences: dict[int, LayerExperience] = {}
         self._known: dict[Any, list[SolveReport]] = {}
-        """Inputs that torch's own layer is to run, by shape, dtype, device, autocast and gradients, and what to report.
-        """
+        """Inputs that torch's own layer is to run, by shape, dtype, device, autocast and gradients, and what to report;
+        no reports where it was found out that it is not to."""
         self._rehearsed: set[tuple[torch.device, torch.dtype, bool]] = set()
         """Devices and precisions, without and with gradients, in which torch's own layer has run once, so that a CUDA
         graph may hold it."""
@@ -145,7 +145,7 @@ class Recurrent(nn.RNNBase):
             lowered = input.is_cuda and torch.is_autocast_enabled("cuda")
             key = (input.shape, input.dtype, input.device, lowered, torch.is_grad_enabled())
         known = self._known.get(key)
-        if known is not None:  # a short call: every look at it counts
+        if known:  # a short call: every look at it counts
             result: tuple[Any, Any] = torch_layer.call(self, input, hx)
             self.__dict__["reports"] = list(known)
             return result
@@ -164,7 +164,7 @@ class Recurrent(nn.RNNBase):
         if group is not None and (obstacle or packed is not None or guess is not None):
             no = "no guess=" if guess is not None else "no packed sequences: give a padded tensor and lengths="
             raise NotImplementedError(f"over many ranks there are {obstacle or no}")
-        reason = "" if group is not None else obstacle or torch_layer.why(self, input)
+        reason = "" if group is not None else obstacle or (torch_layer.why(self, input) if known is None else "")
         if reason and not ragged:
             result = self._run_native(input, hx, reason)
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
@@ -174,6 +174,8 @@ class Recurrent(nn.RNNBase):
             if key is not None and not passing and len(self._known) < MOST_KNOWN:
                 self._known[key] = self.reports
             return result
+        if key is not None and known is None and data.device.type == "cpu" and len(self._known) < MOST_KNOWN:
+            self._known[key] = []  # there, size alone decides
         return self._run_own(data, packed, hx, lengths, resets, guess, group)
 
     def _run_native(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:

@@ -45,7 +45,8 @@ class CUDALayer(Layer):
         self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
     ) -> tuple[CUDASweeper, list[Tensor]]:
         if tape is None:
-            tape = [CUDASweeper.room_for_saved(problem)] if keep else []
+            saved = CUDASweeper.room_for_saved(problem) if keep else None
+            tape = [] if saved is None else [saved]
         return CUDASweeper(problem, *tape), tape
 
     def forward(

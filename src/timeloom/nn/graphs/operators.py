@@ -95,8 +95,11 @@ def _like_solve(
     final = like.new_empty(batch, cell.size)
     if not own or not taped:
         return states[0], final, []
-    width = _tape_width(cell, kind)
-    return states[0], final, states[1:] + ([like.new_empty(steps, batch, width)] if width else [])
+    if kind is None or not _tape_width(cell, kind):
+        return states[0], final, states[1:]
+    kernel, n = str(cell.kernel), cell.parts[0]
+    tape = like.new_empty(steps, batch, kind.tape_width(kernel, n), dtype=kind.tape_dtype(kernel, n, x))
+    return states[0], final, [*states[1:], tape]
 
 
 def _run_own(module: Recurrent, inputs: Inputs, index: int, taped: bool) -> tuple[list[Tensor], Tensor, SolveReport]:

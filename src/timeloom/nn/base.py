@@ -166,7 +166,7 @@ class Recurrent(nn.RNNBase):
             raise NotImplementedError(f"over many ranks there are {obstacle or no}")
         reason = "" if group is not None else obstacle or (torch_layer.why(self, input) if known is None else "")
         if reason and not ragged:
-            result = self._run_native(input, hx, reason)
+            result = self._run_torch_layer(input, hx, reason)
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
                 permutation = None if packed is None else packed.sorted_indices
                 self._guess(guess, packed is not None or data.dim() == 3, *torch_layer.size(self, input), permutation)
@@ -178,7 +178,7 @@ class Recurrent(nn.RNNBase):
             self._known[key] = []  # there, size alone decides
         return self._run_own(data, packed, hx, lengths, resets, guess, group)
 
-    def _run_native(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
+    def _run_torch_layer(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
         """Torch's own layer: what is fastest, or what was asked for."""
         if not self.has_torch_twin:
             raise NotImplementedError(f"{self._get_name()} runs by timeloom's sweeps alone, and there are {reason}")
@@ -257,8 +257,8 @@ class Recurrent(nn.RNNBase):
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
         compute = solved_in(x)
         whole = lengths is None and resets is None and guess is None and span is None
-        express_only = whole and self._solver.in_given_precision and self._has_kernels
-        if express_only and GPULayer.supports(x, self.hidden_size):
+        in_one_call = whole and self._solver.in_given_precision and self._has_kernels
+        if in_one_call and GPULayer.supports(x, self.hidden_size):
             compute = products_in(x)
         returned = returned_in(torch_layer.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
         reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]

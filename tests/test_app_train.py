@@ -180,7 +180,6 @@ def test_the_parallel_run_learns_what_the_sequential_one_does(tmp_path: Path) ->
         assert results[solver]["test_loss"] == pytest.approx(by_sequential["test_loss"], rel=1e-2)
         assert results[solver]["loss_difference"] < 1e-5
         assert results[solver]["compared_steps"] == 2
-        assert results[solver]["torch_seconds_a_step"] > 0
 
 
 def test_torch_repeats_steps_until_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

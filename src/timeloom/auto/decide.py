@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from timeloom.auto.costs import Cost, cheapest, copies_inputs, cost_of, step_cost
 from timeloom.auto.experience import Experience, assumed_warmup
@@ -25,8 +25,7 @@ LEAST_ERROR = 1e-5
 """What rounding in float32 adds up to over a long memory, in torch's own layer too."""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """How to cut and sweep, and what to accept; `reason` is for the report."""
 
     chunk: int

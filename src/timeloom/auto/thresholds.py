@@ -1,4 +1,7 @@
-"""When torch's own layer is the better answer: on a CPU here, on a GPU in `timeloom.auto.cudnn`."""
+"""When torch's own layer is the better answer: on a CPU here, on a GPU in `timeloom.auto.cudnn`.
+
+Its numbers are of 2 cores of a Xeon: `python -m benchmarks.calibrate` measures them anew, beside the stored ones.
+"""
 
 from __future__ import annotations
 

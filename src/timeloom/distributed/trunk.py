@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from timeloom.cells.base import Cell
 from timeloom.distributed.boundaries import Marched, over_ranks
 from timeloom.distributed.solve import (
     Ranks,
@@ -70,10 +71,11 @@ class RankSolve(LayerSolve):
             line.group.stopped(error)
             raise
 
-    def plan_backward(self, inputs: Inputs) -> Any:
+    def plan_backward(self, inputs: Inputs, cell: Cell) -> Any:
         assert self.ranks is not None
-        sizes = sizes_of(self.bare(*inputs.weights), inputs)
-        return self.solver.plan_over_ranks(sizes, self.experience.backward, self.ranks.span.sizes, "backward")
+        return self.solver.plan_over_ranks(
+            sizes_of(cell, inputs), self.experience.backward, self.ranks.span.sizes, "backward"
+        )
 
     def _first_sweep(self, kind: type[Layer], inputs: Inputs, plan: RankPlan, taped: bool) -> Solution | None:
         """All chunks of this rank in one call; None where all ranks together are not certified."""

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from timeloom.nn import parallelize, sequentialize
 from timeloom.nn.base import Recurrent
 from timeloom.nn.swap import holds_recurrent_layers
 from timeloom.nn.torch_layer import size
+from timeloom.options import check_number
 from timeloom.report import SolveReport, of_reports
 from timeloom.solve.plan import Correction
 from timeloom.solvers import MGRIT, Auto, Shooting, Solver
@@ -29,6 +30,8 @@ from timeloom.solvers.stepwise import Stepwise
 REPEATS = 3
 PATIENCE = 3.0
 """Seconds after which a slow solver is not run again."""
+SHORTEST, GROWTH, LONGEST = 128, 4, 8192
+"""Steps that a method over single steps begins with, by how much they grow while there is time, and where they end."""
 FEWEST_CHUNKS = 16
 """Chunks to look at where `auto` would take less: with few, every solver is exact after as few sweeps."""
 
@@ -128,7 +131,12 @@ class Inspection:
 
 
 def inspect(
-    model: nn.Module, *inputs: Any, solvers: Mapping[str, str | Solver] | None = None, every: bool = False, **named: Any
+    model: nn.Module,
+    *inputs: Any,
+    solvers: Mapping[str, str | Solver] | None = None,
+    every: bool = False,
+    seconds: float | None = None,
+    **named: Any,
 ) -> Inspection:
     """Run a model's forward and backward pass with each of several solvers, on copies: the model is left as it is.
 
@@ -137,8 +145,12 @@ def inspect(
     solvers: those to try beside torch's layers and `auto`, by the name to show; by default shooting with each
         correction, from plain guesses, and multigrid.
     every: try the methods over single steps (DEER, ELK, …) and multigrid's other settings too. On long sequences these
-        take minutes: give a short stretch of the input.
+        take minutes: give a short stretch of the input, or `seconds`.
+    seconds: try the methods over single steps, each on the first steps of the first sequence, as many as it can do in
+        about so many seconds. The first input must then be a padded tensor `(T, B, D)`, or `(B, T, D)` where the layers
+        are batch_first; the others are left out.
     """
+    check_number("seconds", seconds)
     if not holds_recurrent_layers(model):
         raise TypeError(f"{type(model).__name__} holds no GRU, LSTM or RNN layer to inspect")
 
@@ -156,17 +168,42 @@ def inspect(
     chunk = min(auto.reports[0][1].chunk, max(1, math.ceil(steps / FEWEST_CHUNKS)))
     tried = usual(model, chunk, every) if solvers is None else solvers
     others = [_trial(parallelize(_copied(model), solver), name, run, truth) for name, solver in tried.items()]
+    if seconds is not None:
+        series, time = _first_series(own, inputs)
+        slow = over_single_steps().items()
+        others = [trial for trial in others if trial.name not in dict(slow)]
+        others += [_on_a_stretch(model, series, time, name, solver, seconds) for name, solver in slow]
     return Inspection(steps, batch, chunk, [torchs, auto, *others], _memory(own))
 
 
-def try_solver(model: nn.Module, name: str, solver: str | Solver, *inputs: Any) -> Trial:
-    """One solver alone, beside a single untimed pass of torch's layers."""
+def _first_series(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor, int]:
+    """The first sequence of the first input, as a batch of one, and its dimension of time."""
+    x = inputs[0] if inputs else None
+    if not isinstance(x, Tensor) or x.dim() != 3:
+        given = f"{x.dim()} dimensions" if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"seconds= cuts the first input, which must be a padded tensor of 3 dimensions; got {given}")
+    time = 1 if _layers(model)[0].batch_first else 0
+    return x.narrow(1 - time, 0, 1), time
 
-    def run(copied: nn.Module) -> Tensor:
-        return _first(copied(*inputs))
 
-    truth = _pass(sequentialize(_copied(model)), run)
-    return _trial(parallelize(_copied(model), solver), name, run, truth)
+def _on_a_stretch(
+    model: nn.Module, series: Tensor, time: int, name: str, solver: str | Solver, seconds: float
+) -> Trial:
+    """One solver on as many steps as it can do in so many seconds, beside a single untimed pass of torch's layers."""
+    whole = series.shape[time]
+    steps = min(SHORTEST, whole)
+    while True:
+        stretch = series.narrow(time, 0, steps)
+
+        def run(copied: nn.Module, stretch: Tensor = stretch) -> Tensor:
+            return _first(copied(stretch))
+
+        truth = _pass(sequentialize(_copied(model)), run)
+        trial = _trial(parallelize(_copied(model), solver), name, run, truth)
+        longer = min(GROWTH * steps, whole, LONGEST)
+        if longer == steps or trial.seconds * longer / steps > seconds:
+            return replace(trial, stretch=steps)
+        steps = longer
 
 
 def usual(model: nn.Module, chunk: int, every: bool) -> dict[str, str | Solver]:

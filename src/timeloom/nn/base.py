@@ -68,8 +68,8 @@ class Recurrent(nn.RNNBase):
         self._solver_given = solver
         self._experiences: dict[int, LayerExperience] = {}
         self._known: dict[Any, list[SolveReport]] = {}
-        """Inputs that torch's own layer is to run, by shape, dtype, device, autocast and gradients, and what to report.
-        """
+        """Inputs that torch's own layer is to run, by shape, dtype, device, autocast and gradients, and what to report;
+        no reports where it was found out that it is not to."""
         self._rehearsed: set[tuple[torch.device, torch.dtype, bool]] = set()
         """Devices and precisions, without and with gradients, in which torch's own layer has run once, so that a CUDA
         graph may hold it."""
@@ -145,7 +145,7 @@ class Recurrent(nn.RNNBase):
             lowered = input.is_cuda and torch.is_autocast_enabled("cuda")
             key = (input.shape, input.dtype, input.device, lowered, torch.is_grad_enabled())
         known = self._known.get(key)
-        if known is not None:  # a short call: every look at it counts
+        if known:  # a short call: every look at it counts
             result: tuple[Any, Any] = torch_layer.call(self, input, hx)
             self.__dict__["reports"] = list(known)
             return result
@@ -164,9 +164,9 @@ class Recurrent(nn.RNNBase):
         if group is not None and (obstacle or packed is not None or guess is not None):
             no = "no guess=" if guess is not None else "no packed sequences: give a padded tensor and lengths="
             raise NotImplementedError(f"over many ranks there are {obstacle or no}")
-        reason = "" if group is not None else obstacle or torch_layer.why(self, input)
+        reason = "" if group is not None else obstacle or (torch_layer.why(self, input) if known is None else "")
         if reason and not ragged:
-            result = self._run_native(input, hx, reason)
+            result = self._run_torch_layer(input, hx, reason)
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
                 permutation = None if packed is None else packed.sorted_indices
                 self._guess(guess, packed is not None or data.dim() == 3, *torch_layer.size(self, input), permutation)
@@ -174,9 +174,11 @@ class Recurrent(nn.RNNBase):
             if key is not None and not passing and len(self._known) < MOST_KNOWN:
                 self._known[key] = self.reports
             return result
+        if key is not None and known is None and data.device.type == "cpu" and len(self._known) < MOST_KNOWN:
+            self._known[key] = []  # there, size alone decides
         return self._run_own(data, packed, hx, lengths, resets, guess, group)
 
-    def _run_native(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
+    def _run_torch_layer(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
         """Torch's own layer: what is fastest, or what was asked for."""
         if not self.has_torch_twin:
             raise NotImplementedError(f"{self._get_name()} runs by timeloom's sweeps alone, and there are {reason}")
@@ -255,8 +257,8 @@ class Recurrent(nn.RNNBase):
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
         compute = solved_in(x)
         whole = lengths is None and resets is None and guess is None and span is None
-        express_only = whole and self._solver.in_given_precision and self._has_kernels
-        if express_only and multiplies_as_given(x):
+        in_one_call = whole and self._solver.in_given_precision and self._has_kernels
+        if in_one_call and multiplies_as_given(x):
             compute = products_in(x)
         returned = returned_in(torch_layer.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
         reports: list[SolveReport] = [None] * self._stacked  # type: ignore[list-item]

@@ -40,11 +40,11 @@ class Plan(Cutting):
     """
 
     driver: Driver
-    correction: Correction
     tolerance: float
     max_iters: int
     on_divergence: OnDivergence
-    reason: str
+    correction: Correction = "none"
+    reason: str = ""
     """For the report."""
     decay_is_cheap: bool = True
     """Whether `correction="auto"` may ask for the decay on every sweep."""

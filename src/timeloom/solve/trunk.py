@@ -111,16 +111,17 @@ class LayerSolve:
         """Outputs `(T, B, n)` and final state `(B, S)`, differentiable. `record` receives the report, and again with
         the backward report in it once the backward pass has run.
         """
-        if guess is not None or self.kind_of(inputs) is None:
+        cell = self.bare(*inputs.weights)
+        if guess is not None or self.kind_of(inputs, cell) is None:
             return run(self._problem(inputs), self.solver, self.experience, record, guess, self.slot)
         taped = inputs.taped
         with torch.no_grad():
-            solution = self.forward(inputs, taped)
+            solution = self.forward(inputs, taped, cell)
         return self._on_tape(inputs, solution, record, taped)
 
-    def forward(self, inputs: Inputs, taped: bool) -> Solution:
+    def forward(self, inputs: Inputs, taped: bool, cell: Cell | None = None) -> Solution:
         """Problem, plan, sweeps and certificate; to be called with gradients off."""
-        cell, experience = self.bare(*inputs.weights), self.experience.forward
+        cell, experience = self.bare(*inputs.weights) if cell is None else cell, self.experience.forward
         plan = self.solver.plan(sizes_of(cell, inputs), experience)
         kind = self.kind_of(inputs, cell)
         if kind is not None:
@@ -148,16 +149,14 @@ class LayerSolve:
                 return *swept.result, None
         return self._solve_adjoint(inputs, kept, grads, partial(solve_adjoint, plan=plan), note)
 
-    def plan_backward(self, inputs: Inputs) -> Plan:
+    def plan_backward(self, inputs: Inputs, cell: Cell) -> Plan:
         """How to come back through a layer that was solved."""
-        sizes = sizes_of(self.bare(*inputs.weights), inputs)
-        return self.solver.plan(sizes, self.experience.backward, "backward")
+        return self.solver.plan(sizes_of(cell, inputs), self.experience.backward, "backward")
 
-    def kind_of(self, inputs: Inputs, cell: Cell | None = None) -> type[Layer] | None:
+    @staticmethod
+    def kind_of(inputs: Inputs, cell: Cell) -> type[Layer] | None:
         """Whose kernels can run the whole layer, if any."""
-        if not inputs.whole:
-            return None
-        return layer_kind(self.bare(*inputs.weights) if cell is None else cell, inputs.x)
+        return None if inputs.lengths is not None or inputs.resets is not None else layer_kind(cell, inputs.x)
 
     def _sweep(
         self, kind: type[Layer], cell: Cell, inputs: Inputs, plan: Plan, taped: bool
@@ -177,8 +176,7 @@ class LayerSolve:
             sweeper, _ = layer.sweeper(problem, taped, tape)
             entered = (found.starts, found.ends, found.decay)
             states, report = solve_states(problem, swept.plan, sweeper, states, entered)
-        kept = [part.to(inputs.x.dtype) for part in states]
-        return kept + [part.to(kind.tape_dtype(inputs.x)) for part in tape], report
+        return [part.to(inputs.x.dtype) for part in states] + tape, report
 
     def _problem(self, inputs: Inputs) -> Recurrence:
         """The recurrence over projected inputs."""
@@ -192,7 +190,7 @@ class LayerSolve:
         if not taped:
             return solution.kept[0][1:], solution.final
         note = noting(solution.report, self.solver, self.experience, record)
-        back = partial(_back, self, self.plan_backward(inputs), note)
+        back = partial(_back, self, self.plan_backward(inputs, solution.cell), note)
         outputs, shared = output_of(solution.kept[: len(solution.cell.parts)])
         tape = Tape(outputs, back, {"inputs": inputs, "kept": solution.kept, "shared": (shared,)})
         return Solved.apply(tape, solution.final, *inputs.live)  # type: ignore[no-any-return]

@@ -9,10 +9,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from timeloom.auto import thresholds
-from timeloom.auto.costs import cheapest, copies_inputs, step_cost
+from timeloom.auto.costs import cheapest, copies_inputs, decay_is_cheap, newton_up_to, step_cost
 from timeloom.auto.decide import PATIENCE, decide
 from timeloom.auto.experience import Experience, LayerExperience
 from timeloom.problem import Recurrence
+from timeloom.solve.driver import march
 from timeloom.solve.plan import Plan, RankPlan
 from timeloom.solvers.base import Solver, within
 
@@ -50,16 +51,19 @@ class Auto(Solver):
 
     def _decide(self, problem: Recurrence, experience: Experience, tolerance: float) -> Plan:
         chosen = decide(problem, experience, tolerance, given=self.tol is not None)
-        return self._plan_shooting(
-            problem,
-            chosen.chunk,
-            chosen.warmup,
+        return Plan(  # in one go: it is made anew for every call
+            chunk=chosen.chunk,
+            warmup=chosen.warmup,
+            sweeps=chosen.sweeps,
+            driver=march,
             correction="auto" if chosen.sweeps == 1 else "diag",
             tolerance=chosen.tolerance,
             max_iters=self.max_iters or chosen.patience,
+            on_divergence=self.on_divergence,
             reason=chosen.reason,
-            sweeps=chosen.sweeps,
             accepts=chosen.accepts,
+            decay_is_cheap=decay_is_cheap(problem),
+            newton_up_to=newton_up_to(problem),
         )
 
     def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:

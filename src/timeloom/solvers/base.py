@@ -21,7 +21,7 @@ from timeloom.options import check_choice, check_count, check_number, did_you_me
 from timeloom.problem import Recurrence
 from timeloom.solve.driver import march
 from timeloom.solve.linearize import Linearization
-from timeloom.solve.plan import MOST_SWEEPS, Adjoint, Direction, OnDivergence, Plan, RankPlan
+from timeloom.solve.plan import MOST_SWEEPS, Adjoint, Direction, Driver, OnDivergence, Plan, RankPlan
 from timeloom.solve.tolerance import default_tolerance
 
 SolverKind = TypeVar("SolverKind", bound="type[Solver]")
@@ -130,24 +130,34 @@ class Solver:
         """What solves for the gradients where that is to be multigrid."""
         return kind_named("mgrit")(tol=self.tol, max_iters=self.max_iters, on_divergence=self.on_divergence)
 
-    def _plan(self, kind: type[PlanKind], problem: Recurrence, chunk: int, /, **decided: Any) -> PlanKind:
+    def _plan(
+        self,
+        kind: type[PlanKind],
+        problem: Recurrence,
+        chunk: int,
+        /,
+        *,
+        warmup: int = 0,
+        driver: Driver = march,
+        tolerance: float | None = None,
+        max_iters: int | None = None,
+        **decided: Any,
+    ) -> PlanKind:
         """A plan of chunks of so many steps, with what all plans of this solver have in common."""
-        if "tolerance" not in decided:
-            decided["tolerance"] = self.tolerance(problem)
-        shared: dict[str, Any] = {
-            "driver": march,
-            "correction": "none",
-            "warmup": 0,
-            "max_iters": self.max_iters or MOST_SWEEPS,
-            "on_divergence": self.on_divergence,
-            "reason": "",
-        }
-        return kind(chunk=chunk, **(shared | decided))
+        return kind(
+            chunk=chunk,
+            warmup=warmup,
+            driver=driver,
+            tolerance=self.tolerance(problem) if tolerance is None else tolerance,
+            max_iters=max_iters or self.max_iters or MOST_SWEEPS,
+            on_divergence=self.on_divergence,
+            **decided,
+        )
 
     def _plan_shooting(self, problem: Recurrence, chunk: int, warmup: int, **decided: Any) -> Plan:
         """A plan of sweeps over chunks, which says what corrections are cheap."""
-        decided |= {"decay_is_cheap": decay_is_cheap(problem), "newton_up_to": newton_up_to(problem)}
-        return self._plan(Plan, problem, chunk, warmup=warmup, **decided)
+        cheap, dense = decay_is_cheap(problem), newton_up_to(problem)
+        return self._plan(Plan, problem, chunk, warmup=warmup, decay_is_cheap=cheap, newton_up_to=dense, **decided)
 
     def _one_chunk(self, problem: Recurrence, reason: str) -> Plan:
         return self._plan(Plan, problem, max(problem.steps, 1), max_iters=1, reason=reason)

@@ -20,10 +20,12 @@ from timeloom.app.train import checkpoint, page
 from timeloom.app.train.chart import Line, bar_chart, line_chart
 from timeloom.app.train.config import at_least
 from timeloom.app.train.inference import check_channels, restore
-from timeloom.app.train.inspection import inspect_model
 from timeloom.app.train.timeline import timeline
-from timeloom.inspection.trials import Inspection
+from timeloom.inspection.trials import Inspection, inspect
 from timeloom.report import SolveReport
+
+SECONDS = 2.0
+"""Time that one method over single steps may take, about."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,11 @@ def main(arguments: Sequence[str]) -> int:
     table = load(options.data or loaded.config.data)
     check_channels(loaded, table)
     series = [record.values for record in table.records[: options.batch]]
+    series.sort(key=len, reverse=True)  # the first one, of which slow methods get a stretch, has no padding
     lengths = torch.tensor([len(values) for values in series])
     inputs = pad_sequence(series).to(device, model.offset.dtype)
-    found = inspect_model(model, inputs, None if (lengths == lengths[0]).all() else lengths, options.every)
+    seconds = SECONDS if options.every else None
+    found = inspect(model, inputs, None if (lengths == lengths[0]).all() else lengths, seconds=seconds)
     folder = options.run if options.run.is_dir() else options.run.parent
     out = Path(options.out) if options.out else folder / "inspect.html"
     write_inspection(out, found, str(options.run))

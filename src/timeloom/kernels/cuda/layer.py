@@ -71,7 +71,7 @@ class CUDALayer(Layer):
             assert decay is not None
             starts = sweeper.correct(starts, ends, decay, boxed=True)
             ends, decay = sweeper.forward(segments, starts, None if left else states, True)
-        if found is not None:
+        if found is not None and self.x.dtype == self.initial.dtype:  # else the states that are kept are rounded
             found.starts, found.ends, found.decay, found.u = starts, ends, decay, u
         return self._kept(states, tape), sweeper.certify(starts, ends, share_of_box, decay)
 

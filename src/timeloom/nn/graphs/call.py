@@ -129,9 +129,9 @@ def _run(module: Recurrent, input: Tensor, hx: Any, lengths: Tensor | None, rese
 
 def _dtypes(module: Recurrent, x: Tensor, hidden: Hidden, whole: bool) -> tuple[torch.dtype, tuple[torch.dtype, ...]]:
     """What to solve in, and what to return each part of the state in."""
-    express_only = whole and module._solver.in_given_precision and module._has_kernels
+    in_one_call = whole and module._solver.in_given_precision and module._has_kernels
     on_gpu = x.device.type == "cuda" and x.dtype != torch.float64 and KERNELS
-    compute = products_in(x) if express_only and on_gpu else solved_in(x)
+    compute = products_in(x) if in_one_call and on_gpu else solved_in(x)
     if not torch.is_autocast_enabled(x.device.type):
         return compute, (x.dtype,) * len(hidden)
     lower = torch.get_autocast_dtype(x.device.type)

@@ -89,23 +89,25 @@ def _like_solve(
     """`_solve` for tensors that have no values."""
     module, inputs = module_of(handle), Inputs(x, initial, w_ih, w_hh, b_ih, b_hh, w_hr, lengths, resets)
     (steps, batch), cell = x.shape[:2], module._bare(*inputs.weights)
-    own, kind = _why_torch(module, inputs, taped) is None, _solve_of(module, index).kind_of(inputs, cell)
+    own, kind = _why_torch(module, inputs, taped) is None, LayerSolve.kind_of(inputs, cell)
     like = initial if own and kind is None else x
     states = [like.new_empty(steps + 1, batch, width) for width in cell.parts]
     final = like.new_empty(batch, cell.size)
     if not own or not taped:
         return states[0], final, []
-    width = _tape_width(cell, kind)
-    if width == 0 or kind is None:
+    if kind is None or not _tape_width(cell, kind):
         return states[0], final, states[1:]
-    return states[0], final, [*states[1:], x.new_empty(steps, batch, width, dtype=kind.tape_dtype(x))]
+    kernel, n = str(cell.kernel), cell.parts[0]
+    tape = like.new_empty(steps, batch, kind.tape_width(kernel, n), dtype=kind.tape_dtype(x))
+    return states[0], final, [*states[1:], tape]
 
 
 def _run_own(module: Recurrent, inputs: Inputs, index: int, taped: bool) -> tuple[list[Tensor], Tensor, SolveReport]:
     """All states and, behind them, what the backward pass needs; the final state; the report."""
     solve = _solve_of(module, index)
-    _refuse_capture(solve, inputs)
-    solution = solve.forward(inputs, taped)
+    cell = module._bare(*inputs.weights)
+    _refuse_capture(cell, inputs)
+    solution = solve.forward(inputs, taped, cell)
     raise_if_asked(solution.report, solve.solver)
     final = solution.final.clone()  # it may be a view of the states, and operators return memory of their own
     return solution.kept, final, _lasting(module, index, solution.report, backward=False)
@@ -152,7 +154,7 @@ def _solve_backward(
     module, inputs = module_of(handle), Inputs(x, initial, w_ih, w_hh, b_ih, b_hh, w_hr, lengths, resets)
     grads = (None if d_states is None else d_states[1:], d_final)
     with without_autocast(x.device):
-        if _why_torch(module, inputs, taped=True) is None and _is_whole(module, inputs, index, kept):
+        if _why_torch(module, inputs, taped=True) is None and _is_whole(module, inputs, kept):
             found = _own_gradients(module, inputs, index, [states, *kept], grads, want_x)
         else:
             tape: Tape | None = vars(states).pop(TAPE, None)  # good for one pass
@@ -186,9 +188,10 @@ def _own_gradients(
     def note(backward: SolveReport) -> None:
         take(_lasting(module, index, backward, backward=True))
 
+    cell = module._bare(*inputs.weights)
     with _autograd(False):
-        _refuse_capture(solve, inputs)
-        return list(solve.backward(inputs, kept, grads, want_x, solve.plan_backward(inputs), note))
+        _refuse_capture(cell, inputs)
+        return list(solve.backward(inputs, kept, grads, want_x, solve.plan_backward(inputs, cell), note))
 
 
 def _differentiate(
@@ -254,17 +257,17 @@ def _tape_width(cell: Cell, kind: type[Layer] | None) -> int:
     return 0 if kind is None else kind.tape_width(str(cell.kernel), cell.parts[0])
 
 
-def _is_whole(module: Recurrent, inputs: Inputs, index: int, kept: list[Tensor]) -> bool:
+def _is_whole(module: Recurrent, inputs: Inputs, kept: list[Tensor]) -> bool:
     """Whether all is there that our backward pass reads. It is not where torch's own layer ran forward, by a solver
     that was another one then.
     """
     cell = module._bare(*inputs.weights)
-    kind = _solve_of(module, index).kind_of(inputs, cell)
+    kind = LayerSolve.kind_of(inputs, cell)
     return len(kept) == len(cell.parts) - 1 + (_tape_width(cell, kind) > 0)
 
 
-def _refuse_capture(solve: LayerSolve, inputs: Inputs) -> None:
-    if capturing(inputs.x.device) and solve.kind_of(inputs) is None:
+def _refuse_capture(cell: Cell, inputs: Inputs) -> None:
+    if capturing(inputs.x.device) and LayerSolve.kind_of(inputs, cell) is None:
         raise RuntimeError(
             f"a CUDA graph cannot hold this solve, which looks at its residuals ({inputs.x.dtype}, lengths=, resets= "
             "or a projected LSTM): compile without mode='reduce-overhead', or use solver='sequential'"

@@ -41,7 +41,7 @@ MOST_STEPS = 2**40
 
 SINGLE_STEP = (0.15, 0.0028)
 """Microseconds of a step of a GRU's row by itself, forward and backward in the mean: at least, and for each unit."""
-CLUSTER_STEP = 1.1
+CLUSTER_STEP = 1.3
 """The same where several multiprocessors share a row."""
 TILE_STEP, TILE_ROW = (0.2, 0.006), 2.6e-6
 """The same of a tile of rows; and for each row of all tiles together, times the units to the power of 1.4."""

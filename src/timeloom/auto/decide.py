@@ -13,7 +13,7 @@ PATIENCE = 4
 """Sweeps that `auto` grants before it finishes sequentially: with more, the plain run would have been as fast."""
 SWEEPS = 6
 """Sweeps with corrections by the decay that meet the tolerance on most networks, however long their memory."""
-STEPS_PER_SWEEP = 12
+STEPS_PER_SWEEP = 64
 """What a sweep on a GPU costs beside its steps, in steps: launches, and the correction."""
 LEAST_CORRECTED = 8
 """Shortest chunks to correct: of more chunks, the corrections cost more than the steps."""

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from timeloom.kernels.layer import Cutting
 from timeloom.report import SolveReport
 
 ASSUMED_FORGETTING = 0.728
@@ -27,6 +28,14 @@ FIRST_LOOK = 8
 """Solves of so few sweeps in a row after which that is tried; twice as many after each try that failed."""
 SPARE = 0.1
 """An error this much below its limit would have met it a sweep earlier."""
+LONGER, MOST_LONGER = 1.5, 8.0
+"""A warm-up that was not enough is tried longer: by these factors at least and at most."""
+LEAST_CONTRACTION = 0.5
+"""What a warm-up is taken to shrink a difference by where it does not show: the next one then is as long as can be."""
+MOST_CORRECTED = 12
+"""Sweeps with corrections that are tried at once, at most."""
+NEVER = 10**9
+"""So many steps or sweeps that no plan has them."""
 LONGEST_PAUSE = 256
 """Calls after which `auto` looks again at a network that did not contract, at most."""
 
@@ -59,6 +68,8 @@ class Experience:
     """Times in a row that shooting turned out not to pay."""
     solves: int = 0
     """Solves that asked whether their gradient is due for a comparison."""
+    missed: tuple[int, float] | None = None
+    """Steps of the last warm-up that was not enough, and the jump it left, while a call tries longer ones."""
     extra_cycles: int = 0
     """Cycles that multigrid was given beyond the number asked for, since its gradients were too far off."""
 
@@ -79,6 +90,23 @@ class Experience:
         """The quick certificate of the planned sweeps was met, or was not and a general solve follows."""
         self.uncertified = not met
 
+    def note_miss(self, plan: Cutting, error: float) -> None:
+        """The planned sweeps were not certified, by this jump or error. From two warm-ups of different lengths follows
+        how fast the jump shrinks once what is quickly forgotten is gone, and so how long the next one must be.
+        """
+        if plan.sweeps > 1:
+            self.sweeps = 2 * plan.sweeps if plan.sweeps <= MOST_CORRECTED // 2 else NEVER
+            return
+        last, self.missed = self.missed, (plan.warmup, error)
+        if plan.warmup == 0 or not 0 < error < math.inf:
+            self.forgetting = 1.0
+            return
+        steps, jump = plan.warmup, min(error, 1.0)
+        if last is not None and last[0] < steps and jump < min(last[1], 1.0):
+            self.forgetting = (jump / min(last[1], 1.0)) ** (1 / (steps - last[0]))
+        else:
+            self.forgetting = min(jump ** (1 / steps), LEAST_CONTRACTION ** (1 / steps))
+
     def add_cycle(self) -> None:
         """Multigrid's gradients were too far off: a cycle more from now on."""
         self.extra_cycles += 1
@@ -92,7 +120,11 @@ class Experience:
         """Steps after which this network has forgotten where it started, to within the tolerance."""
         forgetting = ASSUMED_FORGETTING if self.forgetting is None else self.forgetting
         if forgetting >= 1 - 1e-6:
-            return 10**9
+            return NEVER
+        if self.missed is not None:  # the steps of the last warm-up, and as many more as its jump needs
+            tried, jump = self.missed
+            more = math.log(tolerance / 4 / min(jump, 1.0)) / math.log(forgetting)
+            return math.ceil(min(max(tried + more, LONGER * tried), MOST_LONGER * tried))
         steps = max(4, math.ceil(math.log(tolerance / 4) / math.log(forgetting)))
         return steps + self.misses * math.ceil(steps / 8)
 
@@ -105,6 +137,7 @@ class Experience:
         """Take in what a shooting solve showed, if it can be seen yet."""
         if report.certificate is not None:
             return
+        self._learn_tries(report)
         self.corrected = report.iterations > 1 or report.fell_back or bool(report.levels)
         self.fallbacks = self.fallbacks + 1 if report.fell_back else 0
         self.misses += self.uncertified and not self.corrected
@@ -123,6 +156,14 @@ class Experience:
             if self.misses > MOST_MISSES and first <= report.tolerance / 4:
                 self.misses = 0
         if self.fallbacks >= MOST_FALLBACKS:
+            self.rest()
+
+    def _learn_tries(self, report: SolveReport) -> None:
+        """Take in how a call ended whose first warm-up was not enough: leave the network alone where none was."""
+        if self.missed is None:
+            return
+        self.missed, self.uncertified = None, False
+        if report.solver == "sequential" and not self.resting:
             self.rest()
 
     def _learn_sweeps(self, report: SolveReport) -> None:

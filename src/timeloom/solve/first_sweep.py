@@ -29,21 +29,41 @@ class Swept(NamedTuple, Generic[Result]):
     report: SolveReport | None
 
 
+MOST_TRIES = 4
+"""Plans that are tried one after the other, each made from what the one before showed, before the rest is run in one
+chunk."""
+
+
 def first_sweep(
-    sweep: Callable[[Plan], tuple[Result, Tensor | float]], layer: Layer, plan: Plan, experience: Experience
+    sweep: Callable[[Plan], tuple[Result, Tensor | float]],
+    layer: Layer,
+    plan: Plan,
+    experience: Experience,
+    replan: Callable[[], Plan] | None = None,
 ) -> Swept[Result]:
     """Run `sweep(plan)`, which returns a result and its certificate.
 
-    On a GPU, where the driver takes many launches, a certificate missed by little is worth another try.
+    On a GPU, where the driver takes many launches, a certificate that was missed is worth another try: one longer
+    warm-up of a plan that is fixed, or other plans, by `replan`, for what the sweep has shown of the network's memory.
     """
     steps = len(layer.x)
-    if not _is_likely_to_do(layer, plan, steps, experience):
+    adapts = replan is not None and layer.corrects
+    if not adapts and not _is_likely_to_do(layer, plan, steps, experience):
         if not capturing(layer.x.device):
             return Swept(None, plan, None)  # type: ignore[arg-type]
-        plan = _in_one_chunk(plan, steps)
+        plan = _in_one_chunk(plan, steps, "one chunk, since a CUDA graph was captured")
     began = time.perf_counter()
     result, error = sweep(plan)
     report = _report(error, plan, steps, began)
+    if replan is not None and adapts:
+        for tries in range(1, MOST_TRIES + 1):
+            if report is not None:
+                break
+            experience.note_miss(plan, float(error))
+            plan = replan() if tries < MOST_TRIES else _in_one_chunk(plan, steps, TOO_SLOW)
+            result, error = sweep(plan)
+            report = _report(error, plan, steps, began)
+        return Swept(result, plan, report)
     experience.note_certificate(report is not None)
     again = plan.insisting(float(error)) if report is None and layer.corrects else None
     if again is not None:
@@ -59,9 +79,14 @@ def _is_likely_to_do(layer: Layer, plan: Plan, steps: int, experience: Experienc
     return experience.trusted and (plan.chunk >= steps or plan.warmup > 0) and not plan.check_gradient
 
 
-def _in_one_chunk(plan: Plan, steps: int) -> Plan:
-    """For a CUDA graph, which holds no loop that looks at its residuals: one step after the other, and exact."""
-    reason = "; ".join(filter(None, (plan.reason, "one chunk, since a CUDA graph was captured")))
+TOO_SLOW = "one chunk, the network forgets too slowly"
+
+
+def _in_one_chunk(plan: Plan, steps: int, why: str) -> Plan:
+    """One step after the other, and exact: for a CUDA graph, which holds no loop that looks at its residuals, and where
+    nothing else has done.
+    """
+    reason = "; ".join(filter(None, (plan.reason, why)))
     return replace(plan, chunk=steps, warmup=0, sweeps=1, reason=reason)
 
 

@@ -108,6 +108,10 @@ class Planner(Protocol):
         """What to do where the sweeps do not converge."""
 
     @property
+    def adapts(self) -> bool:
+        """Whether it makes another plan where a sweep has shown that the first will not do."""
+
+    @property
     def on_tape(self) -> bool:
         """Whether it is the plain loop over steps, on autograd's tape, where nothing is marked."""
 

@@ -27,7 +27,7 @@ from timeloom.solve.autograd import Adjoint, Note, Solved, Tape, attach, output_
 from timeloom.solve.backward import solve_adjoint
 from timeloom.solve.first_sweep import first_sweep
 from timeloom.solve.forward import final_state, solve_states
-from timeloom.solve.plan import Plan, Planner
+from timeloom.solve.plan import Direction, Plan, Planner
 from timeloom.solve.recurrence import Record, noting, raise_if_asked, run
 from timeloom.solve.residual import SHARE_OF_BOX
 from timeloom.solve.warm import Guess
@@ -143,7 +143,7 @@ class LayerSolve:
         if kind is not None:
             layer = layer_of(kind, cell, inputs)
             sweep = partial(layer.backward, kept=kept, grads=(grads[0], grads[1]), want_x=want_x)
-            swept = first_sweep(sweep, layer, plan, self.experience.backward)
+            swept = first_sweep(sweep, layer, plan, self.experience.backward, self._replan(cell, inputs, "backward"))
             if swept.report is not None:
                 note(swept.report)
                 return *swept.result, None
@@ -152,6 +152,13 @@ class LayerSolve:
     def plan_backward(self, inputs: Inputs, cell: Cell) -> Plan:
         """How to come back through a layer that was solved."""
         return self.solver.plan(sizes_of(cell, inputs), self.experience.backward, "backward")
+
+    def _replan(self, cell: Cell, inputs: Inputs, direction: Direction) -> Callable[[], Plan] | None:
+        """Makes other plans from what a sweep has shown, where the solver does that."""
+        if not self.solver.adapts:
+            return None
+        experience = self.experience.forward if direction == "forward" else self.experience.backward
+        return partial(self.solver.plan, sizes_of(cell, inputs), experience, direction)
 
     @staticmethod
     def kind_of(inputs: Inputs, cell: Cell) -> type[Layer] | None:
@@ -164,7 +171,7 @@ class LayerSolve:
         """Kept tensors and report: by the planned sweeps where they are certified, else from there by the driver."""
         layer, found = layer_of(kind, cell, inputs), Found()
         sweep = partial(layer.forward, share_of_box=SHARE_OF_BOX, keep=taped, found=found)
-        swept = first_sweep(sweep, layer, plan, self.experience.forward)
+        swept = first_sweep(sweep, layer, plan, self.experience.forward, self._replan(cell, inputs, "forward"))
         if swept.report is not None:
             return swept.result, swept.report
         problem = self._problem(inputs) if found.u is None else Recurrence(cell, found.u, inputs.initial)

@@ -28,6 +28,7 @@ class Auto(Solver):
 
     name: ClassVar[str] = "auto"
     in_given_precision: ClassVar[bool] = True
+    adapts: ClassVar[bool] = True
 
     def why_torch(
         self,

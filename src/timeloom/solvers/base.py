@@ -47,6 +47,8 @@ class Solver:
     """What it is called by, where it is given by name."""
     in_given_precision: ClassVar[bool] = False
     """Whether a GPU's kernels may multiply in half precision where the input is; they solve in float32 otherwise."""
+    adapts: ClassVar[bool] = False
+    """Whether it makes another plan where a sweep has shown that the first will not do."""
     on_tape: ClassVar[bool] = False
     """Whether it is the plain loop over steps, on autograd's tape, where nothing is marked."""
 

@@ -17,11 +17,7 @@ extern "C" __global__ void SHAPE forward(const __grid_constant__ ForwardArgs a) 
   for (int q = 0; q < PRODUCTS; q++)
 #pragma unroll
     for (int i = 0; i < GROUPS; i++)
-#pragma unroll
-      for (int k = 0; k < 4; k++) {
-        const int term = 4 * (slice + SLICES * i) + k;
-        w[q][i][k] = inside(unit) && inside(term) ? a.weights[(q * n + unit) * n + term] : 0.0f;
-      }
+      load_terms(w[q][i], a.weights + (q * n + unit) * n, 4 * (slice + SLICES * i), inside(unit));
   float vectors[VECTORS > 0 ? VECTORS : 1], state[PARTS], kept[PARTS];
 #pragma unroll
   for (int k = 0; k < VECTORS; k++) vectors[k] = inside(unit) ? a.vectors[k * n + unit] : 0.0f;

@@ -43,6 +43,16 @@ __device__ __forceinline__ void meet() { __syncthreads(); }
 #endif
 
 __device__ __forceinline__ bool inside(int unit) { return UNITS == N || unit < UNITS; }
+// Four terms of a row of the weights, zero beyond; rows of whole groups are read in one piece.
+__device__ __forceinline__ void load_terms(float *w, const float *row, int term, bool there) {
+  if (UNITS % 4 == 0) {
+    const float4 four = there && term < UNITS ? *(const float4 *)(row + term) : float4{};
+    w[0] = four.x, w[1] = four.y, w[2] = four.z, w[3] = four.w;
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k++) w[k] = there && inside(term + k) ? row[term + k] : 0.0f;
+}
 __device__ __forceinline__ float over_slices(float x) {
 #pragma unroll
   for (int lanes = 1; lanes < SLICES; lanes *= 2) x += __shfl_xor_sync(0xffffffffu, x, lanes);

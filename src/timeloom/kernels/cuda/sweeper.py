@@ -91,7 +91,7 @@ class CUDASweeper(ReferenceSweeper):
         self._text, self._kernel, self._n = CELLS[kernel], kernel, problem.cell.parts[0]
         weights = problem.cell.weights[0]
         self._half = HALVES[weights.dtype]
-        self._weights = weights.float().contiguous()
+        self._weights = aligned(weights.float())
         self._vectors = units_of(problem.cell).float()
         self._initial = problem.initial.contiguous()
         self._marks = None if problem.resets is None else problem.resets.contiguous().view(torch.uint8)
@@ -115,7 +115,7 @@ class CUDASweeper(ReferenceSweeper):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         ends = torch.empty_like(starts)
         decay = torch.empty_like(starts) if want_decay else None
-        tensors = {"inputs": self.problem.u.contiguous(), "starts": starts, "ends": ends, "decay": decay}
+        tensors = {"inputs": aligned(self.problem.u), "starts": starts, "ends": ends, "decay": decay}
         if states is not None:
             tensors["saved"] = self._saved
         stores = 0 if states is None else 1 if self._saved is None else 2
@@ -146,7 +146,7 @@ class CUDASweeper(ReferenceSweeper):
             reset_grads = torch.empty_like(ends)
         tensors = {"saved": self._saved_at(data.states), "starts": ends, "ends": begins, "decay": decay, "final": final}
         tensors |= {"gate_grads": data.gate_grads, "reset_grads": reset_grads}
-        tensors["incoming"] = None if data.incoming is None else data.incoming.contiguous()
+        tensors["incoming"] = None if data.incoming is None else aligned(data.incoming)
         if lead:
             tensors["lengths"] = self.problem.ends_on_device()
         self._launch(AdjointArgs, segments, data.states, lead, int(data.gate_grads is not None), tensors)
@@ -247,6 +247,12 @@ class CUDASweeper(ReferenceSweeper):
         """Where a forward sweep may leave what the adjoint needs beside the states; None where that is nothing."""
         width = CELLS[str(problem.cell.kernel)].saved * problem.cell.parts[0]
         return empty(problem.steps, problem.batch, width, like=problem.initial) if width else None
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Contiguous, and at an address that the kernels can read 16 bytes from at a time."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def _index(device: torch.device) -> int:

@@ -536,6 +536,24 @@ def test_cudnns_time_goes_by_cell_precision_and_passes(h200: Any) -> None:
         assert why_cudnn(layer, h200, 4096, 256) is None
 
 
+@pytest.mark.parametrize(
+    ("steps", "batch", "hidden", "reason"),
+    [(16384, 1, 32, None), (2048, 1, 32, None), (64, 512, 32, "too few"), (256, 1, 512, None), (16, 1, 512, "too few")],
+)
+def test_weights_in_registers_leave_little_to_cudnn(
+    h200: Any, monkeypatch: pytest.MonkeyPatch, steps: int, batch: int, hidden: int, reason: str | None
+) -> None:
+    """One chunk by such kernels is faster than cuDNN, so that neither a network that rests nor a graph is left to it."""
+    monkeypatch.setattr(cudnn, "fits", lambda *_: True)
+    layer = tl.GRU(4, hidden)
+    for experience in layer.experiences():
+        experience.forward.rest()
+    for captured in (False, True):
+        monkeypatch.setattr(cudnn, "capturing", lambda _, captured=captured: captured)
+        found = why_cudnn(layer, h200, steps, batch)
+        assert found is None if reason is None else reason in str(found)
+
+
 def test_a_graph_holds_cudnns_layer_where_one_sweep_may_not_do(h200: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than one chunk, which takes longer than cuDNN; unless cuDNN, too, would launch kernels for every step."""
 

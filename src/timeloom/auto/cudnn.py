@@ -45,9 +45,11 @@ SHARE = {"GRU": 1.0, "LSTM": 0.89, "RNN": 0.69}
 """A step's time by the cell, as a share of a GRU's: the smallest that was measured."""
 HALF_SHARE = 0.87
 """The same in float16."""
-LEAST_TIME, LEAST_FORWARD_TIME = 1500.0, 700.0
+LEAST_TIME, LEAST_FORWARD_TIME = 3800.0, 1600.0
 """Microseconds in cuDNN, of both passes and of the forward pass alone, from which the kernels on a GPU gain: our fixed
 cost is well below."""
+LEAST_TIME_OF_REGISTERS = 1500.0, 700.0
+"""The same for the kernels that keep weights in registers, whose one chunk is faster than cuDNN, too."""
 PERSISTENT = STEP[-1][0]
 """Hidden size up to which cuDNN's float32 layers run in one persistent kernel, out of reach for a step at a time."""
 SHORTEST_BY_STEPS = 256
@@ -87,14 +89,14 @@ def why_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
     if steps > MOST_STEPS:
         return None
     if _in_registers(layer, x):
-        needed = _longer_than_our_fixed_cost(layer, x, int(batch))
+        needed = _longer_than_our_fixed_cost(layer, x, int(batch), LEAST_TIME_OF_REGISTERS)
         return f"auto: {steps} steps are too few to gain" if steps < needed else None
     kernels = layer.proj_size == 0 and x.dtype != torch.float64 and has_triton()
     persistent = _persistent(layer, x)
     if persistent and not kernels:
         return f"auto: cuDNN runs {layer.hidden_size} hidden units in one kernel"
     if persistent:
-        needed = _longer_than_our_fixed_cost(layer, x, int(batch))
+        needed = _longer_than_our_fixed_cost(layer, x, int(batch), (LEAST_TIME, LEAST_FORWARD_TIME))
     else:
         needed = SHORTEST_BY_STEPS if kernels else SHORTEST_IN_TORCH
     if kernels and _one_chunk(layer, steps, batch, x.device):
@@ -112,10 +114,10 @@ def _persistent(layer: Sized, x: Tensor) -> bool:
     return layer.hidden_size <= PERSISTENT and products_in(x) in (torch.float32, torch.float16)
 
 
-def _longer_than_our_fixed_cost(layer: Sized, x: Tensor, batch: int) -> int:
+def _longer_than_our_fixed_cost(layer: Sized, x: Tensor, batch: int, fixed: tuple[float, float]) -> int:
     """Steps that take cuDNN's persistent kernel longer than a call of ours costs at any length."""
     taped = torch.is_grad_enabled()
-    by_units, least = (STEP, LEAST_TIME) if taped else (FORWARD_STEP, LEAST_FORWARD_TIME)
+    by_units, least = (STEP, fixed[0]) if taped else (FORWARD_STEP, fixed[1])
     known = (own + each * batch for units, own, each in by_units if layer.hidden_size <= units)
     step = next(known, BY_STEPS)
     step *= SHARE[layer.mode.split("_")[0]]

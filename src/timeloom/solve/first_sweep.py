@@ -29,7 +29,7 @@ class Swept(NamedTuple, Generic[Result]):
     report: SolveReport | None
 
 
-MOST_TRIES = 4
+MOST_TRIES = 8
 """Plans that are tried one after the other, each made from what the one before showed, before the rest is run in one
 chunk."""
 

@@ -51,7 +51,7 @@ def fits(kernel: str | None, units: int, device: torch.device) -> bool:
 
 @cache
 def _fits(kernel: str | None, units: int, index: int) -> bool:
-    if kernel not in CELLS or nvrtc.unavailable() is not None:
+    if kernel not in CELLS or nvrtc.unavailable() is not None or not torch.cuda.is_available():
         return False
     capability = (0, 0) if torch.version.hip is not None else torch.cuda.get_device_capability(index)
     if units > CELLS[kernel].most_units:
@@ -256,7 +256,7 @@ def aligned(tensor: Tensor) -> Tensor:
 
 
 def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
+    return device.index or 0  # tensors say which one they are on
 
 
 def on_device(index: int) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""The CUDA kernels without a GPU: NVRTC compiles them for several architectures, and structures lie as the host says."""
+"""The CUDA kernels without a GPU: NVRTC compiles them, and structures lie as the host says."""
 
 from __future__ import annotations
 

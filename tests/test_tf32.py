@@ -64,7 +64,7 @@ def problem_on_a_gpu(cell: type[Cell]) -> Any:
 @pytest.mark.parametrize("matrices", [False, True])
 @pytest.mark.parametrize("layers", [False, True])
 def test_tolerances_go_with_the_products(layers: bool, matrices: bool) -> None:
-    """The kernels of cuDNN's cells never round to tf32, whatever cuDNN may do; a user's cell has torch's own products."""
+    """The kernels of cuDNN's cells never round to tf32, whatever cuDNN may do; a user's cell has torch's products."""
     torch.backends.cudnn.allow_tf32, matmul.allow_tf32 = layers, matrices
     for cells, rounded in (((GRUCell, LSTMCell, RNNCell), False), ((ImplicitGRUCell, GenericCell), matrices)):
         for cell in cells:

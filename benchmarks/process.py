@@ -16,7 +16,7 @@ class Process:
     """Started with the first request, and again after it had to be ended."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
+        self.command = command
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._answers: queue.Queue[str] = queue.Queue()
@@ -29,13 +29,17 @@ class Process:
         process.stdin.flush()
         return self._answers.get(timeout=seconds) or None
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
     def status(self) -> int | None:
         """How it ended, once it has."""
         return self._process.wait() if self._process else None
 
     def _start(self) -> subprocess.Popen[str]:
         pipe: Any = subprocess.PIPE
-        process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True, env=surroundings())
+        process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, text=True, env=surroundings())
         self._process, answers = process, queue.Queue[str]()
         self._answers = answers
 

@@ -63,7 +63,7 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
         if own_dtypes[name] != dtype and case.cell in TWINS:
             found.append({"kind": "dtype", "what": f"{name} is {own_dtypes[name]}, torch's {dtype}"})
     for name, value in truth.items():
-        if own[name].shape != value.shape:
+        if name in own and own[name].shape != value.shape:
             found.append({"kind": "shape", "what": f"{name} is {tuple(own[name].shape)}, not {tuple(value.shape)}"})
     if found:
         return {"findings": found}
@@ -192,8 +192,8 @@ class _Problem:
         if not self.upstream:
             size = (y.shape[0] * y.shape[1]) ** -0.5
             self.upstream = [torch.randn_like(value) * size for value in results.values()]
-        if case.grad:
-            values = list(results.values())
+        values = list(results.values())
+        if case.grad and [value.shape for value in values] == [grad.shape for grad in self.upstream]:
             torch.autograd.backward(values, [g.to(v.dtype) for g, v in zip(self.upstream, values, strict=True)])
             leaves = {"x": x, **{f"h0 {index}": part for index, part in enumerate(given or ())}}
             leaves |= dict(module.named_parameters())

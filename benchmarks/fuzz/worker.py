@@ -19,17 +19,17 @@ class Worker:
     """A process that judges cases; the run goes on whatever becomes of it."""
 
     def __init__(self, device: str, threads: int) -> None:
-        self._process = Process((sys.executable, "-m", "benchmarks.fuzz.worker", device, str(threads)))
+        self.process = Process((sys.executable, "-m", "benchmarks.fuzz.worker", device, str(threads)))
 
     def judge(self, case: Case, seconds: float) -> dict[str, Any]:
         try:
-            answer = self._process.ask(case.line(), seconds)
+            answer = self.process.ask(case.line(), seconds)
         except (queue.Empty, OSError) as error:
             self.close()
             said = f"no answer within {seconds:.0f} s" if isinstance(error, queue.Empty) else str(error)
             return _finding(case, "hang", said)
         if answer is None:
-            status = self._process.status()
+            status = self.process.status()
             self.close()
             return _finding(case, "crash", f"the process ended with status {status}")
         judged: dict[str, Any] = json.loads(answer)
@@ -38,7 +38,7 @@ class Worker:
         return judged
 
     def close(self) -> None:
-        self._process.close()
+        self.process.close()
 
 
 def _finding(case: Case, kind: str, what: str) -> dict[str, Any]:

@@ -26,13 +26,13 @@ class Worker:
     """The process of one group of contenders."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
-        self._process = Process(command)
+        self.process = Process(command)
 
     def measure(self, contender: Contender, case: Case, seconds: float) -> Row:
         """The row, or one that says what went wrong: an error, the process's end, or no answer in time."""
         request = {"contender": contender.name, "case": asdict(case)}
         try:
-            answer = self._process.ask(json.dumps(request), seconds)
+            answer = self.process.ask(json.dumps(request), seconds)
         except queue.Empty:
             self.close()
             return begin(contender, case) | {"error": f"{NO_ANSWER} within {seconds:.0f} s"}
@@ -40,7 +40,7 @@ class Worker:
             self.close()
             return begin(contender, case) | {"error": first_line(error)}
         if answer is None:
-            status = self._process.status()
+            status = self.process.status()
             self.close()
             return begin(contender, case) | {"error": f"its process ended with status {status}"}
         row: Row = json.loads(answer)
@@ -50,7 +50,7 @@ class Worker:
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.close()
+        self.process.close()
 
 
 def case_of(fields: dict[str, Any]) -> Case:

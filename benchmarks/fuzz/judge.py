@@ -60,18 +60,18 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
     found: list[dict[str, Any]] = []
     own, reports, own_dtypes = problem.ours()
     for name, dtype in dtypes.items():
-        if own_dtypes[name] != dtype and case.cell in TWINS:
+        if own_dtypes[name] != dtype and case.cell in TWINS and not problem.ragged:  # torch's runs are packed then
             found.append({"kind": "dtype", "what": f"{name} is {own_dtypes[name]}, torch's {dtype}"})
     for name, value in truth.items():
         if name in own and own[name].shape != value.shape:
             found.append({"kind": "shape", "what": f"{name} is {tuple(own[name].shape)}, not {tuple(value.shape)}"})
     if found:
         return {"findings": found}
-    scales = _scales(truth)
-    errors = {name: _error(own[name], truth[name], scales[name]) for name in truth}
+    sizes = scales(truth)
+    errors = {name: error_of(own[name], truth[name], sizes[name]) for name in truth}
     bound = _Bound(case, reports)
     for more in range(PERTURBED + 1):
-        theirs = {name: max(_error(run[name], truth[name], scales[name]) for run in torch_runs) for name in truth}
+        theirs = {name: max(error_of(run[name], truth[name], sizes[name]) for run in torch_runs) for name in truth}
         found = [finding for name in truth for finding in bound.findings(name, errors[name], theirs[name])]
         if not found or more == PERTURBED or all(finding["kind"] == "nan" for finding in found):
             break
@@ -87,8 +87,7 @@ class _Bound:
     """What a case's errors may be."""
 
     def __init__(self, case: Case, reports: list[Any]) -> None:
-        lowest = DTYPES[case.autocast or case.dtype]
-        self.floor = FLOOR[lowest] * torch.finfo(lowest).eps
+        self.floor = floor(DTYPES[case.autocast or case.dtype])
         self.asked = float(case.options.get("tol", 0.0)) * max(1, len(reports))
         self.forward, self.backward = _promise(reports), _promise([report.backward for report in reports])
 
@@ -204,17 +203,23 @@ class _Problem:
         return {name: value.detach().double() for name, value in results.items()}
 
 
-def _scales(truth: Tensors) -> dict[str, float]:
+def floor(dtype: torch.dtype) -> float:
+    """Of the errors that are never a finding."""
+    return FLOOR[dtype] * torch.finfo(dtype).eps
+
+
+def scales(truth: Tensors) -> dict[str, float]:
+    """What each tensor's errors are relative to."""
     sizes = {name: float(value.abs().max()) for name, value in truth.items()}
-    scales = {}
+    found = {}
     for name, size in sizes.items():
         gradient = name.startswith("grad ")
         kind = max(other for each, other in sizes.items() if each.startswith("grad ") == gradient)
-        scales[name] = max(size, FAINT * kind, 1e-30)
-    return scales
+        found[name] = max(size, FAINT * kind, 1e-30)
+    return found
 
 
-def _error(value: Tensor, truth: Tensor, scale: float) -> float:
+def error_of(value: Tensor, truth: Tensor, scale: float) -> float:
     """The largest difference, relative; NaN where a number is none."""
     return float((value - truth).abs().max()) / scale if bool(value.isfinite().all()) else math.nan
 

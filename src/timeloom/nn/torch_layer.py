@@ -15,6 +15,9 @@ from timeloom.torch_state.transforms import WHERE, transformed
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
+LAYERS = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN_TANH": nn.RNN, "RNN_RELU": nn.RNN}
+"""Torch's classes by their mode, kept from the start: users put ours in their place (`torch.nn.GRU = timeloom.GRU`)."""
+
 
 def obstacle(data: Tensor) -> str | None:
     """What timeloom's sweeps cannot run on or inside of, or None."""
@@ -50,7 +53,7 @@ def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:
 
 def layer(module: Recurrent) -> Any:
     """The torch class that a module stands in for, or has the parameters of."""
-    return {"GRU": nn.GRU, "LSTM": nn.LSTM}.get(module.mode, nn.RNN)
+    return LAYERS[module.mode]
 
 
 def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> SolveReport:

@@ -7,11 +7,14 @@ CASES ?= headline grid lstm-grid
 # Pieces of the benchmark on a GPU, e.g. make bench-gpu PIECES="grid --resume"
 PIECES ?= headline
 
+# Pieces of the checks on a GPU, e.g. make test-gpu CHECKS="modules graphs"; none: all
+CHECKS ?=
+
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint docs bench bench-gpu clean
+.PHONY: help demo test test-gpu lint docs bench bench-gpu clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -22,6 +25,9 @@ demo: $(READY) ## train a GRU on a built-in task, torch beside timeloom (under 2
 
 test: $(READY) ## run the tests, a file at a time on every core
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+test-gpu: $(READY) ## check against float64 on this machine's GPU; what is seen goes to benchmarks/results/test-gpu.md
+	$(BIN)/python -m tests.gpu $(CHECKS)
 
 lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .

@@ -239,9 +239,9 @@ def test_a_contender_that_hangs_or_dies_is_told_and_the_next_one_runs(script: st
     row = asked.measure(contenders.CUDNN, Case(8, 1, 4), 1.0 if "sleep" in script else 60.0)
     assert row["error"] == told
     assert row["name"] == "GRU T=8 B=1 n=4 default · cuDNN"
-    asked._command = [sys.executable, "-c", ANSWERS]
+    asked.process.command = [sys.executable, "-c", ANSWERS]
     assert asked.measure(contenders.CUDNN, Case(8, 1, 4), 60.0) == {"name": "one"}
-    assert asked._process is None  # what was broken is not asked again
+    assert not asked.process.running  # what was broken is not asked again
 
 
 def test_a_request_that_fails_is_answered_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,9 @@ from benchmarks.cases import Case
 from benchmarks.gpu import clock
 from benchmarks.gpu.clock import learn
 from benchmarks.gpu.compare import forward_of
-from benchmarks.gpu.worker import case_of, surroundings
+from benchmarks.gpu.worker import case_of
 from benchmarks.layers import Problem, TrainingStep, build
+from benchmarks.process import surroundings
 
 COMMAND = (sys.executable, "-m", "benchmarks.gpu.warm")
 Typed = tuple[Case, str]

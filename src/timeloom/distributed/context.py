@@ -56,6 +56,11 @@ def on_this_rank() -> Iterator[None]:
         _current.reset(token)
 
 
+def alone() -> bool:
+    """Whether this process has all of every sequence, and had of every call so far: the quick half of `time_group`."""
+    return not _called and _current.get() is None
+
+
 def time_group(owner: Any = None) -> TimeGroup | None:
     """The ranks that share a sequence; None where this process has all of it.
 

@@ -15,6 +15,8 @@ from timeloom.distributed.context import time_parallel
 from timeloom.distributed.group import TimeGroup, group_of
 from timeloom.distributed.span import same_on_all_ranks
 
+_TORCHS = (nn.GRU, nn.LSTM, nn.RNN)  # from the start: users put ours in their place (`torch.nn.GRU = timeloom.GRU`)
+
 
 class TimeParallel(nn.Module):
     """A model over the time ranks of a mesh, in the manner of DistributedDataParallel.
@@ -125,7 +127,7 @@ def _means(tensors: list[Tensor], group: TimeGroup) -> list[Tensor]:
 def _refuse_torch_layers(module: nn.Module) -> None:
     """Torch's own layers do not know that their sequence goes on elsewhere."""
     for name, layer in module.named_modules():
-        if type(layer) in (nn.GRU, nn.LSTM, nn.RNN):
+        if type(layer) in _TORCHS:
             raise TypeError(
                 f"{name or 'the model'} is torch's own {type(layer).__name__}, which sees one rank's slice only: "
                 f"call timeloom.parallelize(model) first"

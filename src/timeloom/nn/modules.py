@@ -39,20 +39,13 @@ class GRU(_OnePart, nn.GRU):
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
         dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: Any = None,
-        *, solver: str | Solver = "auto",
+        *, solver: str | Solver = "auto", **given: Any,
     ) -> None:  # fmt: skip
-        nn.GRU.__init__(
-            self,
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device=device,
-            dtype=dtype,
-        )
+        """`given` is for torch to refuse: `proj_size` with the error that torch has for it."""
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype,
+            **given,
+        )  # fmt: skip
         self._start(solver)
 
     def _bare(self, *weights: Any) -> Cell:
@@ -104,11 +97,12 @@ class RNN(_OnePart, nn.RNN):
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
         batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: Any
-        = None, *, solver: str | Solver = "auto",
+        = None, *, solver: str | Solver = "auto", **given: Any,
     ) -> None:  # fmt: skip
-        nn.RNN.__init__(
-            self, input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional,
-            device=device, dtype=dtype,
+        """`given` as for `GRU`."""
+        super().__init__(
+            input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional,
+            device=device, dtype=dtype, **given,
         )  # fmt: skip
         self._start(solver)
 
@@ -131,8 +125,8 @@ class LSTM(Recurrent, nn.LSTM):
         dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, device: Any = None, dtype: Any = None,
         *, solver: str | Solver = "auto",
     ) -> None:  # fmt: skip
-        nn.LSTM.__init__(
-            self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
             device=device, dtype=dtype,
         )  # fmt: skip
         self._start(solver)

@@ -58,7 +58,16 @@ def sequentialize(model: Model) -> Model:
         if not _swap_class(module, back):
             _warn_left_alone(name, module)
             continue
-        for attribute in ("_solver", "_solver_given", "_experiences", "_known", "_rehearsed", "_handle", "reports"):
+        for attribute in (
+            "_solver",
+            "_solver_given",
+            "_experiences",
+            "_known",
+            "_last",
+            "_rehearsed",
+            "_handle",
+            "reports",
+        ):
             module.__dict__.pop(attribute, None)
     return model
 

@@ -15,6 +15,11 @@ from timeloom.torch_state.transforms import WHERE, transformed
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
+LAYERS = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN_TANH": nn.RNN, "RNN_RELU": nn.RNN}
+"""Torch's classes by their mode, kept from the start: users put ours in their place (`torch.nn.GRU = timeloom.GRU`)."""
+RUNS = {"GRU": torch.gru, "LSTM": torch.lstm, "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu}
+"""Torch's operators by their mode: what its classes call."""
+
 
 def obstacle(data: Tensor) -> str | None:
     """What timeloom's sweeps cannot run on or inside of, or None."""
@@ -48,9 +53,40 @@ def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:
     return layer(module).forward(module, input, hx)
 
 
+def call_again(module: Recurrent, input: Tensor, hx: Any) -> Any:
+    """Torch's forward pass on a batch of a shape that it has accepted before, without its checks of that shape.
+
+    What is around torch's operators in Python is a quarter of a call of few steps.
+    """
+    stacked, batch = module._stacked, input.shape[0 if module.batch_first else 1]
+    run: Any = RUNS[module.mode]
+    if module.mode == "LSTM":
+        width = module.proj_size or module.hidden_size
+        if hx is None:
+            zeros = torch.zeros(stacked, batch, width, dtype=input.dtype, device=input.device)
+            hx = zeros, zeros if width == module.hidden_size else input.new_zeros(stacked, batch, module.hidden_size)
+        elif not (
+            isinstance(hx, tuple)
+            and len(hx) == 2
+            and hx[0].shape == (stacked, batch, width)
+            and hx[1].shape == (stacked, batch, module.hidden_size)
+        ):
+            return call(module, input, hx)  # which says what is wrong with it
+    elif hx is None:
+        hx = torch.zeros(stacked, batch, module.hidden_size, dtype=input.dtype, device=input.device)
+    elif hx.shape != (stacked, batch, module.hidden_size):
+        return call(module, input, hx)
+    module._update_flat_weights()
+    output, *final = run(
+        input, hx, module._flat_weights, module.bias, module.num_layers, module.dropout, module.training,
+        module.bidirectional, module.batch_first,
+    )  # fmt: skip
+    return output, tuple(final) if len(final) == 2 else final[0]
+
+
 def layer(module: Recurrent) -> Any:
     """The torch class that a module stands in for, or has the parameters of."""
-    return {"GRU": nn.GRU, "LSTM": nn.LSTM}.get(module.mode, nn.RNN)
+    return LAYERS[module.mode]
 
 
 def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> SolveReport:

@@ -10,6 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 from torch import Tensor
 
 from timeloom.auto.experience import Experience
+from timeloom.kernels.faults import KernelFault
 from timeloom.kernels.layer import Layer
 from timeloom.report import SolveReport
 from timeloom.solve.driver import certified
@@ -41,11 +42,24 @@ def first_sweep(
     experience: Experience,
     replan: Callable[[], Plan] | None = None,
 ) -> Swept[Result]:
-    """Run `sweep(plan)`, which returns a result and its certificate.
+    """Run `sweep(plan)`, which returns a result and its certificate; nothing is swept where its kernel cannot run.
 
     On a GPU, where the driver takes many launches, a certificate that was missed is worth another try: one longer
     warm-up of a plan that is fixed, or other plans, by `replan`, for what the sweep has shown of the network's memory.
     """
+    try:
+        return _first_sweep(sweep, layer, plan, experience, replan)
+    except KernelFault:  # it has been told, and the driver has other ways
+        return Swept(None, plan, None)  # type: ignore[arg-type]
+
+
+def _first_sweep(
+    sweep: Callable[[Plan], tuple[Result, Tensor | float]],
+    layer: Layer,
+    plan: Plan,
+    experience: Experience,
+    replan: Callable[[], Plan] | None,
+) -> Swept[Result]:
     steps = len(layer.x)
     adapts = replan is not None and layer.corrects
     if not adapts and not _is_likely_to_do(layer, plan, steps, experience):

@@ -175,7 +175,7 @@ class LayerSolve:
         if swept.report is not None:
             return swept.result, swept.report
         problem = self._problem(inputs) if found.u is None else Recurrence(cell, found.u, inputs.initial)
-        if found.starts is None or found.ends is None:
+        if swept.result is None or found.starts is None or found.ends is None:
             sweeper, tape = layer.sweeper(problem, taped)
             states, report = solve_states(problem, plan, sweeper)
         else:

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from timeloom.kernels import cache
+from timeloom.kernels import cache, faults
 
 SOURCES = [Path(__file__).with_name("kernels.c"), Path(__file__).parents[2] / "scan" / "cpu_scan.c"]
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
@@ -55,6 +55,8 @@ def _load() -> ctypes.CDLL | str:
         loaded.timeloom_jump.restype = ctypes.c_float
         return loaded
     except (KernelBuildError, OSError) as error:
+        first = str(error).strip().splitlines()[0]
+        faults.tell(f"no compiled kernels on this CPU ({first})", "sweeps run in torch: same results, slower")
         return str(error)
 
 

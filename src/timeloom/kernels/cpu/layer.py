@@ -128,5 +128,5 @@ class CPULayer(Layer):
         if self.kernel == "gru":
             by_h = by_h.roll(-1, 0)
             b_ih, b_hh = by_bias[1:].reshape(-1), by_bias[:3].roll(-1, 0).reshape(-1)
-        weights = by_x.reshape(gates * n, -1), by_h.reshape(gates * n, n)
+        weights = by_x.reshape(gates * n, -1).contiguous(), by_h.reshape(gates * n, n).contiguous()
         return (*weights, None, None) if self.b_ih is None else (*weights, b_ih, b_hh.clone())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from timeloom.kernels import faults
 from timeloom.kernels.cpu import build
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper, floor_of, units_of
 from timeloom.problem import Recurrence, Segments
@@ -39,7 +40,7 @@ class CPUSweeper(ReferenceSweeper):
             problem.cell.kernel is not None
             and u.device.type == "cpu"
             and u.dtype == torch.float32
-            and build.unavailable() is None
+            and usable(problem.cell.kernel)
         )
 
     def __init__(self, problem: Recurrence, tape: Tensor | None = None) -> None:
@@ -57,6 +58,7 @@ class CPUSweeper(ReferenceSweeper):
             self._fixed["resets"] = problem.resets.contiguous().view(torch.uint8)
         self._transposed: Tensor | None = None
 
+    @faults.or_reference
     def forward(
         self, segments: Segments, starts: Tensor, states: list[Tensor] | None = None, want_decay: bool = False
     ) -> tuple[Tensor, Tensor | None]:
@@ -65,6 +67,7 @@ class CPUSweeper(ReferenceSweeper):
         self._run("forward", segments, states, 0, ends=ends, decay=decay)
         return ends, decay
 
+    @faults.or_reference
     def forward_entering(
         self, segments: Segments, lead: int, states: list[Tensor], want_decay: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -72,6 +75,7 @@ class CPUSweeper(ReferenceSweeper):
         self._run("forward", segments, states, lead, starts=starts, ends=ends, decay=decay)
         return starts, ends, decay
 
+    @faults.or_reference
     def adjoint(
         self, segments: Segments, ends: Tensor, data: AdjointData, want_decay: bool = False
     ) -> tuple[Tensor, Tensor | None]:
@@ -80,6 +84,7 @@ class CPUSweeper(ReferenceSweeper):
         self._run_adjoint(segments, data, 0, ends=begins, decay=decay)
         return begins, decay
 
+    @faults.or_reference
     def adjoint_entering(
         self, segments: Segments, lead: int, final: Tensor, data: AdjointData, want_decay: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -121,12 +126,27 @@ class CPUSweeper(ReferenceSweeper):
         call(f"{self.cell.kernel}_{direction}", segments, sizes, self._fixed | tensors)
 
 
+def usable(kernel: str) -> bool:
+    """Whether there are compiled kernels of a cell, and none of them failed before."""
+    return build.unavailable() is None and faults.broken(_told_as(kernel)) is None
+
+
+def _told_as(kernel: str) -> str:
+    """The name by which users know the kernels of a cell: `cpu gru`."""
+    return f"cpu {kernel.partition('_')[0]}"
+
+
 def call(kernel: str, segments: Segments, sizes: dict[str, int], tensors: dict[str, Tensor | None]) -> None:
     """Run a kernel over stretches; what is not among `tensors`, or None, is NULL to it."""
     held = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     held |= zip(("seq", "begin", "end"), (column.contiguous() for column in segments.columns), strict=True)
     args = _SweepArgs(rows=len(segments), **sizes, **{name: tensor.data_ptr() for name, tensor in held.items()})
-    if getattr(build.library(), f"timeloom_{kernel}")(ctypes.byref(args), torch.get_num_threads()) != 0:
+
+    def launch() -> int:
+        status: int = getattr(build.library(), f"timeloom_{kernel}")(ctypes.byref(args), torch.get_num_threads())
+        return status
+
+    if faults.guarded(_told_as(kernel), launch) != 0:
         raise MemoryError(f"no memory for the sweep's scratch space ({len(segments)} rows of {sizes['n']} units)")
 
 

@@ -1,0 +1,128 @@
+"""`python -m benchmarks.fuzz --device cuda|cpu --minutes 5 --seed S`: random configurations, judged against float64.
+
+--case JSON     one configuration, told in full (as printed for a finding)
+--cases FILE    those of a JSON file, such as benchmarks/fuzz/known.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.fuzz.case import Case
+from benchmarks.fuzz.draw import draw
+from benchmarks.fuzz.judge import judge
+from benchmarks.fuzz.record import facts, reproduce, summary, write
+from benchmarks.fuzz.worker import Worker
+
+LONGEST = 120.0
+"""Seconds that a case may take, the start of its process counted, before it is called a hang."""
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = _arguments(arguments)
+    if given.case is not None:
+        return _one(Case.of(given.case), given.device)
+    began = facts(given.device)
+    cases = _cases(given)
+    answers = run(cases, given.device, given.minutes, given.workers, given.threads)
+    told = {"cases": given.cases.name if given.cases else "random", "seed": given.seed, "workers": given.workers}
+    result = summary(answers, began | told)
+    print(
+        f"{result['configurations']:,} configurations, {sum(result['skipped'].values())} skipped, "
+        f"{result['with_findings']} with findings {result['kinds'] or ''}"
+    )
+    print(write(given.out, given.device, result))
+    return 1 if result["with_findings"] else 0
+
+
+def run(cases: Iterator[Case], device: str, minutes: float, workers: int, threads: int) -> list[dict[str, Any]]:
+    """Judge cases in processes of their own until there are no more or the time is over."""
+    end, answers, lock = time.monotonic() + 60 * minutes, list[dict[str, Any]](), threading.Lock()
+
+    def work() -> None:
+        worker = Worker(device, threads)
+        try:
+            while time.monotonic() < end:
+                with lock:
+                    case = next(cases, None)
+                if case is None:
+                    return
+                answer = worker.judge(case, min(LONGEST, max(20.0, end - time.monotonic())))
+                with lock:
+                    answers.append(answer)
+                    _tell(answer, device, len(answers))
+        finally:
+            worker.close()
+
+    crew = [threading.Thread(target=work) for _ in range(workers)]
+    for member in crew:
+        member.start()
+    for member in crew:
+        member.join()
+    return answers
+
+
+def _tell(answer: dict[str, Any], device: str, number: int) -> None:
+    if answer["findings"]:
+        first = answer["findings"][0]
+        print(f"{first['kind']}: {first['what']}\n    {reproduce(device, answer['case'])}", flush=True)
+    elif number % 100 == 0:
+        print(f"… {number:,} configurations", flush=True)
+
+
+def _one(case: Case, device: str) -> int:
+    answer = judge(case, device)
+    if "skipped" in answer:
+        print(f"skipped: {answer['skipped']}")
+    for name, (error, theirs) in answer["errors"].items():
+        print(f"{name:24} {error:.2e}   torch {theirs:.2e}")
+    print(answer.get("report", ""))
+    for finding in answer["findings"]:
+        print(f"{finding['kind']}: {finding['what']}")
+    return 1 if answer["findings"] else 0
+
+
+def _cases(given: argparse.Namespace) -> Iterator[Case]:
+    if given.cases is not None:
+        return iter([Case.of(entry) for entry in json.loads(given.cases.read_text())])
+    numbers: Iterator[int] = islice(count(given.first), given.count)
+    return (draw(given.seed, index, given.device) for index in numbers)
+
+
+def _arguments(arguments: list[str] | None) -> argparse.Namespace:
+    whole: Callable[[str], int] = int
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description="Random configurations, judged.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--minutes", type=float, default=5.0, help="after which no new case begins")
+    parser.add_argument("--seed", type=whole, default=0, help="of the random configurations")
+    parser.add_argument("--first", type=whole, default=0, help="number of the first configuration of the seed")
+    parser.add_argument("--count", type=whole, default=None, help="most configurations")
+    parser.add_argument("--workers", type=whole, default=None, help="processes at once (4 on a GPU, 1 on a CPU)")
+    parser.add_argument("--threads", type=whole, default=None, help="of each process (all cores shared out)")
+    parser.add_argument("--case", help="one configuration as JSON")
+    parser.add_argument("--cases", type=Path, help="a JSON file of configurations")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of fuzz-DEVICE.json and .md")
+    given = parser.parse_args(arguments)
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU here: use --device cpu")
+    if given.cases is not None and not given.cases.is_file():
+        parser.error(f"there is no file {given.cases}")
+    given.workers = given.workers or (4 if given.device == "cuda" else 1)
+    given.threads = given.threads or max(1, (os.cpu_count() or 1) // given.workers)
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

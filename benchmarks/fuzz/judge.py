@@ -1,0 +1,238 @@
+"""Runs a case three times and says what is wrong with timeloom's run, if anything is.
+
+Findings: a crash; a number that is none where torch has one; an error beyond twice torch's own in the same dtype (plus
+a floor of the dtype's rounding); a certificate that lies: a report that calls states or gradients converged which are
+off by more than three times its tolerance beyond what torch is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.fuzz.case import DTYPES, TWINS, Case
+from benchmarks.fuzz.networks import USER_CELLS, Forward, ours, state_widths, torchs, weights
+
+FLOOR = {torch.float64: 16, torch.float32: 16, torch.float16: 2, torch.bfloat16: 2}
+"""Roundings of a dtype, relative to a tensor's largest number, that are never a finding."""
+FAINT = 1e-4
+"""A tensor smaller than this share of the largest one of its kind (outputs, gradients) is measured by that share."""
+PERTURBED = 4
+"""Runs of torch on numbers changed by a rounding, where timeloom's error is beyond what torch's single run had: where a
+network amplifies roundings, one run is good or bad by luck."""
+PROMISED = 3.0
+"""Tolerances that a certified result may be off by."""
+PROMISED_GRADIENT = 30.0
+"""The same for gradients where the user gave the tolerance: the states' own errors change them too."""
+
+Tensors = dict[str, Tensor]
+
+
+def judge(case: Case, device: str) -> dict[str, Any]:
+    """What happened: `findings` (empty where all is well), `errors`, `report`, `seconds`, or why it was `skipped`."""
+    began = time.perf_counter()
+    torch.manual_seed(case.seed)
+    torch.backends.cudnn.allow_tf32 = case.tf32
+    problem = _Problem(case, device)
+    answer: dict[str, Any] = {"case": case.line(), "findings": [], "errors": {}}
+    try:
+        truth, dtypes = problem.truth(), dict[str, torch.dtype]()
+        torch_runs = [problem.torchs(dtypes)]
+        if case.dtype == "float64":  # it is its own truth, so ask how firm that is
+            torch_runs += [problem.torchs(perturbed=True), problem.shrunk(truth)]
+    except (RuntimeError, NotImplementedError) as error:
+        lost = context_lost(error)
+        return answer | {"skipped": f"torch: {first_line(error)}", "broken": lost, "seconds": _since(began)}
+    try:
+        answer |= _compare(case, problem, truth, torch_runs, dtypes)
+    except Exception as error:  # whatever it is, it is a finding
+        kind = "memory" if isinstance(error, torch.OutOfMemoryError) else "crash"
+        answer["findings"] = [{"kind": kind, "what": f"{type(error).__name__}: {first_line(error)}"}]
+        answer["broken"] = context_lost(error)
+    return answer | {"seconds": _since(began)}
+
+
+def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Tensors], dtypes: Any) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+    own, reports, own_dtypes = problem.ours()
+    for name, dtype in dtypes.items():
+        if own_dtypes[name] != dtype and case.cell in TWINS and not problem.ragged:  # torch's runs are packed then
+            found.append({"kind": "dtype", "what": f"{name} is {own_dtypes[name]}, torch's {dtype}"})
+    for name, value in truth.items():
+        if name in own and own[name].shape != value.shape:
+            found.append({"kind": "shape", "what": f"{name} is {tuple(own[name].shape)}, not {tuple(value.shape)}"})
+    if found:
+        return {"findings": found}
+    sizes = scales(truth)
+    errors = {name: error_of(own[name], truth[name], sizes[name]) for name in truth}
+    bound = _Bound(case, reports)
+    for more in range(PERTURBED + 1):
+        theirs = {name: max(error_of(run[name], truth[name], sizes[name]) for run in torch_runs) for name in truth}
+        found = [finding for name in truth for finding in bound.findings(name, errors[name], theirs[name])]
+        if not found or more == PERTURBED or all(finding["kind"] == "nan" for finding in found):
+            break
+        torch_runs.append(problem.torchs(perturbed=True))
+    return {
+        "findings": found,
+        "errors": {name: (errors[name], theirs[name]) for name in truth},
+        "report": " | ".join(dict.fromkeys(str(report) for report in reports))[:2000],
+    }
+
+
+class _Bound:
+    """What a case's errors may be."""
+
+    def __init__(self, case: Case, reports: list[Any]) -> None:
+        self.floor = floor(DTYPES[case.autocast or case.dtype])
+        self.asked = float(case.options.get("tol", 0.0)) * max(1, len(reports))
+        self.forward, self.backward = _promise(reports), _promise([report.backward for report in reports])
+
+    def findings(self, name: str, error: float, theirs: float) -> list[dict[str, Any]]:
+        numbers = {"tensor": name, "error": error, "torch": theirs}
+        if math.isnan(theirs):
+            return []
+        if math.isnan(error):
+            return [{"kind": "nan", "what": f"{name} is not finite, torch's is", **numbers}]
+        gradient = name.startswith("grad ")
+        usual = 2 * theirs + self.floor
+        asked = self.asked * (PROMISED_GRADIENT if gradient else PROMISED)
+        promise = self.backward if gradient else self.forward
+        text = f"{name} is off by {error:.1e}, torch's by {theirs:.1e}"
+        found = []
+        if error > usual + asked:
+            found.append({"kind": "error", "what": text, **numbers})
+        if promise is not None and error > usual + max(asked, PROMISED * promise):
+            found.append({"kind": "certificate", "what": f"{text}, and certified to {promise:.1e}", **numbers})
+        return found
+
+
+def _promise(reports: list[Any]) -> float | None:
+    """The sum of the tolerances of layers solved by sweeps, or None where one of all was not certified, or none was."""
+    if any(report is None or not report.certified for report in reports):
+        return None
+    swept = [report.tolerance for report in reports if report.residuals]
+    return sum(swept) if swept else None
+
+
+class _Problem:
+    """A case's numbers, and its three runs."""
+
+    def __init__(self, case: Case, device: str) -> None:
+        self.case, self.device = case, device
+        self.state = weights(case, device)
+        batch = max(case.B, 1)
+        self.ragged: Tensors = {}
+        if case.ragged:
+            lengths = torch.randint(1, case.T + 1, (batch,))
+            lengths[int(torch.randint(batch, ()))] = case.T
+            self.ragged["lengths"] = lengths.to(device)
+        if case.resets:
+            self.ragged["resets"] = (torch.rand(case.T, batch) < 3 / case.T).to(device)
+        self.inputs = [self._rounded(case.T, batch, case.inputs, scale=case.x_scale) for _ in range(case.calls)]
+        stacked = () if case.cell in USER_CELLS else (case.layers * case.directions,)
+        shapes = [(*stacked, batch, width) for width in state_widths(case)]
+        self.h0 = tuple(self._rounded(*shape, scale=0.5) for shape in shapes) if case.h0 else None
+        self.upstream: list[Tensor] = []
+
+    def _rounded(self, *shape: int, scale: float) -> Tensor:
+        numbers = torch.randn(*shape, dtype=torch.float64) * scale
+        return numbers.to(DTYPES[self.case.dtype]).double().to(self.device)
+
+    def truth(self) -> Tensors:
+        module, forward = torchs(self.case, self.state, self.ragged, torch.float64)
+        return self._run(module, forward, self.inputs[-1], self.h0, torch.float64)
+
+    def torchs(self, dtypes: dict[str, torch.dtype] | None = None, perturbed: bool = False) -> Tensors:
+        state, x, h0 = self.state, self.inputs[-1], self.h0
+        if perturbed:
+            state = {name: self._perturbed(value) for name, value in state.items()}
+            x, h0 = self._perturbed(x), None if h0 is None else tuple(map(self._perturbed, h0))
+        dtype = DTYPES[self.case.dtype]
+        module, forward = torchs(self.case, state, self.ragged, dtype)
+        return self._run(module, forward, x, h0, dtype, dtypes)
+
+    def shrunk(self, truth: Tensors) -> Tensors:
+        """What float64 may be off by: as much as float32 is, but for the ratio of their roundings."""
+        module, forward = torchs(self.case, self.state, self.ragged, torch.float32)
+        found = self._run(module, forward, self.inputs[-1], self.h0, torch.float32)
+        ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+        return {name: truth[name] + ratio * (value - truth[name]).nan_to_num() for name, value in found.items()}
+
+    def _perturbed(self, value: Tensor) -> Tensor:
+        eps = torch.finfo(DTYPES[self.case.dtype]).eps
+        return value * (1 + eps * (2 * torch.rand_like(value) - 1))
+
+    def ours(self) -> tuple[Tensors, list[Any], dict[str, torch.dtype]]:
+        module, forward, reports = ours(self.case, self.state, self.ragged)
+        dtypes: dict[str, torch.dtype] = {}
+        for x in self.inputs:
+            module.zero_grad()
+            results = self._run(module, forward, x, self.h0, DTYPES[self.case.dtype], dtypes)
+        return results, reports, dtypes
+
+    def _run(
+        self, module: nn.Module, forward: Forward, x: Tensor, h0: tuple[Tensor, ...] | None, dtype: torch.dtype,
+        dtypes: dict[str, torch.dtype] | None = None,
+    ) -> Tensors:  # fmt: skip
+        """Outputs, and the gradients of everything, as float64."""
+        case = self.case
+        x = x.to(dtype, copy=True).requires_grad_(case.grad)
+        given = None if h0 is None else tuple(part.to(dtype, copy=True).requires_grad_(case.grad) for part in h0)
+        lower = DTYPES[case.autocast] if case.autocast and dtype != torch.float64 else None
+        with torch.set_grad_enabled(case.grad), torch.autocast(self.device, lower, enabled=lower is not None):
+            y, final = forward(x, given)
+        results = {"y": y, **{f"final {index}": part for index, part in enumerate(final)}}
+        if dtypes is not None:
+            dtypes |= {name: value.dtype for name, value in results.items()}
+        if not self.upstream:
+            size = (y.shape[0] * y.shape[1]) ** -0.5
+            self.upstream = [torch.randn_like(value) * size for value in results.values()]
+        values = list(results.values())
+        if case.grad and [value.shape for value in values] == [grad.shape for grad in self.upstream]:
+            torch.autograd.backward(values, [g.to(v.dtype) for g, v in zip(self.upstream, values, strict=True)])
+            leaves = {"x": x, **{f"h0 {index}": part for index, part in enumerate(given or ())}}
+            leaves |= dict(module.named_parameters())
+            results |= {
+                f"grad {name}": torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                for name, leaf in leaves.items()
+            }
+        return {name: value.detach().double() for name, value in results.items()}
+
+
+def floor(dtype: torch.dtype) -> float:
+    """Of the errors that are never a finding."""
+    return FLOOR[dtype] * torch.finfo(dtype).eps
+
+
+def scales(truth: Tensors) -> dict[str, float]:
+    """What each tensor's errors are relative to."""
+    sizes = {name: float(value.abs().max()) for name, value in truth.items()}
+    found = {}
+    for name, size in sizes.items():
+        gradient = name.startswith("grad ")
+        kind = max(other for each, other in sizes.items() if each.startswith("grad ") == gradient)
+        found[name] = max(size, FAINT * kind, 1e-30)
+    return found
+
+
+def error_of(value: Tensor, truth: Tensor, scale: float) -> float:
+    """The largest difference, relative; NaN where a number is none."""
+    return float((value - truth).abs().max()) / scale if bool(value.isfinite().all()) else math.nan
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:300]
+
+
+def context_lost(error: BaseException) -> bool:
+    """Whether the device will fail at everything from now on."""
+    text = f"{type(error).__name__}: {error}"
+    return any(words in text for words in ("CUDA error", "illegal", "AcceleratorError", "device-side assert"))
+
+
+def _since(began: float) -> float:
+    return round(time.perf_counter() - began, 4)

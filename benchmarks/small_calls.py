@@ -1,0 +1,65 @@
+"""`python -m benchmarks.small_calls --device cpu|cuda`: what a short call without gradients costs beside torch's layer.
+
+Rollouts and step-by-step inference call a layer with 1 … 8 steps. There timeloom leaves the work to torch's layer, so
+what is measured is the way there. Both layers are called in turn, in turns of a fraction of a millisecond, thousands of
+times; the ratio is of the medians, and of the fastest turns beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from itertools import product
+
+import torch
+from torch import nn
+
+import timeloom as tl
+
+STEPS = (1, 2, 4, 8)
+WIDTHS = (8, 32, 128)
+CALLS = 8
+"""Calls in a turn."""
+
+
+def turn(layer: nn.Module, x: torch.Tensor, hx: object) -> float:
+    """Microseconds of a call."""
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        layer(x, hx)
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    return 1e6 * (time.perf_counter() - began) / CALLS
+
+
+def measure(name: str, n: int, steps: int, device: str, turns: int) -> tuple[float, float, float, float]:
+    """Medians of both in microseconds, torch's first, and their ratio by medians and by fastest turns."""
+    theirs = getattr(nn, name)(n, n, device=device)
+    ours = getattr(tl, name)(n, n, device=device)
+    x, h = torch.randn(steps, 1, n, device=device), torch.zeros(1, 1, n, device=device)
+    hx = (h, h) if name == "LSTM" else h
+    times: tuple[list[float], list[float]] = ([], [])
+    with torch.no_grad():
+        for number in range(turns + 20):
+            for side in (0, 1) if number % 2 else (1, 0):
+                times[side].append(turn((theirs, ours)[side], x, hx))
+    first, second = (part[20:] for part in times)
+    medians = statistics.median(first), statistics.median(second)
+    return *medians, medians[1] / medians[0], min(second) / min(first)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.small_calls", description="Short calls beside torch's.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--turns", type=int, default=1500)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| layer | n | T | torch µs | timeloom µs | ratio | of the fastest |\n|---|---|---|---|---|---|---|")
+    for name, n, steps in product(("GRU", "LSTM", "RNN"), WIDTHS, STEPS):
+        theirs, ours, ratio, fastest = measure(name, n, steps, given.device, given.turns)
+        print(f"| {name} | {n} | {steps} | {theirs:.1f} | {ours:.1f} | {ratio:.3f} | {fastest:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""`python -m benchmarks.soak --device cpu|cuda --minutes N`: a long training with changing shapes, lengths and solvers.
+
+Timeloom's model and torch's begin with the same weights and see the same batches, each with its optimizer. Looked at
+all the while: the host's and the device's memory, Python's objects, and how far timeloom's loss is from torch's. Beside
+the training, now and then: threads that use modules at once (each on its stream), DataLoader workers that run a layer,
+and a fork after the device was used. It ends with status 1 where memory grows or losses part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import multiprocessing
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import timeloom as tl
+
+MOST_GROWTH = {"host": 64.0, "device": 64.0}
+"""MiB between the first third of a run, when everything has been seen once, and its end."""
+MOST_OBJECTS = 2000
+"""The same for Python's objects."""
+MOST_DRIFT = 0.02
+"""Largest relative distance of the two running losses."""
+SOLVERS: tuple[Any, ...] = (
+    "auto",
+    "auto",
+    "auto",
+    tl.solvers.Shooting(chunk=32),
+    tl.solvers.Shooting(),
+    "mgrit",
+    "deer",
+)
+KINDS: tuple[tuple[Any, Any], ...] = ((tl.GRU, nn.GRU), (tl.LSTM, nn.LSTM), (tl.RNN, nn.RNN))
+
+
+class Pair:
+    """A layer with a head by timeloom and by torch, on a task of memory: the running mean's sign."""
+
+    def __init__(self, number: int, device: str) -> None:
+        self.kind, n = number % 3, (8, 24, 40, 64)[number % 4]
+        own, theirs = KINDS[self.kind]
+        torch.manual_seed(number)
+        self.models = [nn.ModuleList([kind(2, n), nn.Linear(n, 1)]).to(device) for kind in (own, theirs)]
+        self.models[0].load_state_dict(self.models[1].state_dict())
+        self.optimizers = [torch.optim.SGD(model.parameters(), lr=0.02) for model in self.models]
+        self.running: list[float | None] = [None, None]
+
+    def step(self, x: Tensor, lengths: Tensor | None, solver: Any) -> None:
+        target = (x[..., :1].cumsum(0) > 0).to(x.dtype)
+        if solver is not None:
+            self.models[0][0].solver = solver
+        for side, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
+            layer, head = model
+            if lengths is None:
+                y, _ = layer(x)
+            elif side == 0:
+                y, _ = layer(x, lengths=lengths)
+            else:
+                packed = nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False)
+                y, _ = nn.utils.rnn.pad_packed_sequence(layer(packed)[0], total_length=len(x))
+            loss = nn.functional.binary_cross_entropy_with_logits(head(y), target)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            value, before = float(loss.detach()), self.running[side]
+            self.running[side] = value if before is None else 0.98 * before + 0.02 * value
+
+    @property
+    def drift(self) -> float:
+        own, theirs = self.running
+        return 0.0 if own is None or theirs is None else abs(own - theirs) / theirs
+
+
+class Lines(Dataset[Tensor]):
+    """What a DataLoader worker makes by running a layer of ours."""
+
+    def __init__(self) -> None:
+        self.layer = tl.GRU(2, 8, solver=tl.solvers.Shooting(chunk=16))
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = self.layer(torch.full((100, 2), float(index)))[0]
+        return found
+
+
+def threads(device: str) -> None:
+    """Three threads, each with its module, and all with one; results must be those of one thread."""
+    modules = [tl.GRU(2, 16, device=device, solver=tl.solvers.Shooting(chunk=32)) for _ in range(3)]
+    inputs = [torch.randn(200, 2, 2, device=device) for _ in range(3)]
+    with torch.no_grad():
+        expected = [(module(x)[0], modules[0](x)[0]) for module, x in zip(modules, inputs, strict=True)]
+    wrong: list[str] = []
+
+    def work(index: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else nullcontext(), torch.no_grad():
+            for module, right in zip((modules[index], modules[0]), expected[index], strict=True):
+                if not torch.allclose(module(inputs[index])[0], right, atol=1e-4):
+                    wrong.append(f"thread {index}")
+
+    crew = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for member in crew:
+        member.start()
+    for member in crew:
+        member.join()
+    if wrong:
+        raise AssertionError(f"threads at once disagree with one: {wrong}")
+
+
+def workers(device: str) -> None:
+    """DataLoader workers that were forked from a process that has run kernels."""
+    data = Lines()
+    found = torch.cat(list(DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context="fork")))
+    right = torch.stack([data[index] for index in range(len(data))])
+    if not torch.allclose(found, right, atol=1e-5):
+        raise AssertionError("DataLoader workers found other numbers")
+
+
+def _in_child(answers: Any) -> None:
+    torch.set_num_threads(1)  # after a fork more would wait for ever, in torch's own layers too
+    torch.manual_seed(1)
+    layer = tl.LSTM(2, 8, solver=tl.solvers.Shooting(chunk=16))
+    x = torch.randn(64, 2, 2)
+    y: Tensor = layer(x)[0]
+    gradients = torch.autograd.grad(y.sum(), list(layer.parameters()))
+    answers.put(float(gradients[1].abs().sum()))
+
+
+def fork(device: str) -> None:
+    """A child forked after the device was used trains on the CPU, as torch allows; a spawned one too."""
+    found = []
+    for method in ("fork", "spawn"):
+        context: Any = multiprocessing.get_context(method)
+        answers = context.Queue()
+        child = context.Process(target=_in_child, args=(answers,))
+        child.start()
+        found.append(answers.get(timeout=300))
+        child.join()
+        if child.exitcode != 0:
+            raise AssertionError(f"a {method} child ended with status {child.exitcode}")
+    if abs(found[0] - found[1]) > 1e-4 * abs(found[0]):
+        raise AssertionError(f"forked and spawned children disagree: {found}")
+
+
+BESIDE: tuple[Callable[[str], None], ...] = (threads, workers, fork)
+
+
+def memory(device: str) -> dict[str, float]:
+    """MiB of host and device, and the number of Python's objects."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what the allocator merely keeps is no growth
+    status = Path("/proc/self/statm")
+    pages = int(status.read_text().split()[1]) if status.exists() else 0
+    found = {"host": pages * os.sysconf("SC_PAGE_SIZE") / 2**20, "objects": float(len(gc.get_objects()))}
+    if device == "cuda":
+        torch.cuda.synchronize()
+        found["device"] = torch.cuda.memory_allocated() / 2**20
+    return found
+
+
+def run(device: str, minutes: float, seed: int) -> dict[str, Any]:
+    chance, began = random.Random(seed), time.monotonic()
+    pairs, steps, seen, failed = [Pair(number, device) for number in range(6)], 0, list[dict[str, float]](), list[str]()
+    longest = 2000 if device == "cuda" else 600
+    next_look, next_beside = 0.0, 0.0
+    while (spent := time.monotonic() - began) < 60 * minutes:
+        pair = chance.choice(pairs)
+        length, batch = chance.choice((1, 7, 33, 64, 200, chance.randrange(2, longest))), chance.choice((1, 2, 3, 8))
+        x = torch.randn(length, batch, 2, device=device)
+        lengths = torch.randint(1, length + 1, (batch,)) if chance.random() < 0.3 else None
+        solver = chance.choice(SOLVERS) if chance.random() < 0.05 else None  # else as before: `auto` learns
+        pair.step(x, lengths, solver)
+        steps += 1
+        if spent >= next_beside:
+            next_beside = spent + 60 * minutes / 5
+            for check in BESIDE:
+                try:
+                    check(device)
+                except Exception as error:
+                    failed.append(f"{check.__name__}: {type(error).__name__}: {error}")
+        if spent >= next_look:
+            next_look = spent + 60 * minutes / 30
+            seen.append({"minutes": round(spent / 60, 2), "steps": steps, **memory(device)})
+            seen[-1]["drift"] = max(pair.drift for pair in pairs)
+            print(json.dumps(seen[-1]), flush=True)
+    seen.append({"minutes": round((time.monotonic() - began) / 60, 2), "steps": steps, **memory(device)})
+    seen[-1]["drift"] = max(pair.drift for pair in pairs)
+    settled = seen[len(seen) // 3 : len(seen) // 3 + max(1, len(seen) // 6)]
+    for name, most in {**MOST_GROWTH, "objects": MOST_OBJECTS}.items():
+        if name in seen[-1]:
+            growth = seen[-1][name] - max(look[name] for look in settled)
+            if growth > most:
+                failed.append(f"{name} grew by {growth:.0f} since the first third of the run")
+    if seen[-1]["drift"] > MOST_DRIFT:
+        failed.append(f"the loss is {100 * seen[-1]['drift']:.1f} % from torch's")
+    return {"device": device, "minutes": minutes, "seed": seed, "steps": steps, "failed": failed, "seen": seen}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description="A long training, watched.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=None, help="a JSON file for what was seen")
+    given = parser.parse_args()
+    found = run(given.device, given.minutes, given.seed)
+    if given.out is not None:
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    print("\n".join(found["failed"]) or f"{found['steps']:,} steps, nothing grew, losses stayed together")
+    return 1 if found["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""A check on a device: a name and a function that raises where something is wrong. It needs no pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from benchmarks.fuzz.case import DTYPES, Case
+from benchmarks.fuzz.judge import error_of, floor, judge, scales
+
+
+@dataclass(frozen=True)
+class Check:
+    """`run(device)` returns a few words on what was seen, raises Unfit where the device cannot have it."""
+
+    name: str
+    run: Callable[[str], str]
+
+
+class Unfit(Exception):
+    """A check that needs another machine; the message says which."""
+
+
+def cases(given: Iterable[Case]) -> list[Check]:
+    """Configurations, judged as the fuzzer does: outputs and all gradients against float64, beside torch's own."""
+    numbered = enumerate(given)
+    return [_of_case(replace(case, seed=index)) for index, case in numbered]
+
+
+def _of_case(case: Case) -> Check:
+    def run(device: str) -> str:
+        answer = judge(case, device)
+        if answer.get("broken"):
+            raise RuntimeError(f"the device is lost: {answer}")
+        if "skipped" in answer:
+            if _has_to_run(case, device):
+                raise AssertionError(f"{answer['skipped']}, and it was not to be skipped")
+            raise Unfit(answer["skipped"])
+        if answer["findings"]:
+            first = answer["findings"][0]
+            raise AssertionError(f"{first['kind']}: {first['what']}; {answer.get('report', '')}")
+        worst = max(answer["errors"].values(), key=lambda pair: pair[0])
+        return f"{worst[0]:.1e}, torch {worst[1]:.1e}"
+
+    return Check(case.line(), run)
+
+
+def _has_to_run(case: Case, device: str) -> bool:
+    """Where torch itself lacks a dtype on a device, there is nothing to compare with."""
+    return DTYPES[case.dtype] not in (torch.float16, torch.bfloat16) and not case.autocast
+
+
+def as_good_as_torch(own: dict[str, Tensor], theirs: dict[str, Tensor], truth: dict[str, Tensor]) -> str:
+    """Raise where a tensor is off by more than twice what torch's is (plus the dtype's floor) from float64."""
+    sizes, worst = scales({name: value.detach().double() for name, value in truth.items()}), (0.0, 0.0)
+    for name, right in truth.items():
+        least = floor(own[name].dtype if own[name].dtype in DTYPES.values() else torch.float32)
+        pair = [error_of(side[name].detach().double(), right.detach().double(), sizes[name]) for side in (own, theirs)]
+        if not pair[0] <= 2 * pair[1] + least:
+            raise AssertionError(f"{name} is off by {pair[0]:.1e}, torch's by {pair[1]:.1e}")
+        worst = max(worst, (pair[0], pair[1]))
+    return f"{worst[0]:.1e}, torch {worst[1]:.1e}"

@@ -1,0 +1,195 @@
+"""The fuzzer itself: it finds what is put in, reproduces what it draws, and outlives its workers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import timeloom as tl
+from benchmarks.fuzz import __main__ as fuzz
+from benchmarks.fuzz import judge as judging
+from benchmarks.fuzz import networks, record, segments
+from benchmarks.fuzz.case import DTYPES, Case
+from benchmarks.fuzz.draw import LIMITS, draw
+from benchmarks.fuzz.judge import judge
+from benchmarks.fuzz.worker import Worker
+
+KNOWN = Path(fuzz.__file__).with_name("known.json")
+RAGGED = Case(n=5, T=30, B=3, layers=2, bidirectional=True, ragged="lengths", resets=True, h0=True, batch_first=True)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_drawn_cases_are_the_same_twice_and_within_their_limits(device: str) -> None:
+    cases = [draw(7, index, device) for index in range(400)]
+    assert cases == [draw(7, index, device) for index in range(400)]
+    assert len(set(map(str, cases))) == 400
+    assert all(Case.of(case.line()) == case for case in cases)
+    assert all(case.steps <= LIMITS[device].steps and 1 <= case.n <= 1024 for case in cases)
+    assert all(case.work <= max(10 ** LIMITS[device].work[1], 1e6) for case in cases)
+    assert {case.cell for case in cases} >= {*judging.TWINS, "ImplicitGRU", *networks.USER_CELLS}
+    assert {case.dtype for case in cases} == set(DTYPES)
+    assert len({case.solver for case in cases}) == 10
+    assert any(case.T > 5000 for case in cases)
+
+
+def test_a_case_with_an_unknown_word_is_refused() -> None:
+    with pytest.raises(ValueError, match="a case has no hidden"):
+        Case.of('{"hidden": 3}')
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        RAGGED,
+        replace(RAGGED, cell="LSTM", proj=3, ragged="packed", resets=False, solver="Shooting", options={"chunk": 7}),
+        replace(RAGGED, cell="ImplicitGRU", T=20),
+        Case(cell="RNN_RELU", B=0, T=60, dtype="float64", solver="DEER"),
+        Case(cell="PeepholeLSTM", n=4, T=30, solver="Shooting", options={"chunk": 8}),
+        Case(n=33, dtype="bfloat16", grad=False, calls=2),
+        Case(n=8, trained=3, T=50),
+    ],
+    ids=lambda case: case.cell,
+)
+def test_what_is_right_has_no_finding(case: Case) -> None:
+    answer = judge(case, "cpu")
+    assert answer["findings"] == []
+    assert "skipped" not in answer
+    assert ("grad x" in answer["errors"]) == case.grad
+    assert len(json.dumps(answer)) > 0
+
+
+def _broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    right = networks.ours
+
+    def ours(*arguments: Any) -> Any:
+        module, forward, reports = right(*arguments)
+        return module, lambda x, h0: change(*forward(x, h0)), reports
+
+    monkeypatch.setattr(judging, "ours", ours)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda y, final: (y * (1 + 1e-5), final), "error"),
+        (lambda y, final: (y, tuple(part + 1e-5 for part in final)), "error"),
+        (lambda y, final: (y * torch.where(torch.arange(len(y)) == 9, torch.nan, 1.0)[:, None, None], final), "nan"),
+        (lambda y, final: (y.to(torch.bfloat16), final), "dtype"),
+        (lambda y, final: (y[:-1], final), "shape"),
+        (lambda y, final: y[0] / 0 @ 3, "crash"),
+    ],
+)
+def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, change: Any, kind: str) -> None:
+    _broken(monkeypatch, change)
+    answer = judge(Case(n=5, T=40), "cpu")
+    assert answer["findings"][0]["kind"] == kind
+
+
+def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Off(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: Tensor) -> Tensor:
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * (1 + 1e-4)
+
+    _broken(monkeypatch, lambda y, final: (Off.apply(y), final))
+    found = judge(Case(n=5, T=40), "cpu")["findings"]
+    assert found
+    assert all(finding["tensor"].startswith("grad ") for finding in found)
+
+
+def test_a_certificate_that_lies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(n=5, T=100, solver="Shooting", options={"chunk": 10})
+    assert judge(case, "cpu")["findings"] == []
+    _broken(monkeypatch, lambda y, final: (y + 1e-4, final))
+    assert [finding["kind"] for finding in judge(case, "cpu")["findings"]] == ["error", "certificate"]
+    asked = replace(case, options={"chunk": 10, "tol": 1e-3})
+    assert judge(asked, "cpu")["findings"] == []
+
+
+def test_a_network_that_amplifies_roundings_is_not_a_finding() -> None:
+    """Its outputs depend on every rounding: torch's own error is large, and one run's is luck."""
+    for seed in range(3):
+        assert judge(Case(cell="RNN", n=64, scale=4.0, T=300, seed=seed, grad=False), "cpu")["findings"] == []
+
+
+def test_stretches_between_resets_are_sequences() -> None:
+    resets = torch.zeros(5, 2, dtype=torch.bool)
+    resets[0, 0] = resets[2, 0] = resets[4, 1] = True
+    cut = segments.stretches(5, 2, {"resets": resets, "lengths": torch.tensor([5, 3])})
+    assert cut == [(0, 0, 2), (0, 2, 5), (1, 0, 3)]
+
+
+def test_segments_agree_with_a_loop_over_steps() -> None:
+    case, (steps, batch, n) = Case(n=3, T=7, B=2, inputs=2), (7, 2, 3)
+    torch.manual_seed(0)
+    layer = torch.nn.GRU(2, n, dtype=torch.float64)
+    x, h0 = torch.randn(steps, batch, 2, dtype=torch.float64), torch.randn(1, batch, n, dtype=torch.float64)
+    ragged = {"lengths": torch.tensor([7, 4]), "resets": torch.rand(steps, batch) < 0.4}
+    y, (final,) = segments.run_segments(case, layer, None, x, (h0,), ragged)  # type: ignore[arg-type]
+    cell = torch.nn.GRUCell(2, n, dtype=torch.float64)
+    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in layer.state_dict().items()})
+    h = h0[0]
+    for t in range(steps):
+        live = (t < ragged["lengths"])[:, None]
+        h = torch.where(live & ragged["resets"][t, :, None], h0[0], h)
+        h = torch.where(live, cell(x[t], h), h)
+        torch.testing.assert_close(y[t], torch.where(live, h, 0.0))
+    torch.testing.assert_close(final[0], h)
+
+
+def test_a_worker_that_dies_or_hangs_is_replaced() -> None:
+    worker = Worker("cpu", 1)
+    right = worker.process.command
+    try:
+        worker.process.command = [right[0], "-c", "import os; os.abort()"]
+        assert worker.judge(Case(), 60)["findings"][0]["kind"] in ("crash", "hang")
+        worker.process.command = [right[0], "-c", "import time; time.sleep(60)"]
+        assert worker.judge(Case(), 1)["findings"][0]["kind"] == "hang"
+        worker.process.command = right
+        assert worker.judge(Case(T=5), 120)["findings"] == []
+    finally:
+        worker.close()
+
+
+def test_known_findings_are_cases() -> None:
+    cases = [Case.of(entry) for entry in json.loads(KNOWN.read_text())]
+    assert len(cases) == len(set(map(str, cases))) >= 14
+
+
+def test_a_run_is_written_with_its_seed_and_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = Case(n=3, T=9)
+    answers = [judge(small, "cpu"), judge(small, "cpu") | {"findings": [{"kind": "crash", "what": "boom"}]}]
+    answers.append({"case": small.line(), "findings": [], "errors": {}, "skipped": "torch: no"})
+    monkeypatch.setattr(fuzz, "run", lambda cases, *_: answers[: len(list(islice(cases, 3)))])
+    for _ in range(2):
+        assert fuzz.main(["--device", "cpu", "--seed", "5", "--count", "3", "--out", str(tmp_path)]) == 1
+    runs = json.loads((tmp_path / "fuzz-cpu.json").read_text())["runs"]
+    assert [(run["seed"], run["configurations"], run["with_findings"], run["kinds"]) for run in runs] == [
+        (5, 2, 1, {"crash": 1})
+    ] * 2
+    page = (tmp_path / "fuzz-cpu.md").read_text()
+    assert record.reproduce("cpu", small.line()) in page
+    assert "near the default" in page
+    assert "2 configurations, 1 skipped, 1 with findings" in capsys.readouterr().out
+    assert tl.__version__ == runs[0]["timeloom"]
+
+
+def test_the_time_given_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "judge", lambda self, case, seconds: judge(case, "cpu"))
+    cases = iter([Case(n=2, T=2)] * 10_000)
+    assert 0 < len(fuzz.run(cases, "cpu", 0.01, 1, 1)) < 10_000

@@ -1,0 +1,110 @@
+"""Calls of few steps, one like the other, which torch's layer runs: as torch has them, and without its checks."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import timeloom as tl
+from timeloom.nn import torch_layer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAMES = ("GRU", "LSTM", "RNN")
+
+
+def pair(name: str, **options: Any) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    theirs = getattr(nn, name)(3, 5, **options)
+    ours = getattr(tl, name)(3, 5, **options)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def flat(result: Any) -> list[Tensor]:
+    y, final = result
+    return [y, *(final if isinstance(final, tuple) else (final,))]
+
+
+@pytest.fixture
+def again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One for each call that went the short way."""
+    calls: list[int] = []
+    right = torch_layer.call_again
+    monkeypatch.setattr(torch_layer, "call_again", lambda *given: (calls.append(1), right(*given))[1])
+    return calls
+
+
+@pytest.mark.parametrize("taped", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}, {"bias": False}], ids=str
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_torchs(name: str, options: dict[str, Any], taped: bool, again: list[int]) -> None:
+    ours, theirs = pair(name, **options)
+    h = torch.randn(2 * 2 if "num_layers" in options else 1, 2, 5)
+    for hx in (None, (h, -h) if name == "LSTM" else h):
+        for _ in range(3):
+            x = torch.randn(2, 2, 3)
+            with torch.set_grad_enabled(taped):
+                found, expected = flat(ours(x, hx)), flat(theirs(x, hx))
+            for one, other in zip(found, expected, strict=True):
+                assert torch.equal(one, other)
+                assert one.requires_grad == taped
+            if taped:
+                for model, results in ((ours, found), (theirs, expected)):
+                    model.zero_grad()
+                    sum(part.square().sum() for part in results).backward()
+                for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+                    assert torch.equal(one.grad, other.grad)
+            assert "torch's own layer" in ours.reports[-1].reason
+    assert len(again) == 4
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+def test_projections(again: list[int]) -> None:
+    ours, theirs = pair("LSTM", proj_size=2)
+    for _ in range(3):
+        x = torch.randn(2, 4, 3)
+        for one, other in zip(flat(ours(x)), flat(theirs(x)), strict=True):
+            assert torch.equal(one, other)
+    assert len(again) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_new_weights_shapes_and_modes_are_seen(name: str, again: list[int]) -> None:
+    ours, theirs = pair(name)
+    x = torch.randn(2, 2, 3)
+    for _ in range(3):
+        ours(x)
+    for model in (ours, theirs):
+        model.weight_hh_l0 = nn.Parameter(theirs.weight_hh_l0.detach() * 2)
+    assert torch.equal(ours(x)[0], theirs(x)[0])
+    for other in (torch.randn(3, 2, 3), torch.randn(2, 3), torch.randn(2, 5, 3), x):
+        assert torch.equal(ours(other)[0], theirs(other)[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ours(x)[0].dtype == theirs(x)[0].dtype
+    copied = deepcopy(ours).double()
+    assert copied(x.double())[0].dtype == torch.float64
+    ours.solver = tl.solvers.Shooting(chunk=1)
+    ours(x)
+    assert ours.reports[0].chunk == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_state_is_refused_as_by_torch(name: str) -> None:
+    ours, theirs = pair(name)
+    x = torch.randn(2, 2, 3)
+    for _ in range(3):
+        ours(x)
+    wrong: Any = torch.zeros(1, 2, 4)
+    wrong = (wrong, wrong) if name == "LSTM" else wrong
+    said = []
+    for model in (ours, theirs):
+        with pytest.raises(RuntimeError, match="Expected hidden") as told:
+            model(x, wrong)
+        said.append(str(told.value))
+    assert said[0] == said[1]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import timeloom as tl
-from benchmarks.zoo.tasks import TASKS, Batch, Task
+from benchmarks.zoo.tasks import TASKS, Task
 
 POOL = 8
 """Batches that are drawn once and trained on in turns."""

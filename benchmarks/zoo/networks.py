@@ -40,7 +40,7 @@ ZOO = (
     Network("flip-flop", "GRU", 32, 250, sizes=((16384, 1),)),
     Network("adding", "GRU", 64, 200),
     Network("adding", "LSTM", 32, 200, sizes=((16384, 1),)),
-    Network("amplifier", "LSTM", 32, 200, sizes=((16384, 1), (65536, 1))),
+    Network("amplifier", "LSTM", 32, 200, sizes=((16384, 1), (65535, 1))),
     Network("amplifier", "GRU", 32, 200, sizes=((16384, 1),)),
     Network("amplifier", "RNN", 32, 200, rate=1e-3, sizes=((16384, 1),)),
     Network("text", "GRU", 128, 200, 512, sizes=((16384, 1), (16384, 4))),

@@ -93,7 +93,9 @@ def test_regimes(name: str, regime: str, warmup: int) -> None:
     if name == "rnn-relu" and regime in ("x2", "x8"):
         x = 1e-3 * x[:60]  # grows beyond all bounds
     if name == "gru" and regime == "x8":
-        x = x[:120]  # chaotic: after 300 steps torch's own float32 and float64 have nothing in common any more
+        # Chaotic: rounding alone grows a thousandfold in 120 steps, in every float32 program by its own factor. So the
+        # measure is the same kernels in one chunk; after 300 steps no two programs have anything in common.
+        x, single = x[:120], layers(name, 8, 12, Shooting(chunk=120), regime)[0]
     expected = [results(layer, x) for layer in (single, double)]
     for _ in range(3):
         zoo.assert_as_good(results(ours, x), *expected)

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import timeloom as tl
-from experiments.losses import plot_losses
-from experiments.results import command, facts, target, write
+from experiments.harness import command, facts, target, write
 from timeloom.solvers import Auto, Shooting, Solver
 
 HIDDEN, CLASSES, BATCH = 20, 10, 16

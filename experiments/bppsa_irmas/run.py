@@ -30,7 +30,7 @@ import timeloom as tl
 from experiments.bppsa_irmas import report
 from experiments.bppsa_irmas.clips import features, find, split
 from experiments.bppsa_irmas.instruments import INSTRUMENTS, generate
-from experiments.results import command, facts, target, write
+from experiments.harness import command, facts, target, write
 from timeloom.solvers import Auto, Shooting, Solver
 
 HOPS, FAST_HOPS = (512, 256, 128), (4096, 2048, 1024)

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.deer_eigenworms.worms import STEPS, write_worms
-from experiments.losses import curve, plot_losses
-from experiments.results import command, facts, target, write
+from experiments.harness import command, facts, target, write
 from timeloom.app import cli
 from timeloom.app.train.metrics import read
 

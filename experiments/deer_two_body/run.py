@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import timeloom as tl
 from experiments.deer_two_body.hamiltonian import Hamiltonian, attraction, orbits
 from experiments.ode.run import loop
-from experiments.results import command, facts, target, write
+from experiments.harness import command, facts, target, write
 
 SPAN, LEARNING_RATE = 10.0, 1e-2
 FULL = {"steps": 10_000, "orbits": 4, "epochs": 60, "width": 32, "compared": 2}

@@ -24,7 +24,7 @@ from typing import Any
 
 from experiments.losses import curve, plot_losses
 from experiments.mgrit_hmdb51.standin import CLASSES, write_clips, write_net
-from experiments.results import command, facts, target, write
+from experiments.harness import command, facts, target, write
 from timeloom.app.data import Splits, load, split
 from timeloom.app.errors import InputError
 from timeloom.app.train.config import ModelConfig, TrainConfig, preset

@@ -41,7 +41,7 @@ CLOSE = {torch.float32: 4e-6, torch.float64: 1e-13}
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles, chunks and thresholds for which a few steps are many."""
     sizes = {"THREADS": 16, "LENGTH": 4, "ROWS": (8, 8, 16), "WINDOW": 2, "PROCESSORS": 6, "TILES": 2, "ALONE": 3}
-    sizes |= {"SHORT": 1, "ENTRIES": (64, 128), "LEAST": 3, "SERIAL": 7}
+    sizes |= {"SHORT": 1, "ENTRIES": (64, 128), "LEAST": 3, "SERIAL": 7, "WHOLE": 4, "COLUMNS": 2}
     for name, value in sizes.items():
         monkeypatch.setattr(gpu, name, value)
 
@@ -156,7 +156,7 @@ def test_every_run_gives_the_same_bits() -> None:
 
 MATRICES: list[tuple[Structure, int, tuple[int, ...], int]] = [
     ("dense", 1, (2,), 3), ("dense", 7, (), 2), ("dense", 8, (1,), 4), ("dense", 25, (2,), 3), ("dense", 9, (), 16),
-    ("dense", 40, (2,), 1), ("dense", 11, (2, 2), 9), ("block", 1, (), 1), ("block", 9, (3,), 1),
+    ("dense", 40, (2,), 1), ("dense", 11, (2, 2), 9), ("dense", 9, (2,), 20), ("dense", 10, (), 32), ("block", 1, (), 1), ("block", 9, (3,), 1),
     ("block", 25, (2,), 3), ("block", 22, (2, 1), 5),
 ]  # fmt: skip
 
@@ -394,7 +394,7 @@ def test_nothing_at_all() -> None:
 
 
 def test_only_what_fits_the_kernels_is_theirs() -> None:
-    b = torch.zeros(4, 2, 17)
+    b = torch.zeros(4, 2, 33)
     assert not gpu.supports(b, "diagonal")  # on a CPU
     assert gpu.supports(b.to("meta"), "diagonal") is False
     if COMPILED:
@@ -402,7 +402,7 @@ def test_only_what_fits_the_kernels_is_theirs() -> None:
         assert gpu.supports(b, "diagonal")
         assert gpu.supports(b, "block")
         assert not gpu.supports(b, "dense")
-        assert gpu.supports(b[..., :16], "dense")
+        assert gpu.supports(b[..., :32], "dense")
         assert not gpu.supports(b.to(torch.complex64), "diagonal")
 
 
@@ -423,7 +423,8 @@ LARGE: list[tuple[Structure, int, tuple[int, ...], int]] = [
     ("diagonal", 1000, (1,), 1), ("diagonal", 70_000, (1,), 1), ("diagonal", 70_001, (2,), 17),
     ("diagonal", 9_999, (3,), 100), ("diagonal", 5_000, (7,), 77), ("diagonal", 2_000, (64,), 300),
     ("diagonal", 3_000, (1,), 4096),
-    ("dense", 5_000, (2,), 4), ("dense", 30_000, (1,), 8), ("dense", 700, (5,), 13), ("block", 20_000, (3,), 50),
+    ("dense", 5_000, (2,), 4), ("dense", 30_000, (1,), 8), ("dense", 700, (5,), 13),
+    ("dense", 3_000, (16,), 20), ("dense", 9_000, (1,), 32), ("block", 20_000, (3,), 50),
 ]  # fmt: skip
 
 

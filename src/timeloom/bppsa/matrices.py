@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -71,6 +72,19 @@ class Sparse:
 
 
 Matrix = Dense | Sparse
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A layer whose Jacobian ties the sequences of a batch together, such as a BatchNorm in training: no matrix for each.
+
+    The scan ends before it and begins behind it anew; the layer itself is stepped over as in back-propagation.
+    """
+
+    pull: Callable[[Tensor], Tensor]
+    """From the gradient at its output to the one at its input, both in the shapes of the points."""
+    flops: float
+    """For one of the batch."""
 
 
 def apply(matrix: Matrix, vector: Tensor) -> Tensor:

@@ -209,13 +209,20 @@ def write(
     draw: Callable[[Results, Path], None],
 ) -> None:
     """`name` with .json, .md and, where matplotlib is installed, .png."""
-    path = save(name, results, folder)
+    path = save(name, {**results, "made_by": [_named(table), _named(draw)]}, folder)
     path.with_suffix(".md").write_text(table(results))
     try:
         draw(results, path.with_suffix(".png"))
     except ImportError as error:
         print(f"no picture: {error}; python -m experiments draw {path} draws it later")
     print(f"written: {path.with_suffix('')}.*", flush=True)
+
+
+def _named(function: Callable[..., object]) -> tuple[str, str]:
+    """Its module and name; a script that runs as `python -m` is called by the name it was given there."""
+    module = function.__module__
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return (spec.name if module == "__main__" and spec else module), function.__name__
 
 
 # Pictures

@@ -179,7 +179,8 @@ def made_on(machine: Results) -> str:
     """The machine in words, for pages and pictures."""
     cores = f" of {machine['cores']} cores" if machine.get("cores") else ""
     load = f", load {machine['load']} as it began" if machine.get("load") is not None else ""
-    return f"{machine['device']}, {machine['threads']} thread(s){cores}{load}, torch {machine['torch']}"
+    clock = f", {machine['clock']}" if machine.get("clock") else ""
+    return f"{machine['device']}, {machine['threads']} thread(s){cores}{load}, torch {machine['torch']}{clock}"
 
 
 def folder_of(options: argparse.Namespace, script: str) -> Path:

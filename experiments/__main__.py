@@ -1,11 +1,11 @@
 """The experiments on the papers: list them, run one or all, and write the page that sets them beside the papers.
 
-    python -m experiments                                           # a list
-    python -m experiments run all --fast                            # every experiment in small
-    python -m experiments run deer.grid --device cuda --minutes 4   # one; further options are the experiment's own
-    python -m experiments page                                      # docs/papers.md from the stored results
-    python -m experiments page --check                              # fails where the page is older than they are
-    python -m experiments draw build/experiments/deer.grid/grid_cuda.json   # table and picture of a result once more
+python -m experiments                                           # a list
+python -m experiments run all --fast                            # every experiment in small
+python -m experiments run deer.grid --device cuda --minutes 4   # one; further options are the experiment's own
+python -m experiments page                                      # docs/papers.md from the stored results
+python -m experiments page --check                              # fails where the page is older than they are
+python -m experiments draw build/experiments/deer.grid/grid_cuda.json   # table and picture of a result once more
 """
 
 from __future__ import annotations
@@ -27,8 +27,17 @@ from experiments.harness import BUILD
 def listing() -> str:
     """Names, papers and what they show."""
     wide = max(len(one.name) for one in EXPERIMENTS)
-    lines = [f"{one.name:<{wide}}  {one.paper:<9}  {one.shows}" + (f" (--data {one.real_data})" if one.real_data else "") for one in EXPERIMENTS]
-    return "\n".join([*lines, "", "python -m experiments run NAME … | all   [--fast] [--device cuda] [--minutes M] [--out FOLDER | --store]"])
+    lines = [
+        f"{one.name:<{wide}}  {one.paper:<9}  {one.shows}" + (f" (--data {one.real_data})" if one.real_data else "")
+        for one in EXPERIMENTS
+    ]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "python -m experiments run NAME … | all   [--fast] [--device cuda] [--minutes M] [--out FOLDER | --store]",
+        ]
+    )
 
 
 def run(names: Sequence[str], more: Sequence[str]) -> int:
@@ -45,7 +54,11 @@ def run(names: Sequence[str], more: Sequence[str]) -> int:
         print(f"== {experiment.name}", flush=True)
         if not _succeeds(experiment, arguments):
             failed.append(experiment.name)
-        print(f"== {experiment.name}: {'FAILED' if experiment.name in failed else 'done'} in {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            f"== {experiment.name}: {'FAILED' if experiment.name in failed else 'done'} in "
+            f"{time.monotonic() - began:.0f} s",
+            flush=True,
+        )
     if failed:
         print(f"{len(failed)} of {len(chosen)} failed: {', '.join(failed)}", file=sys.stderr)
     return len(failed)
@@ -76,7 +89,9 @@ def draw(path: Path) -> None:
     """The table and the picture of a result, by the script that it names."""
     results = json.loads(path.read_text())
     if "made_by" not in results:
-        raise ValueError(f"{path} does not say which script made it: it is older than this command, or no result of an experiment")
+        raise ValueError(
+            f"{path} does not say which script made it: it is older than this command, or no result of an experiment"
+        )
     table, picture = (getattr(importlib.import_module(module), name) for module, name in results["made_by"])
     path.with_suffix(".md").write_text(table(results))
     picture(results, path.with_suffix(".png"))

@@ -40,7 +40,9 @@ def load(folder: Path, part: str = "train", most: int | None = None) -> tuple[Te
 def _binary(file: Path) -> tuple[Tensor, Tensor]:
     data = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
     if data.numel() == 0 or data.numel() % RECORD:
-        raise ValueError(f"{file} has {data.numel()} bytes, and an image of CIFAR-10 {RECORD}: it was cut short, or is another file")
+        raise ValueError(
+            f"{file} has {data.numel()} bytes, and an image of CIFAR-10 {RECORD}: it was cut short, or is another file"
+        )
     records = data.view(-1, RECORD)
     return _checked(file, records[:, 1:].view(-1, *SHAPE), records[:, 0])
 
@@ -62,19 +64,25 @@ def _pickled(file: Path) -> tuple[Tensor, Tensor]:
             held = _Plain(opened, encoding="bytes").load()
         images, labels = torch.as_tensor(held[b"data"]), torch.as_tensor(held[b"labels"])
     except (pickle.UnpicklingError, KeyError, TypeError, EOFError) as error:
-        raise ValueError(f"{file} is no file of CIFAR-10's pickles ({error}); fetch cifar-10-python.tar.gz again") from None
+        raise ValueError(
+            f"{file} is no file of CIFAR-10's pickles ({error}); fetch cifar-10-python.tar.gz again"
+        ) from None
     return _checked(file, images.view(-1, *SHAPE), labels)
 
 
 def _checked(file: Path, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if len(images) != len(labels) or int(labels.max()) >= CLASSES:
-        raise ValueError(f"{file} has {len(images)} images and {len(labels)} classes up to {int(labels.max())}; expected 10 classes")
+        raise ValueError(
+            f"{file} has {len(images)} images and {len(labels)} classes up to {int(labels.max())}; expected 10 classes"
+        )
     return images, labels
 
 
 def generated(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Ten classes of smooth patterns, shifted and noisy: `(N, 3, 32, 32)` and `(N,)`."""
-    patterns = F.interpolate(torch.randn(CLASSES, 3, 4, 4, generator=torch.Generator().manual_seed(1)), size=(32, 32), mode="bicubic")
+    patterns = F.interpolate(
+        torch.randn(CLASSES, 3, 4, 4, generator=torch.Generator().manual_seed(1)), size=(32, 32), mode="bicubic"
+    )
     generator = torch.Generator().manual_seed(seed)
     classes = torch.randint(0, CLASSES, (count,), generator=generator)
     shifts = torch.randint(-4, 5, (count, 2), generator=generator).tolist()

@@ -1,4 +1,4 @@
-"""What all experiments share: options, clocks, rows that outlive errors, files, pictures, and processes of their own."""
+"""What all experiments share: options, clocks, rows that outlive errors, files, pictures, processes of their own."""
 
 from __future__ import annotations
 
@@ -136,8 +136,13 @@ def attempt(where: Results, run: Callable[[], Results]) -> Results:
     try:
         row = {**where, **run()}
     except Exception as error:  # one case that fails must not cost the others
-        row = {**where, "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error) else ''}"}
-    print(json.dumps({key: value for key, value in row.items() if not isinstance(value, list)}, default=str), flush=True)
+        row = {
+            **where,
+            "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error) else ''}",
+        }
+    print(
+        json.dumps({key: value for key, value in row.items() if not isinstance(value, list)}, default=str), flush=True
+    )
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -151,7 +156,9 @@ def good(rows: Iterable[Results]) -> list[Results]:
 
 def errors(rows: Iterable[Results], keys: Sequence[str]) -> list[str]:
     """The rows that ended in an error, as lines of a page."""
-    lines = [f"- {', '.join(f'{k} {row[k]}' for k in keys if k in row)}: {row['error']}" for row in rows if "error" in row]
+    lines = [
+        f"- {', '.join(f'{k} {row[k]}' for k in keys if k in row)}: {row['error']}" for row in rows if "error" in row
+    ]
     return ["", "What did not run:", "", *lines] if lines else []
 
 
@@ -274,10 +281,17 @@ def torchrun(module: str, ranks: int, arguments: Sequence[str], seconds: float) 
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     try:
         done = subprocess.run(
-            [*launcher, "-m", module, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds
+            [*launcher, "-m", module, *arguments],
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
         )
     except subprocess.TimeoutExpired as expired:
         raise TimeoutError(f"{ranks} processes took more than {seconds:.0f} s") from expired
     if done.returncode:
-        told = [line for line in done.stderr.splitlines() if re.match(r"(\[rank0\]: )?\w*(Error|Exception)\b", line.strip())]
+        told = [
+            line for line in done.stderr.splitlines() if re.match(r"(\[rank0\]: )?\w*(Error|Exception)\b", line.strip())
+        ]
         raise RuntimeError((told or done.stderr.strip().splitlines() or ["no output"])[0])

@@ -6,14 +6,16 @@ import sys
 from pathlib import Path
 
 from experiments.catalogue import BPPSA, DEER, EXPERIMENTS, MGRIT
-from experiments.claims import CLAIMS, FOLDER
+from experiments.claims import CLAIMS
 from experiments.harness import ROOT, markdown
+from experiments.readings import FOLDER
 
 PAGE = ROOT / "docs" / "papers.md"
 PAPERS = {
     MGRIT: 'Moon and Cyr, "Parallel Training of GRU Networks with a Multi-Grid Solver for Long Sequences", 2022',
     BPPSA: 'Wang, Bai and Pekhimenko, "BPPSA: Scaling Back-propagation by Parallel Scan Algorithm", 2020',
-    DEER: 'Lim, Zhu, Selfridge and Kasim, "Parallelizing non-linear sequential models over the sequence length" (DEER), 2024',
+    DEER: 'Lim, Zhu, Selfridge and Kasim, "Parallelizing non-linear sequential models over the sequence length" '
+    "(DEER), 2024",
 }
 PICTURES = (
     ("mgrit/results/ranks.png", "Multigrid over processes"),
@@ -23,9 +25,10 @@ PICTURES = (
 )
 HEAD = """# The papers, claim by claim
 
-Written by `python -m experiments page` from the results stored in `experiments/`; nothing here is typed in by hand but the papers'
-own numbers and the column on what differs. `python -m experiments` lists the experiments, `python -m experiments run NAME` runs one
-(`--fast` in small, `--device cuda`, `--minutes`, `--out FOLDER`); stored results are replaced with `--store` only.
+Written by `python -m experiments page` from the results stored in `experiments/`; nothing here is typed in by hand but
+the papers' own numbers and the column on what differs. `python -m experiments` lists the experiments, `python -m
+experiments run NAME` runs one (`--fast` in small, `--device cuda`, `--minutes`, `--out FOLDER`); stored results are
+replaced with `--store` only.
 """
 
 
@@ -42,12 +45,23 @@ def text() -> str:
                 file = FOLDER / folder / "results" / f"{name}.md"
                 link = f" ([table](../experiments/{folder}/results/{name}.md))" if source and file.exists() else ""
                 cells.append([claim.says, claim.number, found + link, claim.differs, f"`{claim.command}`"])
-        lines += [*markdown(["claim", "the paper", "ours", "what differs and why", "`python -m experiments.` …"], cells, 5), ""]
+        lines += [
+            *markdown(["claim", "the paper", "ours", "what differs and why", "`python -m experiments.` …"], cells, 5),
+            "",
+        ]
     for path, title in PICTURES:
         if (FOLDER / path).exists():
             lines += [f"![{title}](../experiments/{path})", ""]
     lines += ["## All experiments", ""]
-    cells = [[f"`{one.name}`", one.paper, one.shows, f"`--data {one.real_data}`" if one.real_data else "generated in the paper too, or none"] for one in EXPERIMENTS]
+    cells = [
+        [
+            f"`{one.name}`",
+            one.paper,
+            one.shows,
+            f"`--data {one.real_data}`" if one.real_data else "generated in the paper too, or none",
+        ]
+        for one in EXPERIMENTS
+    ]
     lines += markdown(["name", "paper", "shows", "real data"], cells, 4)
     return "\n".join(lines) + "\n"
 

@@ -330,7 +330,9 @@ def test_frozen_layers_get_nothing_and_cost_nothing() -> None:
 def test_a_layer_that_is_not_supported_is_named() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.LayerNorm(3)))
     with pytest.raises(
-        TypeError, match=r"layer 1\.1, LayerNorm.*Linear, Conv2d, ReLU, Tanh, MaxPool2d, AvgPool2d, BatchNorm1d, BatchNorm2d, Flatten"
+        TypeError,
+        match=r"layer 1\.1, LayerNorm.*Linear, Conv2d, ReLU, Tanh, MaxPool2d, AvgPool2d, BatchNorm1d, BatchNorm2d, "
+        r"Flatten",
     ):
         tl.chain_backward(model, torch.ones(2, 3), torch.sum)
 

@@ -34,7 +34,9 @@ def test_an_unknown_name_is_answered_with_the_known_ones(capsys: pytest.CaptureF
     assert "there is no experiment 'deer.speed'; there are mgrit.ranks," in capsys.readouterr().err
 
 
-def test_one_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_fails_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     calls: list[list[str]] = []
 
     def fail(arguments: list[str]) -> None:
@@ -63,7 +65,11 @@ def test_stored_results_are_replaced_only_when_told() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_and_odd_numbers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, told in ((["--device", "cuda"], "torch sees no GPU"), (["--minutes", "0"], "got '0'"), (["--threads", "x"], "got 'x'")):
+    for arguments, told in (
+        (["--device", "cuda"], "torch sees no GPU"),
+        (["--minutes", "0"], "got '0'"),
+        (["--threads", "x"], "got 'x'"),
+    ):
         with pytest.raises(SystemExit):
             harness.begin(harness.command("A script."), arguments)
         assert told in capsys.readouterr().err
@@ -80,7 +86,9 @@ def test_a_row_outlives_its_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert harness.errors(rows[1:], ("n",)) == []
 
 
-def test_results_are_written_without_pictures_where_there_is_no_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_written_without_pictures_where_there_is_no_matplotlib(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def draw(results: dict[str, Any], path: Path) -> None:
         raise ImportError("No module named 'matplotlib'")
 
@@ -102,13 +110,14 @@ def test_a_clock_that_is_over_ends_the_turns() -> None:
 
 
 def test_processes_that_fail_tell_why() -> None:
-    with pytest.raises(RuntimeError, match="No module named|Error"):
+    with pytest.raises(RuntimeError, match=r"No module named|Error"):
         harness.torchrun("experiments.no_such_module", 1, [], 120)
 
 
 def test_the_model_of_ranks_finds_its_constants_and_predicts_the_longest() -> None:
     rows = [
-        {"way": "exact multigrid", "ranks": r, "time_ranks": r, "steps": t, "collectives": 14 * (r > 1), "exchange_ms": 0.05 * r,
+        {"way": "exact multigrid", "ranks": r, "time_ranks": r, "steps": t, "collectives": 14 * (r > 1),
+         "exchange_ms": 0.05 * r,
          "both_ms": 3 + 0.02 * t / r + 0.001 * t + 14 * (r > 1) * 0.05 * r}
         for r in (1, 2, 4, 8) for t in (128, 512, 2048)
     ]  # fmt: skip

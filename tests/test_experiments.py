@@ -162,7 +162,8 @@ def test_each_paper_has_its_page(name: str) -> None:
 
 def test_wrong_data_end_an_experiment_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = str(tmp_path / "missing.ts")
-    told = {"mgrit_hmdb51": "no such", "deer_eigenworms": "no such", "mgrit_har": "no such", "bppsa_vgg": "is not a folder",
+    told = {"mgrit_hmdb51": "no such", "deer_eigenworms": "no such", "mgrit_har": "no such", "bppsa_vgg": "is not a "
+                                                                                                          "folder",
             "deer_cifar": "is not a folder"}  # fmt: skip
     for name, words in told.items():
         with pytest.raises(SystemExit):

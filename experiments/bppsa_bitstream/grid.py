@@ -21,8 +21,23 @@ from torch.nn.functional import cross_entropy
 import timeloom as tl
 from experiments.bppsa_bitstream.streams import HIDDEN, SOLVERS, Classifier, bits
 from experiments.harness import (
-    COLOURS, Clock, Results, attempt, begin, command, errors, facts, figure, folder_of, good, in_turns, made_on,
-    markdown, passes, whole, write,
+    COLOURS,
+    Clock,
+    Results,
+    attempt,
+    begin,
+    command,
+    errors,
+    facts,
+    figure,
+    folder_of,
+    good,
+    in_turns,
+    made_on,
+    markdown,
+    passes,
+    whole,
+    write,
 )  # fmt: skip
 from timeloom.solvers import Auto, Solver
 
@@ -56,7 +71,8 @@ def case(cell: str, way: str, steps: int, batch: int, device: str, clock: Clock)
     x, classes = bits(steps, batch, 0, device)
     models = {name: model_of(cell, WAYS[name], device) for name in dict.fromkeys(("torch", way))}
     calls = {
-        name: lambda model=model: passes(lambda: cross_entropy(model(x), classes), device) for name, model in models.items()
+        name: lambda model=model: passes(lambda: cross_entropy(model(x), classes), device)
+        for name, model in models.items()
     }
     taken = in_turns(calls, TURNS, clock, warm=2)
     found: dict[str, Any] = {}
@@ -69,7 +85,9 @@ def case(cell: str, way: str, steps: int, batch: int, device: str, clock: Clock)
     if steps * batch <= COMPARED:
         truth = gradients(copy.deepcopy(models["torch"]).double(), x.double(), classes)
         given = gradients(models[way], x, classes)
-        found["gradient_error"] = max(float((g - t).abs().max() / t.abs().max()) for g, t in zip(given, truth, strict=True))
+        found["gradient_error"] = max(
+            float((g - t).abs().max() / t.abs().max()) for g, t in zip(given, truth, strict=True)
+        )
     reports = getattr(models[way].rnn, "reports", None)
     if reports and reports[0].backward is not None:
         found["backward_by"] = f"{reports[0].backward.solver}, {reports[0].backward.iterations} sweep(s)"
@@ -82,20 +100,35 @@ def case(cell: str, way: str, steps: int, batch: int, device: str, clock: Clock)
 def table(results: Results) -> str:
     rows = results["rows"]
     lines = [
-        f"Bit streams (generated, as in the paper), {results['cell'].upper()} of {HIDDEN} units, float32, against torch's layer in "
+        f"Bit streams (generated, as in the paper), {results['cell'].upper()} of {HIDDEN} units, float32, against "
+        "torch's layer in "
         f"turns; fastest of {TURNS}. {made_on(results['machine'])}.",
         "",
-        f"The paper, on its GPUs and against its baseline: up to {PAPER['backward']:.0f}× in the backward pass, {PAPER['both']}× in all.",
+        f"The paper, on its GPUs and against its baseline: up to {PAPER['backward']:.0f}× in the backward pass, "
+        f"{PAPER['both']}× in all.",
         "",
     ]
-    head = ["T", "B", "way", "backward", "torch's", "speedup", "both passes", "torch's", "speedup", "gradient error", "by"]
-    cells = [
-        [row["steps"], row["batch"], row["way"], f"{row['backward_ms']:.3g} ms", f"{row['torch_backward_ms']:.3g} ms",
-         f"{row['torch_backward_ms'] / row['backward_ms']:.2f}×", f"{row['both_ms']:.3g} ms", f"{row['torch_both_ms']:.3g} ms",
-         f"{row['torch_both_ms'] / row['both_ms']:.2f}×", f"{row['gradient_error']:.0e}" if "gradient_error" in row else "–",
-         row.get("backward_by", "–")]
-        for row in good(rows)
-    ]  # fmt: skip
+    head = [
+        "T",
+        "B",
+        "way",
+        "backward",
+        "torch's",
+        "speedup",
+        "both passes",
+        "torch's",
+        "speedup",
+        "gradient error",
+        "by",
+    ]
+    cells = []
+    for row in good(rows):
+        cell: list[object] = [row["steps"], row["batch"], row["way"]]
+        for key in ("backward_ms", "both_ms"):
+            ours, theirs = row[key], row[f"torch_{key}"]
+            cell += [f"{ours:.3g} ms", f"{theirs:.3g} ms", f"{theirs / ours:.2f}×"]
+        cell += [f"{row['gradient_error']:.0e}" if "gradient_error" in row else "–", row.get("backward_by", "–")]
+        cells.append(cell)
     lines += [*markdown(head, cells), *errors(rows, ("way", "steps", "batch")), ""]
     for key, words in (("backward", "backward pass"), ("both", "both passes")):
         for family in ("scan", ""):
@@ -104,7 +137,10 @@ def table(results: Results) -> str:
             if best:
                 ratio = best[f"torch_{key}_ms"] / best[f"{key}_ms"]
                 who = "a scan" if family else "any way"
-                lines.append(f"- Best of {who}, {words}: {ratio:.2f}× by {best['way']} at T = {best['steps']}, B = {best['batch']}.")
+                lines.append(
+                    f"- Best of {who}, {words}: {ratio:.2f}× by {best['way']} at T = {best['steps']}, B = "
+                    f"{best['batch']}."
+                )
     return "\n".join(lines) + "\n"
 
 
@@ -122,9 +158,15 @@ def draw(results: Results, path: Path) -> None:
                     if (row["way"], row["batch"]) == (way, batch)
                 )
                 axis.loglog([t for t, _ in here], [r for _, r in here], marker="o", color=colour, label=f"B = {batch}")
-            axis.axhline(PAPER[key], color="black", linestyle="--", linewidth=0.8, label=f"paper, at best: {PAPER[key]:g}×")
+            axis.axhline(
+                PAPER[key], color="black", linestyle="--", linewidth=0.8, label=f"paper, at best: {PAPER[key]:g}×"
+            )
             axis.axhline(1.0, color="grey", linewidth=0.6)
-            axis.set(xlabel="steps", ylabel="over torch's layer", title=f"{way}: {'backward pass' if key == 'backward' else 'both passes'}")
+            axis.set(
+                xlabel="steps",
+                ylabel="over torch's layer",
+                title=f"{way}: {'backward pass' if key == 'backward' else 'both passes'}",
+            )
     axes[0][0].legend(fontsize=6)
     drawn.suptitle(f"{results['cell'].upper()} of {HIDDEN} units, {made_on(results['machine'])}", fontsize=8)
     drawn.savefig(path, dpi=100)
@@ -147,7 +189,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if not options.clock.over:
                     where = {"way": way, "steps": steps, "batch": batch}
                     results["rows"].append(
-                        attempt(where, lambda w=way, s=steps, b=batch: case(options.cell, w, s, b, options.device, options.clock))
+                        attempt(
+                            where,
+                            lambda w=way, s=steps, b=batch: case(options.cell, w, s, b, options.device, options.clock),
+                        )
                     )
     print(table(results))
     write(f"grid_{options.cell}_{options.device}", results, folder_of(options, __file__), table, draw)

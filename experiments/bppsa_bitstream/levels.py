@@ -1,7 +1,7 @@
 """The backward pass of a GRU by scans of several numbers of levels: `python -m experiments.bppsa_bitstream.levels`.
 
-Loss on every step, float32; beside them the chunked adjoint that `adjoint="same"` runs, and torch's layer. By the clock,
-the fastest of several turns.
+Loss on every step, float32; beside them the chunked adjoint that `adjoint="same"` runs, and torch's layer. By the
+clock, the fastest of several turns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,18 @@ import torch
 
 import timeloom as tl
 from experiments.harness import (
-    COLOURS, Results, begin, command, facts, figure, folder_of, in_turns, made_on, markdown, passes, write,
+    COLOURS,
+    Results,
+    begin,
+    command,
+    facts,
+    figure,
+    folder_of,
+    in_turns,
+    made_on,
+    markdown,
+    passes,
+    write,
 )  # fmt: skip
 from timeloom.solvers import Shooting, Solver
 
@@ -42,7 +53,8 @@ def measure(n: int, sizes: Results, options: object) -> dict[str, float]:
 
 def table(results: Results) -> str:
     cells = [[row["n"], *(f"{row[name]:.3g} ms" for name in SOLVERS)] for row in results["rows"]]
-    about = f"GRU of n units on random inputs, T = {results['T']}, B = 1, backward pass alone. {made_on(results['machine'])}."
+    machine = made_on(results["machine"])
+    about = f"GRU of n units on random inputs, T = {results['T']}, B = 1, backward pass alone. {machine}."
     return "\n".join([about, "", *markdown(["n", *SOLVERS], cells)]) + "\n"
 
 

@@ -23,7 +23,18 @@ from torch.nn.functional import cross_entropy
 
 from experiments.bppsa_bitstream.streams import BATCH, SOLVERS, TRAINED, Classifier, bits, models
 from experiments.harness import (
-    Clock, Results, begin, command, facts, folder_of, in_turns, made_on, now, passes, plot_losses, write,
+    Clock,
+    Results,
+    begin,
+    command,
+    facts,
+    folder_of,
+    in_turns,
+    made_on,
+    now,
+    passes,
+    plot_losses,
+    write,
 )  # fmt: skip
 from timeloom.solvers import Solver
 
@@ -41,7 +52,10 @@ def backward(steps: int, turns: int, device: str, clock: Clock) -> dict[str, dic
     """By way, milliseconds of the fastest of a few backward passes, and the largest difference from torch's."""
     x, classes = bits(steps, BATCH, 0, device)
     made = models(SOLVERS, device)
-    calls = {name: lambda model=model: passes(lambda: cross_entropy(model(x), classes), device) for name, model in made.items()}
+    calls = {
+        name: lambda model=model: passes(lambda: cross_entropy(model(x), classes), device)
+        for name, model in made.items()
+    }
     taken = in_turns(calls, turns, clock)
     found: dict[str, dict[str, float]] = {}
     for name, model in made.items():
@@ -92,10 +106,12 @@ def table(results: dict[str, Any]) -> str:
     about = results["training"]
     lines += [
         "",
-        f"Training at T = {about['length']}, at most {about['steps']} steps of batch {BATCH}, Adam at {about['rate']:g}, "
+        f"Training at T = {about['length']}, at most {about['steps']} steps of batch {BATCH}, Adam at "
+        f"{about['rate']:g}, "
         + (f"{about['sequences']} streams again and again" if about.get("sequences") else "new streams in every step")
         + f" (losses compared over the first {min(ALIKE, about['steps'])}):", "",
-        "| way | time (steps) | a step over torch | last loss (mean of 20) | accuracy | losses differ from torch's by |",
+        "| way | time (steps) | a step over torch | last loss (mean of 20) | accuracy | losses differ from torch's "
+        "by |",
         "| --- | --: | --: | --: | --: | --: |",
     ]  # fmt: skip
     base = about["ways"]["torch"]
@@ -103,7 +119,8 @@ def table(results: dict[str, Any]) -> str:
         apart = max(abs(a - b) for a, b in zip(one["losses"][:ALIKE], base["losses"][:ALIKE], strict=False))
         last = sum(one["losses"][-20:]) / len(one["losses"][-20:])
         lines.append(
-            f"| {name} | {one['elapsed'][-1]:.1f} s ({len(one['losses'])}) | {_step(base) / _step(one):.1f}× | {last:.3f} | "
+            f"| {name} | {one['elapsed'][-1]:.1f} s ({len(one['losses'])}) | {_step(base) / _step(one):.1f}× | "
+            f"{last:.3f} | "
             f"{one['accuracy']:.1%} | {apart:.1e} |"
         )
     return "\n".join(lines) + "\n"
@@ -128,7 +145,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {"machine": facts(device), "backward": {}}
     for each in sizes["lengths"]:
         results["backward"][str(each)] = backward(each, sizes["turns"], device, clock)
-        print(f"T = {each}:", {name: f"{one['ms']:.3g} ms" for name, one in results["backward"][str(each)].items()}, flush=True)
+        print(
+            f"T = {each}:",
+            {name: f"{one['ms']:.3g} ms" for name, one in results["backward"][str(each)].items()},
+            flush=True,
+        )
     how: Results = {"protocol": options.protocol, **{key: sizes[key] for key in ("length", "steps")}}
     how |= PAPERS if options.protocol == "paper" else OURS
     ways = {}

@@ -20,7 +20,8 @@ from experiments.bppsa_irmas.mfcc import mfcc
 RATE, SECONDS = 44100, 3.0
 FEATURES = {
     "ours": "20 MFCC of the mean of both channels, windows of 2048 samples at every length",
-    "paper": "MFCC of each of two channels without the first: 19, 12 and 6 of windows of 4096, 2048 and 1024 samples, from "
+    "paper": "MFCC of each of two channels without the first: 19, 12 and 6 of windows of 4096, 2048 and 1024 "
+    "samples, from "
     "the longest hop to the shortest (a clip of one channel counts twice)",
 }
 """Kinds of inputs, in words."""
@@ -115,5 +116,8 @@ def features(
 def _papers(samples: Tensor, rate: int, hop: int, coefficients: int, window: int) -> Tensor:
     """Of `(S, C)`, `(T, 2 (coefficients − 1))`: the first coefficient, the loudness, is left out."""
     both = samples[:, :2] if samples.shape[1] > 1 else samples.expand(-1, 2)
-    parts = [mfcc(one.float().contiguous(), rate, hop, window=window, coefficients=coefficients)[:, 1:] for one in both.unbind(1)]
+    parts = [
+        mfcc(one.float().contiguous(), rate, hop, window=window, coefficients=coefficients)[:, 1:]
+        for one in both.unbind(1)
+    ]
     return torch.cat(parts, 1)

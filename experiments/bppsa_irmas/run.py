@@ -205,16 +205,16 @@ def compare(data: Data, classes: int, setting: Setting) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command(__doc__)
     parser.add_argument("--data", type=Path, help="a folder in IRMAS's layout; without it, clips are generated")
-    parser.add_argument("--clips", type=whole, help="most clips of an instrument (default: 32 generated, all real ones)")
+    parser.add_argument(
+        "--clips", type=whole, help="most clips of an instrument (default: 32 generated, all real ones)"
+    )
     parser.add_argument("--steps", type=whole, help="training steps (default: 80; ten epochs of real clips)")
     parser.add_argument("--batch", type=whole, default=16, help="clips in a step (default: 16)")
     parser.add_argument("--features", choices=tuple(FEATURES), default="ours", help="inputs of a frame (default: ours)")
     options = begin(parser, arguments)
     hops = FAST_HOPS if options.fast else HOPS
-    if options.fast:
-        defaults = (4, 3)
-    else:
-        defaults = (32, 80) if options.data is None else (1 << 30, 0)
+    few = (4, 3) if options.fast else (32, 80)
+    defaults = few if options.data is None else (1 << 30, 0)
     most = options.clips or defaults[0]
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.data or Path(temporary)

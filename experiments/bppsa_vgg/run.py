@@ -6,8 +6,8 @@
     python -m experiments.bppsa_vgg.run --fast                              # all parts in small, seconds
 
 As in the paper's study (Wang, Bai and Pekhimenko, "BPPSA", 2020): 97 % of the weights of all convolutions and linear
-layers are pruned by size, and the network is retrained. Each retraining step is made by `chain_backward` and, on a twin,
-by autograd. Without --data the images are ten classes of smooth patterns with noise.
+layers are pruned by size, and the network is retrained. Each retraining step is made by `chain_backward` and, on a
+twin, by autograd. Without --data the images are ten classes of smooth patterns with noise.
 
 Floating-point operations are counted for one image. The critical path takes the largest product of every level of the
 scan: what is left with a processor for each product. Beside them stand the times of one process by the clock, and for
@@ -31,9 +31,8 @@ from torch.nn.utils import prune
 import timeloom as tl
 from experiments import cifar
 from experiments.bppsa_vgg.report import draw, table
+from experiments.bppsa_vgg.zeros import jacobian_table
 from experiments.harness import Clock, Results, begin, command, facts, folder_of, now, whole, write
-from timeloom.bppsa.jacobians import LAYERS
-from timeloom.bppsa.matrices import Cut, Dense
 from timeloom.bppsa.scan import ScanTrace
 
 CHANNELS = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
@@ -56,7 +55,14 @@ def vgg11(share: int, norm: bool) -> nn.Sequential:
         layers += [nn.BatchNorm2d(entry // share)] if norm else []
         layers += [nn.ReLU()]
         width = entry // share
-    layers += [nn.Flatten(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)]
+    layers += [
+        nn.Flatten(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, 10),
+    ]
     model = nn.Sequential(*layers)
     for layer in weighty(model):
         nn.init.kaiming_normal_(layer.weight)
@@ -192,43 +198,6 @@ def by_levels(model: nn.Sequential, batch: Data, turns: int, device: str, clock:
     return rows, 1e3 * min(autograd() for _ in range(turns + 1))
 
 
-@torch.no_grad()
-def jacobian_table(model: nn.Sequential, x: Tensor, columns: int, device: str) -> list[Results]:
-    """For each layer: entries of its Jacobian, the share that is certain to be zero, and milliseconds to write it down.
-
-    Autograd makes a Jacobian of one image column by column; `columns` of them are timed, and all are as many times that.
-    """
-    rows, point = [], x[:1]
-    for number, layer in enumerate(model):
-        out = layer(point)
-        LAYERS[type(layer)](layer, point, out)  # warms up
-        began = now(device)
-        matrix = LAYERS[type(layer)](layer, point, out)
-        taken = 1e3 * (now(device) - began)
-        if matrix is not None and not isinstance(matrix, Cut):
-            height, width = matrix.shape
-            stored = height * width if isinstance(matrix, Dense) else matrix.stored
-            by_autograd = _autograd_columns(layer, point, columns, device) * out.numel()
-            rows.append(
-                {"layer": f"{number} {type(layer).__name__}", "shape": [height, width], "zeros": 1 - stored / (height * width),
-                 "ms": taken, "autograd_ms": by_autograd}
-            )  # fmt: skip
-        point = out
-    return rows
-
-
-def _autograd_columns(layer: nn.Module, point: Tensor, columns: int, device: str) -> float:
-    """Milliseconds of a column by autograd, the mean of some."""
-    with torch.enable_grad():
-        given = point.detach().requires_grad_()
-        out = layer(given).flatten()
-        count = min(columns, out.numel())
-        began = now(device)
-        for column in range(count):
-            torch.autograd.grad(out[column], given, retain_graph=True)
-        return 1e3 * (now(device) - began) / count
-
-
 def measure(data: Data, test: Data, sizes: dict[str, int], options: Any) -> Results:
     """All parts of the study."""
     device, clock = options.device, options.clock
@@ -266,13 +235,19 @@ def measure(data: Data, test: Data, sizes: dict[str, int], options: Any) -> Resu
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command(__doc__)
-    parser.add_argument("--data", type=Path, help="CIFAR-10's folder, binary or pickled; without it, images are generated")
+    parser.add_argument(
+        "--data", type=Path, help="CIFAR-10's folder, binary or pickled; without it, images are generated"
+    )
     parser.add_argument("--norm", action="store_true", help="BatchNorm behind every convolution")
-    parser.add_argument("--amount", type=float, default=0.97, help="share of the weights that are pruned (default: 0.97)")
+    parser.add_argument(
+        "--amount", type=float, default=0.97, help="share of the weights that are pruned (default: 0.97)"
+    )
     for name, what in (
-        ("share", "by what the channels are divided"), ("train", "steps before pruning"), ("retrain", "steps after it"),
+        ("share", "by what the channels are divided"),
+        ("train", "steps before pruning"),
+        ("retrain", "steps after it"),
         ("batch", "images in a retraining step"),
-    ):  # fmt: skip
+    ):
         parser.add_argument(f"--{name}", type=whole, help=f"{what} (default: {FULL[name]})")
     options = begin(parser, arguments)
     sizes = dict(FAST if options.fast else FULL)
@@ -282,11 +257,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     data, test = (tuple(tensor.to(options.device) for tensor in part) for part in (data, test))
-    results: Results = {"data": name, "machine": facts(options.device), "norm": options.norm, "amount": options.amount, "sizes": sizes}
+    results: Results = {
+        "data": name,
+        "machine": facts(options.device),
+        "norm": options.norm,
+        "amount": options.amount,
+        "sizes": sizes,
+    }
     results |= measure(data, test, sizes, options)
     print(table(results))
     base = ("cifar10" if options.data else "generated") + ("_norm" if options.norm else "")
-    write(base + ("" if options.device == "cpu" else f"_{options.device}"), results, folder_of(options, __file__), table, draw)
+    write(
+        base + ("" if options.device == "cpu" else f"_{options.device}"),
+        results,
+        folder_of(options, __file__),
+        table,
+        draw,
+    )
 
 
 if __name__ == "__main__":

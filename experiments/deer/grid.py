@@ -23,8 +23,23 @@ from torch import Tensor, nn
 
 import timeloom as tl
 from experiments.harness import (
-    COLOURS, Clock, Results, attempt, begin, command, errors, facts, figure, folder_of, good, made_on, markdown, now,
-    save, whole, write,
+    COLOURS,
+    Clock,
+    Results,
+    attempt,
+    begin,
+    command,
+    errors,
+    facts,
+    figure,
+    folder_of,
+    good,
+    made_on,
+    markdown,
+    now,
+    save,
+    whole,
+    write,
 )  # fmt: skip
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -74,7 +89,7 @@ def outputs(layer: nn.GRU, x: Tensor) -> Tensor:
 
 
 def turns(forward: Forward, weights: nn.Module, device: str, clock: Clock) -> tuple[float, float, Tensor]:
-    """Milliseconds of the fastest forward pass without a tape, of the fastest with the backward pass, and the outputs."""
+    """Milliseconds of the fastest pass without a tape, of the fastest with the backward pass, and the outputs."""
     alone, both, end = list[float](), list[float](), None
     for turn in range(TURNS + 1):
         began = now(device)
@@ -145,7 +160,8 @@ def by_place(rows: list[Results]) -> dict[tuple[int, int, int], dict[str, Result
 
 def table(results: Results) -> str:
     lines = [
-        f"GRU on random inputs, float32, milliseconds of forward + backward and, in brackets, how many times as fast as torch's layer "
+        "GRU on random inputs, float32, milliseconds of forward + backward and, in brackets, how many times as fast "
+        "as torch's layer "
         f"and as the plain loop. {results.get('note') or made_on(results['machine'])}",
         "",
         f"The paper: {PAPER}.",
@@ -182,11 +198,18 @@ def verdict(rows: list[Results]) -> list[str]:
     lines = []
     for base in ("torch", "loop"):
         for way in WAYS[2:]:
-            ratios = [(found[base]["both_ms"] / found[way]["both_ms"], place) for place, found in by_place(rows).items() if base in found and way in found]
+            ratios = [
+                (found[base]["both_ms"] / found[way]["both_ms"], place)
+                for place, found in by_place(rows).items()
+                if base in found and way in found
+            ]
             if ratios:
                 best, (n, steps, batch) = max(ratios)
                 over = "torch's layer" if base == "torch" else "the loop"
-                lines.append(f"- {way} over {over}: {best:.3g}× at best (n = {n}, T = {steps:,}, B = {batch}), {min(ratios)[0]:.2g}× at worst.")
+                lines.append(
+                    f"- {way} over {over}: {best:.3g}× at best (n = {n}, T = {steps:,}, B = {batch}), "
+                    f"{min(ratios)[0]:.2g}× at worst."
+                )
     return lines
 
 
@@ -196,7 +219,9 @@ def draw(results: Results, path: Path) -> None:
     sizes, batches = sorted({n for n, _, _ in places}), sorted({b for _, _, b in places})
     if not places:
         return
-    drawn, axes = figure(2.6 * len(sizes) + 1, 2.4 * len(batches) + 0.8, len(batches), len(sizes), sharex=True, sharey=True)
+    drawn, axes = figure(
+        2.6 * len(sizes) + 1, 2.4 * len(batches) + 0.8, len(batches), len(sizes), sharex=True, sharey=True
+    )
     for line, batch in zip(axes, batches, strict=True):
         for axis, n in zip(line, sizes, strict=True):
             for colour, way in zip(COLOURS, WAYS[1:], strict=False):
@@ -218,7 +243,9 @@ def draw(results: Results, path: Path) -> None:
 def order(sizes: Sequence[int], lengths: Sequence[int], batches: Sequence[int]) -> list[tuple[int, int, int]]:
     """All `(n, T, B)`, coarse points first, and among them the largest batch and the shortest length."""
     cases = itertools.product(sizes, lengths, batches)
-    return sorted(cases, key=lambda c: (sum(value not in some for value, some in zip(c, COARSE, strict=True)), c[1], -c[2], c[0]))
+    return sorted(
+        cases, key=lambda c: (sum(value not in some for value, some in zip(c, COARSE, strict=True)), c[1], -c[2], c[0])
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -232,7 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes, lengths, batches = (
         given or default
         for given, default in zip(
-            (options.hidden, options.steps, options.batch), FAST if options.fast else (SIZES, LENGTHS, BATCHES), strict=True
+            (options.hidden, options.steps, options.batch),
+            FAST if options.fast else (SIZES, LENGTHS, BATCHES),
+            strict=True,
         )
     )
     folder, name = folder_of(options, __file__), f"grid_{options.device}"

@@ -48,7 +48,11 @@ def measure(steps: int, regimes: Sequence[str]) -> list[Results]:
 
 def table(results: Results) -> str:
     cells = [
-        [row["layer"], row["network"], *(str(c["sweeps"]) if c["converged"] else f"> {c['sweeps']}" for c in row["solvers"].values())]
+        [
+            row["layer"],
+            row["network"],
+            *(str(c["sweeps"]) if c["converged"] else f"> {c['sweeps']}" for c in row["solvers"].values()),
+        ]
         for row in results["rows"]
     ]
     return "\n".join(markdown(["layer", "network", *SOLVERS], cells, 2)) + "\n"
@@ -76,7 +80,8 @@ def plot(results: Results, path: Path) -> None:
     handles = [axes[0].plot([], [], "o", color=color)[0] for color in colors.values()]
     drawn.legend(handles, list(colors), loc="outside lower center", ncols=len(SOLVERS), frameon=False, fontsize=8)
     drawn.suptitle(
-        f"T = {results['setting']['steps']}, {HIDDEN} hidden units; open circles: given up there, at {LIMIT} sweeps at the latest",
+        f"T = {results['setting']['steps']}, {HIDDEN} hidden units; open circles: given up there, at {LIMIT} sweeps "
+        "at the latest",
         fontsize=10,
     )
     drawn.savefig(path, dpi=110)

@@ -10,7 +10,20 @@ from torch import Tensor
 
 import timeloom as tl
 from experiments.harness import (
-    COLOURS, Results, attempt, begin, command, errors, facts, figure, folder_of, good, made_on, markdown, now, write,
+    COLOURS,
+    Results,
+    attempt,
+    begin,
+    command,
+    errors,
+    facts,
+    figure,
+    folder_of,
+    good,
+    made_on,
+    markdown,
+    now,
+    write,
 )  # fmt: skip
 
 CASES = [
@@ -48,7 +61,10 @@ def measure(seconds: float, steps_most: int, device: str) -> list[Results]:
         where = {"elements": structure, "T": steps, "B": batch, "n": n}
 
         def run(structure: str = structure, a: Tensor = a, b: Tensor = b) -> Results:
-            times = {m: fastest(lambda: tl.linear_scan(a, b, structure=structure, method=m), device, seconds) for m in METHODS}
+            times = {
+                m: fastest(lambda m=m: tl.linear_scan(a, b, structure=structure, method=m), device, seconds)
+                for m in METHODS
+            }
             return {**times, "sum": fastest(lambda: a + a, device, seconds)}
 
         rows.append(attempt(where, run))
@@ -61,7 +77,12 @@ def table(results: Results) -> str:
         for row in good(results["rows"])
     ]
     head = ["elements", "T, B, n", "loop", "chunked", "Blelloch", "auto", "one sum of the same size"]
-    lines = [f"{made_on(results['machine'])}.", "", *markdown(head, cells, 2), *errors(results["rows"], ("elements", "T", "n"))]
+    lines = [
+        f"{made_on(results['machine'])}.",
+        "",
+        *markdown(head, cells, 2),
+        *errors(results["rows"], ("elements", "T", "n")),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -81,7 +102,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = begin(command(__doc__), arguments)
     rows = measure(0.01, 300, options.device) if options.fast else measure(0.5, 1 << 30, options.device)
     results = {"machine": facts(options.device), "rows": rows}
-    write("scan" if options.device == "cpu" else f"scan_{options.device}", results, folder_of(options, __file__), table, draw)
+    write(
+        "scan" if options.device == "cpu" else f"scan_{options.device}",
+        results,
+        folder_of(options, __file__),
+        table,
+        draw,
+    )
 
 
 if __name__ == "__main__":

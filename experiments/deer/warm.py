@@ -3,8 +3,8 @@
     python -m experiments.deer.warm
     python -m experiments.deer.warm --device cuda
 
-A GRU is trained to remember a value (`networks.latch`), on the same samples in every epoch, by several solvers, each with
-and without `timeloom.WarmStarts`. All runs see the same batches; what is found does not depend on the guess.
+A GRU is trained to remember a value (`networks.latch`), on the same samples in every epoch, by several solvers, each
+with and without `timeloom.WarmStarts`. All runs see the same batches; what is found does not depend on the guess.
 """
 
 from __future__ import annotations
@@ -18,13 +18,30 @@ from torch import nn
 import timeloom as tl
 from experiments.deer.networks import INPUTS, latch
 from experiments.harness import (
-    COLOURS, Results, attempt, begin, command, errors, facts, figure, folder_of, good, made_on, markdown, now, write,
+    COLOURS,
+    Results,
+    attempt,
+    begin,
+    command,
+    errors,
+    facts,
+    figure,
+    folder_of,
+    good,
+    made_on,
+    markdown,
+    now,
+    write,
 )  # fmt: skip
 from timeloom.solvers import DEER, QuasiDEER, Shooting, Solver
 
 FULL: Results = {"T": 2048, "samples": 32, "batch": 8, "n": 16, "epochs": 8}
 FAST: Results = {"T": 64, "samples": 4, "batch": 2, "n": 4, "epochs": 2}
-SOLVERS: dict[str, Solver] = {"DEER": DEER(), "quasi-DEER": QuasiDEER(), "shooting": Shooting(warmup=0, correction="newton")}
+SOLVERS: dict[str, Solver] = {
+    "DEER": DEER(),
+    "quasi-DEER": QuasiDEER(),
+    "shooting": Shooting(warmup=0, correction="newton"),
+}
 
 
 def train(solver: Solver, warm: bool, sizes: Results, device: str) -> Results:
@@ -44,7 +61,11 @@ def train(solver: Solver, warm: bool, sizes: Results, device: str) -> Results:
             optimizer.step()
             sweeps.append(layer.reports[0].iterations)
             losses.append(loss.item())
-        for key, value in (("sweeps", sum(sweeps) / len(sweeps)), ("seconds", now(device) - began), ("losses", sum(losses) / len(losses))):
+        for key, value in (
+            ("sweeps", sum(sweeps) / len(sweeps)),
+            ("seconds", now(device) - began),
+            ("losses", sum(losses) / len(losses)),
+        ):
             epochs[key].append(round(value, 6))
     return epochs
 
@@ -52,13 +73,20 @@ def train(solver: Solver, warm: bool, sizes: Results, device: str) -> Results:
 def table(results: Results) -> str:
     sizes = results["sizes"]
     cells = [
-        [row["solver"], "the last epoch's states" if row["warm"] else "none", f"{row['sweeps'][0]:.1f}", f"{row['sweeps'][-1]:.1f}",
-         f"{min(row['seconds'][1:] or row['seconds']):.3g} s", f"{row['losses'][-1]:.4f}"]
+        [
+            row["solver"],
+            "the last epoch's states" if row["warm"] else "none",
+            f"{row['sweeps'][0]:.1f}",
+            f"{row['sweeps'][-1]:.1f}",
+            f"{min(row['seconds'][1:] or row['seconds']):.3g} s",
+            f"{row['losses'][-1]:.4f}",
+        ]
         for row in good(results["rows"])
-    ]  # fmt: skip
+    ]
     head = ["solver", "guess", "sweeps, first epoch", "last epoch", "fastest epoch", "last loss"]
     about = (
-        f"GRU of {sizes['n']} units, {sizes['samples']} samples of {sizes['T']} steps, batch {sizes['batch']}, {sizes['epochs']} epochs; "
+        f"GRU of {sizes['n']} units, {sizes['samples']} samples of {sizes['T']} steps, batch {sizes['batch']}, "
+        f"{sizes['epochs']} epochs; "
         f"{made_on(results['machine'])}."
     )
     return "\n".join([about, "", *markdown(head, cells, 2), *errors(results["rows"], ("solver", "warm"))]) + "\n"
@@ -84,10 +112,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, solver in SOLVERS.items():
         for warm in (False, True):
             if not options.clock.over:
-                rows.append(attempt({"solver": name, "warm": warm}, lambda s=solver, w=warm: train(s, w, sizes, options.device)))
+                rows.append(
+                    attempt({"solver": name, "warm": warm}, lambda s=solver, w=warm: train(s, w, sizes, options.device))
+                )
     results = {"machine": facts(options.device), "sizes": sizes, "rows": rows}
     print(table(results))
-    write("warm" if options.device == "cpu" else f"warm_{options.device}", results, folder_of(options, __file__), table, draw)
+    write(
+        "warm" if options.device == "cpu" else f"warm_{options.device}",
+        results,
+        folder_of(options, __file__),
+        table,
+        draw,
+    )
 
 
 if __name__ == "__main__":

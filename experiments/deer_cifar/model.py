@@ -32,7 +32,9 @@ class MultiHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.norm(x).chunk(len(self.heads), -1)
-        told = [strided(*one) for one in zip(self.heads, (part.contiguous() for part in parts), self.strides, strict=True)]
+        told = [
+            strided(*one) for one in zip(self.heads, (part.contiguous() for part in parts), self.strides, strict=True)
+        ]
         return x + F.glu(self.mix(torch.cat(told, -1)))
 
 

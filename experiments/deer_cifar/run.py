@@ -24,13 +24,44 @@ from torch.nn.functional import cross_entropy
 from experiments import cifar
 from experiments.deer_cifar.model import Classifier
 from experiments.harness import (
-    Clock, Results, attempt, begin, command, errors, facts, folder_of, made_on, markdown, now, plot_losses, whole, write,
+    Clock,
+    Results,
+    attempt,
+    begin,
+    command,
+    errors,
+    facts,
+    folder_of,
+    made_on,
+    markdown,
+    now,
+    plot_losses,
+    whole,
+    write,
 )  # fmt: skip
 
 WAYS = {"torch": None, "parallel": "auto", "DEER": "deer"}
 SIZES = {
-    "small": {"channels": 32, "heads": 4, "layers": 2, "strides": 4, "batch": 16, "images": 640, "test": 200, "epochs": 2},
-    "large": {"channels": 256, "heads": 32, "layers": 6, "strides": 8, "batch": 50, "images": 50_000, "test": 10_000, "epochs": 5},
+    "small": {
+        "channels": 32,
+        "heads": 4,
+        "layers": 2,
+        "strides": 4,
+        "batch": 16,
+        "images": 640,
+        "test": 200,
+        "epochs": 2,
+    },
+    "large": {
+        "channels": 256,
+        "heads": 32,
+        "layers": 6,
+        "strides": 8,
+        "batch": 50,
+        "images": 50_000,
+        "test": 10_000,
+        "epochs": 5,
+    },
     "fast": {"channels": 8, "heads": 2, "layers": 1, "strides": 2, "batch": 4, "images": 12, "test": 8, "epochs": 1},
 }
 PIXELS = {"fast": 64}
@@ -49,7 +80,9 @@ def accuracy(model: nn.Module, data: tuple[Tensor, Tensor], batch: int) -> float
     return float((answers == target).float().mean())
 
 
-def train(way: str, start: Results, data: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], sizes: Results, options: Any) -> Results:
+def train(
+    way: str, start: Results, data: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], sizes: Results, options: Any
+) -> Results:
     """Losses, times, and accuracy by epoch."""
     model = Classifier(*(sizes[key] for key in ("channels", "heads", "layers", "strides")), WAYS[way])
     model.load_state_dict(start)
@@ -71,7 +104,12 @@ def train(way: str, start: Results, data: tuple[Tensor, Tensor], test: tuple[Ten
             losses.append(round(loss.item(), 6))
             elapsed.append(round(sum(seconds), 4))
         accuracies.append(round(accuracy(model, test, 4 * sizes["batch"]), 4))
-    return {"seconds_a_step": statistics.median(seconds), "losses": losses, "elapsed": elapsed, "accuracy_by_epoch": accuracies}
+    return {
+        "seconds_a_step": statistics.median(seconds),
+        "losses": losses,
+        "elapsed": elapsed,
+        "accuracy_by_epoch": accuracies,
+    }
 
 
 def table(results: Results) -> str:
@@ -81,14 +119,31 @@ def table(results: Results) -> str:
     for name, one in ways.items():
         ratio = f"{base['seconds_a_step'] / one['seconds_a_step']:.2f}×" if base else "–"
         alike = min(50, len(one["losses"]), len(base["losses"]) if base else 0)
-        apart = max((abs(a - b) for a, b in zip(one["losses"][:alike], base["losses"][:alike], strict=True)), default=0.0) if base else 0
-        cells.append([name, f"{1e3 * one['seconds_a_step']:.1f} ms", ratio, len(one["losses"]), f"{one['losses'][-1]:.3f}",
-                      f"{one['accuracy_by_epoch'][-1]:.1%}", f"{apart:.0e}"])  # fmt: skip
+        apart = (
+            max((abs(a - b) for a, b in zip(one["losses"][:alike], base["losses"][:alike], strict=True)), default=0.0)
+            if base
+            else 0
+        )
+        cells.append(
+            [
+                name,
+                f"{1e3 * one['seconds_a_step']:.1f} ms",
+                ratio,
+                len(one["losses"]),
+                f"{one['losses'][-1]:.3f}",
+                f"{one['accuracy_by_epoch'][-1]:.1%}",
+                f"{apart:.0e}",
+            ]
+        )
     lines = [
-        f"{results['data']}: {sizes['images']} images of {results['pixels']} pixels, {sizes['layers']} layer(s) of {sizes['heads']} heads, "
+        f"{results['data']}: {sizes['images']} images of {results['pixels']} pixels, {sizes['layers']} layer(s) of "
+        f"{sizes['heads']} heads, "
         f"{sizes['channels']} channels, batch {sizes['batch']}; {made_on(results['machine'])}. {PAPER}",
         "",
-        *markdown(["way", "a training step", "over torch", "steps", "last loss", "test accuracy", "losses apart (first 50)"], cells),
+        *markdown(
+            ["way", "a training step", "over torch", "steps", "last loss", "test accuracy", "losses apart (first 50)"],
+            cells,
+        ),
     ]
     return "\n".join([*lines, *errors([{"way": n, **o} for n, o in results["ways"].items()], ("way",))]) + "\n"
 
@@ -100,7 +155,9 @@ def draw(results: Results, path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command(__doc__)
-    parser.add_argument("--data", type=Path, help="CIFAR-10's folder, binary or pickled; without it, images are generated")
+    parser.add_argument(
+        "--data", type=Path, help="CIFAR-10's folder, binary or pickled; without it, images are generated"
+    )
     parser.add_argument("--size", choices=("small", "large"), default="small", help="of the network (default: small)")
     parser.add_argument("--epochs", type=whole)
     parser.add_argument("--images", type=whole, help="most images to train on")
@@ -116,15 +173,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     most = PIXELS.get(size)
-    data, test = ((pixels(images, most).to(options.device), labels.to(options.device)) for images, labels in (data, test))
+    data, test = (
+        (pixels(images, most).to(options.device), labels.to(options.device)) for images, labels in (data, test)
+    )
     torch.manual_seed(0)
-    start = copy.deepcopy(Classifier(*(sizes[key] for key in ("channels", "heads", "layers", "strides")), None).state_dict())
-    results: Results = {"data": name, "machine": facts(options.device), "sizes": sizes, "pixels": len(data[0]), "ways": {}}
+    start = copy.deepcopy(
+        Classifier(*(sizes[key] for key in ("channels", "heads", "layers", "strides")), None).state_dict()
+    )
+    results: Results = {
+        "data": name,
+        "machine": facts(options.device),
+        "sizes": sizes,
+        "pixels": len(data[0]),
+        "ways": {},
+    }
     for way in WAYS:
         results["ways"][way] = attempt({}, lambda w=way: train(w, start, data, test, sizes, options))
     print(table(results))
     base = ("cifar10" if options.data else "generated") + ("_large" if size == "large" else "")
-    write(base + ("" if options.device == "cpu" else f"_{options.device}"), results, folder_of(options, __file__), table, draw)
+    write(
+        base + ("" if options.device == "cpu" else f"_{options.device}"),
+        results,
+        folder_of(options, __file__),
+        table,
+        draw,
+    )
 
 
 if __name__ == "__main__":

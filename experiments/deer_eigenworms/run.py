@@ -3,7 +3,7 @@
     python -m experiments.deer_eigenworms.run                              # generated worms; ten minutes on one core
     python -m experiments.deer_eigenworms.run --data EigenWorms_TRAIN.ts   # the real ones (their TEST file beside them)
     python -m experiments.deer_eigenworms.run --data EigenWorms            # fetched by aeon
-    python -m experiments.deer_eigenworms.run --data EigenWorms --protocol paper --twin   # 3 seeds, 70/15/15, early stop
+    python -m experiments.deer_eigenworms.run --data EigenWorms --protocol paper --twin   # 3 seeds, 70/15/15
     python -m experiments.deer_eigenworms.run --fast                       # all parts in small, seconds
 
 Five residual GRU layers of 32 units with norms and perceptrons (`--preset eigenworms` of `timeloom train`), batch 4.
@@ -109,8 +109,15 @@ def on_real(options: Any, place: Path, results: Results) -> None:
     """One run a seed, and with --twin the same by torch's own layers."""
     found = about(options.data)
     results["set"] = found
-    length = f"{found['longest']:,}" if found["shortest"] == found["longest"] else f"{found['shortest']:,} to {found['longest']:,}"
-    results["data"] = f"{found['name']}: {found['series']} series of {length} steps, {found['channels']} channels, {found['classes']} classes"
+    length = (
+        f"{found['longest']:,}"
+        if found["shortest"] == found["longest"]
+        else f"{found['shortest']:,} to {found['longest']:,}"
+    )
+    results["data"] = (
+        f"{found['name']}: {found['series']} series of {length} steps, {found['channels']} channels, "
+        f"{found['classes']} classes"
+    )
     paper = options.protocol == "paper"
     seeds = options.seeds or (3 if paper else 1)
     more = ["--patience", str(options.patience if options.patience is not None else (50 if paper else 0))]
@@ -150,7 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command(__doc__)
     parser.add_argument("--data", help="a set as `timeloom train` takes it; without it, worms are generated")
     parser.add_argument("--protocol", choices=("given", "paper"), default="given",
-                        help="with --data: the set's own split and one seed, or 70/15/15 by seed, 3 seeds, early stopping")  # fmt: skip
+                        help="with --data: the set's own split and one seed, or 70/15/15 by seed, 3 seeds, early "
+                             "stopping")  # fmt: skip
     parser.add_argument("--seeds", type=whole, help="with --data: so many runs (default: by the protocol)")
     parser.add_argument("--patience", type=int, help="with --data: epochs without a better validation before it stops")
     parser.add_argument("--twin", action="store_true", help="with --data: train the same by torch's own layers too")

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 class Hamiltonian(nn.Module):
     """`f(t, y)` of Hamilton's equations `q' = ∂H/∂p`, `p' = −∂H/∂q`, with a network for the energy H(q, p).
 
-    y holds positions q and momenta p, `(N, 8)`. Where the kinetic energy is given, `|p|²/2` is added to what is learned.
+    y holds positions q and momenta p, `(N, 8)`. Where the kinetic energy is given, `|p|²/2` is added to what is
+    learned.
     """
 
     def __init__(self, width: int, layers: int = 2, activation: str = "tanh", kinetic: str = "given") -> None:

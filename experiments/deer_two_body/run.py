@@ -7,8 +7,8 @@
 The NeuralODE task of the DEER paper: a network H(q, p) is trained so that the orbits of its Hamilton equations are
 those of two bodies that attract each other. The data are generated, as in the paper. Each training step solves a batch
 of orbits by `timeloom.odeint`, from the last epoch's orbits on; some steps are repeated by a loop of Runge–Kutta steps
-on autograd's tape, from the same weights, for time, loss and gradients side by side. Times are those of the clock: other
-work on the machine counts.
+on autograd's tape, from the same weights, for time, loss and gradients side by side. Times are those of the clock:
+other work on the machine counts.
 """
 
 from __future__ import annotations
@@ -28,13 +28,46 @@ from experiments.ode.run import loop
 SPAN, SHOWN = 10.0, 200
 """Time of an orbit; points of it that results keep."""
 SIZES: dict[str, Results] = {
-    "small": {"steps": 10_000, "orbits": [4, 4, 4], "batch": 4, "epochs": 60, "compared": 2, "compared_steps": 10_000,
-              "rate": 1e-2, "width": 32, "layers": 2, "activation": "tanh", "kinetic": "given"},
-    "paper": {"steps": 10_000, "orbits": [800, 100, 100], "batch": 50, "epochs": 20, "compared": 2, "compared_steps": 200,
-              "rate": 1e-3, "width": 64, "layers": 6, "activation": "softplus", "kinetic": "learned"},
-    "fast": {"steps": 60, "orbits": [2, 2, 2], "batch": 2, "epochs": 12, "compared": 2, "compared_steps": 60,
-             "rate": 1e-2, "width": 8, "layers": 2, "activation": "tanh", "kinetic": "given"},
-}  # fmt: skip
+    "small": {
+        "steps": 10_000,
+        "orbits": [4, 4, 4],
+        "batch": 4,
+        "epochs": 60,
+        "compared": 2,
+        "compared_steps": 10_000,
+        "rate": 1e-2,
+        "width": 32,
+        "layers": 2,
+        "activation": "tanh",
+        "kinetic": "given",
+    },
+    "paper": {
+        "steps": 10_000,
+        "orbits": [800, 100, 100],
+        "batch": 50,
+        "epochs": 20,
+        "compared": 2,
+        "compared_steps": 200,
+        "rate": 1e-3,
+        "width": 64,
+        "layers": 6,
+        "activation": "softplus",
+        "kinetic": "learned",
+    },
+    "fast": {
+        "steps": 60,
+        "orbits": [2, 2, 2],
+        "batch": 2,
+        "epochs": 12,
+        "compared": 2,
+        "compared_steps": 60,
+        "rate": 1e-2,
+        "width": 8,
+        "layers": 2,
+        "activation": "tanh",
+        "kinetic": "given",
+    },
+}
 
 
 def compare(model: Hamiltonian, first: Tensor, t: Tensor, truth: Tensor, steps: int, device: str) -> dict[str, float]:
@@ -65,7 +98,14 @@ def train(sizes: Results, device: str, clock: Clock) -> Results:
         truth = torch.cat([tl.odeint(attraction, part, t) for part in first.split(sizes["batch"])], 1)
     model = Hamiltonian(*(sizes[key] for key in ("width", "layers", "activation", "kinetic"))).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=sizes["rate"])
-    results: Results = {"losses": [], "seconds": [], "newton_steps": [], "cold_newton_steps": [], "validation_by_epoch": [], "compared": []}
+    results: Results = {
+        "losses": [],
+        "seconds": [],
+        "newton_steps": [],
+        "cold_newton_steps": [],
+        "validation_by_epoch": [],
+        "compared": [],
+    }
     guesses: dict[int, Tensor] = {}
     batches = list(range(0, len(first), sizes["batch"]))
     total, reports = sizes["epochs"] * len(batches), list[tl.SolveReport]()
@@ -91,7 +131,9 @@ def train(sizes: Results, device: str, clock: Clock) -> Results:
             guesses[begin_at] = orbit.detach()
             number += 1
         results["validation_by_epoch"].append(errors(model, valid, t, sizes)["error"])
-        print(f"epoch {epoch:3d}  loss {results['losses'][-1]:.2e}  ({results['seconds'][-1]:.2f} s a step)", flush=True)
+        print(
+            f"epoch {epoch:3d}  loss {results['losses'][-1]:.2e}  ({results['seconds'][-1]:.2f} s a step)", flush=True
+        )
         if clock.over:
             break
     results["validation"] = errors(model, test, t, sizes)
@@ -119,7 +161,9 @@ def errors(model: Hamiltonian, fresh: Tensor, t: Tensor, sizes: Results) -> Resu
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command(__doc__)
-    parser.add_argument("--size", choices=("small", "paper"), default="small", help="orbits and network (default: small)")
+    parser.add_argument(
+        "--size", choices=("small", "paper"), default="small", help="orbits and network (default: small)"
+    )
     parser.add_argument("--orbits", type=whole, nargs=3, help="to train, to validate and to test on")
     parser.add_argument("--batch", type=whole, help="orbits of a training step")
     parser.add_argument("--epochs", type=whole)
@@ -133,11 +177,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        results = {"machine": facts(options.device), "sizes": sizes, "found": train(sizes, options.device, options.clock)}
+        results = {
+            "machine": facts(options.device),
+            "sizes": sizes,
+            "found": train(sizes, options.device, options.clock),
+        }
     finally:
         torch.set_default_dtype(before)
     print(table(results))
-    base = "two_body" + ("" if options.size == "small" else "_paper") + ("" if options.device == "cpu" else f"_{options.device}")
+    base = (
+        "two_body"
+        + ("" if options.size == "small" else "_paper")
+        + ("" if options.device == "cpu" else f"_{options.device}")
+    )
     write(base, results, folder_of(options, __file__), table, draw)
 
 

@@ -5,7 +5,8 @@
 
 Four ways to train a classifier on its last state: the GRU and the implicit GRU serially, the implicit GRU with the
 multigrid paper's setting (2 + 1 inexact cycles), and with exact multigrid. Each trained network is then tested twice:
-with the way it was trained, and serially with the same weights. Without aeon, or with --fast, the series are generated.
+with the way it was trained, and serially with the same weights. Without aeon, or with
+--fast, the series are generated.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +113,13 @@ def measure(sizes: dict[str, int], real: bool) -> Results:
             runs = [train(way, seed, data, len(labels), sizes["epochs"]) for seed in range(sizes["seeds"])]
             sets[name]["ways"][way] = runs
             told = {key: statistics.mean(run[key] for run in runs) for key in ("as trained", "serial inference")}
-            print(name, way, {key: f"{value:.3f}" for key, value in told.items()}, f"{runs[0]['seconds']:.1f} s", flush=True)
+            print(
+                name,
+                way,
+                {key: f"{value:.3f}" for key, value in told.items()},
+                f"{runs[0]['seconds']:.1f} s",
+                flush=True,
+            )
     return sets
 
 
@@ -127,7 +133,8 @@ def table(results: Results) -> str:
             cells.append([f"{name} ({found['steps']} steps)", way, *spread])
     about = results["settings"]
     return "\n".join([
-        f"{about['hidden']} units, {about['epochs']} epochs of Adam at {about['rate']}; {made_on(results['facts'])}.", "",
+        f"{about['hidden']} units, {about['epochs']} epochs of Adam at {about['rate']}; {made_on(results['facts'])}.",
+        "",
         *markdown(["set", "way", "as trained", "serial inference"], cells, 2),
     ]) + "\n"  # fmt: skip
 
@@ -154,7 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes = FAST if options.fast else FULL
     real = not options.fast and importlib.util.find_spec("aeon") is not None
     if not real:
-        print(f"{GENERATED}: " + ("--fast" if options.fast else "aeon, whose wheel holds the real ones, is not installed"))
+        print(
+            f"{GENERATED}: " + ("--fast" if options.fast else "aeon, whose wheel holds the real ones, is not installed")
+        )
     settings = {"hidden": HIDDEN, "rate": RATE, "batch": "about 64", **sizes}
     results = {"settings": settings, "facts": facts(), "sets": measure(sizes, real)}
     write("accuracy" if real else "generated_accuracy", results, folder_of(options, __file__), table, draw)

@@ -57,7 +57,20 @@ def over_ranks(way: str, ranks: int, arguments: list[str], seconds: float) -> Re
     cell, solver = WAYS[way]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        given = ["train", *arguments, "--cell", cell, "--solver", solver, "--out", str(out), "--compare", "0", "--device", "cpu"]
+        given = [
+            "train",
+            *arguments,
+            "--cell",
+            cell,
+            "--solver",
+            solver,
+            "--out",
+            str(out),
+            "--compare",
+            "0",
+            "--device",
+            "cpu",
+        ]
         torchrun("timeloom", ranks, given, seconds)
         rows, summary = read(out / "metrics.jsonl"), json.loads((out / "summary.json").read_text())
     steps = [row for row in rows if row["kind"] == "step"]
@@ -105,9 +118,12 @@ def table(results: Results) -> str:
     """A line for each way."""
     about = results["setting"]
     lines = [
-        f"{results['data']}: {about['train']} series to train, {about['valid']} to choose and {about['test']} to test on, "
-        f"{about['classes']} classes, {about['frames']} steps of {about['features']} channels; {about.get('layers', 1)} layer(s) of "
-        f"{about['hidden']} units, batch {about['batch']}, {about['epochs']} epochs of Adam at 1e-3; {made_on(results['machine'])}.",
+        f"{results['data']}: {about['train']} series to train, {about['valid']} to choose and {about['test']} to "
+        "test on, "
+        f"{about['classes']} classes, {about['frames']} steps of {about['features']} channels; "
+        f"{about.get('layers', 1)} layer(s) of "
+        f"{about['hidden']} units, batch {about['batch']}, {about['epochs']} epochs of Adam at 1e-3; "
+        f"{made_on(results['machine'])}.",
         "",
     ]
     ways = good_ways(results)
@@ -117,7 +133,9 @@ def table(results: Results) -> str:
         seconds = one["seconds_a_step"]
         in_order = f"{one['accuracy_in_order']:.1%}" if "accuracy_in_order" in one else "–"
         ratio = f"{base / seconds:.2g}×" if base else "–"
-        cells.append([name, f"{one['accuracy']:.1%}", in_order, f"{1e3 * seconds:.0f} ms", ratio, f"{one['waits_for_data']:.1%}"])
+        cells.append(
+            [name, f"{one['accuracy']:.1%}", in_order, f"{1e3 * seconds:.0f} ms", ratio, f"{one['waits_for_data']:.1%}"]
+        )
     head = ["way", "accuracy", "in order, same weights", "a training step", "over torch's GRU", "waits for data"]
     failed = [{"way": name, **one} for name, one in results["ways"].items()]
     return "\n".join([*lines, *markdown(head, cells), *errors(failed, ("way",))]) + "\n"

@@ -87,11 +87,28 @@ def table(results: Results) -> str:
         [*where, *(f"{found[name]['error']:.1e} (cosine {found[name]['cosine']:.3f})" for name in shown)]
         for where, found in rows.items()
     ]
-    return "\n".join([
-        f"Relative error of the recurrent weights' gradient: random inputs, T = {sizes['T']}, n = {sizes['n']}, "
-        f"B = {sizes['B']}, float64, medians of {sizes['seeds']} seed(s). {made_on(results['facts'])}.", "",
-        *markdown(["network", "regime", "as published (2 + 1 cycles)", "implicit, inject, F: 4 cycles", "frozen, mean, FCF: 4 cycles"], cells, 2),
-    ]) + "\n"  # fmt: skip
+    return (
+        "\n".join(
+            [
+                f"Relative error of the recurrent weights' gradient: random inputs, T = {sizes['T']}, n = "
+                f"{sizes['n']}, "
+                f"B = {sizes['B']}, float64, medians of {sizes['seeds']} seed(s). {made_on(results['facts'])}.",
+                "",
+                *markdown(
+                    [
+                        "network",
+                        "regime",
+                        "as published (2 + 1 cycles)",
+                        "implicit, inject, F: 4 cycles",
+                        "frozen, mean, FCF: 4 cycles",
+                    ],
+                    cells,
+                    2,
+                ),
+            ]
+        )
+        + "\n"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -111,9 +128,14 @@ def draw(results: Results, path: Path) -> None:
             for style, method in zip(STYLES, METHODS, strict=True):
                 line = [row for row in here if row["method"] == method]
                 axis.semilogy(
-                    [row["cycles"] for row in line], [max(row["error"], 1e-16) for row in line],
-                    color=style[:-1], linestyle=style[-1], marker="o", markersize=3, label=method,
-                )  # fmt: skip
+                    [row["cycles"] for row in line],
+                    [max(row["error"], 1e-16) for row in line],
+                    color=style[:-1],
+                    linestyle=style[-1],
+                    marker="o",
+                    markersize=3,
+                    label=method,
+                )
             exactly = next(row for row in here if row["method"] == EXACTLY)
             axis.axhline(exactly["error"], color="grey", linewidth=0.8, label="as published (2 + 1 cycles, skip down)")
             axis.set_title(f"{network}, {regime}", fontsize="medium")

@@ -35,7 +35,7 @@ def inputs_of(steps: int, batch: int, inputs: int) -> Tensor:
 
 
 def measure(way: str, steps: int, given: argparse.Namespace, mesh: DeviceMesh) -> dict[str, Any]:
-    """Milliseconds of the slowest rank, forward and backward apart; what was sent; and how far it is from one process."""
+    """Milliseconds of the slowest rank, forward and backward apart; what was sent; how far it is from one process."""
     layer = layer_of(WAYS[way], given.inputs, given.hidden)
     net: torch.nn.Module = TimeParallel(layer, mesh)
     groups, mine = mesh["data"].size(), mesh.get_local_rank("data")

@@ -23,8 +23,24 @@ import torch
 from torch import nn
 
 from experiments.harness import (
-    COLOURS, Clock, Results, attempt, begin, command, errors, facts, figure, folder_of, good, in_turns, made_on,
-    markdown, passes, torchrun, whole, write,
+    COLOURS,
+    Clock,
+    Results,
+    attempt,
+    begin,
+    command,
+    errors,
+    facts,
+    figure,
+    folder_of,
+    good,
+    in_turns,
+    made_on,
+    markdown,
+    passes,
+    torchrun,
+    whole,
+    write,
 )  # fmt: skip
 from experiments.mgrit.rank_worker import WAYS, inputs_of, layer_of
 
@@ -56,7 +72,9 @@ def serial(way: str, steps: int, sizes: dict[str, int], threads: int, clock: Clo
     }
 
 
-def parallel(ranks: int, time: int, lengths: Sequence[int], sizes: dict[str, int], clock: Clock, share: float) -> list[Results]:
+def parallel(
+    ranks: int, time: int, lengths: Sequence[int], sizes: dict[str, int], clock: Clock, share: float
+) -> list[Results]:
     """Rows of one number of processes, as far as its share of the time went; an error becomes a row."""
     seconds = 3600.0 if math.isinf(clock.left) else max(5.0, clock.left * share)
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +83,9 @@ def parallel(ranks: int, time: int, lengths: Sequence[int], sizes: dict[str, int
         arguments += [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
 
         def run() -> Results:
-            torchrun("experiments.mgrit.rank_worker", ranks, [*arguments, "--lengths", *map(str, lengths)], seconds + 90)
+            torchrun(
+                "experiments.mgrit.rank_worker", ranks, [*arguments, "--lengths", *map(str, lengths)], seconds + 90
+            )
             return {"measured": True}
 
         done = attempt({"ranks": ranks, "time_ranks": time}, run)
@@ -80,7 +100,9 @@ def pure(rows: list[Results]) -> list[Results]:
 
 def best_serial(rows: list[Results], steps: int, way: str) -> Results | None:
     """The fastest run of a serial network at one length, over its numbers of threads."""
-    fitting = [row for row in good(rows) if row["steps"] == steps and row["way"].startswith(way) and "serial" in row["way"]]
+    fitting = [
+        row for row in good(rows) if row["steps"] == steps and row["way"].startswith(way) and "serial" in row["way"]
+    ]
     return min(fitting, key=lambda row: row["both_ms"], default=None)
 
 
@@ -116,12 +138,16 @@ def table(results: Results) -> str:
     rows, sizes, machine = results["rows"], results["sizes"], results["machine"]
     models = {(one["way"], one["ranks"], one["steps"]): one for way in WAYS for one in predict(rows, way)}
     lines = [
-        f"Random inputs, {sizes['hidden']} units, batch {sizes['batch']}, {results['dtype']}; one thread a process. {made_on(machine)}. "
+        f"Random inputs, {sizes['hidden']} units, batch {sizes['batch']}, {results['dtype']}; one thread a process. "
+        f"{made_on(machine)}. "
         f"Milliseconds are the {results['statistic']} of {sizes['turns']} steps, the slowest process of each.",
         "",
     ]
     if machine.get("cores") and max((row["ranks"] for row in rows), default=1) > machine["cores"]:
-        lines += [f"**More processes than the {machine['cores']} cores**: they take turns, and the times show that.", ""]
+        lines += [
+            f"**More processes than the {machine['cores']} cores**: they take turns, and the times show that.",
+            "",
+        ]
     head = ["T", "way", "processes", "forward", "backward", "both", "over serial GRU", "over serial implicit GRU"]
     head += ["KiB sent", "model / measured", "states off by", "gradients off by"]
     cells = []
@@ -130,10 +156,16 @@ def table(results: Results) -> str:
         for way in ("GRU", "implicit GRU"):
             base = best_serial(rows, row["steps"], way)
             ratios.append(f"{base['both_ms'] / row['both_ms']:.2f}×" if base else "–")
-        shape = f"{row['ranks'] // row['time_ranks']} × {row['time_ranks']}" if row.get("time_ranks", 1) != row["ranks"] else row["ranks"]
+        shape = (
+            f"{row['ranks'] // row['time_ranks']} × {row['time_ranks']}"
+            if row.get("time_ranks", 1) != row["ranks"]
+            else row["ranks"]
+        )
         model = models.get((row["way"], row["ranks"], row["steps"])) if row.get("time_ranks") == row["ranks"] else None
         told = f"{model['ratio']:.2f}{' (held out)' if model['held_out'] else ''}" if model else "–"
-        parts = [f"{row[key]:.1f}" if row.get(key) is not None else "–" for key in ("forward_ms", "backward_ms", "both_ms")]
+        parts = [
+            f"{row[key]:.1f}" if row.get(key) is not None else "–" for key in ("forward_ms", "backward_ms", "both_ms")
+        ]
         off = [f"{row[key]:.0e}" if key in row else "–" for key in ("states_off", "gradients_off")]
         sent = f"{row['kilobytes']:.1f}" if "kilobytes" in row else "–"
         cells.append([row["steps"], row["way"], shape, *parts, *ratios, sent, told, *off])
@@ -156,7 +188,8 @@ def verdict(results: Results) -> list[str]:
             if base:
                 lines.append(
                     f"- T = {longest:,}: {way} takes {best['both_ms']:.0f} ms on {best['ranks']} process(es), "
-                    f"{base['both_ms'] / best['both_ms']:.2f}× over the best serial {base_way} ({base['both_ms']:.0f} ms, "
+                    f"{base['both_ms'] / best['both_ms']:.2f}× over the best serial {base_way} "
+                    f"({base['both_ms']:.0f} ms, "
                     f"{base['way']}). The paper: up to {PAPER}× at 128 frames, over its serial GRU, on several nodes."
                 )
     return lines
@@ -172,26 +205,50 @@ def draw(results: Results, path: Path) -> None:
         for number, steps in enumerate(lengths):
             alone = [row for row in pure(rows) if (row["way"], row["steps"], row["ranks"]) == (way, steps, 1)]
             base = best_serial(rows, steps, "implicit GRU") or next(iter(alone), None)
-            here = sorted((row["ranks"], row["both_ms"]) for row in pure(rows) if (row["way"], row["steps"]) == (way, steps))
+            here = sorted(
+                (row["ranks"], row["both_ms"]) for row in pure(rows) if (row["way"], row["steps"]) == (way, steps)
+            )
             if base and here:
                 shade = str(0.8 - 0.8 * number / max(len(lengths) - 1, 1))
-                axis.loglog([r for r, _ in here], [base["both_ms"] / ms for _, ms in here], marker="o", color=shade, label=f"T = {steps:,}", base=2)
-        axis.axhline(PAPER, color=COLOURS[0], linestyle="--", label=f"paper, at best: {PAPER}× (128 frames, over its serial GRU)")
+                axis.loglog(
+                    [r for r, _ in here],
+                    [base["both_ms"] / ms for _, ms in here],
+                    marker="o",
+                    color=shade,
+                    label=f"T = {steps:,}",
+                    base=2,
+                )
+        axis.axhline(
+            PAPER, color=COLOURS[0], linestyle="--", label=f"paper, at best: {PAPER}× (128 frames, over its serial GRU)"
+        )
         axis.axhline(1.0, color=COLOURS[5], linewidth=0.7)
-        axis.set(xlabel="processes", ylabel="over the best serial implicit GRU" if measured else "over one process", title=way)
+        axis.set(
+            xlabel="processes",
+            ylabel="over the best serial implicit GRU" if measured else "over one process",
+            title=way,
+        )
         axis.set_yscale("log", base=2)
         axis.legend(fontsize=6)
     right = axes[0][2]
     ranks = max((row["ranks"] for row in pure(rows)), default=1)
-    chosen = [(way, ranks) for way in WAYS] + [(way, 1) for way in sorted({row["way"] for row in good(rows)} - set(WAYS))]
+    chosen = [(way, ranks) for way in WAYS] + [
+        (way, 1) for way in sorted({row["way"] for row in good(rows)} - set(WAYS))
+    ]
     for colour, (way, count) in zip(COLOURS, chosen, strict=False):
         for key, style in (("forward_ms", ":"), ("backward_ms", "-")):
-            here = sorted((row["steps"], row[key]) for row in good(rows) if (row["way"], row["ranks"]) == (way, count) and row.get(key) and row.get("time_ranks", 1) == count)
+            here = sorted(
+                (row["steps"], row[key])
+                for row in good(rows)
+                if (row["way"], row["ranks"]) == (way, count) and row.get(key) and row.get("time_ranks", 1) == count
+            )
             label = f"{way}, {count} process(es)" if key == "backward_ms" else None
             right.loglog([t for t, _ in here], [ms for _, ms in here], style, color=colour, label=label, marker=".")
     right.set(xlabel="steps", ylabel="ms: dotted forward, solid backward", title="both passes apart")
     right.legend(fontsize=6)
-    drawn.suptitle(f"{results['sizes']['hidden']} units, batch {results['sizes']['batch']}; {made_on(results['machine'])}", fontsize=9)
+    drawn.suptitle(
+        f"{results['sizes']['hidden']} units, batch {results['sizes']['batch']}; {made_on(results['machine'])}",
+        fontsize=9,
+    )
     drawn.savefig(path, dpi=110)
 
 
@@ -208,7 +265,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     longest = options.longest or (256 if options.fast else LENGTHS[-1])
     lengths = [steps for steps in LENGTHS if steps <= longest] or [longest]
     machine = facts()
-    results: dict[str, Any] = {"machine": machine, "sizes": sizes, "dtype": "float32", "statistic": "fastest", "rows": []}
+    results: dict[str, Any] = {
+        "machine": machine,
+        "sizes": sizes,
+        "dtype": "float32",
+        "statistic": "fastest",
+        "rows": [],
+    }
     rows = results["rows"]
     folder = folder_of(options, __file__)
     jobs = [(count, count) for count in ranks]

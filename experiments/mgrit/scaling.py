@@ -111,7 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for steps in FAST_LENGTHS if options.fast else LENGTHS:
             if not options.clock.over:
                 rows.append(measure(steps, bias, options.device))
-                print(regime, steps, {name: f"{rows[-1][name]['milliseconds']:.1f} ms" for name in SOLVERS if name in rows[-1]}, flush=True)
+                print(
+                    regime,
+                    steps,
+                    {name: f"{rows[-1][name]['milliseconds']:.1f} ms" for name in SOLVERS if name in rows[-1]},
+                    flush=True,
+                )
     write(f"scaling_{options.device}", results, folder_of(options, __file__), table, draw)
 
 

@@ -29,17 +29,25 @@ def _part(folder: Path, part: str) -> list[Record]:
     signals = [_numbers(folder / part / "Inertial Signals" / f"{name}_{part}.txt") for name in SIGNALS]
     shapes = {tuple(signal.shape) for signal in signals}
     if len(shapes) > 1 or len(signals[0]) != len(labels):
-        raise ValueError(f"{folder / part}: nine signals of one shape and as many labels are needed, got shapes {sorted(shapes)} and {len(labels)} labels")
+        raise ValueError(
+            f"{folder / part}: nine signals of one shape and as many labels are needed, got shapes {sorted(shapes)} "
+            f"and {len(labels)} labels"
+        )
     if not 1 <= int(labels.min()) <= int(labels.max()) <= len(ACTIVITIES):
         raise ValueError(f"{folder / part}: activities are 1 to 6, got {int(labels.min())} to {int(labels.max())}")
     values = torch.stack(signals, -1)  # (N, T, 9)
     split = "train" if part == "train" else "test"
-    return [Record(f"{part}{i}", one, ACTIVITIES[int(k) - 1], split) for i, (one, k) in enumerate(zip(values, labels, strict=True))]
+    return [
+        Record(f"{part}{i}", one, ACTIVITIES[int(k) - 1], split)
+        for i, (one, k) in enumerate(zip(values, labels, strict=True))
+    ]
 
 
 def _numbers(path: Path) -> Tensor:
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; give the folder that holds train/ and test/ of UCI-HAR, \"UCI HAR Dataset\"")
+        raise ValueError(
+            f'{path}: no such file; give the folder that holds train/ and test/ of UCI-HAR, "UCI HAR Dataset"'
+        )
     try:
         rows = [[float(word) for word in line.split()] for line in path.read_text().splitlines() if line.strip()]
         return torch.tensor(rows)

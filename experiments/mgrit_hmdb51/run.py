@@ -47,9 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, help="a folder of class folders; without it, clips are generated")
     parser.add_argument("--net", default="resnet-18", help="with --data: as the option net= of video: (resnet-18)")
     parser.add_argument("--classes", default="hmdb6", help="with --data: all, hmdb6 or names joined by + (hmdb6)")
-    parser.add_argument("--split", choices=("official", "9:1"), default="official",
-                        help="with --data: the set's own split files, or nine clips in ten to train on as in the paper")  # fmt: skip
-    parser.add_argument("--ranks", type=whole, help="multigrid once more under torchrun, time split over so many processes")
+    parser.add_argument(
+        "--split",
+        choices=("official", "9:1"),
+        default="official",
+        help="with --data: the set's own split files, or nine clips in ten to train on as in the paper",
+    )
+    parser.add_argument(
+        "--ranks", type=whole, help="multigrid once more under torchrun, time split over so many processes"
+    )
     options = begin(parser, arguments)
     clock, sizes = options.clock, FAST if options.fast else FULL
     with tempfile.TemporaryDirectory() as temporary:
@@ -58,7 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.data is None:
             name = f"generated stand-in for HMDB51 ({len(CLASSES)} classes)"
             optim = replace(config.optim, epochs=sizes["epochs"], batch=sizes["batch"])
-            config = replace(config, data=stand_in(place, sizes), model=ModelConfig(hidden=sizes["hidden"], pooling="last"), optim=optim)
+            config = replace(
+                config,
+                data=stand_in(place, sizes),
+                model=ModelConfig(hidden=sizes["hidden"], pooling="last"),
+                optim=optim,
+            )
         else:
             drawn = ",splits=random" if options.split == "9:1" else ""
             name = f"{options.data.name}, {options.classes}, {options.net}, {options.split} split"
@@ -76,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.ranks:
             way = "implicit GRU, multigrid as published"
             given = as_arguments(config)
-            results["ways"][f"{way}, {options.ranks} processes"] = attempt({}, lambda: over_ranks(way, options.ranks, given, 3600))
+            results["ways"][f"{way}, {options.ranks} processes"] = attempt(
+                {}, lambda: over_ranks(way, options.ranks, given, 3600)
+            )
     print(table(results))
     base = "generated" if options.data is None else f"{options.data.name}_{options.classes.replace('+', '_')}"
     write(base, results, folder_of(options, __file__), table, draw)
@@ -85,10 +98,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def as_arguments(config: TrainConfig) -> list[str]:
     """The options of `timeloom train` that make this configuration from its preset."""
     return [
-        "--preset", "hmdb6", "--data", config.data, "--hidden", str(config.model.hidden), "--epochs", str(config.optim.epochs),
-        "--batch", str(config.optim.batch), "--test-fraction", str(config.test_fraction),
-        "--valid-fraction", str(config.valid_fraction),
-    ]  # fmt: skip
+        "--preset",
+        "hmdb6",
+        "--data",
+        config.data,
+        "--hidden",
+        str(config.model.hidden),
+        "--epochs",
+        str(config.optim.epochs),
+        "--batch",
+        str(config.optim.batch),
+        "--test-fraction",
+        str(config.test_fraction),
+        "--valid-fraction",
+        str(config.valid_fraction),
+    ]
 
 
 if __name__ == "__main__":

@@ -76,12 +76,12 @@ PROBLEMS: dict[str, tuple[type[nn.Module], list[float], float]] = {
 def loop(f: Field, y: Tensor, t: Tensor) -> Tensor:
     """The Runge–Kutta steps one after the other."""
     points, times = [y], t.unbind(0)
-    for begin, end in itertools.pairwise(times):
-        h = end - begin
-        k1 = f(begin, y)
-        k2 = f(begin + h / 2, y + h / 2 * k1)
-        k3 = f(begin + h / 2, y + h / 2 * k2)
-        k4 = f(end, y + h * k3)
+    for first, last in itertools.pairwise(times):
+        h = last - first
+        k1 = f(first, y)
+        k2 = f(first + h / 2, y + h / 2 * k1)
+        k3 = f(first + h / 2, y + h / 2 * k2)
+        k4 = f(last, y + h * k3)
         y = y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
         points.append(y)
     return torch.stack(points)
@@ -116,7 +116,15 @@ def truth_of(name: str, steps: int, device: str) -> tuple[nn.Module, Tensor, lis
 
 
 def measure(
-    name: str, dtype: torch.dtype, exact: nn.Module, y0: Tensor, truth: list[Tensor], *, steps: int, rounds: int, device: str
+    name: str,
+    dtype: torch.dtype,
+    exact: nn.Module,
+    y0: Tensor,
+    truth: list[Tensor],
+    *,
+    steps: int,
+    rounds: int,
+    device: str,
 ) -> list[Results]:
     build, _, last = PROBLEMS[name]
     last = last if steps == STEPS else 1.0
@@ -164,7 +172,8 @@ def table(results: Results) -> str:
     lines = [
         f"# {results['steps']:,} steps of neural ODEs",
         "",
-        f"{made_on(results['machine'])}. Fastest of {results['rounds']} by the clock; training is forward + backward; ratios are against",
+        f"{made_on(results['machine'])}. Fastest of {results['rounds']} by the clock; training is forward + "
+        "backward; ratios are against",
         "the loop. Errors: see the top of run.py, which makes this table.",
         "",
         "| problem | dtype | | forward | training | faster: forward | training | error | of gradients |",
@@ -183,7 +192,9 @@ def draw(results: Results, path: Path) -> None:
     rows = [row for row in results["rows"] if row["way"] != LOOP and row["dtype"] == "float32"]
     for colour, way in zip(COLOURS, dict.fromkeys(row["way"] for row in rows), strict=False):
         here = [row for row in rows if row["way"] == way]
-        axes[0][0].semilogy([row["problem"] for row in here], [row["training_ratio"] for row in here], "o", color=colour, label=way)
+        axes[0][0].semilogy(
+            [row["problem"] for row in here], [row["training_ratio"] for row in here], "o", color=colour, label=way
+        )
     axes[0][0].axhline(1.0, color="grey", linewidth=0.6)
     axes[0][0].set(ylabel="training, over a loop of rk4", title=f"{results['steps']:,} steps, float32")
     axes[0][0].legend(fontsize=7)
@@ -200,7 +211,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if not options.clock.over:
                 rows += measure(name, dtype, *truth, steps=steps, rounds=rounds, device=options.device)
     results = {"machine": facts(options.device), "steps": steps, "rounds": rounds, "rows": rows}
-    write("ode" if options.device == "cpu" else f"ode_{options.device}", results, folder_of(options, __file__), table, draw)
+    write(
+        "ode" if options.device == "cpu" else f"ode_{options.device}",
+        results,
+        folder_of(options, __file__),
+        table,
+        draw,
+    )
 
 
 if __name__ == "__main__":

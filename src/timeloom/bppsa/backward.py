@@ -80,14 +80,19 @@ def _own_precision(x: Tensor) -> AbstractContextManager[None]:
 def _gradients(
     gradient: Tensor, points: list[Tensor], jacobians: list[Matrix | Cut | None], first: int, levels: int | None
 ) -> tuple[list[Tensor | None], ScanTrace]:
-    """The gradient at every point from `first` on, in the point's shape; None before. A scan for each piece between cuts."""
+    """The gradient at every point from `first` on, in the point's shape; None before.
+
+    There is a scan for each piece between cuts.
+    """
     grads: list[Tensor | None] = [None] * len(points)
     grads[-1], trace, end = gradient, ScanTrace(), len(jacobians)
     while end > first:
         begin = end
         while begin > first and not isinstance(jacobians[begin - 1], Cut):
             begin -= 1
-        known = [jacobian for jacobian in jacobians[begin:end] if jacobian is not None and not isinstance(jacobian, Cut)]
+        known = [
+            jacobian for jacobian in jacobians[begin:end] if jacobian is not None and not isinstance(jacobian, Cut)
+        ]
         here = grads[end]
         assert here is not None
         found, made = scan_backward(here.flatten(1), known[::-1], levels)

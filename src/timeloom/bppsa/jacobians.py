@@ -117,7 +117,7 @@ def uses_batch(layer: nn.Module) -> bool:
 
 @contextmanager
 def statistics_kept(layer: nn.Module) -> Iterator[None]:
-    """Within it, calls of a BatchNorm do not count for its running statistics: they were counted in the forward pass."""
+    """Within it, calls of a BatchNorm do not count for its running statistics: the forward pass has counted."""
     tracks = getattr(layer, "track_running_stats", None)
     if tracks and uses_batch(layer):
         layer.track_running_stats = False  # type: ignore[assignment]

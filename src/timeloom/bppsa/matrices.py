@@ -76,7 +76,7 @@ Matrix = Dense | Sparse
 
 @dataclass(frozen=True)
 class Cut:
-    """A layer whose Jacobian ties the sequences of a batch together, such as a BatchNorm in training: no matrix for each.
+    """A layer whose Jacobian ties the sequences of a batch together, such as a BatchNorm in training.
 
     The scan ends before it and begins behind it anew; the layer itself is stepped over as in back-propagation.
     """

@@ -40,7 +40,7 @@ REGISTERS = 128
 ENTRIES = (256, 512)
 """Numbers that a program of 32 threads multiplies at once, when it composes matrices and when it applies them."""
 COLUMNS = 8
-"""Columns of a product that a program multiplies up, where a whole product of matrices is too much for its registers."""
+"""Columns of a product that a program multiplies up, where a whole product is too much for its registers."""
 WHOLE = 16
 """Sizes up to which it is not: one warp multiplies all of it."""
 WARPS = 2

@@ -195,7 +195,7 @@ CLAIMS = (
         "against its sequential loop (JAX's scan)",
         ("deer/grid_cuda",),
         grid_best("DEER", "shooting", "default", base="loop"),
-        "Forward + backward against a loop of `GRUCell`; beyond 2,000 steps the loop is scaled.",
+        "Forward + backward against a loop of `GRUCell`; beyond 500 steps the loop is scaled.",
         "deer.grid",
     ),
     Claim(

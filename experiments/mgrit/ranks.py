@@ -283,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fair = [steps for steps in lengths if steps >= count]
         rows += parallel(count, time, fair, sizes, options.clock, 0.7 / (len(jobs) - number))
     threads = sorted({1, min(os.cpu_count() or 1, 4)})
-    for steps in lengths:
+    for steps in reversed(lengths):  # the longest first: it counts most
         for way in SERIAL:
             for count in threads:
                 if options.clock.over and steps != lengths[-1]:

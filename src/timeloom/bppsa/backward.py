@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from timeloom.bppsa.jacobians import LAYERS, statistics_kept
 from timeloom.bppsa.matrices import Cut, Matrix
+from timeloom.bppsa.ranks import Each, Shared, alone
 from timeloom.bppsa.scan import Operation, ScanTrace, scan_backward
 from timeloom.options import check_count
 from timeloom.torch_state.autocast import without_autocast
@@ -25,6 +27,7 @@ def chain_backward(
     loss: Callable[[Tensor], Tensor],
     levels: int | None = None,
     record: Callable[[ScanTrace], None] | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """`loss(model(x)).backward()` with the gradients of all layers found by one scan, of log depth.
 
@@ -40,6 +43,8 @@ def chain_backward(
     levels: levels of the scan in which matrices are multiplied; between them the chain is run through as usual.
         0 is back-propagation; None takes as many as there are.
     record: called with the trace of the scan: its products and what they cost.
+    group: processes of torch.distributed that share the products of every level. All of them hold the same model and
+        call this with the same batch; each writes all Jacobians down, and all have all gradients in the end.
     Returns the loss, detached. Gradients are added to `.grad` of parameters, and flow on into x if it wants one.
     Autocast is for the loss alone: the layers run in their own precision.
     """
@@ -56,11 +61,12 @@ def chain_backward(
     output = points[-1].detach().requires_grad_()
     value = loss(output)
     _check_loss(value)
+    each = _sharing(group, value)
     value.backward()
     if output.grad is None:
         raise ValueError("loss(y) does not depend on y: there is nothing to back-propagate")
     with torch.no_grad(), _own_precision(x):
-        grads, trace = _gradients(output.grad, points, jacobians, _first_needed(layers, x), levels)
+        grads, trace = _gradients(output.grad, points, jacobians, _first_needed(layers, x), levels, each)
     with _own_precision(x):
         for (_, layer), point, grad in zip(layers, points, grads[1:], strict=False):
             _add_parameter_grads(layer, point, grad)
@@ -72,13 +78,33 @@ def chain_backward(
     return value.detach()
 
 
+def _sharing(group: Any, value: Tensor) -> Each:
+    """Who makes the products of a level: this process, or those of a group."""
+    if group is None:
+        return alone
+    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group must be a process group of torch.distributed or None, got {type(group).__name__}")
+    shared = Shared(group, value)
+    if not shared.same(value):
+        raise ValueError(
+            "the processes of the group have different losses: all of them must hold the same model and call "
+            "chain_backward with the same batch"
+        )
+    return shared
+
+
 def _own_precision(x: Tensor) -> AbstractContextManager[None]:
     """Products of sparse matrices are not for autocast's types."""
     return without_autocast(x.device)
 
 
 def _gradients(
-    gradient: Tensor, points: list[Tensor], jacobians: list[Matrix | Cut | None], first: int, levels: int | None
+    gradient: Tensor,
+    points: list[Tensor],
+    jacobians: list[Matrix | Cut | None],
+    first: int,
+    levels: int | None,
+    each: Each,
 ) -> tuple[list[Tensor | None], ScanTrace]:
     """The gradient at every point from `first` on, in the point's shape; None before.
 
@@ -95,7 +121,7 @@ def _gradients(
         ]
         here = grads[end]
         assert here is not None
-        found, made = scan_backward(here.flatten(1), known[::-1], levels)
+        found, made = scan_backward(here.flatten(1), known[::-1], levels, each)
         trace.operations += made.operations
         trace.serial += made.serial
         for i in reversed(range(begin, end)):

@@ -47,7 +47,7 @@ class Sparse:
         order = (rows * width + columns).argsort()
         begins = torch.zeros(height + 1, dtype=torch.int64, device=rows.device)
         begins[1:] = torch.bincount(rows, minlength=height).cumsum(0)
-        return Sparse(_csr(begins, columns[order], values[order], (height, width)), batch)
+        return Sparse(csr(begins, columns[order], values[order], (height, width)), batch)
 
     @staticmethod
     def shared(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int], batch: int) -> Sparse:
@@ -100,7 +100,7 @@ def compose(left: Matrix, right: Matrix) -> Matrix:
         return Dense(left.values @ right.values)
     if isinstance(left, Sparse) and isinstance(right, Sparse):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # see _csr
+            warnings.simplefilter("ignore")  # see csr
             # by way of COO: torch's product of two CSR matrices on a CPU never gives its memory back
             coo = torch.sparse.mm(left.matrix.to_sparse_coo(), right.matrix.to_sparse_coo())
             product = Sparse(coo.coalesce().to_sparse_csr(), left.batch)
@@ -133,7 +133,8 @@ def compose_flops(left: Matrix, right: Matrix) -> float:
     return apply_flops(right) * left.shape[0]
 
 
-def _csr(begins: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+def csr(begins: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A CSR tensor from its parts, which are taken as they are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls its CSR tensors a beta, once a process
         return torch.sparse_csr_tensor(begins, columns, values, shape, check_invariants=False)

@@ -32,7 +32,7 @@ PRESET = TrainConfig(
 )
 """Layers, units and batch are those of the published example; epochs are chosen here."""
 FULL = {"each": 150, "steps": 128, "hidden": 100, "batch": 100}
-FAST = {"each": 6, "steps": 16, "hidden": 4, "batch": 12}
+FAST = {"each": 6, "steps": 32, "hidden": 4, "batch": 12}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,7 +19,19 @@ import torch
 from torch import Tensor, nn
 
 import timeloom as tl
-from experiments.harness import COLOURS, Results, begin, command, facts, figure, folder_of, made_on, now, write
+from experiments.harness import (
+    COLOURS,
+    Results,
+    begin,
+    command,
+    facts,
+    figure,
+    folder_of,
+    made_on,
+    markdown,
+    now,
+    write,
+)
 
 STEPS = 10_000
 ROUNDS = 3
@@ -168,23 +180,20 @@ def measure(
 
 
 def table(results: Results) -> str:
-    rows = results["rows"]
     lines = [
         f"# {results['steps']:,} steps of neural ODEs",
         "",
-        f"{made_on(results['machine'])}. Fastest of {results['rounds']} by the clock; training is forward + "
-        "backward; ratios are against",
-        "the loop. Errors: see the top of run.py, which makes this table.",
+        f"{made_on(results['machine'])}. Fastest of {results['rounds']}; training is forward + backward; ratios are",
+        "against the loop. Errors: see the top of run.py, which makes this table.",
         "",
-        "| problem | dtype | | forward | training | faster: forward | training | error | of gradients |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for row in rows:
-        lines.append(
-            f"| {row['problem']} | {row['dtype']} | {row['way']} | {row['forward_ms']} ms | {row['training_ms']} ms | "
-            f"{row['forward_ratio']}× | {row['training_ratio']}× | {row['error']:.0e} | {row['gradient_error']:.0e} |"
-        )
-    return "\n".join(lines) + "\n"
+    cells = [
+        [row["problem"], row["dtype"], row["way"], f"{row['forward_ms']} ms", f"{row['training_ms']} ms",
+         f"{row['forward_ratio']}×", f"{row['training_ratio']}×", f"{row['error']:.0e}", f"{row['gradient_error']:.0e}"]
+        for row in results["rows"]
+    ]  # fmt: skip
+    head = ["problem", "dtype", "", "forward", "training", "faster: forward", "training", "error", "of gradients"]
+    return "\n".join([*lines, *markdown(head, cells, 3)]) + "\n"
 
 
 def draw(results: Results, path: Path) -> None:

@@ -41,6 +41,7 @@ EXPERIMENTS = (
     Experiment("bppsa_bitstream.levels", BPPSA, "the backward pass by levels of the scan"),
     Experiment("bppsa_irmas", BPPSA, "instruments: backward pass, gradients, training", "IRMAS-TrainingData"),
     Experiment("bppsa_vgg", BPPSA, "a pruned VGG-11: FLOPs, time, zeros of its Jacobians", "cifar-10-batches-bin"),
+    Experiment("bppsa_vgg.ranks", BPPSA, "the scan's products over 1 … 16 processes, measured and modelled", gpu=False),
     Experiment("deer.grid", DEER, "the speed grid: DEER, its relatives, shooting, torch, a loop"),
     Experiment("deer_eigenworms", DEER, "series of 17,984 steps: training and accuracy", "EigenWorms_TRAIN.ts"),
     Experiment("deer_two_body", DEER, "a Hamiltonian learned from orbits of 10,000 steps"),

@@ -25,6 +25,7 @@ from experiments.readings import (
     two_bodies,
     warm_starts,
     ways_accuracy,
+    workers,
     worms,
     worms_accuracy,
     zeros,
@@ -188,6 +189,17 @@ CLAIMS = (
         zeros,
         "One image at a time; autograd's columns are timed for some and counted for all.",
         "bppsa_vgg.run",
+    ),
+    Claim(
+        BPPSA,
+        "Θ(log n) steps scale with workers",
+        "a complexity, and FLOPs along the critical path",
+        ("bppsa_vgg/ranks",),
+        workers,
+        "Products of a level over processes of one machine. Each process writes all Jacobians down and makes all of "
+        "the "
+        "layers' own gradients, and matrices are exchanged: FLOPs alone say what is left without that.",
+        "bppsa_vgg.ranks",
     ),
     Claim(
         DEER,

@@ -179,6 +179,22 @@ def zeros(results: Results) -> str:
     return "zeros, and how much faster than autograd's columns: " + "; ".join(told)
 
 
+def workers(results: Results) -> str:
+    from experiments.bppsa_vgg.ranks import modelled
+
+    rows, parts = good(results["rows"]), []
+    for way in dict.fromkeys(row["way"] for row in rows):
+        here = {row["ranks"]: row for row in rows if row["way"] == way}
+        first, last = here[min(here)], here[max(here)]
+        flops = modelled(first["products"], first["ranks"]) / modelled(last["products"], last["ranks"])
+        measured = first["ms"] / last["ms"]
+        parts.append(
+            f"{way}: {measured:.2f}× on {last['ranks']} over {first['ranks']} by the clock, {flops:.2f}× by FLOPs"
+        )
+    cores = (results.get("machine") or {}).get("cores")
+    return f"{cores} cores: " + "; ".join(parts)
+
+
 # DEER
 
 

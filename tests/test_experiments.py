@@ -13,6 +13,7 @@ import torch
 
 from benchmarks import pipeline
 from experiments.__main__ import draw
+from experiments.bppsa_vgg import ranks as vgg_ranks
 from experiments.catalogue import EXPERIMENTS, find
 
 ROOT = Path(__file__).parents[1]
@@ -90,6 +91,19 @@ def vgg(results: dict[str, Any], page: str) -> None:
     assert "generated stand-in for CIFAR-10" in page
 
 
+def workers(results: dict[str, Any], page: str) -> None:
+    assert not [row for row in results["rows"] if "error" in row]
+    assert {(row["way"], row["ranks"]) for row in results["rows"]} == {
+        ("levels=1", 2),
+        ("levels=2", 2),
+        ("all levels", 2),
+    }
+    products = results["rows"][-1]["products"]
+    one, two = (vgg_ranks.modelled(products, count) for count in (1, 2))
+    assert one == pytest.approx(sum(cost for _, _, cost in products))
+    assert two < one
+
+
 def grid(results: dict[str, Any], page: str) -> None:
     rows = results["rows"]
     assert not [row for row in rows if "error" in row]
@@ -123,7 +137,8 @@ def odes(results: dict[str, Any], page: str) -> None:
 
 CHECKS: dict[str, Check] = {
     "mgrit_hmdb51": clips, "mgrit_har": clips, "mgrit.ranks": processes, "deer_eigenworms": worms, "ode": odes,
-    "deer_two_body": two_bodies, "bppsa_bitstream": bit_streams, "bppsa_bitstream.grid": speedups, "bppsa_vgg": vgg,
+    "deer_two_body": two_bodies, "bppsa_bitstream": bit_streams, "bppsa_bitstream.grid": speedups,
+    "bppsa_vgg": vgg, "bppsa_vgg.ranks": workers,
     "deer.grid": grid, "deer_cifar": images, "deer.warm": warm,
 }  # fmt: skip
 

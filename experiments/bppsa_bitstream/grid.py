@@ -39,12 +39,15 @@ from experiments.harness import (
     whole,
     write,
 )  # fmt: skip
-from timeloom.solvers import Auto, Solver
+from timeloom.solvers import Auto, Shooting, Solver
 
 LENGTHS, BATCHES = (1000, 3000, 10000, 30000), (16, 32, 64, 128, 256)
 FAST_LENGTHS, FAST_BATCHES = (40, 90), (2, 3)
 WAYS: dict[str, Solver | None] = {**SOLVERS, "default": Auto()}
-ON_CPU = ("torch", "chunked adjoint", "scan", "default")
+WAYS["scan, 8 levels"] = Shooting(adjoint="scan", adjoint_levels=8)
+ON_GPU = ("chunked adjoint", "scan", "scan, all levels", "scan, 8 levels", "default")
+"""Without the scan of 2 levels, which leaves a quarter of all steps to run one after the other, launch by launch."""
+ON_CPU = ("chunked adjoint", "scan", "default")
 """Without products of matrices: they never pay there (experiments.bppsa_bitstream.run measures them)."""
 TURNS = 5
 COMPARED = 3000 * 256
@@ -180,7 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = begin(parser, arguments)
     lengths = options.steps or (FAST_LENGTHS if options.fast else LENGTHS)
     batches = options.batch or (FAST_BATCHES if options.fast else BATCHES)
-    ways = [way for way in (WAYS if options.device == "cuda" or options.fast else ON_CPU) if way != "torch"]
+    on_device = ON_GPU if options.device == "cuda" else ON_CPU
+    ways = [way for way in (WAYS if options.fast else on_device) if way != "torch"]
     results: dict[str, Any] = {"machine": facts(options.device), "cell": options.cell, "rows": []}
     # corners first: a run that ends early has seen the whole range
     for batch in sorted(batches, key=lambda b: (b not in (batches[0], batches[-1]), b)):

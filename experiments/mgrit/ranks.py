@@ -244,6 +244,7 @@ def draw(results: Results, path: Path) -> None:
             label = f"{way}, {count} process(es)" if key == "backward_ms" else None
             right.loglog([t for t, _ in here], [ms for _, ms in here], style, color=colour, label=label, marker=".")
     right.set(xlabel="steps", ylabel="ms: dotted forward, solid backward", title="both passes apart")
+    right.set_xscale("log", base=2)
     right.legend(fontsize=6)
     drawn.suptitle(
         f"{results['sizes']['hidden']} units, batch {results['sizes']['batch']}; {made_on(results['machine'])}",

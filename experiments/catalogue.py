@@ -34,6 +34,9 @@ EXPERIMENTS = (
     Experiment("mgrit_hmdb51", MGRIT, "video: accuracy and time of five ways to train", "HMDB51"),
     Experiment("mgrit_har", MGRIT, "activities told from motion, the setting of the published code", "UCI HAR Dataset"),
     Experiment("mgrit.gradient_error", MGRIT, "how wrong gradients are after so many cycles", gpu=False),
+    Experiment(
+        "mgrit.instability", MGRIT, "what explicit, implicit and frozen coarse steps do to convergence", gpu=False
+    ),
     Experiment("mgrit.accuracy", MGRIT, "whether inexact training costs accuracy", gpu=False),
     Experiment("mgrit.scaling", MGRIT, "time of a training step by length"),
     Experiment("bppsa_bitstream.grid", BPPSA, "both speedups over torch's layer by length and batch"),

@@ -12,6 +12,7 @@ from experiments.readings import (
     best_of,
     bitstream_backward,
     bitstream_training,
+    coarse_steps,
     exactness,
     gradient_errors,
     grid_best,
@@ -115,6 +116,15 @@ CLAIMS = (
         gradient_errors,
         "Ours: random inputs, T = 128, float64.",
         "mgrit.gradient_error",
+    ),
+    Claim(
+        MGRIT,
+        "The classic GRU's step is unstable on coarse grids, the implicit one is not",
+        "shown by its theory and accuracy",
+        ("mgrit/instability",),
+        coarse_steps,
+        "Residuals of the forward solve of a GRU; frozen gates are timeloom's default coarse step.",
+        "mgrit.instability",
     ),
     Claim(
         BPPSA,

@@ -81,6 +81,14 @@ def length_speedup(results: Results) -> str:
     return f"{device(results)}: " + "; ".join(parts)
 
 
+def coarse_steps(results: Results) -> str:
+    parts: dict[int, list[str]] = {}
+    for row in good(results["rows"]):
+        parts.setdefault(row["factor"], []).append(f"{row['step']} {row['residuals'][-1]:.0e}")
+    told = [f"{factor} steps in one: {', '.join(steps)}" for factor, steps in parts.items()]
+    return f"residual after {results['sizes']['cycles']} cycles or where it stopped; " + "; ".join(told)
+
+
 # BPPSA
 
 

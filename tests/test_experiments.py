@@ -104,6 +104,12 @@ def workers(results: dict[str, Any], page: str) -> None:
     assert two < one
 
 
+def coarse_steps(results: dict[str, Any], page: str) -> None:
+    last = {(row["step"], row["factor"]): row["residuals"][-1] for row in results["rows"]}
+    assert last["explicit", 8] > 10 * last["implicit", 8]
+    assert last["explicit", 8] > 10 * last["frozen", 8]
+
+
 def grid(results: dict[str, Any], page: str) -> None:
     rows = results["rows"]
     assert not [row for row in rows if "error" in row]
@@ -138,7 +144,7 @@ def odes(results: dict[str, Any], page: str) -> None:
 CHECKS: dict[str, Check] = {
     "mgrit_hmdb51": clips, "mgrit_har": clips, "mgrit.ranks": processes, "deer_eigenworms": worms, "ode": odes,
     "deer_two_body": two_bodies, "bppsa_bitstream": bit_streams, "bppsa_bitstream.grid": speedups,
-    "bppsa_vgg": vgg, "bppsa_vgg.ranks": workers,
+    "bppsa_vgg": vgg, "bppsa_vgg.ranks": workers, "mgrit.instability": coarse_steps,
     "deer.grid": grid, "deer_cifar": images, "deer.warm": warm,
 }  # fmt: skip
 

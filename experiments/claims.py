@@ -101,7 +101,7 @@ CLAIMS = (
     Claim(
         MGRIT,
         "A fixed number of cycles is enough",
-        "2 cycles forward, 1 backward",
+        "2 cycles forward, 1 backward, in the command published with its code",
         ("mgrit/accuracy",),
         accuracy_cost,
         "Small real series sets (five seeds, serial inference with the trained weights): the published setting is "

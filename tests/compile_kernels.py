@@ -120,6 +120,7 @@ def run_scans() -> None:
             scan.scan(a, b, b[0], "diagonal")
     scan.diagonal_adjoint(a, b, None, b, False, True)
     scan.scan(draw(600, 2, 3, 3), draw(600, 2, 3), draw(2, 3), "dense", True, True)
+    scan.scan(draw(600, 2, 20, 20), draw(600, 2, 20), draw(2, 20), "dense", True, True)
     scan.scan(draw(600, 2, 2, 2, 5), draw(600, 2, 2, 5), draw(2, 2, 5), "block")
 
 

@@ -328,9 +328,11 @@ def test_frozen_layers_get_nothing_and_cost_nothing() -> None:
 
 
 def test_a_layer_that_is_not_supported_is_named() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)))
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.LayerNorm(3)))
     with pytest.raises(
-        TypeError, match=r"layer 1\.1, BatchNorm1d.*Linear, Conv2d, ReLU, Tanh, MaxPool2d, AvgPool2d, Flatten"
+        TypeError,
+        match=r"layer 1\.1, LayerNorm.*Linear, Conv2d, ReLU, Tanh, MaxPool2d, AvgPool2d, BatchNorm1d, BatchNorm2d, "
+        r"Flatten",
     ):
         tl.chain_backward(model, torch.ones(2, 3), torch.sum)
 
@@ -438,3 +440,51 @@ def test_gradients_that_are_off_and_layers_of_two_results_are_named() -> None:
             tl.chain_backward(nn.Sequential(nn.Tanh()), x, Tensor.sum)
     with pytest.raises(ValueError, match=r"layer 0, MaxPool2d.*returns indices"):
         tl.chain_backward(nn.Sequential(nn.MaxPool2d(2, return_indices=True)), x, Tensor.sum)
+
+
+def _normed() -> nn.Sequential:
+    """Convolutions with BatchNorms whose running statistics are not those of a fresh layer."""
+    layers = (
+        nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4, affine=False), nn.Tanh(), nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Linear(6, 5),
+    )  # fmt: skip
+    model = build(*layers)
+    for _ in range(3):
+        model(draw(4, 2, 8, 8, seed=9) + 0.3)
+    return model
+
+
+@pytest.mark.parametrize("levels", [None, 0, 1])
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_norm_in_both_modes(training: bool, levels: int | None) -> None:
+    """Gradients are autograd's, and so are the running statistics: a step counts once."""
+    model = _normed().train(training)
+    twin = copy.deepcopy(model)
+    x, other = (draw(5, 2, 8, 8).requires_grad_() for _ in range(2))
+    target = torch.tensor([0, 1, 2, 3, 4])
+    traces: list[ScanTrace] = []
+    value = tl.chain_backward(model, x, lambda y: F.cross_entropy(y, target), levels, traces.append)
+    expected = F.cross_entropy(twin(other), target)
+    expected.backward()
+    torch.testing.assert_close(value, expected.detach())
+    assert x.grad is not None
+    assert other.grad is not None
+    torch.testing.assert_close(x.grad, other.grad, rtol=1e-10, atol=1e-13)
+    for mine, true in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, true.grad, rtol=1e-10, atol=1e-13)
+    for (name, mine), (_, true) in zip(model.named_buffers(), twin.named_buffers(), strict=True):
+        assert torch.equal(mine, true), name
+    steps = traces[0].steps()
+    assert len(traces[0].serial) == 10  # Flatten is none
+    if not training and levels is None:
+        assert len(steps) < 10
+    assert all(layer.track_running_stats for layer in model if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d))
+
+
+def test_batch_norm_without_running_statistics_uses_the_batch() -> None:
+    model = build(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.ReLU(), nn.Linear(3, 2)).eval()
+    twin, x = copy.deepcopy(model), draw(6, 4)
+    tl.chain_backward(model, x, lambda y: y.square().sum())
+    twin(x).square().sum().backward()
+    for mine, true in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, true.grad, rtol=1e-10, atol=1e-13)

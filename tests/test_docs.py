@@ -171,7 +171,7 @@ def test_the_readme_tells_the_ratios_that_were_measured_on_a_gpu() -> None:
 
 
 def test_the_page_on_odes_tells_the_times_that_were_measured() -> None:
-    measured = {(row[0], row[1], row[2]): row for row in table("experiments/ode/results.md", "| problem | dtype |")}
+    measured = {(row[0], row[1], row[2]): row for row in table("experiments/ode/results/ode.md", "| problem | dtype |")}
     for problem, dtype, *cells in table("docs/ode.md", "| | dtype |"):
         loop, ours = (measured[problem, dtype, way] for way in ("loop of rk4", "odeint, rk4"))
         times = [float(cell.split()[0]) for cell in (loop[3], loop[4], ours[3], ours[4])]

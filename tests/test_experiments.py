@@ -1,9 +1,10 @@
-"""The experiments on papers run, in small, and say what their data are."""
+"""Every experiment on the papers runs, in small, and says what its data are."""
 
 from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,59 +12,166 @@ import pytest
 import torch
 
 from benchmarks import pipeline
+from experiments.__main__ import draw
+from experiments.bppsa_vgg import ranks as vgg_ranks
+from experiments.catalogue import EXPERIMENTS, find
 
 ROOT = Path(__file__).parents[1]
-PAPERS = ("mgrit_hmdb51", "deer_eigenworms", "deer_two_body", "bppsa_bitstream", "bppsa_irmas")
+FOLDERS = sorted({one.name for one in EXPERIMENTS if "." not in one.name} - {"ode"})
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-
-def fast(name: str, out: Path, *more: str) -> dict[str, Any]:
-    """Run an experiment's fast mode; its results. There are a table and a picture too."""
-    importlib.import_module(f"experiments.{name}.run").main(["--fast", "--out", str(out), *more])
-    assert {path.suffix for path in out.iterdir()} == {".json", ".md", ".png"}
-    (path,) = out.glob("*.json")
-    results: dict[str, Any] = json.loads(path.read_text())
-    return results
+Check = Callable[[dict[str, Any], str], None]
 
 
-def test_multigrid_on_clips(tmp_path: Path) -> None:
-    results = fast("mgrit_hmdb51", tmp_path)
-    assert results["data"].startswith("generated stand-in for HMDB51")
-    assert "generated stand-in" in (tmp_path / "generated.md").read_text()
+def clips(results: dict[str, Any], page: str) -> None:
+    assert results["data"].startswith("generated stand-in for")
+    assert "generated stand-in" in page
     ways = results["ways"]
     assert len(ways) == 5
     assert ways["GRU, torch"]["losses"] == pytest.approx(ways["GRU, timeloom"]["losses"], rel=1e-4)
     exact, serial = ways["implicit GRU, exact multigrid"], ways["implicit GRU, in order"]
     assert exact["losses"] == pytest.approx(serial["losses"], rel=1e-3)
     assert exact["accuracy"] == exact["accuracy_in_order"] == serial["accuracy"]
+    assert all(len(way["validation_accuracy"]) == results["setting"]["epochs"] for way in ways.values())
 
 
-def test_worms(tmp_path: Path) -> None:
-    results = fast("deer_eigenworms", tmp_path)
+def processes(results: dict[str, Any], page: str) -> None:
+    rows = results["rows"]
+    assert not [row for row in rows if "error" in row]
+    two = [row for row in rows if row["ranks"] == 2]
+    assert {row["way"] for row in two} == {"multigrid as published", "exact multigrid"}
+    assert all(row["collectives"] > 0 and row["forward_ms"] > 0 and row["backward_ms"] > 0 for row in two)
+    assert max(row["states_off"] for row in two) < 1e-5
+    assert max(row["gradients_off"] for row in two) < 1e-4
+    assert {"GRU, serial", "implicit GRU, serial"} <= {row["way"] for row in rows}
+    assert "The paper: up to 6.5×" in page
+
+
+def worms(results: dict[str, Any], page: str) -> None:
     assert results["data"].startswith("generated stand-in for EigenWorms")
     runs = results["runs"]
     assert runs["parallel"]["loss_difference"] < 1e-4
     assert runs["parallel, short"]["losses"] == pytest.approx(runs["torch, short"]["losses"], rel=1e-4)
 
 
-def test_two_bodies(tmp_path: Path) -> None:
-    found = fast("deer_two_body", tmp_path)["found"]
+def two_bodies(results: dict[str, Any], page: str) -> None:
+    found = results["found"]
     assert found["losses"][-1] < found["losses"][0]
     assert len(found["compared"]) == 2
     assert max(one["gradient_difference"] for one in found["compared"]) < 1e-10
+    assert len(found["validation"]["by_time"]) == len(found["validation"]["times"])
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_bit_streams(tmp_path: Path) -> None:
-    results = fast("bppsa_bitstream", tmp_path)
+def bit_streams(results: dict[str, Any], page: str) -> None:
     assert max(one["difference"] for found in results["backward"].values() for one in found.values()) < 1e-5
     ways = results["training"]["ways"]
     for name in ("default", "scan"):
         assert ways[name]["losses"] == pytest.approx(ways["torch"]["losses"], rel=1e-4)
 
 
-@pytest.mark.parametrize("name", PAPERS)
+def speedups(results: dict[str, Any], page: str) -> None:
+    rows = results["rows"]
+    assert not [row for row in rows if "error" in row]
+    assert {(row["steps"], row["batch"]) for row in rows} == {(40, 2), (40, 3), (90, 2), (90, 3)}
+    assert max(row["gradient_error"] for row in rows) < 1e-5
+    assert {row["backward_by"].split(",")[0] for row in rows if "levels" in row["way"]} == {"blelloch scan"}
+    assert "108×" in page
+    assert "2.75×" in page
+
+
+def vgg(results: dict[str, Any], page: str) -> None:
+    assert results["largest_difference"] < 1e-4
+    assert results["losses"]["scan"] == pytest.approx(results["losses"]["autograd"], rel=1e-4)
+    assert results["levels"][0]["critical_flops"] == results["levels"][0]["total_flops"]
+    assert results["levels"][-1]["critical_steps"] < results["levels"][0]["critical_steps"]
+    assert results["serial_sparse_flops"] < results["serial_dense_flops"]
+    assert all(0 <= row["zeros"] < 1 and row["ms"] > 0 and row["autograd_ms"] > 0 for row in results["jacobians"])
+    assert "generated stand-in for CIFAR-10" in page
+
+
+def workers(results: dict[str, Any], page: str) -> None:
+    assert not [row for row in results["rows"] if "error" in row]
+    assert {(row["way"], row["ranks"]) for row in results["rows"]} == {
+        ("levels=1", 2),
+        ("levels=2", 2),
+        ("all levels", 2),
+    }
+    products = results["rows"][-1]["products"]
+    one, two = (vgg_ranks.modelled(products, count) for count in (1, 2))
+    assert one == pytest.approx(sum(cost for _, _, cost in products))
+    assert two < one
+
+
+def coarse_steps(results: dict[str, Any], page: str) -> None:
+    last = {(row["step"], row["factor"]): row["residuals"][-1] for row in results["rows"]}
+    assert last["explicit", 8] > 10 * last["implicit", 8]
+    assert last["explicit", 8] > 10 * last["frozen", 8]
+
+
+def grid(results: dict[str, Any], page: str) -> None:
+    rows = results["rows"]
+    assert not [row for row in rows if "error" in row]
+    assert len(rows) == 2 * 2 * 7
+    compared = [row for row in rows if row["way"] != "loop"]
+    assert max(row["output_error"] for row in compared) < 1e-5
+    assert max(row["gradient_error"] for row in compared) < 1e-4
+    assert "3 orders of magnitude" in page
+
+
+def images(results: dict[str, Any], page: str) -> None:
+    ways = results["ways"]
+    for name in ("parallel", "DEER"):
+        assert ways[name]["losses"] == pytest.approx(ways["torch"]["losses"], rel=1e-3)
+    assert "90.25 %" in page
+
+
+def warm(results: dict[str, Any], page: str) -> None:
+    rows = {(row["solver"], row["warm"]): row for row in results["rows"]}
+    for solver in ("DEER", "quasi-DEER", "shooting"):
+        cold, guessed = rows[solver, False], rows[solver, True]
+        assert guessed["losses"] == pytest.approx(cold["losses"], rel=1e-3)
+        assert guessed["sweeps"][0] == cold["sweeps"][0]
+        assert guessed["sweeps"][-1] <= cold["sweeps"][-1]
+
+
+def odes(results: dict[str, Any], page: str) -> None:
+    assert len(results["rows"]) == 3 * 2 * 5
+    assert all(row["error"] < 1e-3 and row["forward_ms"] > 0 for row in results["rows"])
+
+
+CHECKS: dict[str, Check] = {
+    "mgrit_hmdb51": clips, "mgrit_har": clips, "mgrit.ranks": processes, "deer_eigenworms": worms, "ode": odes,
+    "deer_two_body": two_bodies, "bppsa_bitstream": bit_streams, "bppsa_bitstream.grid": speedups,
+    "bppsa_vgg": vgg, "bppsa_vgg.ranks": workers, "mgrit.instability": coarse_steps,
+    "deer.grid": grid, "deer_cifar": images, "deer.warm": warm,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [one.name for one in EXPERIMENTS if one.name != "bppsa_irmas"])  # test_irmas.py has it
+def test_each_experiment_runs_in_small(name: str, tmp_path: Path) -> None:
+    find(name).module().main(["--fast", "--out", str(tmp_path)])
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".png"}
+    (path,) = tmp_path.glob("*.json")
+    results, page = json.loads(path.read_text()), path.with_suffix(".md").read_text()
+    assert "| --" in page
+    if name in CHECKS:
+        CHECKS[name](results, page)
+    path.with_suffix(".png").unlink()
+    draw(path)  # what is stored is enough to make the page and the picture once more
+    assert path.with_suffix(".md").read_text() == page
+    assert path.with_suffix(".png").stat().st_size > 1000
+
+
+def test_a_pruned_network_with_norms(tmp_path: Path) -> None:
+    find("bppsa_vgg").module().main(["--fast", "--norm", "--out", str(tmp_path)])
+    results = json.loads((tmp_path / "generated_norm.json").read_text())
+    assert results["largest_difference"] < 1e-4
+    assert any("BatchNorm2d" in row["layer"] for row in results["jacobians"])
+
+
+@pytest.mark.parametrize("name", FOLDERS)
 def test_each_paper_has_its_page(name: str) -> None:
     text = (ROOT / "experiments" / name / "README.md").read_text()
     for part in (f"python -m experiments.{name}.run", "--fast", "## The paper", "## Ours", "## What differs"):
@@ -74,10 +182,16 @@ def test_each_paper_has_its_page(name: str) -> None:
 
 
 def test_wrong_data_end_an_experiment_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("mgrit_hmdb51", "deer_eigenworms"):
+    missing = str(tmp_path / "missing.ts")
+    told = {"mgrit_hmdb51": "no such", "deer_eigenworms": "no such", "mgrit_har": "no such", "bppsa_vgg": "is not a "
+                                                                                                          "folder",
+            "deer_cifar": "is not a folder"}  # fmt: skip
+    for name, words in told.items():
         with pytest.raises(SystemExit):
-            importlib.import_module(f"experiments.{name}.run").main(["--data", str(tmp_path / "missing.ts")])
-        assert "missing.ts: no such" in capsys.readouterr().err
+            importlib.import_module(f"experiments.{name}.run").main(["--data", missing])
+        error = capsys.readouterr().err
+        assert "missing.ts" in error
+        assert words in error
 
 
 def test_the_wait_for_data_is_measured(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ CLOSE = {torch.float32: 4e-6, torch.float64: 1e-13}
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles, chunks and thresholds for which a few steps are many."""
     sizes = {"THREADS": 16, "LENGTH": 4, "ROWS": (8, 8, 16), "WINDOW": 2, "PROCESSORS": 6, "TILES": 2, "ALONE": 3}
-    sizes |= {"SHORT": 1, "ENTRIES": (64, 128), "LEAST": 3, "SERIAL": 7}
+    sizes |= {"SHORT": 1, "ENTRIES": (64, 128), "LEAST": 3, "SERIAL": 7, "WHOLE": 4, "COLUMNS": 2}
     for name, value in sizes.items():
         monkeypatch.setattr(gpu, name, value)
 
@@ -156,7 +156,8 @@ def test_every_run_gives_the_same_bits() -> None:
 
 MATRICES: list[tuple[Structure, int, tuple[int, ...], int]] = [
     ("dense", 1, (2,), 3), ("dense", 7, (), 2), ("dense", 8, (1,), 4), ("dense", 25, (2,), 3), ("dense", 9, (), 16),
-    ("dense", 40, (2,), 1), ("dense", 11, (2, 2), 9), ("block", 1, (), 1), ("block", 9, (3,), 1),
+    ("dense", 40, (2,), 1), ("dense", 11, (2, 2), 9), ("dense", 9, (2,), 20),
+    ("dense", 10, (), 32), ("block", 1, (), 1), ("block", 9, (3,), 1),
     ("block", 25, (2,), 3), ("block", 22, (2, 1), 5),
 ]  # fmt: skip
 
@@ -394,7 +395,7 @@ def test_nothing_at_all() -> None:
 
 
 def test_only_what_fits_the_kernels_is_theirs() -> None:
-    b = torch.zeros(4, 2, 17)
+    b = torch.zeros(4, 2, 33)
     assert not gpu.supports(b, "diagonal")  # on a CPU
     assert gpu.supports(b.to("meta"), "diagonal") is False
     if COMPILED:
@@ -402,7 +403,7 @@ def test_only_what_fits_the_kernels_is_theirs() -> None:
         assert gpu.supports(b, "diagonal")
         assert gpu.supports(b, "block")
         assert not gpu.supports(b, "dense")
-        assert gpu.supports(b[..., :16], "dense")
+        assert gpu.supports(b[..., :32], "dense")
         assert not gpu.supports(b.to(torch.complex64), "diagonal")
 
 
@@ -423,7 +424,8 @@ LARGE: list[tuple[Structure, int, tuple[int, ...], int]] = [
     ("diagonal", 1000, (1,), 1), ("diagonal", 70_000, (1,), 1), ("diagonal", 70_001, (2,), 17),
     ("diagonal", 9_999, (3,), 100), ("diagonal", 5_000, (7,), 77), ("diagonal", 2_000, (64,), 300),
     ("diagonal", 3_000, (1,), 4096),
-    ("dense", 5_000, (2,), 4), ("dense", 30_000, (1,), 8), ("dense", 700, (5,), 13), ("block", 20_000, (3,), 50),
+    ("dense", 5_000, (2,), 4), ("dense", 30_000, (1,), 8), ("dense", 700, (5,), 13),
+    ("dense", 3_000, (16,), 20), ("dense", 9_000, (1,), 32), ("block", 20_000, (3,), 50),
 ]  # fmt: skip
 
 
@@ -465,3 +467,32 @@ def test_replayed_from_a_graph(structure: Structure) -> None:
         h = tl.linear_scan(a, b, h0, structure=structure)
     graph.replay()
     assert torch.equal(h, expected)
+
+
+@pytest.mark.usefixtures("by_kernels")
+@pytest.mark.parametrize(("levels", "name"), [(None, "linear scan"), (2, "blelloch scan"), (30, "blelloch scan")])
+@pytest.mark.parametrize("kind", ["RNN", "GRU"])
+def test_gradients_by_a_scan_of_jacobians(kind: str, levels: int | None, name: str) -> None:
+    """BPPSA's network, 20 units: the kernels where no levels are asked for, the tree where they are."""
+    steps, n = (300, 20) if COMPILED else (24, 5)
+    torch.manual_seed(0)
+    solver = tl.solvers.Shooting(adjoint="scan", adjoint_levels=levels)
+    layer = getattr(tl, kind)(3, n, solver=solver, dtype=torch.float64, device=DEVICE)
+    true = getattr(torch.nn, kind)(3, n, dtype=torch.float64, device=DEVICE)
+    true.load_state_dict(layer.state_dict())
+    for loss in (lambda y, h: h.sum(), lambda y, h: y.square().mean() + h.sum()):
+        x = torch.randn(steps, 2, 3, dtype=torch.float64, device=DEVICE)
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        for net, given in zip((layer, true), inputs, strict=True):
+            net.zero_grad()
+            loss(*net(given)).backward()
+        assert layer.reports[0].backward is not None
+        assert layer.reports[0].backward.solver == name
+        pairs = [
+            (inputs[0].grad, inputs[1].grad),
+            *((p.grad, q.grad) for p, q in zip(layer.parameters(), true.parameters(), strict=True)),
+        ]
+        for mine, expected in pairs:
+            assert mine is not None
+            assert expected is not None
+            check(mine, expected.double().cpu(), 1e-9)

@@ -18,6 +18,15 @@ from experiments.bppsa_irmas import wav
 from experiments.bppsa_irmas.mfcc import mfcc
 
 RATE, SECONDS = 44100, 3.0
+FEATURES = {
+    "ours": "20 MFCC of the mean of both channels, windows of 2048 samples at every length",
+    "paper": "MFCC of each of two channels without the first: 19, 12 and 6 of windows of 4096, 2048 and 1024 "
+    "samples, from "
+    "the longest hop to the shortest (a clip of one channel counts twice)",
+}
+"""Kinds of inputs, in words."""
+PAPERS = ((20, 4096), (13, 2048), (7, 1024))
+"""Coefficients and samples of a window, by hop."""
 TEST_SHARE = 0.25
 
 
@@ -80,19 +89,35 @@ def split(clips: Sequence[Clip]) -> tuple[list[Clip], list[Clip]]:
 
 
 def features(
-    clips: Iterable[Clip], hops: Sequence[int], rate: int = RATE, seconds: float = SECONDS
+    clips: Iterable[Clip], hops: Sequence[int], rate: int = RATE, seconds: float = SECONDS, kind: str = "ours"
 ) -> tuple[dict[int, Tensor], Tensor]:
-    """MFCC `(T, N, 20)` by hop, T = 1 + samples // hop, and the instruments `(N,)`; longer clips are cut."""
+    """MFCC `(T, N, D)` by hop, T = 1 + samples // hop, and the instruments `(N,)`; longer clips are cut.
+
+    kind: of FEATURES. The paper's differ by hop: its longest hop has the widest window and the most coefficients.
+    """
     length = round(rate * seconds)
     found: dict[int, list[Tensor]] = {hop: [] for hop in hops}
     target = []
     for clip in clips:
-        samples, its_rate = wav.read(clip.path)
+        samples, its_rate = wav.read_channels(clip.path)
         if its_rate != rate or len(samples) < length:
             raise ValueError(
                 f"{clip.path} has {len(samples)} samples at {its_rate} Hz; at least {length} at {rate} Hz are needed"
             )
-        for hop in hops:
-            found[hop].append(mfcc(samples[:length], rate, hop))
+        for place, hop in enumerate(hops):
+            if kind == "ours":
+                found[hop].append(mfcc(samples[:length].mean(1).float(), rate, hop))
+            else:
+                found[hop].append(_papers(samples[:length], rate, hop, *PAPERS[min(place, len(PAPERS) - 1)]))
         target.append(clip.instrument)
     return {hop: torch.stack(one, 1) for hop, one in found.items()}, torch.tensor(target)
+
+
+def _papers(samples: Tensor, rate: int, hop: int, coefficients: int, window: int) -> Tensor:
+    """Of `(S, C)`, `(T, 2 (coefficients − 1))`: the first coefficient, the loudness, is left out."""
+    both = samples[:, :2] if samples.shape[1] > 1 else samples.expand(-1, 2)
+    parts = [
+        mfcc(one.float().contiguous(), rate, hop, window=window, coefficients=coefficients)[:, 1:]
+        for one in both.unbind(1)
+    ]
+    return torch.cat(parts, 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from experiments.harness import made_on
+
 COLOURS = ("tab:red", "tab:blue", "tab:green", "tab:orange", "tab:purple")
 
 
@@ -20,8 +22,10 @@ def table(results: dict[str, Any]) -> str:
     lines = [
         f"{results['data']} clips, {len(results['instruments'])} instruments, {clips['train']} clips to train and "
         f"{clips['test']} to test on; {results['hidden']} units, batch {results['batch']}, "
-        f"{results['training_steps']} training steps; {results['machine']['threads']} thread(s), float32. "
+        f"{results['training_steps']} training steps; {made_on(results['machine'])}, float32. "
         f"Times are the fastest of {results['turns']}, on trained weights.",
+        "",
+        f"Inputs: {results['features_in_words']}." if "features_in_words" in results else "Inputs: see the README.",
         "",
         "| T | method | backward | | whole step | | gradient error, initialised | trained | accuracy | unlike torch |",
         "| --: | --- " + "| --: " * 8 + "|",

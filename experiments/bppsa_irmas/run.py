@@ -1,7 +1,9 @@
 """A GRU that hears instruments, trained with gradients by torch, by timeloom's default and by scans.
 
     python -m experiments.bppsa_irmas.run                               # generated clips; about two minutes on one core
-    python -m experiments.bppsa_irmas.run --data IRMAS-TrainingData     # the real ones
+    python -m experiments.bppsa_irmas.run --data IRMAS-TrainingData     # the real ones, all of them
+    python -m experiments.bppsa_irmas.run --features paper              # the paper's inputs: 38, 24 and 12 a frame
+    python -m experiments.bppsa_irmas.run --device cuda --batch 64      # against cuDNN
     python -m experiments.bppsa_irmas.run --fast                        # all parts in small, seconds
 
 The second recurrent task of the BPPSA paper: a GRU of 20 units reads the MFCC of three-second clips, in 259, 517 or
@@ -12,11 +14,8 @@ the time of the backward pass alone and of a whole training step.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +27,14 @@ from torch.nn.functional import cross_entropy
 
 import timeloom as tl
 from experiments.bppsa_irmas import report
-from experiments.bppsa_irmas.clips import features, find, split
+from experiments.bppsa_irmas.clips import FEATURES, features, find, split
 from experiments.bppsa_irmas.instruments import INSTRUMENTS, generate
-from experiments.results import command, facts, target, write
+from experiments.harness import begin, command, facts, folder_of, now, summary, whole, write
 from timeloom.solvers import Auto, Shooting, Solver
 
 HOPS, FAST_HOPS = (512, 256, 128), (4096, 2048, 1024)
 """Samples between two frames."""
-HIDDEN, BATCH, RATE_OF_LEARNING, MOST_NORM = 20, 16, 2e-2, 1.0
+HIDDEN, RATE_OF_LEARNING, MOST_NORM = 20, 2e-2, 1.0
 METHODS: dict[str, Solver | None] = {
     "torch": None,
     "default": Auto(),
@@ -55,6 +54,19 @@ class Data:
     test_x: Tensor
     test_target: Tensor
 
+    def to(self, device: str) -> Data:
+        return Data(*(tensor.to(device) for tensor in (self.x, self.target, self.test_x, self.test_target)))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes of a run, and where it runs."""
+
+    batch: int
+    steps: int
+    turns: int
+    device: str
+
 
 class Classifier(nn.Module):
     """A GRU whose last state tells the class."""
@@ -69,11 +81,11 @@ class Classifier(nn.Module):
         return self.head(last[0])
 
 
-def load(folder: Path, most: int, hops: Sequence[int]) -> tuple[list[str], dict[int, Data]]:
+def load(folder: Path, most: int, hops: Sequence[int], kind: str = "ours") -> tuple[list[str], dict[int, Data]]:
     """Instruments, and the data by hop."""
     instruments, clips = find(folder, most)
     train, test = split(clips)
-    (x, target), (test_x, test_target) = features(train, hops), features(test, hops)
+    (x, target), (test_x, test_target) = features(train, hops, kind=kind), features(test, hops, kind=kind)
     data = {}
     for hop in hops:
         mean, spread = x[hop].mean((0, 1)), x[hop].std((0, 1)) + 1e-6
@@ -81,17 +93,17 @@ def load(folder: Path, most: int, hops: Sequence[int]) -> tuple[list[str], dict[
     return instruments, data
 
 
-def train(model: Classifier, data: Data, steps: int) -> list[float]:
+def train(model: Classifier, data: Data, setting: Setting) -> list[float]:
     """The loss of every step."""
     generator = torch.Generator().manual_seed(0)
     optimizer, losses = torch.optim.Adam(model.parameters(), RATE_OF_LEARNING), []
     rows: Tensor = torch.empty(0, dtype=torch.long)
-    for _ in range(steps):
-        while len(rows) < BATCH:
+    for _ in range(setting.steps):
+        while len(rows) < setting.batch:
             rows = torch.cat([rows, torch.randperm(len(data.target), generator=generator)])
-        now, rows = rows[:BATCH], rows[BATCH:]
+        taken, rows = rows[: setting.batch].to(setting.device), rows[setting.batch :]
         optimizer.zero_grad()
-        loss = cross_entropy(model(data.x[:, now]), data.target[now])
+        loss = cross_entropy(model(data.x[:, taken]), data.target[taken])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), MOST_NORM)
         optimizer.step()
@@ -123,23 +135,21 @@ def errors(models: dict[str, Classifier], x: Tensor, target: Tensor) -> dict[str
     }
 
 
-def times(models: dict[str, Classifier], x: Tensor, target: Tensor, turns: int) -> dict[str, dict[str, Any]]:
+def times(models: dict[str, Classifier], x: Tensor, target: Tensor, setting: Setting) -> dict[str, dict[str, Any]]:
     """Milliseconds of the backward pass and of the whole step (forward, backward, update), methods in turn."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     optimizers = {name: torch.optim.Adam(model.parameters(), 0.0) for name, model in models.items()}
-    for turn in range(turns + 1):
+    for turn in range(setting.turns + 1):
         for name, model in models.items():
-            began = time.perf_counter()
-            backward = _step(
-                model, optimizers[name], x, target
-            )  # its tape is gone when it returns: that costs time too
-            if turn:  # the first one warms up
-                taken[name].append((1e3 * backward, 1e3 * (time.perf_counter() - began)))
+            began = now(setting.device)
+            backward = _step(model, optimizers[name], x, target, setting.device)
+            if turn:  # the first one warms up; a step's tape is gone when it returns: that costs time too
+                taken[name].append((1e3 * backward, 1e3 * (now(setting.device) - began)))
     found: dict[str, dict[str, Any]] = {}
     for name, pairs in taken.items():
         backwards, steps = zip(*pairs, strict=True)
         found[name] = {
-            kind: {"fastest": min(column), "median": statistics.median(column), "slowest": max(column)}
+            kind: {**summary(column), "slowest": max(column)}
             for kind, column in (("backward_ms", backwards), ("step_ms", steps))
         }
         solved = models[name].gru.reports[0].backward if METHODS[name] is not None else None
@@ -148,33 +158,37 @@ def times(models: dict[str, Classifier], x: Tensor, target: Tensor, turns: int) 
     return found
 
 
-def _step(model: Classifier, optimizer: torch.optim.Optimizer, x: Tensor, target: Tensor) -> float:
+def _step(model: Classifier, optimizer: torch.optim.Optimizer, x: Tensor, target: Tensor, device: str) -> float:
     """One training step; the seconds of its backward pass."""
     optimizer.zero_grad()
     loss = cross_entropy(model(x), target)
-    began = time.perf_counter()
+    began = now(device)
     loss.backward()
-    taken = time.perf_counter() - began
+    taken = now(device) - began
     optimizer.step()
     return taken
 
 
-def compare(data: Data, classes: int, steps: int, turns: int) -> dict[str, Any]:
+def compare(data: Data, classes: int, setting: Setting) -> dict[str, Any]:
     """All methods on one length."""
+    data = data.to(setting.device)
     torch.manual_seed(0)
     start = Classifier(None, data.x.shape[-1], classes).state_dict()
-    models = {name: Classifier(solver, data.x.shape[-1], classes) for name, solver in METHODS.items()}
-    batch = torch.arange(BATCH) * len(data.target) // BATCH  # clips are in order of instruments: some of each
+    models = {
+        name: Classifier(solver, data.x.shape[-1], classes).to(setting.device) for name, solver in METHODS.items()
+    }
+    # clips are in order of instruments: some of each
+    batch = torch.arange(setting.batch, device=setting.device) * len(data.target) // setting.batch
     x, target = data.x[:, batch].contiguous(), data.target[batch]
     for model in models.values():
         model.load_state_dict(start)
     at_start, losses, heard = errors(models, x, target), {}, {}
     for name, model in models.items():
-        losses[name] = train(model, data, steps)
+        losses[name] = train(model, data, setting)
         heard[name] = answers(model, data)
     for model in models.values():
         model.load_state_dict(models["torch"].state_dict())
-    at_end, taken = errors(models, x, target), times(models, x, target, turns)
+    at_end, taken = errors(models, x, target), times(models, x, target, setting)
     return {
         name: {
             **taken[name],
@@ -188,50 +202,56 @@ def compare(data: Data, classes: int, steps: int, turns: int) -> dict[str, Any]:
     }
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number from 1 up is needed, got {text!r}")
-    return int(text)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command(__doc__)
     parser.add_argument("--data", type=Path, help="a folder in IRMAS's layout; without it, clips are generated")
     parser.add_argument(
-        "--clips", type=_count, help="most clips of an instrument, to train and to test on (default 32)"
+        "--clips", type=whole, help="most clips of an instrument (default: 32 generated, all real ones)"
     )
-    parser.add_argument("--steps", type=_count, help="training steps (default 80)")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--steps", type=whole, help="training steps (default: 80; ten epochs of real clips)")
+    parser.add_argument("--batch", type=whole, default=16, help="clips in a step (default: 16)")
+    parser.add_argument("--features", choices=tuple(FEATURES), default="ours", help="inputs of a frame (default: ours)")
+    options = begin(parser, arguments)
     hops = FAST_HOPS if options.fast else HOPS
-    most, steps = options.clips or (4 if options.fast else 32), options.steps or (3 if options.fast else 80)
+    few = (4, 3) if options.fast else (32, 80)
+    defaults = few if options.data is None else (1 << 30, 0)
+    most = options.clips or defaults[0]
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.data or Path(temporary)
         if options.data is None:
             generate(folder, most, tuple(INSTRUMENTS)[: 3 if options.fast else None])
         try:
-            instruments, data = load(folder, most, hops)
+            instruments, data = load(folder, most, hops, options.features)
         except ValueError as error:
             parser.error(str(error))
-    first, turns = next(iter(data.values())), 2 if options.fast else 7
+    first = next(iter(data.values()))
+    steps = options.steps or defaults[1] or 10 * max(1, len(first.target) // options.batch)
+    setting = Setting(options.batch, steps, 2 if options.fast else 7, options.device)
     results: dict[str, Any] = {
-        "data": "generated stand-in" if options.data is None else "IRMAS",
+        "data": "generated stand-in" if options.data is None else options.data.name,
+        "features": options.features,
+        "features_in_words": FEATURES[options.features],
+        "inputs": [one.x.shape[-1] for one in data.values()],
         "instruments": instruments,
         "clips": {"train": len(first.target), "test": len(first.test_target)},
         "hidden": HIDDEN,
-        "batch": BATCH,
+        "batch": setting.batch,
         "training_steps": steps,
-        "turns": turns,
-        "machine": facts(),
+        "turns": setting.turns,
+        "machine": facts(options.device),
         "lengths": {},
     }
     print(f"{results['data']} clips: {results['clips']}", flush=True)
     for hop in hops:
-        found = compare(data[hop], len(instruments), steps, turns)
+        if options.clock.over:
+            break
+        found = compare(data[hop], len(instruments), setting)
         results["lengths"][str(len(data[hop].x))] = {"hop": hop, "methods": found}
         print(report.row(len(data[hop].x), found), flush=True)
-    folder = target(options, __file__)
-    if folder is not None:
-        write("irmas" if options.data else "generated", results, folder, report.table, report.plot)
+    base = "irmas" if options.data else "generated"
+    base += "" if options.features == "ours" else "_paper_features"
+    base += "" if options.device == "cpu" else f"_{options.device}"
+    write(base, results, folder_of(options, __file__), report.table, report.plot)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,12 @@ from torch import Tensor
 
 def read(path: Path) -> tuple[Tensor, int]:
     """Samples `(S,)` in [-1, 1), float32, the mean of all channels; and the rate, samples a second."""
+    samples, rate = read_channels(path)
+    return samples.mean(1).float(), rate
+
+
+def read_channels(path: Path) -> tuple[Tensor, int]:
+    """Samples by channel `(S, C)` in [-1, 1), float64; and the rate, samples a second."""
     try:
         with wave.open(str(path), "rb") as file:
             channels, width, rate, frames = file.getparams()[:4]
@@ -24,9 +30,9 @@ def read(path: Path) -> tuple[Tensor, int]:
             "it was cut short; fetch it again"
         )
     if not data:
-        return torch.zeros(0), rate
+        return torch.zeros(0, channels, dtype=torch.float64), rate
     scaled = _numbers(data, width) / float(1 << (8 * width - 1))
-    return scaled.view(-1, channels).mean(1).float(), rate
+    return scaled.view(-1, channels), rate
 
 
 def _numbers(data: bytes, width: int) -> Tensor:

@@ -1,18 +1,18 @@
-"""Sweeps of every solver on every network: `python -m experiments.deer.iterations`; results beside this file."""
+"""Sweeps of every solver on every network: `python -m experiments.deer.iterations`."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from experiments.deer.networks import HIDDEN, LAYERS, REGIMES, TRAINED, build, latch
+from experiments.harness import Results, begin, command, facts, figure, folder_of, markdown, write
 from timeloom.solvers import DEER, ELK, Jacobi, Picard, QuasiDEER, QuasiELK, Shooting, Solver
 
-STEPS, SEQUENCES, LIMIT, TOLERANCE = 1024, 2, 200, 1e-6
-RESULTS = Path(__file__).with_name("results")
+STEPS, FAST_STEPS, SEQUENCES, LIMIT, TOLERANCE = 1024, 48, 2, 200, 1e-6
 OPTIONS = {"tol": TOLERANCE, "max_iters": LIMIT}
 SOLVERS: dict[str, Solver] = {
     "Jacobi": Jacobi(**OPTIONS),
@@ -33,37 +33,35 @@ def count(layer: nn.RNNBase, solver: Solver, x: Tensor) -> dict[str, object]:
     return {"sweeps": report.iterations, "converged": not report.fell_back, "seconds": round(report.seconds, 3)}
 
 
-def main() -> None:
-    x, _ = latch(STEPS, SEQUENCES, torch.Generator().manual_seed(1))
+def measure(steps: int, regimes: Sequence[str]) -> list[Results]:
+    """A row for each kind of layer and network."""
+    x, _ = latch(steps, SEQUENCES, torch.Generator().manual_seed(1))
     rows = []
     for kind in LAYERS:
-        for regime in (*REGIMES, TRAINED):
+        for regime in regimes:
             layer, told = build(kind, regime)
             counts = {name: count(layer, solver, x.double()) for name, solver in SOLVERS.items()}
             rows.append({"layer": kind, "network": regime, "training": told, "solvers": counts})
             print(kind, regime, told, {name: c["sweeps"] for name, c in counts.items()}, flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    setting = {"steps": STEPS, "sequences": SEQUENCES, "limit": LIMIT, "tolerance": TOLERANCE, "dtype": "float64"}
-    (RESULTS / "iterations.json").write_text(json.dumps({"setting": setting, "rows": rows}, indent=1) + "\n")
-    (RESULTS / "iterations.md").write_text(table(rows))
-    plot(rows)
+    return rows
 
 
-def table(rows: list[dict]) -> str:
-    lines = [f"| layer | network | {' | '.join(SOLVERS)} |", "| --- " * (len(SOLVERS) + 2) + "|"]
-    for row in rows:
-        cells = [str(c["sweeps"]) if c["converged"] else f"> {c['sweeps']}" for c in row["solvers"].values()]
-        lines.append(f"| {row['layer']} | {row['network']} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def table(results: Results) -> str:
+    cells = [
+        [
+            row["layer"],
+            row["network"],
+            *(str(c["sweeps"]) if c["converged"] else f"> {c['sweeps']}" for c in row["solvers"].values()),
+        ]
+        for row in results["rows"]
+    ]
+    return "\n".join(markdown(["layer", "network", *SOLVERS], cells, 2)) + "\n"
 
 
-def plot(rows: list[dict]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(LAYERS), figsize=(11, 5), sharex=True, sharey=True)
+def plot(results: Results, path: Path) -> None:
+    rows = results["rows"]
+    drawn, both = figure(11, 5, 1, len(LAYERS), sharex=True, sharey=True)
+    axes = both[0]
     colors = dict(
         zip(SOLVERS, ("#999999", "#c9a227", "#4c9f70", "#1b6b4a", "#3b6fb6", "#16325c", "#c0392b"), strict=True)
     )
@@ -80,13 +78,22 @@ def plot(rows: list[dict]) -> None:
         axis.invert_yaxis() if kind == next(iter(LAYERS)) else None
         axis.grid(axis="x", alpha=0.3)
     handles = [axes[0].plot([], [], "o", color=color)[0] for color in colors.values()]
-    figure.legend(handles, list(colors), loc="lower center", ncols=len(SOLVERS), frameon=False, fontsize=8)
-    figure.suptitle(
-        f"T = {STEPS}, {HIDDEN} hidden units; open circles: given up there, at {LIMIT} sweeps at the latest",
+    drawn.legend(handles, list(colors), loc="outside lower center", ncols=len(SOLVERS), frameon=False, fontsize=8)
+    drawn.suptitle(
+        f"T = {results['setting']['steps']}, {HIDDEN} hidden units; open circles: given up there, at {LIMIT} sweeps "
+        "at the latest",
         fontsize=10,
     )
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
-    figure.savefig(RESULTS / "iterations.png", dpi=110)
+    drawn.savefig(path, dpi=110)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = begin(command(__doc__), arguments)
+    steps = FAST_STEPS if options.fast else STEPS
+    regimes = [*REGIMES][:2] if options.fast else [*REGIMES, TRAINED]
+    setting = {"steps": steps, "sequences": SEQUENCES, "limit": LIMIT, "tolerance": TOLERANCE, "dtype": "float64"}
+    results = {"setting": setting, "machine": facts(), "rows": measure(steps, regimes)}
+    write("iterations", results, folder_of(options, __file__), table, plot)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import timeloom as tl
+from experiments.harness import (
+    COLOURS,
+    Results,
+    attempt,
+    begin,
+    command,
+    errors,
+    facts,
+    figure,
+    folder_of,
+    good,
+    made_on,
+    markdown,
+    now,
+    write,
+)  # fmt: skip
 
-RESULTS = Path(__file__).with_name("results")
 CASES = [
     ("diagonal", 256, 1, 8),
     ("diagonal", 16384, 1, 8),
@@ -18,39 +33,82 @@ CASES = [
     ("dense", 256, 1, 8),
     ("dense", 16384, 1, 8),
     ("dense", 16384, 1, 16),
+    ("dense", 16384, 1, 20),
+    ("dense", 16384, 1, 32),
     ("block", 16384, 1, 8),
 ]
 METHODS = ("reference", "chunked", "blelloch", "auto")
 
 
-def fastest(run: Callable[[], object], seconds: float = 0.5) -> float:
+def fastest(run: Callable[[], object], device: str, seconds: float) -> float:
     """Milliseconds of the fastest of several runs."""
     run()
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        began = time.perf_counter()
+    best, end = float("inf"), now(device) + seconds
+    while best == float("inf") or now(device) < end:
+        began = now(device)
         run()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, now(device) - began)
     return 1e3 * best
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    lines = ["| elements | T, B, n | loop | chunked | Blelloch | auto | one sum of the same size |", "| --- " * 7 + "|"]
+def measure(seconds: float, steps_most: int, device: str) -> list[Results]:
+    rows = []
     for structure, steps, batch, n in CASES:
+        steps = min(steps, steps_most)
         shape = {"diagonal": (), "dense": (n,), "block": ()}[structure]
-        b = torch.randn(steps, batch, *([2] if structure == "block" else []), n)
-        a = torch.rand(steps, batch, *([2, 2] if structure == "block" else []), n, *shape) / n
-        times = [
-            fastest(lambda m=method, s=structure, a=a, b=b: tl.linear_scan(a, b, structure=s, method=m))
-            for method in METHODS
-        ]
-        times.append(fastest(lambda a=a: a + a))
-        cells = " | ".join(f"{ms:.3g} ms" for ms in times)
-        lines.append(f"| {structure} | {steps}, {batch}, {n} | {cells} |")
-        print(lines[-1], flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "scan.md").write_text("\n".join(lines) + "\n")
+        b = torch.randn(steps, batch, *([2] if structure == "block" else []), n, device=device)
+        a = torch.rand(steps, batch, *([2, 2] if structure == "block" else []), n, *shape, device=device) / n
+        where = {"elements": structure, "T": steps, "B": batch, "n": n}
+
+        def run(structure: str = structure, a: Tensor = a, b: Tensor = b) -> Results:
+            times = {
+                m: fastest(lambda m=m: tl.linear_scan(a, b, structure=structure, method=m), device, seconds)
+                for m in METHODS
+            }
+            return {**times, "sum": fastest(lambda: a + a, device, seconds)}
+
+        rows.append(attempt(where, run))
+    return rows
+
+
+def table(results: Results) -> str:
+    cells = [
+        [row["elements"], f"{row['T']}, {row['B']}, {row['n']}", *(f"{row[name]:.3g} ms" for name in (*METHODS, "sum"))]
+        for row in good(results["rows"])
+    ]
+    head = ["elements", "T, B, n", "loop", "chunked", "Blelloch", "auto", "one sum of the same size"]
+    lines = [
+        f"{made_on(results['machine'])}.",
+        "",
+        *markdown(head, cells, 2),
+        *errors(results["rows"], ("elements", "T", "n")),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def draw(results: Results, path: Path) -> None:
+    drawn, axes = figure(8, 3.6)
+    rows = good(results["rows"])
+    labels = [f"{row['elements']}\n{row['T']}, {row['B']}, {row['n']}" for row in rows]
+    for colour, name in zip(COLOURS, (*METHODS, "sum"), strict=False):
+        axes[0][0].semilogy(labels, [row[name] for row in rows], "o", color=colour, label=name)
+    axes[0][0].tick_params(axis="x", labelsize=7)
+    axes[0][0].set_ylabel("ms")
+    axes[0][0].legend(fontsize=7)
+    drawn.savefig(path, dpi=100)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = begin(command(__doc__), arguments)
+    rows = measure(0.01, 300, options.device) if options.fast else measure(0.5, 1 << 30, options.device)
+    results = {"machine": facts(options.device), "rows": rows}
+    write(
+        "scan" if options.device == "cpu" else f"scan_{options.device}",
+        results,
+        folder_of(options, __file__),
+        table,
+        draw,
+    )
 
 
 if __name__ == "__main__":

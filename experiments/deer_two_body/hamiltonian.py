@@ -7,22 +7,31 @@ from torch import Tensor, nn
 
 
 class Hamiltonian(nn.Module):
-    """`f(t, y)` of Hamilton's equations `q' = ∂H/∂p`, `p' = −∂H/∂q`: kinetic energy plus a learned `V(q, p)`.
+    """`f(t, y)` of Hamilton's equations `q' = ∂H/∂p`, `p' = −∂H/∂q`, with a network for the energy H(q, p).
 
-    y holds positions q and momenta p, `(N, 8)`.
+    y holds positions q and momenta p, `(N, 8)`. Where the kinetic energy is given, `|p|²/2` is added to what is
+    learned.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, layers: int = 2, activation: str = "tanh", kinetic: str = "given") -> None:
         super().__init__()
-        hidden = nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()
-        self.potential = nn.Sequential(*hidden, nn.Linear(width, 1))
+        act = {"tanh": nn.Tanh, "softplus": nn.Softplus}[activation]
+        parts: list[nn.Module] = []
+        for number in range(layers):
+            parts += [nn.Linear(width if number else 8, width), act()]
+        self.potential = nn.Sequential(*parts, nn.Linear(width, 1))
+        self.kinetic = kinetic
+
+    def energy(self, y: Tensor) -> Tensor:
+        """H of every row, `(N,)`."""
+        learned = self.potential(y).squeeze(-1)
+        return learned + y[:, 4:].square().sum(-1) / 2 if self.kinetic == "given" else learned
 
     def forward(self, t: Tensor, y: Tensor) -> Tensor:
         on_tape = torch.is_grad_enabled()
         with torch.enable_grad():
             y = y if y.requires_grad else y.detach().requires_grad_()
-            energy = self.potential(y).sum() + y[:, 4:].square().sum() / 2
-            (slope,) = torch.autograd.grad(energy, y, create_graph=on_tape)
+            (slope,) = torch.autograd.grad(self.energy(y).sum(), y, create_graph=on_tape)
         return torch.cat([slope[:, 4:], -slope[:, :4]], -1)
 
 

@@ -1,154 +1,196 @@
 """Learn the energy of the two-body problem from orbits of 10,000 steps, all of them solved at once.
 
-    python -m experiments.deer_two_body.run              # about ten minutes on one core
-    python -m experiments.deer_two_body.run --fast       # all parts in small, seconds
+    python -m experiments.deer_two_body.run                                      # four orbits; ten minutes on one core
+    python -m experiments.deer_two_body.run --size paper --device cuda --minutes 4   # 800 orbits, the whole H learned
+    python -m experiments.deer_two_body.run --fast                               # all parts in small, seconds
 
 The NeuralODE task of the DEER paper: a network H(q, p) is trained so that the orbits of its Hamilton equations are
-those of two bodies that attract each other. The data are generated, as in the paper. Each training step solves all
-orbits by `timeloom.odeint`, from the last epoch's orbits on; some steps are repeated by a loop of Runge–Kutta steps on
-autograd's tape, from the same weights, for time, loss and gradients side by side. Times are those of the process: other
-work on the machine does not count.
+those of two bodies that attract each other. The data are generated, as in the paper. Each training step solves a batch
+of orbits by `timeloom.odeint`, from the last epoch's orbits on; some steps are repeated by a loop of Runge–Kutta steps
+on autograd's tape, from the same weights, for time, loss and gradients side by side. Times are those of the clock:
+other work on the machine counts.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import timeloom as tl
 from experiments.deer_two_body.hamiltonian import Hamiltonian, attraction, orbits
+from experiments.deer_two_body.report import draw, table
+from experiments.harness import Clock, Results, begin, command, facts, folder_of, now, whole, write
 from experiments.ode.run import loop
-from experiments.results import command, facts, target, write
 
-SPAN, LEARNING_RATE = 10.0, 1e-2
-FULL = {"steps": 10_000, "orbits": 4, "epochs": 60, "width": 32, "compared": 2}
-FAST = {"steps": 60, "orbits": 2, "epochs": 12, "width": 8, "compared": 2}
+SPAN, SHOWN = 10.0, 200
+"""Time of an orbit; points of it that results keep."""
+SIZES: dict[str, Results] = {
+    "small": {
+        "steps": 10_000,
+        "orbits": [4, 4, 4],
+        "batch": 4,
+        "epochs": 60,
+        "compared": 2,
+        "compared_steps": 10_000,
+        "rate": 1e-2,
+        "width": 32,
+        "layers": 2,
+        "activation": "tanh",
+        "kinetic": "given",
+    },
+    "paper": {
+        "steps": 10_000,
+        "orbits": [800, 100, 100],
+        "batch": 50,
+        "epochs": 20,
+        "compared": 2,
+        "compared_steps": 200,
+        "rate": 1e-3,
+        "width": 64,
+        "layers": 6,
+        "activation": "softplus",
+        "kinetic": "learned",
+    },
+    "fast": {
+        "steps": 60,
+        "orbits": [2, 2, 2],
+        "batch": 2,
+        "epochs": 12,
+        "compared": 2,
+        "compared_steps": 60,
+        "rate": 1e-2,
+        "width": 8,
+        "layers": 2,
+        "activation": "tanh",
+        "kinetic": "given",
+    },
+}
 
 
-def compare(model: Hamiltonian, first: Tensor, t: Tensor, truth: Tensor, ours: float) -> dict[str, float]:
-    """The same training step by the loop: its seconds, and how far its loss and gradients are from the ones given.
+def compare(model: Hamiltonian, first: Tensor, t: Tensor, truth: Tensor, steps: int, device: str) -> dict[str, float]:
+    """One training step over the first `steps` by `odeint` and by the loop: seconds, losses and gradients of both."""
+    t, truth = t[: steps + 1], truth[: steps + 1]
+    found: dict[str, Any] = {}
+    for name, solve in (("our", lambda: tl.odeint(model, first, t)), ("loop", lambda: loop(model, first, t))):
+        model.zero_grad()
+        began = now(device)
+        loss = (solve() - truth).square().mean()
+        loss.backward()
+        found[f"{name}_seconds"] = now(device) - began
+        found[name] = (loss.item(), [p.grad.clone() for p in model.parameters() if p.grad is not None])
+    (ours, mine), (theirs, exact) = found.pop("our"), found.pop("loop")
+    pairs = [(a, b) for a, b in zip(mine, exact, strict=True) if float(b.abs().max()) > 0]
+    found["loss_difference"] = abs(ours - theirs) / theirs
+    found["gradient_difference"] = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+    return {"steps": steps, **found}
 
-    ours: the loss by `odeint`, whose gradients the parameters hold.
-    """
-    used = [p for p in model.parameters() if p.grad is not None and p.grad.abs().max() > 0]
-    began = time.process_time()
-    loss = (loop(model, first, t) - truth).square().mean()
-    theirs = torch.autograd.grad(loss, used)
-    taken = time.process_time() - began
-    apart = [float((p.grad - b).abs().max() / b.abs().max()) for p, b in zip(used, theirs, strict=True)]
-    return {
-        "loop_seconds": taken,
-        "loss_difference": abs(ours - loss.item()) / loss.item(),
-        "gradient_difference": max(apart),
-    }
 
-
-def train(sizes: dict[str, int]) -> dict[str, Any]:
-    """Losses, times and Newton steps of every epoch, the comparisons, and the error on orbits never seen."""
+def train(sizes: Results, device: str, clock: Clock) -> Results:
+    """Losses, times and Newton steps of every step, the comparisons, and the error on orbits never seen."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
-    t = torch.linspace(0, SPAN, sizes["steps"] + 1)
-    first, fresh = orbits(sizes["orbits"], generator), orbits(sizes["orbits"], generator)
-    truth, fresh_truth = (tl.odeint(attraction, start, t).detach() for start in (first, fresh))
-    model = Hamiltonian(sizes["width"])
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-    reports: list[tl.SolveReport] = []
-    compared_at = {round(i * (sizes["epochs"] - 1) / max(sizes["compared"] - 1, 1)) for i in range(sizes["compared"])}
-    results: dict[str, Any] = {"losses": [], "seconds": [], "newton_steps": [], "compared": []}
-    guess = None
+    t = torch.linspace(0, SPAN, sizes["steps"] + 1, device=device)
+    first, valid, test = (orbits(count, generator).to(device) for count in sizes["orbits"])
+    with torch.no_grad():
+        truth = torch.cat([tl.odeint(attraction, part, t) for part in first.split(sizes["batch"])], 1)
+    model = Hamiltonian(*(sizes[key] for key in ("width", "layers", "activation", "kinetic"))).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=sizes["rate"])
+    results: Results = {
+        "losses": [],
+        "seconds": [],
+        "newton_steps": [],
+        "cold_newton_steps": [],
+        "validation_by_epoch": [],
+        "compared": [],
+    }
+    guesses: dict[int, Tensor] = {}
+    batches = list(range(0, len(first), sizes["batch"]))
+    total, reports = sizes["epochs"] * len(batches), list[tl.SolveReport]()
+    compared_at = {round(i * (total - 1) / max(sizes["compared"] - 1, 1)) for i in range(sizes["compared"])}
+    number = 0
     for epoch in range(sizes["epochs"]):
-        began = time.process_time()
-        orbit = tl.odeint(model, first, t, guess=guess, record=reports.append)
-        loss = (orbit - truth).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        taken = time.process_time() - began
-        if epoch in compared_at:
-            beside = compare(model, first, t, truth, loss.item())
-            results["compared"].append({"epoch": epoch, "our_seconds": taken, **beside})
-        optimizer.step()
-        guess = orbit.detach()
-        results["losses"].append(loss.item())
-        results["seconds"].append(round(taken, 4))
-        results["newton_steps"].append(reports[-1].iterations)
-        if epoch % 10 == 0 or epoch == sizes["epochs"] - 1:
-            print(f"epoch {epoch:3d}  loss {loss.item():.2e}  ({taken:.2f} s, {reports[-1].iterations} Newton steps)")
-    results["validation"] = validate(model, fresh, fresh_truth, t)
+        for begin_at in batches:
+            rows = slice(begin_at, begin_at + sizes["batch"])
+            if number in compared_at or (clock.over and len(results["compared"]) < sizes["compared"]):
+                beside = compare(model, first[rows], t, truth[:, rows], sizes["compared_steps"], device)
+                results["compared"].append({"step": number, **beside})
+            if clock.over:
+                break
+            began = now(device)
+            orbit = tl.odeint(model, first[rows], t, guess=guesses.get(begin_at), record=reports.append)
+            loss = (orbit - truth[:, rows]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            results["seconds"].append(round(now(device) - began, 4))
+            results["losses"].append(loss.item())
+            results["newton_steps" if begin_at in guesses else "cold_newton_steps"].append(reports[-1].iterations)
+            guesses[begin_at] = orbit.detach()
+            number += 1
+        results["validation_by_epoch"].append(errors(model, valid, t, sizes)["error"])
+        print(
+            f"epoch {epoch:3d}  loss {results['losses'][-1]:.2e}  ({results['seconds'][-1]:.2f} s a step)", flush=True
+        )
+        if clock.over:
+            break
+    results["validation"] = errors(model, test, t, sizes)
     return results
 
 
 @torch.no_grad()
-def validate(model: nn.Module, fresh: Tensor, truth: Tensor, t: Tensor) -> dict[str, float]:
-    """Mean squared error on orbits never seen; that of bodies that stand still, to compare with."""
-    learned = tl.odeint(model, fresh, t)
-    return {"error": (learned - truth).square().mean().item(), "standing_still": (fresh - truth).square().mean().item()}
-
-
-def table(results: dict[str, Any]) -> str:
-    """The result in words."""
-    sizes, found = results["sizes"], results["found"]
-    lines = [
-        f"{sizes['orbits']} generated orbits of {sizes['steps']:,} steps, {sizes['epochs']} epochs, float64, "
-        f"{results['machine']['threads']} thread(s), its processor time.",
-        "",
-        "| epoch | odeint | loop of Runge–Kutta steps | ratio | difference of losses | of gradients |",
-        "| --: | --: | --: | --: | --: | --: |",
-    ]
-    for one in found["compared"]:
-        lines.append(
-            f"| {one['epoch']} | {one['our_seconds']:.2f} s | {one['loop_seconds']:.1f} s | "
-            f"{one['loop_seconds'] / one['our_seconds']:.0f}× | {one['loss_difference']:.0e} | "
-            f"{one['gradient_difference']:.0e} |"
-        )
-    lines += [
-        "",
-        f"Loss {found['losses'][0]:.2e} at first, {found['losses'][-1]:.2e} at last; on orbits never seen "
-        f"{found['validation']['error']:.2e} (standing still: {found['validation']['standing_still']:.2e}). All epochs "
-        f"took {sum(found['seconds']):.0f} s, {max(found['newton_steps'])} Newton steps at most.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def plot(results: dict[str, Any], path: Path) -> None:
-    """Loss over epochs, and the time of an epoch."""
-    from matplotlib.figure import Figure
-
-    found = results["found"]
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.plot(found["losses"])
-    left.set(
-        xlabel="epoch",
-        ylabel="mean squared error",
-        yscale="log",
-        title=f"generated orbits of {results['sizes']['steps']:,} steps",
-    )
-    right.plot(found["seconds"], label="odeint, all steps at once")
-    compared = found["compared"]
-    right.plot([c["epoch"] for c in compared], [c["loop_seconds"] for c in compared], "o", label="loop of steps")
-    right.set(xlabel="epoch", ylabel="seconds, forward + backward", yscale="log", title="time of a training step")
-    right.legend()
-    figure.savefig(path, dpi=100)
+def errors(model: Hamiltonian, fresh: Tensor, t: Tensor, sizes: Results) -> Results:
+    """Mean squared error on orbits never seen, by time too, beside that of bodies that stand still; and one orbit."""
+    pairs = [(tl.odeint(model, part, t), tl.odeint(attraction, part, t)) for part in fresh.split(sizes["batch"])]
+    learned, truth = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))
+    every = max(1, (len(t) - 1) // SHOWN)
+    by_time = (learned - truth).square().mean((1, 2))[::every]
+    return {
+        "error": (learned - truth).square().mean().item(),
+        "standing_still": (fresh - truth).square().mean().item(),
+        "times": [round(value, 4) for value in t[::every].tolist()],
+        "by_time": [float(f"{value:.4g}") for value in by_time.tolist()],
+        "orbit": {
+            name: [[round(v, 4) for v in path[::every, 0, k].tolist()] for k in range(4)]
+            for name, path in (("learned", learned), ("true", truth))
+        },
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = command(__doc__).parse_args(arguments)
-    sizes = FAST if options.fast else FULL
+    parser = command(__doc__)
+    parser.add_argument(
+        "--size", choices=("small", "paper"), default="small", help="orbits and network (default: small)"
+    )
+    parser.add_argument("--orbits", type=whole, nargs=3, help="to train, to validate and to test on")
+    parser.add_argument("--batch", type=whole, help="orbits of a training step")
+    parser.add_argument("--epochs", type=whole)
+    parser.add_argument("--steps", type=whole, help="of an orbit (default: 10000)")
+    parser.add_argument("--kinetic", choices=("given", "learned"), help="energy of motion")
+    options = begin(parser, arguments)
+    sizes = dict(SIZES["fast" if options.fast else options.size])
+    for name in ("orbits", "batch", "epochs", "steps", "kinetic"):
+        sizes[name] = getattr(options, name) or sizes[name]
+    sizes["compared_steps"] = min(sizes["compared_steps"], sizes["steps"])
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        results = {"machine": facts(), "sizes": sizes, "found": train(sizes)}
+        results = {
+            "machine": facts(options.device),
+            "sizes": sizes,
+            "found": train(sizes, options.device, options.clock),
+        }
     finally:
         torch.set_default_dtype(before)
     print(table(results))
-    folder = target(options, __file__)
-    if folder is not None:
-        write("two_body", results, folder, table, plot)
+    base = (
+        "two_body"
+        + ("" if options.size == "small" else "_paper")
+        + ("" if options.device == "cpu" else f"_{options.device}")
+    )
+    write(base, results, folder_of(options, __file__), table, draw)
 
 
 if __name__ == "__main__":

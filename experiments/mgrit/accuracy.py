@@ -5,7 +5,8 @@
 
 Four ways to train a classifier on its last state: the GRU and the implicit GRU serially, the implicit GRU with the
 multigrid paper's setting (2 + 1 inexact cycles), and with exact multigrid. Each trained network is then tested twice:
-with the way it was trained, and serially with the same weights. Writes results/accuracy.json and .png.
+with the way it was trained, and serially with the same weights. Without aeon, or with
+--fast, the series are generated.
 """
 
 from __future__ import annotations
@@ -13,21 +14,20 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import timeloom as tl
-from experiments.results import facts, save
+from experiments.harness import Results, begin, command, facts, figure, folder_of, made_on, markdown, write
 from timeloom.solvers import MGRIT
 
-FOLDER = Path(__file__).with_name("results")
-HIDDEN, EPOCHS, RATE, SEEDS = 32, 60, 5e-3, (0, 1, 2, 3, 4)
+HIDDEN, RATE = 32, 5e-3
+FULL, FAST = {"epochs": 60, "seeds": 5}, {"epochs": 1, "seeds": 1}
+GENERATED = "generated series"
 SETS = {"BasicMotions": 1, "OSULeaf": 7}
 """Data sets, and how many samples of a series make one step."""
 WAYS: dict[str, Callable[[int], nn.RNNBase]] = {
@@ -65,13 +65,13 @@ def load(name: str, part: str, per_step: int) -> tuple[Tensor, list[str]]:
     return samples[:steps].unflatten(0, (-1, per_step)).transpose(1, 2).flatten(2), [row[-1] for row in fields]
 
 
-def train(way: str, seed: int, data: dict[str, tuple[Tensor, Tensor]], classes: int) -> dict[str, float]:
+def train(way: str, seed: int, data: dict[str, tuple[Tensor, Tensor]], classes: int, epochs: int) -> dict[str, float]:
     torch.manual_seed(seed)
     x, y = data["TRAIN"]
     model = Classifier(WAYS[way](x.shape[-1]), classes)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     began, batches = time.perf_counter(), max(1, round(len(y) / 64))
-    for _ in range(EPOCHS):
+    for _ in range(epochs):
         for rows in torch.randperm(len(y)).chunk(batches):
             optimizer.zero_grad()
             F.cross_entropy(model(x[:, rows]), y[rows]).backward()
@@ -92,27 +92,57 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return float((model(x).argmax(-1) == y).double().mean())
 
 
-def main() -> None:
-    results: dict[str, Any] = {}
-    for name, per_step in SETS.items():
-        parts = {part: load(name, part, per_step) for part in ("TRAIN", "TEST")}
+def generated(part: str) -> tuple[Tensor, list[str]]:
+    """Two classes of noisy waves, `(48, N, 2)`: a stand-in where no archive is at hand."""
+    generator = torch.Generator().manual_seed(len(part))
+    labels = torch.arange(16) % 2
+    phase = 6.28 * torch.rand(16, generator=generator)
+    wave = torch.sin(torch.arange(48)[:, None] * (0.2 + 0.15 * labels) + phase)
+    noise = 0.3 * torch.randn(48, 16, 2, generator=generator)
+    return wave.unsqueeze(-1) + noise, [str(int(label)) for label in labels]
+
+
+def measure(sizes: dict[str, int], real: bool) -> Results:
+    sets: Results = {}
+    for name, per_step in SETS.items() if real else ((GENERATED, 1),):
+        parts = {part: load(name, part, per_step) if real else generated(part) for part in ("TRAIN", "TEST")}
         labels = sorted(set(parts["TRAIN"][1]))
         data = {part: (x, torch.tensor([labels.index(one) for one in y])) for part, (x, y) in parts.items()}
-        results[name] = {"steps": len(data["TRAIN"][0]), "classes": len(labels), "ways": {}}
+        sets[name] = {"steps": len(data["TRAIN"][0]), "classes": len(labels), "ways": {}}
         for way in WAYS:
-            runs = [train(way, seed, data, len(labels)) for seed in SEEDS]
-            results[name]["ways"][way] = runs
-            summary = {key: statistics.mean(run[key] for run in runs) for key in ("as trained", "serial inference")}
-            print(name, way, {key: f"{value:.3f}" for key, value in summary.items()}, f"{runs[0]['seconds']:.1f} s")
-    settings = {"hidden": HIDDEN, "epochs": EPOCHS, "rate": RATE, "batch": "about 64"}
-    save("accuracy", {"settings": settings, "facts": facts(), "sets": results}, FOLDER)
-    draw(results)
+            runs = [train(way, seed, data, len(labels), sizes["epochs"]) for seed in range(sizes["seeds"])]
+            sets[name]["ways"][way] = runs
+            told = {key: statistics.mean(run[key] for run in runs) for key in ("as trained", "serial inference")}
+            print(
+                name,
+                way,
+                {key: f"{value:.3f}" for key, value in told.items()},
+                f"{runs[0]['seconds']:.1f} s",
+                flush=True,
+            )
+    return sets
 
 
-def draw(results: dict[str, Any]) -> None:
-    figure = Figure(figsize=(5.5 * len(results), 3.6), layout="constrained")
-    axes = figure.subplots(1, len(results), squeeze=False)[0]
-    for axis, (name, result) in zip(axes, results.items(), strict=True):
+def table(results: Results) -> str:
+    """A line for each set and way: mean and spread over the seeds."""
+    cells = []
+    for name, found in results["sets"].items():
+        for way, runs in found["ways"].items():
+            columns = [[100 * run[key] for run in runs] for key in ("as trained", "serial inference")]
+            spread = [f"{statistics.mean(c):.1f} ± {statistics.stdev(c) if len(c) > 1 else 0:.1f} %" for c in columns]
+            cells.append([f"{name} ({found['steps']} steps)", way, *spread])
+    about = results["settings"]
+    return "\n".join([
+        f"{about['hidden']} units, {about['epochs']} epochs of Adam at {about['rate']}; {made_on(results['facts'])}.",
+        "",
+        *markdown(["set", "way", "as trained", "serial inference"], cells, 2),
+    ]) + "\n"  # fmt: skip
+
+
+def draw(results: Results, path: Path) -> None:
+    sets = results["sets"]
+    drawn, axes = figure(5.5 * len(sets), 3.6, 1, len(sets))
+    for axis, (name, result) in zip(axes[0], sets.items(), strict=True):
         for place, runs in enumerate(result["ways"].values()):
             for offset, color, key in ((-0.12, "#c8553d", "as trained"), (0.12, "#0b6e99", "serial inference")):
                 values = [run[key] for run in runs]
@@ -123,7 +153,20 @@ def draw(results: dict[str, Any]) -> None:
         axis.set_xticks(range(len(result["ways"])), [way.replace(", ", ",\n") for way in result["ways"]], fontsize=7)
         axis.set_title(f"{name}: {result['steps']} steps, {result['classes']} classes")
         axis.set_ylabel("test accuracy")
-    figure.savefig(FOLDER / "accuracy.png", dpi=110)
+    drawn.savefig(path, dpi=110)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = begin(command(__doc__), arguments)
+    sizes = FAST if options.fast else FULL
+    real = not options.fast and importlib.util.find_spec("aeon") is not None
+    if not real:
+        print(
+            f"{GENERATED}: " + ("--fast" if options.fast else "aeon, whose wheel holds the real ones, is not installed")
+        )
+    settings = {"hidden": HIDDEN, "rate": RATE, "batch": "about 64", **sizes}
+    results = {"settings": settings, "facts": facts(), "sets": measure(sizes, real)}
+    write("accuracy" if real else "generated_accuracy", results, folder_of(options, __file__), table, draw)
 
 
 if __name__ == "__main__":

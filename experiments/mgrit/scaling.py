@@ -3,15 +3,14 @@
     python -m experiments.mgrit.scaling [--device cuda]
 
 One sequence (B=1), n=32, default initialisation and long memory (update-gate bias +6), float32, tolerance 1e-5 on
-a CPU. Each point is the fastest of the turns that the solvers took one after the other. Writes
-results/scaling_<device>.json and .png.
+a CPU. Each point is the fastest of the turns that the solvers took one after the other.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ import torch
 from torch import nn
 
 import timeloom as tl
-from experiments.results import facts, save
+from experiments.harness import Results, begin, command, facts, figure, folder_of, made_on, markdown, write
 from timeloom.solvers import MGRIT, Shooting
 
-FOLDER = Path(__file__).with_name("results")
 SIZE, BIASES = 32, {"default": 0.0, "gate bias +6": 6.0}
-LENGTHS = tuple(2**k for k in range(7, 17))
+LENGTHS, FAST_LENGTHS = tuple(2**k for k in range(7, 17)), (64, 128)
 SOLVERS = ("torch.nn.GRU", "shooting", "multigrid")
 TOLERANCE = {"cpu": 1e-5, "cuda": None}
 """On a GPU the default one: products are rounded to tf32 there, as in cuDNN, and jumps below 1e-4 are rounding."""
@@ -75,29 +73,21 @@ def step(layer: nn.GRU, x: torch.Tensor, device: str) -> float:
     return time.perf_counter() - began
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    arguments = parser.parse_args()
-    rows = {}
-    for regime, bias in BIASES.items():
-        rows[regime] = [measure(steps, bias, arguments.device) for steps in LENGTHS]
-        for row in rows[regime]:
-            print(
-                regime, row["steps"], {name: f"{row[name]['milliseconds']:.1f} ms" for name in SOLVERS if name in row}
-            )
-    name = f"scaling_{arguments.device}"
-    save(name, {"n": SIZE, "B": 1, "facts": facts(arguments.device), "regimes": rows}, arguments.out)
-    draw(rows, arguments.out / f"{name}.png", facts(arguments.device))
+def table(results: Results) -> str:
+    """A line for each regime and length."""
+    cells = [
+        [regime, row["steps"], *(f"{row[name]['milliseconds']:.3g} ms" if name in row else "–" for name in SOLVERS)]
+        for regime, rows in results["regimes"].items()
+        for row in rows
+    ]
+    about = f"Forward + backward, random inputs, n = {results['n']}, B = {results['B']}. {made_on(results['facts'])}."
+    return "\n".join([about, "", *markdown(["network", "T", *SOLVERS], cells)]) + "\n"
 
 
-def draw(rows: dict[str, list[dict[str, Any]]], path: Path, made_on: dict[str, Any]) -> None:
-    from matplotlib.figure import Figure  # only here: a machine without it can measure
-
-    figure = Figure(figsize=(5.2 * len(rows), 4), layout="constrained")
-    axes = figure.subplots(1, len(rows), sharey=True)
-    for axis, (regime, points) in zip(axes, rows.items(), strict=True):
+def draw(results: Results, path: Path) -> None:
+    rows = results["regimes"]
+    drawn, axes = figure(5.2 * len(rows), 4, 1, len(rows), sharey=True)
+    for axis, (regime, points) in zip(axes[0], rows.items(), strict=True):
         for color, name in zip(("#888888", "#e09f3e", "#0b6e99"), SOLVERS, strict=True):
             here = [point for point in points if name in point]
             axis.loglog(
@@ -107,10 +97,27 @@ def draw(rows: dict[str, list[dict[str, Any]]], path: Path, made_on: dict[str, A
         axis.set_yscale("log", base=10)
         axis.set_title(f"n={SIZE}, B=1, {regime}")
         axis.set_xlabel("steps")
-    axes[0].set_ylabel("forward + backward, ms")
-    axes[0].legend()
-    figure.supxlabel(f"{made_on['device']}, {made_on['threads']} threads, torch {made_on['torch']}", fontsize=8)
-    figure.savefig(path, dpi=110)
+    axes[0][0].set_ylabel("forward + backward, ms")
+    axes[0][0].legend()
+    drawn.supxlabel(made_on(results["facts"]), fontsize=8)
+    drawn.savefig(path, dpi=110)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = begin(command(__doc__), arguments)
+    results: dict[str, Any] = {"n": SIZE, "B": 1, "facts": facts(options.device), "regimes": {}}
+    for regime, bias in BIASES.items():
+        rows = results["regimes"][regime] = []
+        for steps in FAST_LENGTHS if options.fast else LENGTHS:
+            if not options.clock.over:
+                rows.append(measure(steps, bias, options.device))
+                print(
+                    regime,
+                    steps,
+                    {name: f"{rows[-1][name]['milliseconds']:.1f} ms" for name in SOLVERS if name in rows[-1]},
+                    flush=True,
+                )
+    write(f"scaling_{options.device}", results, folder_of(options, __file__), table, draw)
 
 
 if __name__ == "__main__":

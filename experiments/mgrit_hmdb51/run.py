@@ -3,6 +3,8 @@
     python -m experiments.mgrit_hmdb51.run                                    # generated clips; minutes on one core
     python -m experiments.mgrit_hmdb51.run --data HMDB51 --net resnet-18      # real clips, six classes
     python -m experiments.mgrit_hmdb51.run --data HMDB51 --classes all        # … all 51
+    python -m experiments.mgrit_hmdb51.run --data HMDB51 --split 9:1 --net resnet-50   # the paper's shares and nets
+    python -m experiments.mgrit_hmdb51.run --ranks 4                          # and once more over 4 processes
     python -m experiments.mgrit_hmdb51.run --fast                             # all parts in small, seconds
 
 HMDB51 is a folder of class folders with the folder testTrainMulti_7030_splits beside it. Features are computed once, in
@@ -15,29 +17,19 @@ video:HMDB51,classes=hmdb6`.
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.losses import curve, plot_losses
+from experiments.harness import attempt, begin, command, facts, folder_of, whole, write
+from experiments.mgrit.classify import all_ways, draw, over_ranks, setting, table
 from experiments.mgrit_hmdb51.standin import CLASSES, write_clips, write_net
-from experiments.results import command, facts, target, write
-from timeloom.app.data import Splits, load, split
+from timeloom.app.data import load, split
 from timeloom.app.errors import InputError
 from timeloom.app.train.config import ModelConfig, TrainConfig, preset
-from timeloom.app.train.trainer import Trainer
 
-WAYS = {
-    "GRU, torch": ("gru", "sequential"),
-    "GRU, timeloom": ("gru", "auto"),
-    "implicit GRU, in order": ("implicit-gru", "sequential"),
-    "implicit GRU, multigrid as published": ("implicit-gru", "mgrit-paper"),
-    "implicit GRU, exact multigrid": ("implicit-gru", "mgrit"),
-}
-"""Cell and solver."""
 FULL = {"each": 30, "frames": 128, "size": 96, "features": 1000, "hidden": 64, "epochs": 25, "batch": 32}
 FAST = {"each": 4, "frames": 24, "size": 32, "features": 20, "hidden": 8, "epochs": 2, "batch": 12}
 
@@ -50,102 +42,77 @@ def stand_in(folder: Path, sizes: dict[str, int]) -> str:
     return f"video:{clips},{options}"
 
 
-def train(way: str, splits: Splits, config: TrainConfig, folder: Path) -> dict[str, Any]:
-    """One training: accuracy as trained and in order, time of a step, and what the solver did."""
-    cell, solver = WAYS[way]
-    config = replace(config, solver=solver, model=replace(config.model, cell=cell))
-    folder.mkdir(parents=True)
-    trainer = Trainer(config, splits, folder, None, lambda row: None)
-    trainer.run()
-    rows = trainer.metrics.of("step")
-    trainer.use_best()
-    as_trained = trainer.measure(splits.test).quality
-    for layer in trainer.model.recurrent_layers():
-        layer.solver = "sequential"
-    seconds, waited = [row["seconds"] for row in rows], sum(row["data_seconds"] for row in rows)
-    return {
-        "accuracy": as_trained,
-        "accuracy_in_order": trainer.measure(splits.test).quality,
-        "seconds_a_step": statistics.median(seconds),
-        "waits_for_data": waited / (waited + sum(seconds)),
-        "last_residual": rows[-1]["residual"],
-        "fallbacks": sum(row["fallbacks"] for row in rows),
-        **curve(rows),
-    }
-
-
-def table(results: dict[str, Any]) -> str:
-    """A line for each way."""
-    about = results["setting"]
-    lines = [
-        f"{results['data']}: {about['train']} clips to train, {about['valid']} to choose and {about['test']} to test "
-        f"on, {about['classes']} classes, {about['frames']} frames of {about['features']} features; {about['hidden']} "
-        f"units, batch {about['batch']}, {about['epochs']} epochs of Adam at 1e-3; {results['machine']['threads']} "
-        f"thread(s).",
-        "",
-        "| way | accuracy | in order, same weights | a training step | over torch's GRU | waits for data |",
-        "| --- | --: | --: | --: | --: | --: |",
-    ]
-    base = results["ways"]["GRU, torch"]["seconds_a_step"]
-    for name, one in results["ways"].items():
-        seconds = one["seconds_a_step"]
-        lines.append(
-            f"| {name} | {one['accuracy']:.1%} | {one['accuracy_in_order']:.1%} | {1e3 * seconds:.0f} ms | "
-            f"{base / seconds:.2g}× | {one['waits_for_data']:.1%} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def plot(results: dict[str, Any], path: Path) -> None:
-    """Losses of all ways over steps and over time."""
-    plot_losses(results["ways"], results["data"], path)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command(__doc__)
     parser.add_argument("--data", type=Path, help="a folder of class folders; without it, clips are generated")
     parser.add_argument("--net", default="resnet-18", help="with --data: as the option net= of video: (resnet-18)")
     parser.add_argument("--classes", default="hmdb6", help="with --data: all, hmdb6 or names joined by + (hmdb6)")
-    options = parser.parse_args(arguments)
+    parser.add_argument(
+        "--split",
+        choices=("official", "9:1"),
+        default="official",
+        help="with --data: the set's own split files, or nine clips in ten to train on as in the paper",
+    )
+    parser.add_argument(
+        "--ranks", type=whole, help="multigrid once more under torchrun, time split over so many processes"
+    )
+    options = begin(parser, arguments)
+    clock, sizes = options.clock, FAST if options.fast else FULL
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
+        config = preset("hmdb6")
         if options.data is None:
-            sizes, name = FAST if options.fast else FULL, f"generated stand-in for HMDB51 ({len(CLASSES)} classes)"
-            optim = replace(preset("hmdb6").optim, epochs=sizes["epochs"], batch=sizes["batch"])
-            model = ModelConfig(hidden=sizes["hidden"], pooling="last")
-            config = replace(preset("hmdb6"), data=stand_in(place, sizes), model=model, optim=optim)
+            name = f"generated stand-in for HMDB51 ({len(CLASSES)} classes)"
+            optim = replace(config.optim, epochs=sizes["epochs"], batch=sizes["batch"])
+            config = replace(
+                config,
+                data=stand_in(place, sizes),
+                model=ModelConfig(hidden=sizes["hidden"], pooling="last"),
+                optim=optim,
+            )
         else:
-            name = f"HMDB51, {options.classes}"
-            config = replace(preset("hmdb6"), data=f"video:{options.data},net={options.net},classes={options.classes}")
+            drawn = ",splits=random" if options.split == "9:1" else ""
+            name = f"{options.data.name}, {options.classes}, {options.net}, {options.split} split"
+            config = replace(config, data=f"video:{options.data},net={options.net},classes={options.classes}{drawn}")
+        if options.split == "9:1":
+            config = replace(config, test_fraction=0.1, valid_fraction=0.1)
+        config = replace(config, device=options.device)
         try:
             splits = split(load(config.data), config.valid_fraction, config.test_fraction, config.seed)
         except InputError as error:
             parser.error(str(error))
-        results: dict[str, Any] = {"data": name, "machine": facts(), "setting": setting(splits, config), "ways": {}}
+        results: dict[str, Any] = {"data": name, "machine": facts(options.device), "setting": setting(splits, config)}
         print(json.dumps({"data": name, **results["setting"]}), flush=True)
-        for number, way in enumerate(WAYS):
-            results["ways"][way] = train(way, splits, config, place / f"run{number}")
-            print(f"{way}: accuracy {results['ways'][way]['accuracy']:.1%}", flush=True)
+        results["ways"] = all_ways(splits, config, place, clock)
+        if options.ranks:
+            way = "implicit GRU, multigrid as published"
+            given = as_arguments(config)
+            results["ways"][f"{way}, {options.ranks} processes"] = attempt(
+                {}, lambda: over_ranks(way, options.ranks, given, 3600)
+            )
     print(table(results))
-    folder = target(options, __file__)
-    if folder is not None:
-        base = "generated" if options.data is None else f"hmdb51_{options.classes.replace('+', '_')}"
-        write(base, results, folder, table, plot)
+    base = "generated" if options.data is None else f"{options.data.name}_{options.classes.replace('+', '_')}"
+    write(base, results, folder_of(options, __file__), table, draw)
 
 
-def setting(splits: Splits, config: TrainConfig) -> dict[str, int]:
-    """Sizes of the data and the network."""
-    return {
-        "train": len(splits.train),
-        "valid": len(splits.valid),
-        "test": len(splits.test),
-        "classes": len(splits.classes),
-        "frames": len(splits.train.series[0]),
-        "features": splits.channels,
-        "hidden": config.model.hidden,
-        "batch": config.optim.batch,
-        "epochs": config.optim.epochs,
-    }
+def as_arguments(config: TrainConfig) -> list[str]:
+    """The options of `timeloom train` that make this configuration from its preset."""
+    return [
+        "--preset",
+        "hmdb6",
+        "--data",
+        config.data,
+        "--hidden",
+        str(config.model.hidden),
+        "--epochs",
+        str(config.optim.epochs),
+        "--batch",
+        str(config.optim.batch),
+        "--test-fraction",
+        str(config.test_fraction),
+        "--valid-fraction",
+        str(config.valid_fraction),
+    ]
 
 
 if __name__ == "__main__":

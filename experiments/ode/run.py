@@ -1,30 +1,42 @@
 """Neural ODEs over 10,000 steps: `odeint` against a loop of Runge–Kutta steps, time beside error.
 
-    python experiments/ode/run.py      # about five minutes; writes results.json and results.md beside this file
+    python -m experiments.ode.run                    # about five minutes on one core
+    python -m experiments.ode.run --device cuda
 
 The loop is what users write: one step after the other in torch, differentiated by autograd. Both sides run in turn in
-one process; times are those of its one thread, so that other work on the machine does not count. Errors are the
-largest of all points and gradients against a float64 loop with twice as many steps, relative to the largest value.
+one process, and times are those of the clock. Errors are the largest of all points and gradients against a float64
+loop with twice as many steps, relative to the largest value.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-import json
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import timeloom as tl
+from experiments.harness import (
+    COLOURS,
+    Results,
+    begin,
+    command,
+    facts,
+    figure,
+    folder_of,
+    made_on,
+    markdown,
+    now,
+    write,
+)
 
-HERE = Path(__file__).parent
 STEPS = 10_000
 ROUNDS = 3
 FINER = 2
+LOOP = "loop of rk4"
 
 Field = Callable[[Tensor, Tensor], Tensor]
 
@@ -76,12 +88,12 @@ PROBLEMS: dict[str, tuple[type[nn.Module], list[float], float]] = {
 def loop(f: Field, y: Tensor, t: Tensor) -> Tensor:
     """The Runge–Kutta steps one after the other."""
     points, times = [y], t.unbind(0)
-    for begin, end in itertools.pairwise(times):
-        h = end - begin
-        k1 = f(begin, y)
-        k2 = f(begin + h / 2, y + h / 2 * k1)
-        k3 = f(begin + h / 2, y + h / 2 * k2)
-        k4 = f(end, y + h * k3)
+    for first, last in itertools.pairwise(times):
+        h = last - first
+        k1 = f(first, y)
+        k2 = f(first + h / 2, y + h / 2 * k1)
+        k3 = f(first + h / 2, y + h / 2 * k2)
+        k4 = f(last, y + h * k3)
         y = y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
         points.append(y)
     return torch.stack(points)
@@ -98,46 +110,56 @@ def worst(given: list[Tensor], truth: list[Tensor]) -> float:
 
 def sides(t: Tensor) -> dict[str, Callable[[nn.Module, Tensor], Tensor]]:
     """The loop, and `odeint` by each step."""
-    ways: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {"loop of rk4": lambda f, y0: loop(f, y0, t)}
+    ways: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {LOOP: lambda f, y0: loop(f, y0, t)}
     for step in ("rk4", "hermite-simpson", "implicit-midpoint", "deer"):
         ways[f"odeint, {step}"] = lambda f, y0, step=step: tl.odeint(f, y0, t, step=step)  # type: ignore[misc]
     return ways
 
 
-def truth_of(name: str) -> tuple[nn.Module, Tensor, list[Tensor]]:
+def truth_of(name: str, steps: int, device: str) -> tuple[nn.Module, Tensor, list[Tensor]]:
     """A problem in float64: right-hand side, first point, and the solution with its gradients."""
     build, first, last = PROBLEMS[name]
     torch.manual_seed(0)
-    exact = build().double()
-    y0 = torch.tensor([first], dtype=torch.float64, requires_grad=True)
-    fine = loop(exact, y0, torch.linspace(0, last, FINER * STEPS + 1, dtype=torch.float64))[::FINER]
+    exact = build().double().to(device)
+    last = last if steps == STEPS else 1.0
+    y0 = torch.tensor([first], dtype=torch.float64, device=device, requires_grad=True)
+    fine = loop(exact, y0, torch.linspace(0, last, FINER * steps + 1, dtype=torch.float64, device=device))[::FINER]
     return exact, y0, [fine.detach(), *gradients(fine, y0, exact)]
 
 
 def measure(
-    name: str, dtype: torch.dtype, exact: nn.Module, y0: Tensor, truth: list[Tensor]
-) -> list[dict[str, object]]:
+    name: str,
+    dtype: torch.dtype,
+    exact: nn.Module,
+    y0: Tensor,
+    truth: list[Tensor],
+    *,
+    steps: int,
+    rounds: int,
+    device: str,
+) -> list[Results]:
     build, _, last = PROBLEMS[name]
-    f = build().to(dtype)
+    last = last if steps == STEPS else 1.0
+    f = build().to(device, dtype)
     f.load_state_dict(exact.state_dict())
     y0 = y0.detach().to(dtype).requires_grad_()
-    ways = sides(torch.linspace(0, last, STEPS + 1, dtype=dtype))
+    ways = sides(torch.linspace(0, last, steps + 1, dtype=dtype, device=device))
     times: dict[str, tuple[list[float], list[float]]] = {way: ([], []) for way in ways}
     results: dict[str, list[Tensor]] = {}
-    for _, (way, run) in itertools.product(range(ROUNDS), ways.items()):
+    for _, (way, run) in itertools.product(range(rounds), ways.items()):
         with torch.no_grad():
             run(f, y0)  # pays for what the side before has left in the allocator
-            began = time.process_time()
+            began = now(device)
             run(f, y0)
-        middle = time.process_time()
+        middle = now(device)
         y = run(f, y0)
         results[way] = [y.detach(), *gradients(y, y0, f)]
         times[way][0].append(middle - began)
-        times[way][1].append(time.process_time() - middle)
+        times[way][1].append(now(device) - middle)
         del y
         gc.collect()
-    rows: list[dict[str, object]] = []
-    base = [min(side) for side in times["loop of rk4"]]
+    rows: list[Results] = []
+    base = [min(side) for side in times[LOOP]]
     for way, (forward, both) in times.items():
         fastest = min(forward), min(both)
         rows.append(
@@ -157,33 +179,54 @@ def measure(
     return rows
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def table(results: Results) -> str:
     lines = [
-        f"# {STEPS:,} steps on one CPU thread",
+        f"# {results['steps']:,} steps of neural ODEs",
         "",
-        "Thread time, fastest of three; training is forward + backward; ratios are against the loop. Errors: see",
-        "the top of run.py, which makes this table.",
+        f"{made_on(results['machine'])}. Fastest of {results['rounds']}; training is forward + backward; ratios are",
+        "against the loop. Errors: see the top of run.py, which makes this table.",
         "",
-        "| problem | dtype | | forward | training | faster: forward | training | error | of gradients |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for row in rows:
-        lines.append(
-            f"| {row['problem']} | {row['dtype']} | {row['way']} | {row['forward_ms']} ms | {row['training_ms']} ms | "
-            f"{row['forward_ratio']}× | {row['training_ratio']}× | {row['error']:.0e} | {row['gradient_error']:.0e} |"
+    cells = [
+        [row["problem"], row["dtype"], row["way"], f"{row['forward_ms']} ms", f"{row['training_ms']} ms",
+         f"{row['forward_ratio']}×", f"{row['training_ratio']}×", f"{row['error']:.0e}", f"{row['gradient_error']:.0e}"]
+        for row in results["rows"]
+    ]  # fmt: skip
+    head = ["problem", "dtype", "", "forward", "training", "faster: forward", "training", "error", "of gradients"]
+    return "\n".join([*lines, *markdown(head, cells, 3)]) + "\n"
+
+
+def draw(results: Results, path: Path) -> None:
+    drawn, axes = figure(9, 3.6)
+    rows = [row for row in results["rows"] if row["way"] != LOOP and row["dtype"] == "float32"]
+    for colour, way in zip(COLOURS, dict.fromkeys(row["way"] for row in rows), strict=False):
+        here = [row for row in rows if row["way"] == way]
+        axes[0][0].semilogy(
+            [row["problem"] for row in here], [row["training_ratio"] for row in here], "o", color=colour, label=way
         )
-    return "\n".join(lines) + "\n"
+    axes[0][0].axhline(1.0, color="grey", linewidth=0.6)
+    axes[0][0].set(ylabel="training, over a loop of rk4", title=f"{results['steps']:,} steps, float32")
+    axes[0][0].legend(fontsize=7)
+    drawn.savefig(path, dpi=100)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    rows: list[dict[str, object]] = []
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = begin(command(__doc__), arguments)
+    steps, rounds = (20, 1) if options.fast else (STEPS, ROUNDS)
+    rows: list[Results] = []
     for name in PROBLEMS:
-        truth = truth_of(name)
+        truth = truth_of(name, steps, options.device)
         for dtype in (torch.float64, torch.float32):
-            rows += measure(name, dtype, *truth)
-    (HERE / "results.json").write_text(json.dumps(rows, indent=1) + "\n")
-    (HERE / "results.md").write_text(table(rows))
+            if not options.clock.over:
+                rows += measure(name, dtype, *truth, steps=steps, rounds=rounds, device=options.device)
+    results = {"machine": facts(options.device), "steps": steps, "rounds": rounds, "rows": rows}
+    write(
+        "ode" if options.device == "cpu" else f"ode_{options.device}",
+        results,
+        folder_of(options, __file__),
+        table,
+        draw,
+    )
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from timeloom.bppsa.jacobians import LAYERS
-from timeloom.bppsa.matrices import Matrix
-from timeloom.bppsa.scan import ScanTrace, scan_backward
+from timeloom.bppsa.jacobians import LAYERS, statistics_kept
+from timeloom.bppsa.matrices import Cut, Matrix
+from timeloom.bppsa.ranks import Each, Shared, alone
+from timeloom.bppsa.scan import Operation, ScanTrace, scan_backward
 from timeloom.options import check_count
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.eager import eager
@@ -25,6 +27,7 @@ def chain_backward(
     loss: Callable[[Tensor], Tensor],
     levels: int | None = None,
     record: Callable[[ScanTrace], None] | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """`loss(model(x)).backward()` with the gradients of all layers found by one scan, of log depth.
 
@@ -32,12 +35,16 @@ def chain_backward(
     matrix-vector products, here as a modified Blelloch scan (Wang, Bai and Pekhimenko, "BPPSA: Scaling Back-propagation
     by Parallel Scan Algorithm", 2020). Jacobians are sparse where layers are: convolutions, pruned weights, ReLU.
 
-    model: an nn.Sequential (or Sequentials within it) of Linear, Conv2d, ReLU, Tanh, MaxPool2d, AvgPool2d and Flatten.
+    model: an nn.Sequential (or Sequentials within it) of Linear, Conv2d, ReLU, Tanh, MaxPool2d, AvgPool2d, Flatten,
+        BatchNorm1d and BatchNorm2d. A BatchNorm in training ties the sequences of the batch together: the scan
+        ends before it and begins behind it anew. In eval mode it is a diagonal like any other.
     x: the input, `(B, ...)`; float32 or float64.
     loss: from the model's output to a scalar, such as `lambda y: F.cross_entropy(y, target)`.
     levels: levels of the scan in which matrices are multiplied; between them the chain is run through as usual.
         0 is back-propagation; None takes as many as there are.
     record: called with the trace of the scan: its products and what they cost.
+    group: processes of torch.distributed that share the products of every level. All of them hold the same model and
+        call this with the same batch; each writes all Jacobians down, and all have all gradients in the end.
     Returns the loss, detached. Gradients are added to `.grad` of parameters, and flow on into x if it wants one.
     Autocast is for the loss alone: the layers run in their own precision.
     """
@@ -54,11 +61,12 @@ def chain_backward(
     output = points[-1].detach().requires_grad_()
     value = loss(output)
     _check_loss(value)
+    each = _sharing(group, value)
     value.backward()
     if output.grad is None:
         raise ValueError("loss(y) does not depend on y: there is nothing to back-propagate")
     with torch.no_grad(), _own_precision(x):
-        grads, trace = _gradients(output.grad, points, jacobians, _first_needed(layers, x), levels)
+        grads, trace = _gradients(output.grad, points, jacobians, _first_needed(layers, x), levels, each)
     with _own_precision(x):
         for (_, layer), point, grad in zip(layers, points, grads[1:], strict=False):
             _add_parameter_grads(layer, point, grad)
@@ -70,23 +78,65 @@ def chain_backward(
     return value.detach()
 
 
+def _sharing(group: Any, value: Tensor) -> Each:
+    """Who makes the products of a level: this process, or those of a group."""
+    if group is None:
+        return alone
+    if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group must be a process group of torch.distributed or None, got {type(group).__name__}")
+    shared = Shared(group, value)
+    if not shared.same(value):
+        raise ValueError(
+            "the processes of the group have different losses: all of them must hold the same model and call "
+            "chain_backward with the same batch"
+        )
+    return shared
+
+
 def _own_precision(x: Tensor) -> AbstractContextManager[None]:
     """Products of sparse matrices are not for autocast's types."""
     return without_autocast(x.device)
 
 
 def _gradients(
-    gradient: Tensor, points: list[Tensor], jacobians: list[Matrix | None], first: int, levels: int | None
+    gradient: Tensor,
+    points: list[Tensor],
+    jacobians: list[Matrix | Cut | None],
+    first: int,
+    levels: int | None,
+    each: Each,
 ) -> tuple[list[Tensor | None], ScanTrace]:
-    """The gradient at every point from `first` on, in the point's shape; None before."""
-    known = [jacobian for jacobian in jacobians[first:] if jacobian is not None]
-    found, trace = scan_backward(gradient.flatten(1), known[::-1], levels)
+    """The gradient at every point from `first` on, in the point's shape; None before.
+
+    There is a scan for each piece between cuts.
+    """
     grads: list[Tensor | None] = [None] * len(points)
-    grads[-1] = gradient
-    for i in reversed(range(first, len(jacobians))):
-        if jacobians[i] is not None:
-            found = found[1:]
-        grads[i] = found[0].view(points[i].shape)
+    grads[-1], trace, end = gradient, ScanTrace(), len(jacobians)
+    while end > first:
+        begin = end
+        while begin > first and not isinstance(jacobians[begin - 1], Cut):
+            begin -= 1
+        known = [
+            jacobian for jacobian in jacobians[begin:end] if jacobian is not None and not isinstance(jacobian, Cut)
+        ]
+        here = grads[end]
+        assert here is not None
+        found, made = scan_backward(here.flatten(1), known[::-1], levels, each)
+        trace.operations += made.operations
+        trace.serial += made.serial
+        for i in reversed(range(begin, end)):
+            if jacobians[i] is not None:
+                found = found[1:]
+            grads[i] = found[0].view(points[i].shape)
+        end = begin
+        cut = jacobians[end - 1] if end > first else None
+        if isinstance(cut, Cut):
+            here = grads[end]
+            assert here is not None
+            end -= 1
+            grads[end] = cut.pull(here)
+            trace.operations.append(Operation("middle", 0, "matvec", cut.flops))
+            trace.serial.append(cut.flops)
     return grads, trace
 
 
@@ -104,7 +154,7 @@ def _add_parameter_grads(layer: nn.Module, point: Tensor, grad: Tensor | None) -
     if not parameters:
         return
     assert grad is not None
-    with torch.enable_grad():
+    with torch.enable_grad(), statistics_kept(layer):
         torch.autograd.backward(layer(point), grad, inputs=parameters)
 
 
@@ -156,7 +206,8 @@ def _check(layers: list[tuple[str, nn.Module]], x: Any, loss: Any, levels: objec
 def _check_hooks(layer: nn.Module, given: Tensor, returned: Tensor) -> None:
     """Hooks may watch; what they change would be missing in the layer's Jacobian."""
     if layer._forward_hooks or layer._forward_pre_hooks:
-        plain = layer.forward(given.clone())
+        with statistics_kept(layer):
+            plain = layer.forward(given.clone())
         if not torch.equal(plain.nan_to_num(), returned.nan_to_num()):
             raise TypeError(
                 f"a forward hook changes what {layer} returns, and chain_backward does not know its Jacobian: remove "

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from timeloom.bppsa.matrices import WORTH_SPARSE, Dense, Matrix, Sparse
+from timeloom.bppsa.matrices import WORTH_SPARSE, Cut, Dense, Matrix, Sparse
 from timeloom.bppsa.windows import Windows, pair
 
 
@@ -93,6 +94,47 @@ def avg_pool2d(layer: nn.AvgPool2d, x: Tensor, y: Tensor) -> Matrix:
     return Sparse.shared(rows.flatten(), columns.flatten(), values, (x[0].numel(), y[0].numel()), len(x))
 
 
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
+NORM_FLOPS = 8.0
+"""Floating-point operations an entry of a BatchNorm's gradient takes in training: two sums, and a line through them."""
+
+
+def batch_norm(layer: BatchNorm, x: Tensor, y: Tensor) -> Matrix | Cut:
+    """By running statistics, a diagonal; by those of the batch, a cut: there every entry depends on all sequences."""
+    if uses_batch(layer):
+        return Cut(lambda grad: _pull_norm(layer, x, grad), NORM_FLOPS * x[0].numel())
+    assert layer.running_var is not None
+    scale = (layer.running_var + layer.eps).rsqrt()
+    if layer.weight is not None:
+        scale = scale * layer.weight.detach()
+    return Sparse.diagonal(scale.to(y.dtype).view(1, -1, *[1] * (x.dim() - 2)).expand(x.shape).flatten(1))
+
+
+def uses_batch(layer: nn.Module) -> bool:
+    """Whether a layer is a BatchNorm that takes its statistics from the batch."""
+    return isinstance(layer, BatchNorm) and (layer.training or layer.running_var is None)
+
+
+@contextmanager
+def statistics_kept(layer: nn.Module) -> Iterator[None]:
+    """Within it, calls of a BatchNorm do not count for its running statistics: the forward pass has counted."""
+    tracks = getattr(layer, "track_running_stats", None)
+    if tracks and uses_batch(layer):
+        layer.track_running_stats = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if tracks is not None:
+            layer.track_running_stats = tracks
+
+
+def _pull_norm(layer: BatchNorm, x: Tensor, grad: Tensor) -> Tensor:
+    with torch.enable_grad(), statistics_kept(layer):
+        point = x.detach().requires_grad_()
+        (pulled,) = torch.autograd.grad(layer.forward(point), point, grad)
+    return pulled
+
+
 def flatten(layer: nn.Flatten, x: Tensor, y: Tensor) -> None:
     """Nothing: the numbers stay in their order."""
     if len(y) != len(x):
@@ -104,13 +146,15 @@ def _check_images(layer: nn.Module, x: Tensor) -> None:
         raise ValueError(f"chain_backward needs a batch of images (B, C, H, W) at {layer}, got shape {tuple(x.shape)}")
 
 
-LAYERS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Matrix | None]] = {
+LAYERS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Matrix | Cut | None]] = {
     nn.Linear: linear,
     nn.Conv2d: conv2d,
     nn.ReLU: relu,
     nn.Tanh: tanh,
     nn.MaxPool2d: max_pool2d,
     nn.AvgPool2d: avg_pool2d,
+    nn.BatchNorm1d: batch_norm,
+    nn.BatchNorm2d: batch_norm,
     nn.Flatten: flatten,
 }
 """Layers with a known Jacobian: `(layer, input, output)` to the transposed Jacobian, None for the identity."""

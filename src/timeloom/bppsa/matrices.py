@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +47,7 @@ class Sparse:
         order = (rows * width + columns).argsort()
         begins = torch.zeros(height + 1, dtype=torch.int64, device=rows.device)
         begins[1:] = torch.bincount(rows, minlength=height).cumsum(0)
-        return Sparse(_csr(begins, columns[order], values[order], (height, width)), batch)
+        return Sparse(csr(begins, columns[order], values[order], (height, width)), batch)
 
     @staticmethod
     def shared(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int], batch: int) -> Sparse:
@@ -73,6 +74,19 @@ class Sparse:
 Matrix = Dense | Sparse
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A layer whose Jacobian ties the sequences of a batch together, such as a BatchNorm in training.
+
+    The scan ends before it and begins behind it anew; the layer itself is stepped over as in back-propagation.
+    """
+
+    pull: Callable[[Tensor], Tensor]
+    """From the gradient at its output to the one at its input, both in the shapes of the points."""
+    flops: float
+    """For one of the batch."""
+
+
 def apply(matrix: Matrix, vector: Tensor) -> Tensor:
     """`matrix · vector` for each of the batch: `(B, columns)` to `(B, rows)`."""
     if isinstance(matrix, Sparse):
@@ -86,7 +100,7 @@ def compose(left: Matrix, right: Matrix) -> Matrix:
         return Dense(left.values @ right.values)
     if isinstance(left, Sparse) and isinstance(right, Sparse):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # see _csr
+            warnings.simplefilter("ignore")  # see csr
             # by way of COO: torch's product of two CSR matrices on a CPU never gives its memory back
             coo = torch.sparse.mm(left.matrix.to_sparse_coo(), right.matrix.to_sparse_coo())
             product = Sparse(coo.coalesce().to_sparse_csr(), left.batch)
@@ -119,7 +133,8 @@ def compose_flops(left: Matrix, right: Matrix) -> float:
     return apply_flops(right) * left.shape[0]
 
 
-def _csr(begins: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+def csr(begins: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A CSR tensor from its parts, which are taken as they are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls its CSR tensors a beta, once a process
         return torch.sparse_csr_tensor(begins, columns, values, shape, check_invariants=False)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
 
 from timeloom.bppsa.matrices import Matrix, apply, apply_flops, compose, compose_flops
+from timeloom.bppsa.ranks import Each, Value, alone
 
 Phase = Literal["up", "middle", "down"]
-Value = Tensor | Matrix
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class ScanTrace:
 
 
 def scan_backward(
-    gradient: Tensor, jacobians: Sequence[Matrix], levels: int | None = None
+    gradient: Tensor, jacobians: Sequence[Matrix], levels: int | None = None, each: Each = alone
 ) -> tuple[list[Tensor], ScanTrace]:
     """`[g, J₁g, J₂J₁g, …]` for the transposed Jacobians J₁, J₂, …, from the loss to the input; g is `(B, n)`.
 
@@ -69,31 +70,35 @@ def scan_backward(
     the left child's product to the right one; the operands are thus swapped against a sum's scan. All that comes
     before a node begins with g, so this part multiplies matrices with vectors only. Nothing comes before the
     first node: there is no identity to multiply with. Products that nobody will ask for are not made.
+
+    each: runs the products of a level, which do not depend on each other.
     """
     trace = ScanTrace(serial=[apply_flops(jacobian) for jacobian in jacobians])
 
-    def times(matrix: Value, value: Value, phase: Phase, level: int) -> Value:
+    def times(matrix: Value, value: Value, phase: Phase, level: int) -> Callable[[], Value]:
         assert not isinstance(matrix, Tensor)
         if isinstance(value, Tensor):
             trace.operations.append(Operation(phase, level, "matvec", apply_flops(matrix)))
-            return apply(matrix, value)
+            return partial(apply, matrix, value)
         trace.operations.append(Operation(phase, level, "matmul", compose_flops(matrix, value)))
-        return compose(matrix, value)
+        return partial(compose, matrix, value)
 
     # Each level lists all its nodes but the last, of which the product would never be used.
     tree: list[list[Value]] = [[gradient, *jacobians]]
     while tree[-1] and (levels is None or len(tree) <= levels):
-        below = tree[-1]
-        tree.append([times(below[i + 1], below[i], "up", len(tree)) for i in range(0, len(below) - 1, 2)])
+        below, level = tree[-1], len(tree)
+        tree.append(each([times(below[i + 1], below[i], "up", level) for i in range(0, len(below) - 1, 2)]))
     before: list[Value | None] = [None]
     for root in tree[-1]:
-        before.append(root if before[-1] is None else times(root, before[-1], "middle", len(tree) - 1))
+        before.append(root if before[-1] is None else times(root, before[-1], "middle", len(tree) - 1)())
     for level, below in reversed(list(enumerate(tree[:-1], start=1))):
-        children: list[Value | None] = []
-        for parent, known in enumerate(before):
-            children.append(known)
-            if 2 * parent < len(below):
-                left = below[2 * parent]
-                children.append(left if known is None else times(left, known, "down", level))
-        before = children
+        parents = [(below[2 * i], known) for i, known in enumerate(before) if 2 * i < len(below)]
+        made = iter(each([times(left, known, "down", level) for left, known in parents if known is not None]))
+        rights = iter([left if known is None else next(made) for left, known in parents])
+        before = [child for i, known in enumerate(before) for child in _children(known, rights, 2 * i < len(below))]
     return [value for value in before if isinstance(value, Tensor)], trace
+
+
+def _children(known: Value | None, rights: Iterator[Value], two: bool) -> list[Value | None]:
+    """What comes before the left child and, where there is one, before the right child."""
+    return [known, next(rights)] if two else [known]

@@ -12,7 +12,7 @@ from timeloom.kernels.gpu.sweeper import has_triton
 from timeloom.scan.elements import Structure, start
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-LARGEST = 16
+LARGEST = 32
 """Sizes of dense matrices that a few threads multiply well; larger ones are for torch's own products."""
 
 # Diagonal elements
@@ -39,6 +39,12 @@ REGISTERS = 128
 # Matrices
 ENTRIES = (256, 512)
 """Numbers that a program of 32 threads multiplies at once, when it composes matrices and when it applies them."""
+COLUMNS = 8
+"""Columns of a product that a program multiplies up, where a whole product is too much for its registers."""
+WHOLE = 16
+"""Sizes up to which it is not: one warp multiplies all of it."""
+WARPS = 2
+"""Of a program beyond."""
 LEAST = 64
 """Fewest steps of a chunk."""
 SERIAL = 256
@@ -181,7 +187,8 @@ def _matrices(
     size, inner = shape
     steps, rows = len(b), h0.numel() // size
     padded = _power_above(size)
-    composed, applied = (max(1, entries // padded**power) for entries, power in zip(ENTRIES, (3, 2), strict=True))
+    columns = padded if padded <= WHOLE else COLUMNS
+    composed, applied = max(1, ENTRIES[0] // (padded**2 * columns)), max(1, ENTRIES[1] // padded**2)
     chunks = min(CHAINS_AT_ONCE * applied // rows, -(-steps // LEAST)) if steps > SERIAL else 1
     length = -(-steps // max(1, chunks))
     chunks = -(-steps // length)
@@ -193,19 +200,21 @@ def _matrices(
         "PADDED": padded,
         "STAGES": AHEAD,
         "ACC": _accumulator(gpu_matrix_kernels, b.dtype),
-        "num_warps": 1,
     }
     sizes, ends = (steps, rows, inner, length), None
     if chunks > 1:
         chains = (chunks - 1) * rows
         transfers = b.new_empty(chunks - 1, rows, size, size, dtype=_precise(b.dtype))
         sources = b.new_empty(chunks - 1, rows, size, dtype=_precise(b.dtype))
-        grid, tensors = (-(-chains // composed), 1, 1), (a, b, transfers, sources)
-        launch(gpu_matrix_kernels.transfers_kernel, grid, tensors, (*sizes, chains), CHAINS=composed, **options)
+        grid, tensors = (-(-chains // composed), padded // columns, 1), (a, b, transfers, sources)
+        launch(
+            gpu_matrix_kernels.transfers_kernel, grid, tensors, (*sizes, chains),
+            COLUMNS=columns, CHAINS=composed, num_warps=1 if padded <= WHOLE else WARPS, **options,
+        )  # fmt: skip
         ends = torch.empty_like(sources)
         _matrices(transfers, sources, h0, ends, (size, 1), products=True)
     chains = chunks * rows
-    grid, applying = (-(-chains // applied), 1, 1), {"CHAINS": applied, "CHUNKED": chunks > 1}
+    grid, applying = (-(-chains // applied), 1, 1), {"CHAINS": applied, "CHUNKED": chunks > 1, "num_warps": 1}
     launch(gpu_matrix_kernels.matrix_kernel, grid, (a, b, h0, ends, h), (*sizes, chains), **applying, **options)
 
 

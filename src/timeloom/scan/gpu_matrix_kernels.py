@@ -55,28 +55,33 @@ def weighted(x, h, PRODUCTS: tl.constexpr):
 def transfers_kernel(
     a, b, products, sources, steps, rows, inner, length, chains,
     REVERSE: tl.constexpr, TRANSPOSE: tl.constexpr, PRODUCTS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
-    CHAINS: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
+    COLUMNS: tl.constexpr, CHAINS: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """What whole chunks do to a state, `h → products h + sources`: (chains, SIZE, SIZE) and (chains, SIZE)."""
+    """What whole chunks do to a state, `h → products h + sources`: (chains, SIZE, SIZE) and (chains, SIZE).
+
+    A column of a product depends on no other one, so that a program multiplies up COLUMNS of them, the first of all
+    programs of a chain the sources too.
+    """
     chain = tl.program_id(0).to(tl.int64) * CHAINS + tl.arange(0, CHAINS)
     alive = chain < chains
     begin, row = chain // rows * length, chain % rows
-    i = tl.arange(0, PADDED)
+    i, j = tl.arange(0, PADDED), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = i < SIZE
-    unit = tl.where((i[:, None] == i[None, :]) & real[None, :], 1.0, 0.0).to(ACC)
-    product = tl.zeros((CHAINS, PADDED, PADDED), ACC) + unit[None, :, :]
-    source = tl.zeros((CHAINS, PADDED), ACC)
+    identity = tl.where(i[:, None] == j[None, :], 1.0, 0.0).to(ACC)
+    product = tl.zeros([CHAINS, PADDED, COLUMNS], ACC) + identity[None, :, :]
+    source = tl.zeros([CHAINS, PADDED], ACC)
     for step in tl.range(0, length, num_stages=STAGES):
         x, y, _ = load_step(a, b, begin + step, row, alive, steps, rows, inner, REVERSE, TRANSPOSE, SIZE, PADDED, ACC)
-        product = tl.sum(weighted(x[:, :, :, None], product[:, None, :, :], PRODUCTS), 2)
+        product = tl.sum(weighted(x[:, :, :, None], product[:, None, :, :], PRODUCTS), 2)  # [CHAINS, PADDED, COLUMNS]
         source = tl.sum(weighted(x, source[:, None, :], PRODUCTS), 2) + y
         if SIZE != PADDED:  # 0 · ∞ is not 0
             product = tl.where(real[None, :, None], product, 0.0)
             source = tl.where(real[None, :], source, 0.0)
-    square = alive[:, None, None] & (real[:, None] & real[None, :])[None, :, :]
-    entry = (i[:, None] * SIZE + i[None, :])[None, :, :]
+    square = alive[:, None, None] & (real[:, None] & (j < SIZE)[None, :])[None, :, :]
+    entry = (i[:, None] * SIZE + j[None, :])[None, :, :]
     tl.store(products + chain[:, None, None] * (SIZE * SIZE) + entry, product, mask=square)
-    tl.store(sources + chain[:, None] * SIZE + i[None, :], source, mask=alive[:, None] & real[None, :])
+    if tl.program_id(1) == 0:
+        tl.store(sources + chain[:, None] * SIZE + i[None, :], source, mask=alive[:, None] & real[None, :])
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -19,6 +19,7 @@ from timeloom.auto.thresholds import Rehearsed, Sized
 from timeloom.kernels import CPUSweeper
 from timeloom.options import check_choice, check_count, check_number, did_you_mean
 from timeloom.problem import Recurrence
+from timeloom.scan import gpu
 from timeloom.solve.driver import march
 from timeloom.solve.linearize import Linearization
 from timeloom.solve.plan import MOST_SWEEPS, Adjoint, Direction, Driver, OnDivergence, Plan, RankPlan
@@ -38,7 +39,8 @@ class Solver:
     max_iters: sweeps after which to give up; None leaves it to the solver.
     adjoint_levels: with `adjoint="scan"`, levels of the scan's tree that multiply matrices; the roots above them are
         run one after the other. None chooses: no level on a CPU, where matrix-vector products in order are fastest (a
-        compiled sweep does them without forming Jacobians), all levels on a GPU.
+        compiled sweep does them without forming Jacobians); on a GPU the scan's kernels where a state has at most 32
+        numbers, and all levels beyond.
     on_divergence: what to do when the sweeps do not converge: finish sequentially after the exact prefix, raise
         `ConvergenceError`, or return what there is (the report then says `converged=False`).
     """
@@ -171,6 +173,8 @@ class Solver:
     def _plan_scan(self, problem: Recurrence) -> Plan:
         """Gradients by a scan over the transposed Jacobians of all steps."""
         levels = self.adjoint_levels
+        if levels is None and gpu.supports(problem.initial, "dense"):
+            return self._plan_linear(problem, Linearization("dense"), "linear scan")
         if levels is None and problem.u.device.type == "cpu":
             levels = 0
         if levels == 0 and CPUSweeper.supports(problem):

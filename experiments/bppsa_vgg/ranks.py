@@ -1,0 +1,136 @@
+"""BPPSA over workers: a gradient of the pruned VGG-11 on 1 … 16 processes, measured and modelled.
+
+    python -m experiments.bppsa_vgg.ranks --minutes 4          # full width
+    python -m experiments.bppsa_vgg.ranks --share 4 --batch 8  # a quarter of the channels
+
+`chain_backward(group=…)` shares the products of every level of the scan over processes (torchrun, gloo, one thread
+each). The model counts FLOPs alone: products of a level are dealt out in turn, and a level lasts as long as its busiest
+worker. It knows nothing of exchanges, of writing Jacobians down or of the layers' own gradients, which every process
+does.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.bppsa_vgg.rank_worker import LEVELS
+from experiments.harness import (
+    COLOURS,
+    Results,
+    attempt,
+    begin,
+    command,
+    errors,
+    facts,
+    figure,
+    folder_of,
+    good,
+    made_on,
+    markdown,
+    torchrun,
+    whole,
+    write,
+)  # fmt: skip
+
+RANKS = (1, 2, 4, 8, 16)
+FULL = {"share": 1, "batch": 2, "turns": 2}
+FAST = {"share": 16, "batch": 2, "turns": 1}
+SECONDS = 90
+"""Most that one number of processes may take."""
+
+
+def modelled(products: Sequence[Sequence[object]], workers: int) -> float:
+    """FLOPs along the busiest path: levels one after the other, their products dealt out to workers in turn."""
+    total, level, flops = 0.0, None, list[float]()
+    for phase, at, cost in [*products, (None, None, 0.0)]:
+        if (phase, at) != level or phase == "middle":
+            total += max((sum(flops[worker::workers]) for worker in range(workers)), default=0.0)
+            level, flops = (phase, at), []
+        flops.append(float(cost))
+    return total
+
+
+def measure(ranks: int, sizes: dict[str, int]) -> list[Results]:
+    """Rows of one number of processes; an error becomes a row."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        arguments = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+
+        def run() -> Results:
+            torchrun("experiments.bppsa_vgg.rank_worker", ranks, [*arguments, "--to", str(file)], SECONDS)
+            return {"measured": True}
+
+        done = attempt({"ranks": ranks}, run)
+        return json.loads(file.read_text()) if file.exists() else [done]
+
+
+def table(results: Results) -> str:
+    sizes, rows = results["sizes"], good(results["rows"])
+    alone = {row["way"]: row for row in rows if row["ranks"] == min(one["ranks"] for one in rows)}
+    cells = []
+    for row in rows:
+        base = alone[row["way"]]
+        flops = modelled(row["products"], row["ranks"])
+        model = f"{modelled(base['products'], base['ranks']) / flops:.2f}×" if flops else "–"
+        speed = f"{base['ms'] / row['ms']:.2f}×"
+        cells.append([row["way"], row["ranks"], f"{row['ms']:.0f} ms", speed, f"{flops / 1e6:.2f} M", model])
+    head = [
+        "scan",
+        "processes",
+        "a gradient",
+        f"over {min((row['ranks'] for row in rows), default=1)}",
+        "FLOPs, busiest path",
+        "modelled",
+    ]
+    about = (
+        f"VGG-11, 1/{sizes['share']} of its channels, 97 % pruned, batch {sizes['batch']} of generated images; one "
+        "thread a process. "
+        f"{made_on(results['machine'])}."
+    )
+    return "\n".join([about, "", *markdown(head, cells), *errors(results["rows"], ("ranks",))]) + "\n"
+
+
+def draw(results: Results, path: Path) -> None:
+    drawn, axes = figure(6, 4)
+    rows = good(results["rows"])
+    for colour, way in zip(COLOURS, LEVELS, strict=False):
+        here = sorted((row for row in rows if row["way"] == way), key=lambda row: row["ranks"])
+        if here:
+            counts, base = [row["ranks"] for row in here], modelled(here[0]["products"], here[0]["ranks"])
+            axes[0][0].plot(
+                counts, [here[0]["ms"] / row["ms"] for row in here], "o-", color=colour, label=f"{way}, measured"
+            )
+            said = [base / modelled(row["products"], row["ranks"]) for row in here]
+            axes[0][0].plot(counts, said, ":", color=colour, label=f"{way}, FLOPs alone")
+    axes[0][0].set(
+        xlabel="processes",
+        ylabel="over the fewest",
+        title=f"pruned VGG-11, 1/{results['sizes']['share']} of its channels",
+    )
+    axes[0][0].set_xscale("log", base=2)
+    axes[0][0].legend(fontsize=7)
+    drawn.savefig(path, dpi=100)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = command(__doc__)
+    parser.add_argument("--ranks", type=whole, nargs="+", help=f"processes (default: {RANKS})")
+    parser.add_argument("--share", type=whole, help="by what the channels are divided (default: 1)")
+    parser.add_argument("--batch", type=whole, help="images (default: 2)")
+    options = begin(parser, arguments)
+    sizes = dict(FAST if options.fast else FULL)
+    sizes |= {name: getattr(options, name) for name in ("share", "batch") if getattr(options, name)}
+    rows: list[Results] = []
+    for ranks in options.ranks or ((2,) if options.fast else RANKS):
+        if not options.clock.over:
+            rows += measure(ranks, sizes)
+    results = {"machine": facts(), "sizes": sizes, "rows": rows}
+    print(table(results))
+    write("ranks", results, folder_of(options, __file__), table, draw)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""docs/papers.md: every claim, the paper's number, ours from the stored results, and what differs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from experiments.catalogue import BPPSA, DEER, EXPERIMENTS, MGRIT
+from experiments.claims import CLAIMS
+from experiments.harness import ROOT, markdown
+from experiments.readings import FOLDER
+
+PAGE = ROOT / "docs" / "papers.md"
+PAPERS = {
+    MGRIT: 'Moon and Cyr, "Parallel Training of GRU Networks with a Multi-Grid Solver for Long Sequences", 2022',
+    BPPSA: 'Wang, Bai and Pekhimenko, "BPPSA: Scaling Back-propagation by Parallel Scan Algorithm", 2020',
+    DEER: 'Lim, Zhu, Selfridge and Kasim, "Parallelizing non-linear sequential models over the sequence length" '
+    "(DEER), 2024",
+}
+PICTURES = (
+    ("mgrit/results/ranks.png", "Multigrid over processes"),
+    ("bppsa_bitstream/results/grid_rnn_cuda.png", "Both speedups of BPPSA by length and batch"),
+    ("deer/results/grid_cuda.png", "The speed grid"),
+    ("mgrit_hmdb51/results/generated.png", "Five ways to train on clips"),
+)
+HEAD = """# The papers, claim by claim
+
+Written by `python -m experiments page` from the results stored in `experiments/`; nothing here is typed in by hand but
+the papers' own numbers and the column on what differs. `python -m experiments` lists the experiments, `python -m
+experiments run NAME` runs one (`--fast` in small, `--device cuda`, `--minutes`, `--out FOLDER`); stored results are
+replaced with `--store` only.
+"""
+
+
+def text() -> str:
+    """The page as the stored results make it."""
+    lines = [HEAD]
+    for paper, title in PAPERS.items():
+        lines += [f"## {title}", ""]
+        cells = []
+        for claim in CLAIMS:
+            if claim.paper == paper:
+                found, source = claim.found()
+                folder, _, name = (source or "").partition("/")
+                file = FOLDER / folder / "results" / f"{name}.md"
+                link = f" ([table](../experiments/{folder}/results/{name}.md))" if source and file.exists() else ""
+                cells.append([claim.says, claim.number, found + link, claim.differs, f"`{claim.command}`"])
+        lines += [
+            *markdown(["claim", "the paper", "ours", "what differs and why", "`python -m experiments.` …"], cells, 5),
+            "",
+        ]
+    for path, title in PICTURES:
+        if (FOLDER / path).exists():
+            lines += [f"![{title}](../experiments/{path})", ""]
+    lines += ["## All experiments", ""]
+    cells = [
+        [
+            f"`{one.name}`",
+            one.paper,
+            one.shows,
+            f"`--data {one.real_data}`" if one.real_data else "generated in the paper too, or none",
+        ]
+        for one in EXPERIMENTS
+    ]
+    lines += markdown(["name", "paper", "shows", "real data"], cells, 4)
+    return "\n".join(lines) + "\n"
+
+
+def main(check: bool = False, path: Path = PAGE) -> int:
+    """Write the page, or tell whether it is as the results make it."""
+    made = text()
+    if not check:
+        path.write_text(made)
+        print(f"written: {path}")
+        return 0
+    if path.exists() and path.read_text() == made:
+        return 0
+    print(f"{path} is not what the stored results make it: python -m experiments page", file=sys.stderr)
+    return 1

@@ -1,0 +1,291 @@
+"""What the stored results say of each claim, in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from experiments.harness import Results, good
+
+FOLDER = Path(__file__).parent
+
+
+def stored(name: str) -> Results | None:
+    """A kept result, as `bppsa_bitstream/grid_rnn_cuda`; None where nothing is kept yet."""
+    folder, _, file = name.partition("/")
+    path = FOLDER / folder / "results" / f"{file}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def device(results: Results) -> str:
+    machine = results.get("machine") or results.get("facts") or {}
+    name = machine.get("device", "unknown")
+    return "one CPU thread" if name in ("x86_64", "aarch64") else name
+
+
+# Multigrid
+
+
+def ranks_speedup(results: Results) -> str:
+    rows = [row for row in good(results["rows"]) if "multigrid" in row["way"] and row.get("time_ranks") == row["ranks"]]
+    longest = max(row["steps"] for row in rows)
+    parts = []
+    for way in dict.fromkeys(row["way"] for row in rows):
+        here = {row["ranks"]: row["both_ms"] for row in rows if (row["way"], row["steps"]) == (way, longest)}
+        most = max(here)
+        parts.append(f"{way}: {here[min(here)] / here[most]:.2f}× on {most} processes over {min(here)}")
+        serial = [
+            row["both_ms"]
+            for row in good(results["rows"])
+            if row["steps"] == longest and "serial" in row["way"] and row["way"].startswith("implicit")
+        ]
+        if serial:
+            parts[-1] += f", {min(serial) / min(here.values()):.2f}× over the best serial run of the same network"
+    cores = (results.get("machine") or {}).get("cores")
+    return f"T = {longest:,}, {cores} cores: " + "; ".join(parts)
+
+
+def ways_accuracy(results: Results) -> str:
+    told = [f"{name} {one['accuracy']:.0%}" for name, one in results["ways"].items() if "accuracy" in one]
+    return f"{results['data']}: " + ", ".join(told)
+
+
+def accuracy_cost(results: Results) -> str:
+    parts = []
+    for name, found in results["sets"].items():
+        means = {way: sum(run["serial inference"] for run in runs) / len(runs) for way, runs in found["ways"].items()}
+        parts.append(f"{name}: " + ", ".join(f"{way} {mean:.0%}" for way, mean in means.items()))
+    return "; ".join(parts)
+
+
+def gradient_errors(results: Results) -> str:
+    rows = [row for row in results["rows"] if row["method"] == "as published"]
+    return "gradients as published are off by " + ", ".join(
+        f"{row['error']:.0%} ({row['network']}, {row['regime']})" for row in rows
+    )
+
+
+def length_speedup(results: Results) -> str:
+    parts = []
+    for regime, rows in results["regimes"].items():
+        here = [row for row in rows if "torch.nn.GRU" in row and "multigrid" in row]
+        ratios = [
+            (row["steps"], row["torch.nn.GRU"]["milliseconds"] / row["multigrid"]["milliseconds"]) for row in here
+        ]
+        parts.append(
+            f"{regime}: "
+            + ", ".join(f"{r:.3g}× at T = {t:,}" for t, r in (ratios[0], ratios[len(ratios) // 2], ratios[-1]))
+        )
+    return f"{device(results)}: " + "; ".join(parts)
+
+
+def coarse_steps(results: Results) -> str:
+    parts: dict[int, list[str]] = {}
+    for row in good(results["rows"]):
+        parts.setdefault(row["factor"], []).append(f"{row['step']} {row['residuals'][-1]:.0e}")
+    told = [f"{factor} steps in one: {', '.join(steps)}" for factor, steps in parts.items()]
+    return f"residual after {results['sizes']['cycles']} cycles or where it stopped; " + "; ".join(told)
+
+
+# BPPSA
+
+
+def best_of(key: str) -> Callable[[Results], str]:
+    def told(results: Results) -> str:
+        rows = good(results["rows"])
+        parts = []
+        for family, words in (("scan", "by a scan"), ("", "by any way")):
+            here = [row for row in rows if row["way"].startswith(family)]
+            best = max(here, key=lambda row: row[f"torch_{key}_ms"] / row[f"{key}_ms"])
+            ratio = best[f"torch_{key}_ms"] / best[f"{key}_ms"]
+            parts.append(f"{ratio:.2f}× {words} ({best['way']}, T = {best['steps']:,}, B = {best['batch']})")
+        return f"{device(results)}, at best: " + "; ".join(parts)
+
+    return told
+
+
+def bitstream_backward(results: Results) -> str:
+    parts = []
+    for steps, found in results["backward"].items():
+        base = found["torch"]["ms"]
+        told = ", ".join(f"{name} {base / one['ms']:.2g}×" for name, one in found.items() if name != "torch")
+        parts.append(f"T = {steps}: {told}")
+    return f"{device(results)}: " + "; ".join(parts)
+
+
+def bitstream_training(results: Results) -> str:
+    ways = results["training"]["ways"]
+    base = ways["torch"]["elapsed"][-1] / len(ways["torch"]["elapsed"])
+    told = [
+        f"{name} {base * len(one['elapsed']) / one['elapsed'][-1]:.2g}× ({one['accuracy']:.0%} right)"
+        for name, one in ways.items()
+        if name != "torch"
+    ]
+    return f"{device(results)}: " + ", ".join(told) + f"; torch {ways['torch']['accuracy']:.0%} right"
+
+
+def instruments(results: Results) -> str:
+    parts = []
+    for steps, length in results["lengths"].items():
+        base, ways = length["methods"]["torch"], length["methods"]
+        told = [
+            f"{name} {base['backward_ms']['fastest'] / one['backward_ms']['fastest']:.2g}×"
+            for name, one in ways.items()
+            if name != "torch"
+        ]
+        parts.append(f"T = {steps}: {', '.join(told)}")
+    return f"{results['data']}, {device(results)}, backward pass: " + "; ".join(parts)
+
+
+def exactness(results: Results) -> str:
+    worst = max(
+        max(one["gradient_error"].values())
+        for length in results["lengths"].values()
+        for one in length["methods"].values()
+    )
+    unlike = sum(
+        one["answers_unlike_torch"] for length in results["lengths"].values() for one in length["methods"].values()
+    )
+    return (
+        f"gradients off by {worst:.1e} at most against float64, torch's own included; {unlike} answers unlike torch's "
+        "after training"
+    )
+
+
+def pruned_vgg(results: Results) -> str:
+    levels, dense = results["levels"], results["serial_dense_flops"]
+    best = min(levels, key=lambda row: row["critical_flops"])
+    share = results.get("sizes", results.get("options", {}))["share"]
+    told = (
+        f"1/{share} of the channels, {results.get('data', 'generated images')}: {best['critical_flops'] / 1e6:.2f} M "
+        f"FLOPs along {best['critical_steps']} "
+        f"steps (levels={best['levels']}) against {dense / 1e6:.1f} M along {len(results['dense_steps'])} of dense "
+        "back-propagation; gradients differ "
+        f"by {results['largest_difference']:.0e}"
+    )
+    if "autograd_ms" in results:
+        fastest = min(levels, key=lambda row: row["ms"])
+        told += (
+            f". By the clock in one process {fastest['ms']:.0f} ms at best, autograd {results['autograd_ms']:.0f} ms"
+        )
+    return told
+
+
+def zeros(results: Results) -> str:
+    if "jacobians" not in results:
+        return "not measured yet"
+    rows = results["jacobians"]
+    by_kind: dict[str, list[Results]] = {}
+    for row in rows:
+        by_kind.setdefault(row["layer"].split()[1], []).append(row)
+    told = []
+    for kind, here in by_kind.items():
+        ratio = sum(row["autograd_ms"] for row in here) / sum(row["ms"] for row in here)
+        told.append(f"{kind} {min(row['zeros'] for row in here):.2%} and more, {ratio:.0f}×")
+    return "zeros, and how much faster than autograd's columns: " + "; ".join(told)
+
+
+def workers(results: Results) -> str:
+    from experiments.bppsa_vgg.ranks import modelled
+
+    rows, parts = good(results["rows"]), []
+    for way in dict.fromkeys(row["way"] for row in rows):
+        here = {row["ranks"]: row for row in rows if row["way"] == way}
+        first, last = here[min(here)], here[max(here)]
+        flops = modelled(first["products"], first["ranks"]) / modelled(last["products"], last["ranks"])
+        measured = first["ms"] / last["ms"]
+        parts.append(
+            f"{way}: {measured:.2f}× on {last['ranks']} over {first['ranks']} by the clock, {flops:.2f}× by FLOPs"
+        )
+    cores = (results.get("machine") or {}).get("cores")
+    return f"{cores} cores: " + "; ".join(parts)
+
+
+# DEER
+
+
+def grid_best(*ways: str, base: str = "torch") -> Callable[[Results], str]:
+    def told(results: Results) -> str:
+        from experiments.deer.grid import by_place
+
+        places, parts = by_place(results["rows"]), []
+        for way in ways:
+            found = [
+                (here[base]["both_ms"] / here[way]["both_ms"], place)
+                for place, here in places.items()
+                if base in here and way in here
+            ]
+            if found:
+                best, (n, steps, batch) = max(found)
+                parts.append(
+                    f"{way} {best:.3g}× at best (n = {n}, T = {steps:,}, B = {batch}), {min(found)[0]:.2g}× at worst"
+                )
+        note = results.get("note") or device(results)
+        return f"{note.rstrip('.')}: " + ("; ".join(parts) or "not measured yet")
+
+    return told
+
+
+def worms(results: Results) -> str:
+    runs = results["runs"]
+    timed = [run for run in runs.values() if run.get("speedup")]
+    told = [f"{run['speedup']:.0f}× a training step at {run['length']:,} steps" for run in timed]
+    return f"{results['data']}, {device(results)}: " + ", ".join(told)
+
+
+def worms_accuracy(results: Results) -> str:
+    if "accuracy" in results:
+        return f"{results['data']}: " + ", ".join(
+            f"{name} {mean:.1%} ± {spread:.1%}" for name, (mean, spread, _) in results["accuracy"].items()
+        )
+    return f"{results['data']}: " + ", ".join(
+        f"{name} {run['test_quality']:.0%}" for name, run in results["runs"].items()
+    )
+
+
+def two_bodies(results: Results) -> str:
+    found = results["found"]
+    ratios = [one["loop_seconds"] / one["our_seconds"] for one in found["compared"]]
+    check = found["validation"]
+    orbits = results["sizes"]["orbits"]
+    count = orbits if isinstance(orbits, int) else orbits[0]
+    return (
+        f"{device(results)}, "
+        f"{count} orbits: "
+        f"{min(ratios):.0f}–{max(ratios):.0f}× over a loop of Runge–Kutta steps, gradients apart by "
+        f"{max(o['gradient_difference'] for o in found['compared']):.0e}; "
+        f"error on new orbits {check['error']:.2g} (standing still: {check['standing_still']:.2g})"
+    )
+
+
+def pixel_images(results: Results) -> str:
+    ways = {name: one for name, one in results["ways"].items() if "error" not in one}
+    base, told = ways["torch"]["seconds_a_step"], []
+    for name, one in ways.items():
+        learned = f"{one['accuracy_by_epoch'][-1]:.0%} after {len(one['losses'])} steps"
+        told.append(f"{name} {learned}, a step {base / one['seconds_a_step']:.2g}× as fast as torch's")
+    return f"{results['data']}, {device(results)}: " + "; ".join(told)
+
+
+def warm_starts(results: Results) -> str:
+    rows: dict[str, dict[bool, Any]] = {}
+    for row in good(results["rows"]):
+        rows.setdefault(row["solver"], {})[row["warm"]] = row
+    told = [
+        f"{name} {pair[False]['sweeps'][-1]:.1f} → {pair[True]['sweeps'][-1]:.1f}"
+        for name, pair in rows.items()
+        if len(pair) == 2
+    ]
+    return "sweeps of the last epoch without and with the last epoch's states: " + ", ".join(told)
+
+
+def sweeps(results: Results) -> str:
+    rows = [row for row in results["rows"] if row["network"] in ("as initialised", "trained to remember")]
+    told = [
+        f"{row['layer']} {row['network']}: DEER {row['solvers']['DEER']['sweeps']}, quasi-DEER "
+        f"{row['solvers']['quasi-DEER']['sweeps']}"
+        for row in rows
+    ]
+    return "sweeps to 1e-6: " + "; ".join(told)

@@ -1,0 +1,187 @@
+"""What the experiments share: harness, list, page, readers of data sets, and the model of ranks."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from experiments import __main__ as command_line
+from experiments import cifar, harness, page
+from experiments.catalogue import EXPERIMENTS, find
+from experiments.mgrit import ranks
+from experiments.mgrit_har import har
+
+
+def test_all_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main([]) == 0
+    told = capsys.readouterr().out
+    assert all(one.name in told for one in EXPERIMENTS)
+    scripts = {path for path in (harness.ROOT / "experiments").rglob("*.py") if "def main(" in path.read_text()}
+    known = {harness.ROOT / (one.module_name.replace(".", "/") + ".py") for one in EXPERIMENTS}
+    workers = {"__main__.py", "page.py", "rank_worker.py"}
+    assert {path for path in scripts if path.name not in workers} == known
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command_line.main(["run", "deer.speed"])
+    assert "there is no experiment 'deer.speed'; there are mgrit.ranks," in capsys.readouterr().err
+
+
+def test_one_that_fails_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[list[str]] = []
+
+    def fail(arguments: list[str]) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(find("deer.scan").module(), "main", fail)
+    monkeypatch.setattr(find("deer.warm").module(), "main", calls.append)
+    assert command_line.main(["run", "deer.scan", "deer.warm", "--fast", "--out", str(tmp_path)]) == 1
+    assert calls == [["--fast", "--out", str(tmp_path / "deer.warm")]]
+    assert "1 of 2 failed: deer.scan" in capsys.readouterr().err
+
+
+def test_the_page_is_what_the_stored_results_make_it() -> None:
+    assert page.main(check=True) == 0
+
+
+def test_stored_results_are_replaced_only_when_told() -> None:
+    script = str(harness.ROOT / "experiments" / "deer" / "grid.py")
+    parser = harness.command("A script.\n")
+    assert harness.folder_of(harness.begin(parser, []), script) == harness.BUILD / "deer.grid"
+    assert harness.folder_of(harness.begin(parser, ["--out", "there"]), script) == Path("there")
+    assert harness.folder_of(harness.begin(parser, ["--store"]), script) == Path(script).with_name("results")
+    with pytest.raises(SystemExit):
+        harness.begin(parser, ["--store", "--out", "there"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_and_odd_numbers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, told in (
+        (["--device", "cuda"], "torch sees no GPU"),
+        (["--minutes", "0"], "got '0'"),
+        (["--threads", "x"], "got 'x'"),
+    ):
+        with pytest.raises(SystemExit):
+            harness.begin(harness.command("A script."), arguments)
+        assert told in capsys.readouterr().err
+
+
+def test_a_row_outlives_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> dict[str, Any]:
+        raise ValueError("not this one\nand more")
+
+    rows = [harness.attempt({"n": 1}, fail), harness.attempt({"n": 2}, lambda: {"ms": 3.0})]
+    assert rows == [{"n": 1, "error": "ValueError: not this one"}, {"n": 2, "ms": 3.0}]
+    assert harness.good(rows) == rows[1:]
+    assert harness.errors(rows, ("n",))[-1] == "- n 1: ValueError: not this one"
+    assert harness.errors(rows[1:], ("n",)) == []
+
+
+def test_results_are_written_without_pictures_where_there_is_no_matplotlib(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def draw(results: dict[str, Any], path: Path) -> None:
+        raise ImportError("No module named 'matplotlib'")
+
+    def table(results: dict[str, Any]) -> str:
+        return "a page\n"
+
+    harness.write("name", {"losses": [1.0, 2.0]}, tmp_path, table, draw)
+    assert json.loads((tmp_path / "name.json").read_text())["losses"] == [1.0, 2.0]
+    assert (tmp_path / "name.md").read_text() == "a page\n"
+    assert "python -m experiments draw" in capsys.readouterr().out
+
+
+def test_a_clock_that_is_over_ends_the_turns() -> None:
+    clock, calls = harness.Clock(1e-9), []
+    taken = harness.in_turns({"a": lambda: calls.append(1) or (1.0,)}, turns=9, clock=clock, warm=2)
+    assert clock.over
+    assert len(calls) == 3
+    assert len(taken["a"]) == 1
+
+
+def test_processes_that_fail_tell_why() -> None:
+    with pytest.raises(RuntimeError, match=r"No module named|Error"):
+        harness.torchrun("experiments.no_such_module", 1, [], 120)
+
+
+def test_the_model_of_ranks_finds_its_constants_and_predicts_the_longest() -> None:
+    rows = [
+        {"way": "exact multigrid", "ranks": r, "time_ranks": r, "steps": t, "collectives": 14 * (r > 1),
+         "exchange_ms": 0.05 * r,
+         "both_ms": 3 + 0.02 * t / r + 0.001 * t + 14 * (r > 1) * 0.05 * r}
+        for r in (1, 2, 4, 8) for t in (128, 512, 2048)
+    ]  # fmt: skip
+    said = ranks.predict(rows, "exact multigrid")
+    assert [one["steps"] for one in said if one["held_out"]] == [2048] * 4
+    assert all(one["ratio"] == pytest.approx(1, rel=1e-6) for one in said)
+    assert ranks.predict(rows[:3], "exact multigrid") == []
+
+
+def test_cifar_10_is_read_in_both_formats(tmp_path: Path) -> None:
+    generator = numpy.random.default_rng(0)
+    images = generator.integers(0, 256, (6, 3072), dtype=numpy.uint8)
+    labels = [3, 9, 0, 1, 2, 5]
+    binary, pickled = tmp_path / "bin", tmp_path / "py"
+    for folder in (binary, pickled):
+        folder.mkdir()
+    for number in range(2):
+        part, own = images[3 * number : 3 * number + 3], labels[3 * number : 3 * number + 3]
+        records = b"".join(bytes([label]) + row.tobytes() for label, row in zip(own, part, strict=True))
+        (binary / f"data_batch_{number + 1}.bin").write_bytes(records)
+        (pickled / f"data_batch_{number + 1}").write_bytes(pickle.dumps({b"data": part, b"labels": own}))
+    loaded = [cifar.load(folder) for folder in (binary, pickled)]
+    for x, y in loaded:
+        assert x.shape == (6, 3, 32, 32)
+        assert y.tolist() == labels
+    assert torch.equal(loaded[0][0], loaded[1][0])
+    first = (images[0, 0] / 255 - cifar.MEAN[0]) / cifar.SPREAD[0]
+    assert float(loaded[0][0][0, 0, 0, 0]) == pytest.approx(first, rel=1e-5)
+    assert len(cifar.load(binary, most=4)[1]) == 4
+
+
+def test_files_that_are_not_cifar_10_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has none of test_batch .*; it holds nothing"):
+        cifar.load(tmp_path, "test")
+    (tmp_path / "test_batch.bin").write_bytes(bytes(100))
+    with pytest.raises(ValueError, match=r"test_batch.bin has 100 bytes, and an image of CIFAR-10 3073"):
+        cifar.load(tmp_path, "test")
+    (tmp_path / "test_batch.bin").unlink()
+    (tmp_path / "test_batch").write_bytes(pickle.dumps(print))  # a pickle may call anything
+    with pytest.raises(ValueError, match=r"no file of CIFAR-10's pickles \(it names builtins.print\)"):
+        cifar.load(tmp_path, "test")
+
+
+def _write_har(folder: Path, rows: int) -> Path:
+    for part in ("train", "test"):
+        signals = folder / part / "Inertial Signals"
+        signals.mkdir(parents=True)
+        for number, name in enumerate(har.SIGNALS):
+            lines = [" ".join(f"{0.1 * number + row + 0.001 * t: .7e}" for t in range(128)) for row in range(rows)]
+            (signals / f"{name}_{part}.txt").write_text("\n".join(lines) + "\n")
+        (folder / part / f"y_{part}.txt").write_text("\n".join(str(1 + row % 6) for row in range(rows)) + "\n")
+    return folder
+
+
+def test_uci_har_is_read(tmp_path: Path) -> None:
+    table = har.read(_write_har(tmp_path, 7))
+    assert len(table.records) == 14
+    assert table.records[0].values.shape == (128, 9)
+    assert table.records[1].label == "walking upstairs"
+    assert [record.split for record in table.records] == ["train"] * 7 + ["test"] * 7
+    torch.testing.assert_close(table.records[2].values[5], 0.1 * torch.arange(9) + 2 + 0.005)
+    (tmp_path / "train" / "y_train.txt").write_text("1\n2\n")
+    with pytest.raises(ValueError, match="as many labels are needed"):
+        har.read(tmp_path)
+    (tmp_path / "train" / "y_train.txt").unlink()
+    with pytest.raises(ValueError, match=r"y_train.txt: no such file; give the folder that holds train/ and test/"):
+        har.read(tmp_path)

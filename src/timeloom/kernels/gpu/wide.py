@@ -13,11 +13,11 @@ from timeloom.kernels.gpu.sweeper import GPUSweeper, has_kernels, in_full_precis
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, Segments, cut
 
-BY_LIBRARY = 768
-"""Hidden units from which on torch's matrix product and a kernel for the gates are faster than one kernel for both; not
-where resets put rows of the state aside."""
-BY_LIBRARY_IN_HALF = 512
-"""The same in half precision."""
+BY_LIBRARY = 129
+"""Hidden units from which on torch's matrix product and a kernel for the gates run a step. One kernel for both is faster
+below 768, but Triton 3.6 does not compile it for every width ('arith.andi' op requires the same encoding), and the
+kernels that keep weights in registers run most of these widths. Resets put rows of the state aside, which the product
+does not know of: such layers are swept in torch."""
 
 
 class WideSweeper(GPUSweeper):
@@ -25,7 +25,8 @@ class WideSweeper(GPUSweeper):
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
-        return has_kernels(problem) and is_wide(problem)
+        by_library = problem.cell.parts[0] >= BY_LIBRARY
+        return has_kernels(problem) and is_wide(problem) and not (by_library and problem.resets is not None)
 
     def __init__(self, problem: Recurrence, tape: Tensor | None = None) -> None:
         super().__init__(problem, tape)
@@ -33,8 +34,7 @@ class WideSweeper(GPUSweeper):
 
         self._steps = wide_kernels
         self._across: Tensor | None = None
-        least = BY_LIBRARY if self._weights.dtype == torch.float32 else BY_LIBRARY_IN_HALF
-        self._by_library = self._n >= least and problem.resets is None
+        self._by_library = self._n >= BY_LIBRARY and problem.resets is None
         self._weights = self._as_multiplied(self._weights)
 
     def _forward(

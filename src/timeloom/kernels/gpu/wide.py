@@ -14,7 +14,7 @@ from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, Segments, cut
 
 BY_LIBRARY = 129
-"""Hidden units from which on torch's matrix product and a kernel for the gates run a step. One kernel for both is faster
+"""Hidden units from which on torch's matrix product and a kernel for the gates run a step. One kernel is faster
 below 768, but Triton 3.6 does not compile it for every width ('arith.andi' op requires the same encoding), and the
 kernels that keep weights in registers run most of these widths. Resets put rows of the state aside, which the product
 does not know of: such layers are swept in torch."""

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from timeloom.auto.decide import Memory
+from timeloom.auto.experience import LayerExperience
 from timeloom.cells.generic import GenericCell, State
-from timeloom.compile.call import run_fused
+from timeloom.compile.call import run_fused, telling
 from timeloom.nn.sequence import check_lengths, check_resets, drop, mask_padding, reverse, reverse_resets
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve.recurrence import run
-from timeloom.solvers.base import Solver
-from timeloom.solvers.planning import resolve
+from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.eager import eager
 
 
@@ -68,7 +68,7 @@ class Layer(nn.Module):
             deeper = len(cells) >= directions
             cells.append(first.again(directions * first.hidden_size if deeper else first.input_size))
         self.cells = nn.ModuleList(cells)
-        self._memories = [Memory() for _ in cells]
+        self._experiences = [LayerExperience() for _ in cells]
         self.reports = []
 
     @eager
@@ -135,21 +135,18 @@ class Layer(nn.Module):
         cell = GenericCell(self.cells[index], start, x.shape[2:])
         problem = Recurrence(cell, x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1), cell.pack(start), lengths, resets)
 
-        def solve(problem: Recurrence, told: str) -> tuple[Any, Tensor]:
+        def solve(problem: Recurrence, told: str) -> tuple[Tensor, Tensor]:
             del self.reports[index:]
-
-            def record(report: SolveReport) -> None:
-                if told not in report.reason:
-                    object.__setattr__(report, "reason", "; ".join(filter(None, (report.reason, told))))
-                if len(self.reports) <= index:
-                    self.reports.append(report)
-
-            return run(problem, resolve(self.solver), self._memories[index], record)
+            return run(problem, resolve(self.solver), self._experiences[index], telling(self._record(index), told))
 
         states, final = run_fused(cell, problem, x, solve)
-        y = states[0].unflatten(-1, cell.shapes[0])
+        y = states[..., : cell.parts[0]].unflatten(-1, cell.shapes[0])
         parts = cell.unpack(final)
         return (reverse(y, lengths) if backwards else y), (parts if isinstance(parts, tuple) else (parts,))
+
+    def _record(self, index: int) -> Callable[[SolveReport], None]:
+        """Keeps a layer's report, which is told again when its backward pass has run."""
+        return lambda report: self.reports.append(report) if len(self.reports) <= index else None
 
     def extra_repr(self) -> str:
         options = [f"num_layers={self.num_layers}"] if self.num_layers > 1 else []

@@ -2,7 +2,7 @@
 
 The cell has to become a weather station: from noisy readings, give their running means over short and long times, at
 every step. `check_cell` says whether it keeps the promises that solving in parallel relies on and whether kernels are
-made for it, `unroll` runs it. At the end a training step is timed beside a plain loop over the cell and beside `tl.GRU`.
+made for it, `unroll` runs it. At the end a training step is timed beside a plain loop and beside `tl.GRU`.
 
     python examples/custom_cell.py
 """

@@ -20,11 +20,12 @@ MODULES = sorted(
 )
 LAYERS = (
     ("options", "report", "torch_state", "buffers"),
+    ("compile",),
     ("cells",),
-    ("problem",),
+    ("problem", "compile.hoist", "compile.fuse", "compile.remember"),
     ("kernels",),
     ("scan", "mgrit", "auto.experience", "auto.costs"),
-    ("solve",),
+    ("solve", "compile.call"),
     ("mgrit.driver", "auto"),
     ("solvers",),
     ("distributed",),

@@ -1,10 +1,10 @@
 """timeloom: train nonlinear recurrent networks parallel in time."""
 
-from timeloom import distributed, solvers
+from timeloom import cells, distributed, solvers
 from timeloom.bppsa import chain_backward
 from timeloom.check import CellReport, check_cell
 from timeloom.inspection.trials import Inspection, inspect
-from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU, parallelize, sequentialize
+from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU, Layer, parallelize, sequentialize
 from timeloom.ode import odeint
 from timeloom.report import ConvergenceError, GradientCheck, SolveReport
 from timeloom.scan import linear_scan
@@ -23,8 +23,10 @@ __all__ = [
     "GradientCheck",
     "ImplicitGRU",
     "Inspection",
+    "Layer",
     "SolveReport",
     "WarmStarts",
+    "cells",
     "chain_backward",
     "check_cell",
     "distributed",

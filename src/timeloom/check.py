@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.generic import GenericCell, State
+from timeloom.compile.remember import compiled_for
+from timeloom.kernels.cpu.fused import library_of
 
 
 @dataclass(frozen=True)
@@ -21,13 +23,18 @@ class CellReport:
     """Whether no unit of the state looks at another: corrections are then exact and cheap."""
     gradient_error: float
     """Largest relative difference between autograd's derivative and float64 finite differences."""
+    fused: bool = False
+    """Whether kernels are made for it: a step then costs about what one of `timeloom.GRU` does."""
+    form: str = ""
+    """The normal form that the kernels run; or, where there is none, what stands in the way."""
 
 
 def check_cell(cell: Callable[[Any, Tensor], Any], h0: State, x: Tensor) -> CellReport:
     """Test a cell on one step, h0 `(N, ...)` (or a tuple) and x `(N, ...)`; raises with what to mend, or reports.
 
     Checked: shapes and dtype of the result; the same input gives the same output; each row depends on its own row
-    alone; autograd's derivative by the state agrees with float64 finite differences.
+    alone; autograd's derivative by the state agrees with float64 finite differences. Reported: whether kernels are made
+    for it, and what stands in the way where not.
     """
     parts = h0 if isinstance(h0, tuple) else (h0,)
     for name, value in (*(("h0", part) for part in parts), ("x", x)):
@@ -52,7 +59,19 @@ def check_cell(cell: Callable[[Any, Tensor], Any], h0: State, x: Tensor) -> Cell
         noise = torch.randn(2 * len(state), generic.size, generator=generator, device=state.device, dtype=state.dtype)
         near, inputs = torch.cat([state, state]) + 0.01 * noise, torch.cat([u, u])  # rows of h0 are often all alike
         _check_rows(generic, near, inputs, generic.step(near, inputs))
-    return CellReport(generic.size, generic.is_diagonal(state, u), _gradient_error(generic, state, u))
+    fused, form = _normal_form(generic, state, x)
+    return CellReport(generic.size, generic.is_diagonal(state, u), _gradient_error(generic, state, u), fused, form)
+
+
+def _normal_form(cell: GenericCell, state: Tensor, x: Tensor) -> tuple[bool, str]:
+    """Whether the cell is compiled, and the form it then has, or why it is not."""
+    parts = cell.unpack(state)
+    given = parts if isinstance(parts, tuple) else (parts,)
+    compiled = compiled_for(cell.function, given, cell.is_tuple, x.detach().unsqueeze(0), fewest=0)
+    if isinstance(compiled, str):
+        return False, compiled
+    library = library_of(compiled.fused, state.dtype)
+    return (False, library) if isinstance(library, str) else (True, compiled.fused.describe())
 
 
 def _check_rows(cell: GenericCell, state: Tensor, u: Tensor, out: Tensor) -> None:

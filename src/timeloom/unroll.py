@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells.generic import GenericCell, State
+from timeloom.compile.call import run_fused, telling
 from timeloom.distributed.context import time_group
 from timeloom.distributed.solve import Ranks, run_over_ranks
 from timeloom.distributed.span import agree
@@ -61,9 +63,19 @@ def unroll(
         return generic.unpack(states), reports[0]
     if transformed() and not resolved.on_tape:
         states, _ = on_tape(problem, reports.append, f"no sweeps {WHERE}")
-    else:
+    elif resolved.on_tape:
         states, _ = run(problem, resolved, _experience_of(cell), reports.append, begin)
+    else:
+        states, _ = run_fused(generic, problem, xs, partial(_run, cell, resolved, begin, reports))
     return generic.unpack(states), reports[0]
+
+
+def _run(
+    cell: Any, solver: Solver, guess: Guess | None, reports: list[SolveReport], problem: Recurrence, told: str
+) -> tuple[Tensor, Tensor]:
+    """Solve, and report: `told` says whether kernels were made for the cell."""
+    reports.clear()
+    return run(problem, solver, _experience_of(cell), telling(reports.append, told), guess)
 
 
 def _guess(cell: GenericCell, guess: State | WarmBatch, xs: Tensor) -> Guess:

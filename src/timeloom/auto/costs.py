@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import torch
 
-from timeloom.cells.generic import GenericCell
-from timeloom.kernels import CPUSweeper
+from timeloom.cells.generic import GenericCell, spread
+from timeloom.kernels import in_compiled_code
 from timeloom.kernels.cuda.programs import Variant
 from timeloom.kernels.cuda.sweeper import fits, most_single
 from timeloom.kernels.gpu.sweeper import ROWS, has_kernels, is_wide
@@ -103,7 +103,7 @@ def register_cost(kernel: str, n: int, device: int) -> RegisterCost:
 
 def step_cost(problem: Recurrence) -> Cost:
     """What a step of this problem costs."""
-    if CPUSweeper.supports(problem):
+    if in_compiled_code(problem):
         return StepCost(COMPILED_STEP, torch.get_num_threads())
     size, n = problem.cell.size, problem.cell.parts[0]
     device = problem.u.device
@@ -165,17 +165,20 @@ def _is_cut(steps: int, batch: int, warmup: int, cost: Cost) -> bool:
 
 def copies_inputs(problem: Recurrence) -> bool:
     """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
-    return not (CPUSweeper.supports(problem) or has_kernels(problem))
+    return not (in_compiled_code(problem) or has_kernels(problem))
 
 
 def decay_is_cheap(problem: Recurrence) -> bool:
     """Whether a step's decay costs no more than the step: not where it must be read off a user's dense Jacobian."""
     cell = problem.cell
-    return not isinstance(cell, GenericCell) or cell.is_diagonal(problem.initial, problem.u[0])
+    if not isinstance(cell, GenericCell):
+        return True
+    rows = spread(problem.steps * problem.batch, problem.u.device)  # of all of time: it may be another later on
+    return cell.is_diagonal(problem.initial[rows % max(problem.batch, 1)], problem.u.flatten(0, 1)[rows])
 
 
 def newton_up_to(problem: Recurrence) -> int:
     """Largest state for which dense transfers may pay; none beside compiled sweeps, which run all of time in less."""
-    if CPUSweeper.supports(problem) or problem.rounded is not problem.initial:
+    if in_compiled_code(problem) or problem.rounded is not problem.initial:
         return 0
     return NEWTON_UP_TO if problem.u.device.type == "cpu" else NEWTON_UP_TO_ON_GPU

@@ -35,6 +35,8 @@ class Cell(ABC):
     """Whether the state is two parts of one width of which every unit has one each, as h and c: see `blocks`."""
     kernel: str | None = None
     """Name of the fused kernel that computes this cell, where one exists (see `timeloom.kernels`)."""
+    generated: bool = False
+    """Whether kernels are generated from its `step`, whose gate gradients are then the cell's own."""
     in_cudnn: bool = False
     """Whether it is a cell of torch's own layers: solutions need not be more precise than cuDNN's, then."""
     gated: bool = True

@@ -12,6 +12,8 @@ from timeloom.cells.base import Cell
 from timeloom.cells.coarse import UserStep
 
 State = Tensor | tuple[Tensor, ...]
+PROBED_ROWS = 4
+"""Rows on which a Jacobian's structure is looked for."""
 
 
 class GenericCell(Cell):
@@ -45,8 +47,11 @@ class GenericCell(Cell):
 
     def unpack(self, flat: Tensor) -> State:
         """The reverse of `pack`, for any leading dimensions."""
-        lead = flat.shape[:-1]
-        parts = tuple(p.reshape(*lead, *s) for p, s in zip(flat.split(self.parts, -1), self.shapes, strict=True))
+        return self.shaped(flat.split(self.parts, -1))
+
+    def shaped(self, flat: Sequence[Tensor]) -> State:
+        """Flat parts `(..., part)` as the user's state."""
+        parts = tuple(p.reshape(*p.shape[:-1], *s) for p, s in zip(flat, self.shapes, strict=True))
         return parts if self.is_tuple else parts[0]
 
     def step(self, state: Tensor, u: Tensor) -> Tensor:
@@ -80,9 +85,11 @@ class GenericCell(Cell):
         return _pull_back(out, state, grad), grad
 
     def is_diagonal(self, state: Tensor, u: Tensor) -> bool:
-        """Whether no unit looks at another, found on a few rows and on random states around them; remembered."""
+        """Whether no unit looks at another, found on a few rows spread over those given and on random states around
+        them; remembered until a row shows that it is not so (see `decay`).
+        """
         if self._diagonal is None:
-            rows = slice(0, 4)
+            rows = spread(len(state), state.device)
             generator = torch.Generator(device=state.device).manual_seed(0)
             noise = torch.randn(state[rows].shape, generator=generator, device=state.device, dtype=state.dtype)
             probes = torch.cat([state[rows], state[rows] + noise])
@@ -92,17 +99,34 @@ class GenericCell(Cell):
         return self._diagonal
 
     def decay(self, state: Tensor, u: Tensor) -> Tensor:
-        if self.is_diagonal(state, u):
-            return self.vjp(state, u, torch.ones_like(state))[0]
-        return self._dense(state, u).diagonal(dim1=-2, dim2=-1)
+        found = self._if_diagonal(state, u)
+        return self._dense(state, u).diagonal(dim1=-2, dim2=-1) if found is None else found
 
     def diagonal(self, state: Tensor, u: Tensor) -> Tensor:
         return self.decay(state, u)
 
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
-        if self.is_diagonal(state, u):
-            return torch.diag_embed(self.decay(state, u))
-        return self._dense(state, u)
+        found = self._if_diagonal(state, u)
+        return self._dense(state, u) if found is None else torch.diag_embed(found)
+
+    def _if_diagonal(self, state: Tensor, u: Tensor) -> Tensor | None:
+        """The diagonal of the Jacobian `(N, S)` where that is all there is of it, at these very rows; None where not.
+
+        A few probed rows may look diagonal while others are not (a threshold that no probed day exceeds). Of a diagonal
+        Jacobian, `Jᵀ(d ⊙ v)` is the same for every sign of v: two signs are compared, on all rows.
+        """
+        if not self.is_diagonal(state, u):
+            return None
+        with torch.enable_grad():
+            leaf = state.detach().requires_grad_()
+            out = self.step(leaf, u.detach())
+        generator = torch.Generator(device="cpu").manual_seed(0)
+        signs = (torch.randint(0, 2, (1, self.size), generator=generator) * 2 - 1).to(state).expand_as(state)
+        found, signed = _pull_back(out, leaf, torch.ones_like(state)), _pull_back(out, leaf, signs) * signs
+        if torch.allclose(found, signed, rtol=0, atol=0, equal_nan=True):
+            return found
+        self._diagonal = False
+        return None
 
     def _dense(self, state: Tensor, u: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -120,6 +144,11 @@ class GenericCell(Cell):
 
     def weight_grads(self, previous: Sequence[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
         return ()
+
+
+def spread(rows: int, device: torch.device) -> Tensor:
+    """Indices of a few rows, from the first to the last."""
+    return torch.linspace(0, rows - 1, min(PROBED_ROWS, rows), device=device).round().long()
 
 
 def _check_order(function: object) -> None:

@@ -17,6 +17,7 @@ class ImplicitGRUCell(GRUCell):
     """
 
     kernel = None
+    generated = True
     in_cudnn = False
 
     def __init__(self, w_hh: Tensor, b_hn: Tensor, gamma: float = 1.0) -> None:

@@ -77,6 +77,8 @@ def attach(
         previous = torch.cat(previous_states(problem, states), -1).flatten(0, 1)
         given = (live.cell.step(previous, live.u.flatten(0, 1)), live.initial)
         outputs, shared = torch.cat([part[1:] for part in states], -1), None
+    elif problem.cell.whole_state_out:
+        outputs, shared = torch.cat([part[1:] for part in states], -1), None
     else:
         outputs, shared = output_of(states)
     cell, lengths, resets = problem.cell.with_weights(()), problem.lengths, problem.resets

@@ -16,7 +16,7 @@ from torch import Tensor
 from timeloom.auto.costs import cheapest, copies_inputs, decay_is_cheap, newton_up_to, step_cost
 from timeloom.auto.experience import Experience, LayerExperience
 from timeloom.auto.thresholds import Rehearsed, Sized
-from timeloom.kernels import CPUSweeper
+from timeloom.kernels import in_compiled_code
 from timeloom.options import check_choice, check_count, check_number, did_you_mean
 from timeloom.problem import Recurrence
 from timeloom.scan import gpu
@@ -177,7 +177,7 @@ class Solver:
             return self._plan_linear(problem, Linearization("dense"), "linear scan")
         if levels is None and problem.u.device.type == "cpu":
             levels = 0
-        if levels == 0 and CPUSweeper.supports(problem):
+        if levels == 0 and in_compiled_code(problem):
             return self._one_chunk(problem, "adjoint='scan' of 0 levels: the compiled sweep, in order")
         return self._plan_linear(problem, Linearization("dense", method="blelloch", levels=levels), "blelloch scan")
 

@@ -1,6 +1,6 @@
-"""Builds the C kernels once with the machine's own compiler, and loads them.
+"""Builds C kernels once with the machine's own compiler, and loads them: the package's own, and generated ones.
 
-The library lands in the user's cache (`kernels/cache.py`) under a name that holds a digest of source, flags, compiler
+A library lands in the user's cache (`kernels/cache.py`) under a name that holds a digest of source, flags, compiler
 and processor, so a change of any of them builds anew. Where there is no compiler, nothing is lost but speed: sweeps run
 in torch.
 """
@@ -50,14 +50,35 @@ def _load() -> ctypes.CDLL | str:
     if os.environ.get("TIMELOOM_NATIVE", "1") == "0":
         return "switched off by TIMELOOM_NATIVE=0"
     try:
-        compiler = _compiler()
-        loaded = cache.fetch(f"cpu-{_digest(compiler)}", "so", functools.partial(_build, compiler), _open)
+        loaded = _library("cpu")
         loaded.timeloom_jump.restype = ctypes.c_float
         return loaded
     except (KernelBuildError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         faults.tell(f"no compiled kernels on this CPU ({first})", "sweeps run in torch: same results, slower")
         return str(error)
+
+
+@functools.lru_cache(maxsize=256)
+def generated(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL | str:
+    """The library of a generated source, or why there is none; either answer is remembered."""
+    reason = unavailable()
+    if reason is not None:
+        return reason
+    try:
+        return _library("step", text, flags)
+    except (KernelBuildError, OSError) as error:
+        return str(error)
+
+
+def _library(kind: str, text: str = "", flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The library of a text, or without one of the package's own sources."""
+    compiler, machine = _toolchain()
+    key = b"".join(file.read_bytes() for file in (*SOURCES, *HEADERS))
+    key += repr((FLAGS, flags, compiler, machine, text)).encode()
+    name = f"{kind}-{hashlib.sha256(key).hexdigest()[:20]}"
+    build = functools.partial(_build, compiler, text=text, flags=flags) if text else functools.partial(_build, compiler)
+    return cache.fetch(name, "so", build, _open)
 
 
 def _compiler() -> list[str]:
@@ -68,21 +89,23 @@ def _compiler() -> list[str]:
     raise KernelBuildError("no C compiler found (looked for $CC, cc, gcc, clang)")
 
 
-def _digest(compiler: list[str]) -> str:
-    """Names a build: another source, compiler or processor must not find this one's."""
+@functools.cache
+def _toolchain() -> tuple[list[str], str]:
+    """The compiler, and what tells it and the processor apart from others."""
+    compiler = _compiler()
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
     processor = platform.processor() or platform.machine()
     flags = Path("/proc/cpuinfo")
     if flags.exists():
         processor += next((line for line in flags.read_text().splitlines() if line.startswith("flags")), "")
-    key = b"".join(file.read_bytes() for file in (*SOURCES, *HEADERS))
-    key += repr((FLAGS, compiler, version, processor)).encode()
-    return hashlib.sha256(key).hexdigest()[:20]
+    return compiler, f"{version!r} {processor}"
 
 
-def _build(compiler: list[str], path: Path) -> None:
-    command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", str(path), "-lm"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+def _build(compiler: list[str], path: Path, text: str = "", flags: tuple[str, ...] = ()) -> None:
+    sources = ["-x", "c", "-"] if text else map(str, SOURCES)
+    command = [*compiler, *FLAGS, *flags, f"-I{Path(__file__).parent}", *sources, "-o", str(path), "-lm"]
+    environment = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         why = f"{compiler[0]} failed: {done.stderr.strip()[:2000]}"
         full = next((code for code in (errno.ENOSPC, errno.EDQUOT) if os.strerror(code) in done.stderr), None)

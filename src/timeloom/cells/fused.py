@@ -1,0 +1,126 @@
+"""A step that was compiled, as a cell: whatever it is, derivatives follow from its normal form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from timeloom.cells.base import Cell, sum_outer
+from timeloom.compile.graph import Place
+from timeloom.compile.program import Fused, Program, evaluate, gathered
+
+
+class FusedCell(Cell):
+    """A step in its normal form over what x contributes, `u` `(N, K)`: the input vectors side by side.
+
+    Weights: the stacks of recurrent matrices, `(count, blocks, out, in)` each, then the per-unit vectors. Gate
+    gradients: what the adjoint program writes out.
+    """
+
+    whole_state_out = True
+
+    def __init__(self, fused: Fused, weights: tuple[Tensor, ...]) -> None:
+        self.fused = fused
+        self.weights = weights
+        self.parts = fused.parts
+        self.gate_width = fused.gate_width
+        self.gated = bool(fused.forward.kept)
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        return self.weights[: len(self.fused.matrices)]
+
+    @property
+    def units(self) -> tuple[Tensor, ...]:
+        return self.weights[len(self.fused.matrices) :]
+
+    def _run(
+        self, program: Program, roots: Sequence[Place], state: Tensor, u: Tensor, grad: Tensor | None = None
+    ) -> dict[int, Tensor]:
+        leaves = {
+            "state": state.split(self.parts, -1),
+            "input": u.split(self.fused.inputs, -1),
+            "unit": self.units,
+            "grad": () if grad is None else grad.split(self.parts, -1),
+        }
+        return evaluate(program.graph, [place.value for place in roots], leaves, self.matrices)
+
+    def _whole(self, places: Sequence[Place], values: dict[int, Tensor], like: Tensor) -> Tensor:
+        parts = like.split(self.parts, -1)
+        return torch.cat([gathered(places, number, values, part) for number, part in enumerate(parts)], -1)
+
+    def step(self, state: Tensor, u: Tensor) -> Tensor:
+        places = self.fused.forward.next
+        return self._whole(places, self._run(self.fused.forward, places, state, u), state)
+
+    def vjp(self, state: Tensor, u: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        program = self.fused.adjoint
+        values = self._run(program, (*program.next, *program.written), state, u, grad)
+        written = [values[place.value].expand(len(state), place.width) for place in program.written]
+        gates = torch.cat(written, -1) if written else state.new_zeros(len(state), 0)
+        return self._whole(program.next, values, grad), gates
+
+    def decay(self, state: Tensor, u: Tensor) -> Tensor:
+        places = self.fused.forward.kept
+        return self._whole(places, self._run(self.fused.forward, places, state, u), state)
+
+    def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
+        units = torch.eye(self.size, dtype=state.dtype, device=state.device)
+        pull = torch.func.vmap(lambda unit: self.vjp(state, u, unit.expand_as(state))[0], out_dims=1)
+        found: Tensor = pull(units)
+        return found
+
+    def diagonal(self, state: Tensor, u: Tensor) -> Tensor:
+        if not self.fused.matrices and not self._sums:
+            return self.decay(state, u)
+        return super().diagonal(state, u)
+
+    @property
+    def _sums(self) -> bool:
+        graph = self.fused.forward.graph
+        return any(graph[i].op == "total" for i in graph.needed(self.fused.forward.roots))
+
+    def input_grads(self, gate_grads: Tensor) -> Tensor:
+        pieces = [
+            gate_grads[..., at : at + width] for at, width in zip(self.fused.input_at, self.fused.inputs, strict=True)
+        ]
+        ends = [at + width for at, width in zip(self.fused.input_at, self.fused.inputs, strict=True)]
+        if not pieces:
+            return gate_grads[..., :0]
+        if all(end == begin for end, begin in zip(ends, self.fused.input_at[1:], strict=False)):
+            return gate_grads[..., self.fused.input_at[0] : ends[-1]]
+        return torch.cat(pieces, -1)
+
+    def weight_grads(self, previous: Sequence[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
+        fused = self.fused
+        by_matrix = [self._matrix_grads(number, previous, gate_grads) for number in range(len(fused.matrices))]
+        by_unit = [
+            torch.zeros_like(unit) if at is None else gate_grads[:, at : at + width].sum(0)
+            for unit, at, width in zip(self.units, fused.unit_at, fused.units, strict=True)
+        ]
+        return (*by_matrix, *by_unit)
+
+    def _matrix_grads(self, number: int, previous: Sequence[Tensor], gate_grads: Tensor) -> Tensor:
+        """Gradient of a stack, `(count, blocks, out, in)`: products whose gradients lie side by side go together."""
+        matrix, (part, offset) = self.fused.matrices[number], self.fused.operand_at[number]
+        source = gate_grads if part is None else previous[part]
+        operand = source[:, offset : offset + matrix.blocks * matrix.inputs]
+        found = torch.zeros_like(self.weights[number])
+        width, at = matrix.blocks * matrix.outputs, self.fused.product_at[number]
+        runs = [0, *[i for i, (a, b) in enumerate(pairwise(at), 1) if a is None or b != a + width], len(at)]
+        for first, last in pairwise(runs):
+            begin = at[first]
+            if begin is None:
+                continue
+            grads = gate_grads[:, begin : begin + (last - first) * width]
+            if matrix.blocks == 1:
+                found[first:last] = sum_outer(grads, operand).view(last - first, 1, matrix.outputs, matrix.inputs)
+                continue
+            by_block = grads.unflatten(-1, (last - first, matrix.blocks, -1)).permute(2, 1, 3, 0).flatten(1, 2)
+            values = operand.unflatten(-1, (matrix.blocks, -1)).transpose(0, 1)
+            outer = torch.bmm(by_block, values).unflatten(1, (last - first, -1))
+            found[first:last] = outer.transpose(0, 1)
+        return found

@@ -1,0 +1,133 @@
+"""Where the tensors that a step refers to live, so that they are found again when they have been replaced."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from itertools import islice
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from timeloom.compile.refusal import NotFused
+
+PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
+DEEPEST = 6
+"""How far to look into what a function refers to."""
+MOST_HELD = 2000
+"""Things that a function may refer to: all are looked at in every call."""
+
+
+def held_by(
+    thing: Any, path: tuple[Any, ...] = (), seen: set[int] | None = None
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """All that a function or module refers to, and by what path: tensors, and plain values that shape its code."""
+    seen = set() if seen is None else seen
+    if isinstance(thing, (Tensor, *PLAIN)):
+        yield path, thing
+        return
+    if id(thing) in seen or len(path) > 3 * DEEPEST:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, nn.Module):
+        yield (*path, "type"), type(thing)
+        children = {**thing._parameters, **thing._buffers, **thing._modules}
+        for name, child in thing.__dict__.items():
+            if name not in ("_parameters", "_buffers", "_modules") and not name.startswith("_"):
+                children.setdefault(name, child)
+        for name, child in children.items():
+            yield from held_by(child, (*path, name), seen)
+        forward = type(thing).forward
+        yield (*path, "code"), getattr(forward, "__code__", forward)
+    elif isinstance(thing, MethodType):
+        yield from held_by(thing.__self__, (*path, "self"), seen)
+        yield from held_by(thing.__func__, (*path, "function"), seen)
+    elif isinstance(thing, functools.partial):
+        yield from held_by(thing.func, (*path, "func"), seen)
+        yield from held_by(thing.args, (*path, "args"), seen)
+        yield from held_by(thing.keywords, (*path, "keywords"), seen)
+    elif isinstance(thing, FunctionType):
+        yield from _held_by_function(thing, path, seen)
+    elif isinstance(thing, dict):
+        for key, value in thing.items():
+            yield from held_by(value, (*path, key), seen)
+    elif isinstance(thing, (list, tuple)):
+        yield (*path, "length"), len(thing)
+        for index, value in enumerate(thing):
+            yield from held_by(value, (*path, index), seen)
+    elif hasattr(thing, "__dict__") and not isinstance(thing, type) and not _is_module(thing):
+        yield (*path, "type"), type(thing)
+        if callable(thing):
+            yield (*path, "code"), getattr(type(thing).__call__, "__code__", None)
+        for name, value in vars(thing).items():
+            yield from held_by(value, (*path, name), seen)
+    else:
+        yield path, id(thing)
+
+
+def _held_by_function(
+    thing: FunctionType, path: tuple[Any, ...], seen: set[int]
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    yield (*path, "code"), thing.__code__
+    for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False):
+        try:
+            yield from held_by(cell.cell_contents, (*path, "closure", name), seen)
+        except ValueError:  # a cell that is not filled yet
+            continue
+    for name in thing.__code__.co_names:
+        if name in thing.__globals__:
+            value = thing.__globals__[name]
+            if isinstance(value, (Tensor, nn.Module, FunctionType, float, int, list, tuple)) and not _of_torch(value):
+                yield from held_by(value, (*path, "globals", name), seen)
+    for index, value in enumerate(thing.__defaults__ or ()):
+        yield from held_by(value, (*path, "default", index), seen)
+
+
+def _is_module(thing: Any) -> bool:
+    return type(thing).__name__ == "module"
+
+
+def _of_torch(value: Any) -> bool:
+    return isinstance(value, FunctionType) and value.__module__.startswith("torch")
+
+
+def fingerprint(function: Any) -> tuple[Any, ...]:
+    """What a step's trace depends on beside the values of its tensors: code, plain values, shapes and modes."""
+    found: list[Any] = []
+    for path, value in islice(held_by(function), MOST_HELD + 1):
+        if len(found) == MOST_HELD:
+            raise NotFused(
+                f"the step refers to more than {MOST_HELD} things: give it what it needs, or make it a module"
+            )
+        if isinstance(value, Tensor):
+            found.append((path, tuple(value.shape), value.dtype, value.device))
+        elif isinstance(value, float) and value != value:
+            found.append((path, "nan"))
+        else:
+            found.append((path, value))
+    return tuple(found)
+
+
+class Bindings:
+    """How the attributes of a traced module are found in a function like the one that was traced."""
+
+    def __init__(self, paths: dict[str, tuple[Any, ...]], fixed: dict[str, Tensor]) -> None:
+        self.paths, self.fixed = paths, fixed
+
+    @staticmethod
+    def find(function: Any, module: fx.GraphModule) -> Bindings:
+        """By identity; what is found nowhere was made by the step itself, and stays what it is."""
+        where = {id(value): path for path, value in held_by(function) if isinstance(value, Tensor)}
+        names = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+        tensors = {name: getattr(module, name) for name in names}
+        paths = {name: where[id(tensor)] for name, tensor in tensors.items() if id(tensor) in where}
+        for name in paths:  # the module keeps nothing of the user's alive
+            delattr(module, name)
+        return Bindings(paths, {name: tensor for name, tensor in tensors.items() if name not in paths})
+
+    def tensors(self, function: Any) -> dict[str, Tensor]:
+        """The tensors that the function holds now."""
+        held = {path: value for path, value in held_by(function) if isinstance(value, Tensor)}
+        return {name: held[path] for name, path in self.paths.items()} | self.fixed

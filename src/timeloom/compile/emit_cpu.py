@@ -1,0 +1,246 @@
+"""A compiled step as C for the CPU: its pointwise texts, and around each the loop that feeds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from timeloom.compile.program import Fused, Program
+from timeloom.compile.schedule import Item, Loop, Schedule, schedule
+from timeloom.compile.text import pointwise_text
+
+MOST_COLUMNS = 8
+"""Products of one vector that are summed side by side."""
+
+
+@dataclass(frozen=True)
+class Pack:
+    """How a stack of matrices lies in memory for one loop: `[block of units][depth][count × span][lanes]`, or,
+    transposed, `[block of units][count][depth][span][lanes]`.
+    """
+
+    matrix: int
+    transposed: bool
+    span: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """C text, and the packed weights that it expects, in order."""
+
+    text: str
+    packs: tuple[Pack, ...]
+
+
+def emit(fused: Fused) -> Source:
+    """The source of a compiled step, without the element type."""
+    offsets = [sum(fused.inputs[:i]) for i in range(len(fused.inputs))]
+    packs: list[Pack] = []
+    steps, scratch, totals = [], 1, 1
+    for name, program in (("forward", fused.forward), ("adjoint", fused.adjoint)):
+        plan = schedule(program, tuple(offsets))
+        text, used = _Step(fused, name, program, plan, tuple(offsets), packs).emit()
+        steps.append(text)
+        scratch, totals = max(scratch, used), max(totals, len(plan.totals))
+    starts = [sum(fused.parts[:i]) for i in range(len(fused.parts))]
+    decaying = {place.part for place in fused.forward.kept}
+    head = [
+        f"#define PARTS {len(fused.parts)}",
+        f"#define SIZE {sum(fused.parts)}",
+        f"#define PART_WIDTHS {{{', '.join(map(str, fused.parts))}}}",
+        f"#define PART_OFFSETS {{{', '.join(map(str, starts))}}}",
+        f"#define INPUTS {sum(fused.inputs)}",
+        f"#define WRITTEN {fused.gate_width}",
+        f"#define SCRATCH ({scratch})",
+        f"#define TOTALS {totals}",
+        f"#define DECAYING {sum(1 << part for part in decaying)}",
+        f"#define ADDED {int(_adds(fused.adjoint, fused.parts))}",
+        '#include "fused.h"',
+    ]
+    return Source("\n".join([*head, *steps, '#include "fused_walk.h"', ""]), tuple(packs))
+
+
+def _adds(program: Program, parts: tuple[int, ...]) -> bool:
+    """Whether the places of the next gradient overlap, or leave gaps."""
+    places = sorted((place.part, place.offset, place.width) for place in program.next)
+    covered = [(part, 0, width) for part, width in enumerate(parts)]
+    return places != covered
+
+
+class _Step:
+    """The text of one step function."""
+
+    def __init__(
+        self, fused: Fused, name: str, program: Program, plan: Schedule, offsets: tuple[int, ...], packs: list[Pack]
+    ) -> None:
+        self.fused, self.name, self.program, self.plan = fused, name, program, plan
+        self.offsets, self.packs = offsets, packs
+        self.slot_at: dict[int, str] = {}
+        at = "0"
+        for value, width in plan.slots.items():
+            self.slot_at[value] = at
+            at = f"{at} + ROUND_UP({width})"
+        self.scratch = at
+        self.total_at = {value: i for i, value in enumerate(plan.totals)}
+        self.adds = name == "adjoint" and _adds(program, fused.parts)
+
+    def emit(self) -> tuple[str, int]:
+        texts, calls = [], []
+        for number, loop in enumerate(self.plan.loops):
+            name = f"{self.name}_{number}"
+            texts.append(pointwise_text(name, self.plan.graph, loop, self.offsets))
+            texts.append(self._loop(name, loop))
+            calls.append(f"  {name}_loop(a, g, decay, real_step);")
+        head = f"static void {self.name}_step(const fused_args *a, group *g, const int decay, const int real_step) {{"
+        size = sum((width + 63) // 64 * 64 for width in self.plan.slots.values()) + 1
+        return "\n".join([*texts, head, *calls, "}"]), size
+
+    def _loop(self, name: str, loop: Loop) -> str:
+        columns: dict[int, int] = {}
+        count = sum(self.fused.matrices[matrix].count for matrix, _ in loop.stacks) + len(loop.pulls)
+        span = 2 if count == 1 and loop.width > 16 else 1
+        rows = "ROWS" if count * span <= 3 else "(ROWS / 2)" if count * span <= 6 else "(ROWS / 4)"
+        self._columns_of_loop = max(count * span, 1)
+        products, first = [], 0
+        for matrix, operand in loop.stacks:
+            products.append(self._stack(loop, matrix, operand, first, span, max(count * span, 1), columns))
+            first += self.fused.matrices[matrix].count * span
+        for pull in loop.pulls:
+            products.append(self._pull(loop, pull, first, span, max(count * span, 1)))
+            columns[pull] = first
+            first += span
+        reads = "\n".join(f"      in[{i}] = {self._read(item, columns, span)};" for i, item in enumerate(loop.reads))
+        leaves = "\n".join(f"      {self._leave(item, i)}" for i, (item, _) in enumerate(loop.leaves[: loop.decays]))
+        decays = "\n".join(f"        {self._leave(item, i)}" for i, (item, _) in
+                           enumerate(loop.leaves[loop.decays :], loop.decays))  # fmt: skip
+        summed = sorted(self.total_at[item[1]] for item, _ in loop.leaves if item[0] == "total")
+        before = "".join(f"  clear_totals(g, {i}, 1);\n" for i in summed)
+        after = "".join(f"  add_totals(g, {i}, 1);\n" for i in summed)
+        each = f"for (int s = 0; s < {span}; s++) " if span > 1 else ""
+        return f"""INLINE void {name}_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {{
+  V acc[ROWS * {max(count * span, 1)}];
+  for (int i = 0; i < rows * {max(count * span, 1)}; i++) acc[i] = (V){{}};
+{chr(10).join(products)}
+  ROLL for (int r = 0; r < rows; r++) {{
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {each}{{
+      const long unit = (j * {span} + {"s" if span > 1 else "0"}) * WIDE, lanes = {loop.width} - unit;
+      {"if (lanes <= 0) break;" if span > 1 else ""}
+      V in[{max(len(loop.reads), 1)}], out[{max(len(loop.leaves), 1)}];
+{reads}
+      {name}(in, out, decay);
+{leaves}
+      if (decay) {{
+{decays}
+      }}
+    }}
+  }}
+}}
+static void {name}_loop(const fused_args *a, group *g, const int decay, const int real_step) {{
+{before}#define TILE_CALL(rows) {name}_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * {span} * WIDE < {loop.width}; j++) TILED({rows}, TILE_CALL)
+#undef TILE_CALL
+{after}}}"""
+
+    def _pack(self, matrix: int, transposed: bool, span: int) -> int:
+        pack = Pack(matrix, transposed, span)
+        if pack not in self.packs:
+            self.packs.append(pack)
+        return self.packs.index(pack)
+
+    def _stack(
+        self, loop: Loop, matrix: int, operand: int, first: int, span: int, every: int, columns: dict[int, int]
+    ) -> str:
+        shape = self.fused.matrices[matrix]
+        for index in range(len(self.plan.graph.values)):
+            value = self.plan.graph[index]
+            if value.op == "product" and value.detail[0] == matrix:
+                columns[index] = first + int(value.detail[1]) * span
+        pack, width = self._pack(matrix, False, span), shape.count * span
+        inputs, outputs = shape.inputs, shape.outputs
+        text, remaining, column = "", width, first
+        text += self._range(shape.blocks, outputs, inputs, loop.width, span)
+        text += f"    const real *w = a->weights[{pack}] + j * depth * {width} * WIDE, *from[ROWS];\n"
+        text += f"    for (int r = 0; r < rows; r++) from[r] = {self._vector(operand)} + k0;\n"
+        while remaining:  # more columns than registers hold go in several passes over the vector
+            some = min(remaining, MOST_COLUMNS)
+            if some == width:
+                text += f"    multiply(rows, {some}, {column}, {every}, depth, from, w, acc);\n"
+            else:
+                at = f"w + {column - first} * WIDE, {width}"
+                text += f"    multiply_some(rows, {some}, {column}, {every}, depth, from, {at}, acc);\n"
+            remaining, column = remaining - some, column + some
+        return f"  {{\n{text}  }}"
+
+    def _pull(self, loop: Loop, pull: int, first: int, span: int, every: int) -> str:
+        value = self.plan.graph[pull]
+        shape = self.fused.matrices[int(value.detail[0])]
+        pack = self._pack(int(value.detail[0]), True, span)
+        text = self._range(shape.blocks, shape.inputs, shape.outputs, loop.width, span)
+        text += f"    const real *w = a->weights[{pack}] + j * {shape.count} * depth * {span} * WIDE, *from[ROWS];\n"
+        for number, arg in enumerate(value.args):
+            if self.plan.graph[arg].op == "number" and self.plan.graph[arg].detail[0] == 0:
+                continue
+            text += f"    for (int r = 0; r < rows; r++) from[r] = {self._vector(arg)} + k0;\n"
+            at = f"w + {number} * depth * {span} * WIDE"
+            text += f"    multiply(rows, {span}, {first}, {every}, depth, from, {at}, acc);\n"
+        return f"  {{\n{text}  }}"
+
+    @staticmethod
+    def _range(blocks: int, outputs: int, inputs: int, width: int, span: int) -> str:
+        """Which numbers of a vector a block of units looks at: of block-diagonal matrices a few, of others all."""
+        if blocks == 1:
+            return f"    const long depth = {inputs}, k0 = 0;\n"
+        return (
+            f"    const long depth = band_depth({outputs}, {inputs}, {width}, {span} * WIDE);\n"
+            f"    const long k0 = band_begin({outputs}, {inputs}, {blocks * inputs}, depth, j * {span} * WIDE);\n"
+        )
+
+    def _vector(self, operand: int) -> str:
+        """Where the vector of row r0 + r begins."""
+        value = self.plan.graph[operand]
+        if value.op in ("state", "grad"):
+            part, offset = map(int, value.detail)
+            return f"g->{value.op}[{part}] + (r0 + r) * padded({part}) + {offset}"
+        return f"g->slots + ({self.slot_at[operand]}) * g->count + (r0 + r) * ROUND_UP({self.plan.slots[operand]})"
+
+    def _read(self, item: Item, columns: dict[int, int], span: int) -> str:
+        kind, number, offset = item
+        if kind == "product":
+            return f"acc[r * {self._columns_of_loop} + {columns[number]}{' + s' if span > 1 else ''}]"
+        if kind in ("state", "grad"):
+            return f"*(const V *)(g->{kind}[{number}] + row * padded({number}) + {offset} + unit)"
+        if kind == "slot":
+            width = self.plan.slots[number]
+            return f"*(const V *)(g->slots + ({self.slot_at[number]}) * g->count + row * ROUND_UP({width}) + unit)"
+        if kind == "total":
+            return f"v_const(g->totals[row * TOTALS + {self.total_at[number]}])"
+        if kind == "unit":
+            return f"*(const V *)(a->units[{number}] + unit)"
+        return f"load_units(a->inputs + g->token[row] * INPUTS + {offset} + unit, lanes)"
+
+    def _leave(self, item: Item, number: int) -> str:
+        kind, at, offset = item
+        if kind == "next":
+            place = f"g->next[{at}] + row * padded({at}) + {offset} + unit"
+            if self.adds:
+                return f"store_units({place}, *(const V *)({place}) + out[{number}], lanes);"
+            text = f"store_units({place}, out[{number}], lanes);"
+            if self.name == "forward":
+                width = self.fused.parts[at]
+                kept = f"a->states[{at}] + (g->token[row] + a->batch) * {width} + {offset} + unit"
+                text += f" if (real_step) store_units({kept}, out[{number}], lanes);"
+            return text
+        if kind == "written":
+            place = f"a->written + g->token[row] * WRITTEN + {offset} + unit"
+            return f"if (real_step) store_units({place}, out[{number}], lanes);"
+        if kind == "slot":
+            width = self.plan.slots[at]
+            return (
+                f"*(V *)(g->slots + ({self.slot_at[at]}) * g->count + row * ROUND_UP({width}) + unit) = out[{number}];"
+            )
+        if kind == "total":
+            return f"g->partial[row * TOTALS + {self.total_at[at]}] += only(out[{number}], lanes);"
+        place = f"g->decay[{at}] + row * padded({at}) + {offset} + unit"
+        return f"store_units({place}, *(const V *)({place}) * out[{number}], lanes);"

@@ -1,0 +1,181 @@
+"""A user's step, compiled: its normal form, and how its weights and inputs follow from what the user holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from timeloom.compile.bindings import Bindings
+from timeloom.compile.hoist import Evaluation, gather_constants, gather_inputs
+from timeloom.compile.lanes import Lanes
+from timeloom.compile.lower import Hoisted, Lowering, stack
+from timeloom.compile.program import Fused, complete, evaluate, gathered
+from timeloom.compile.refusal import NotFused
+from timeloom.compile.trace import rows_for, trace
+
+Function = Callable[[Any, Tensor], Any]
+AGREES = {torch.float32: 2e-4, torch.float64: 1e-9}
+"""Relative difference between a step and its normal form that rounding may make, on random rows."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A step in its normal form, and the trace it came from."""
+
+    fused: Fused
+    module: fx.GraphModule
+    lanes: Lanes
+    rows: int
+    inputs: tuple[Hoisted, ...]
+    units: tuple[Hoisted, ...]
+    weights: tuple[Tensor, ...]
+    """Lanes of the stacks of matrices, `(count, blocks, out, in)`."""
+    bindings: Bindings
+
+    def prepare(self, function: Function, x: Tensor, like: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Weights and inputs `(rows, K)` of the normal form, on autograd's tape, from x `(rows, ...)` and from what the
+        function holds now.
+        """
+        held = self.bindings.tensors(function)
+        constants = Evaluation(self.module, self.rows, held)
+        weights = [gather_constants(lanes, self.lanes, constants, like) for lanes in self.weights]
+        units = [self._hoisted(unit, constants, None, like) for unit in self.units]
+        by_x = Evaluation(self.module, self.rows, held, x)
+        inputs = [self._hoisted(vector, constants, by_x, like) for vector in self._joined_inputs]
+        joined = inputs[0] if len(inputs) == 1 else torch.cat(inputs, -1) if inputs else x.new_zeros(len(x), 0)
+        return (*weights, *units), joined.to(like)
+
+    @cached_property
+    def _joined_inputs(self) -> list[Hoisted]:
+        """The input vectors, those that lie side by side in one as one."""
+        joined: list[Hoisted] = []
+        for vector in self.inputs:
+            last = joined[-1] if joined else None
+            if last is not None and last.weights is None and vector.weights is None:
+                both = torch.cat([last.lanes, vector.lanes])
+                if len(torch.unique(self.lanes.source_numbers(both))) == 1:
+                    joined[-1] = Hoisted(both)
+                    continue
+            joined.append(vector)
+        return joined
+
+    def _hoisted(self, vector: Hoisted, constants: Evaluation, by_x: Evaluation | None, like: Tensor) -> Tensor:
+        if by_x is None:
+            value = gather_constants(vector.lanes, self.lanes, constants, like)
+        else:
+            value = gather_inputs(vector.lanes, self.lanes, by_x)
+        if vector.weights is None:
+            return value
+        return value.to(like) @ gather_constants(vector.weights, self.lanes, constants, like).t()
+
+
+def compile_step(function: Function, state: tuple[Tensor, ...], is_tuple: bool, x: Tensor) -> Compiled:
+    """Compile a step from examples of rows of its state and of x; raises NotFused with the reason where it cannot be.
+
+    Whatever comes of it has been compared with the step itself on random rows, values and gradients.
+    """
+    like = state[0]
+    if like.dtype not in AGREES:
+        raise NotFused(f"states of {like.dtype}: kernels for a step of one's own are for float32 and float64")
+    if any(part.dtype != like.dtype for part in state) or (x.is_floating_point() and x.dtype != like.dtype):
+        raise NotFused(f"x of {x.dtype} for states of {like.dtype}")
+    rows = rows_for(*state, x)
+    example = tuple(_rows(part, rows) for part in state)
+    inputs = _rows(x, rows)
+    module = trace(function, example, is_tuple, inputs)
+    bindings = Bindings.find(function, module)
+    lanes = Lanes(module, len(state), rows, Evaluation(module, rows, bindings.tensors(function)))
+    widths = tuple(part[:1].numel() for part in state)
+    with torch.no_grad():
+        parts = lanes.walk()
+        first = Lowering(lanes, widths)
+        first.outputs(parts)
+        lowering = Lowering(lanes, widths, edges=first.demanded)  # again, now that it is known who wants which stretch
+        places = lowering.outputs(parts)
+    graph, matrices, weights, roots, vectors = stack(lowering, [place.value for place in places])
+    outputs = [type(p)(p.part, p.offset, p.width, root) for p, root in zip(places, roots, strict=True)]
+    fused = complete(
+        lowering.parts, graph, outputs, matrices, [v.width for v in vectors], [v.width for v in lowering.units]
+    )
+    compiled = Compiled(fused, module, lanes, rows, tuple(vectors), tuple(lowering.units), tuple(weights), bindings)
+    verify(compiled, function, example, is_tuple, inputs)
+    lanes.forget()
+    return compiled
+
+
+def _rows(tensor: Tensor, rows: int) -> Tensor:
+    """So many rows of an example, spread over it."""
+    at = torch.linspace(0, len(tensor) - 1, rows).round().long()
+    return tensor.detach()[at.to(tensor.device)].clone()
+
+
+def verify(compiled: Compiled, function: Function, state: Sequence[Tensor], is_tuple: bool, x: Tensor) -> None:
+    """Compare the normal form with the step on random rows near the examples: the next state, and its gradient by the
+    state, by x and by every parameter. Raises NotFused where they differ.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    near = [
+        part + 0.5 * torch.randn(part.shape, generator=generator, dtype=part.dtype).to(part.device) for part in state
+    ]
+    probe = [torch.randn(part.shape, generator=generator, dtype=part.dtype).to(part.device) for part in state]
+    expected, by_state = _by_autograd(function, near, probe, is_tuple, x)
+    fused = compiled.fused
+    flat, grads = [part.flatten(1) for part in near], [part.flatten(1) for part in probe]
+    with torch.no_grad():
+        weights, u = compiled.prepare(function, x, near[0])
+        matrices = weights[: len(fused.matrices)]
+        leaves = {"state": flat, "grad": grads, "input": u.split(fused.inputs, -1), "unit": weights[len(matrices) :]}
+        found = evaluate(fused.forward.graph, fused.forward.roots, leaves, matrices)
+        back = evaluate(fused.adjoint.graph, fused.adjoint.roots, leaves, matrices)
+    tolerance = AGREES[near[0].dtype]
+    for part, value in enumerate(expected):
+        given = gathered(fused.forward.next, part, found, flat[part])
+        _compare(given, value.flatten(1), tolerance, "its result")
+    for part, value in enumerate(by_state):
+        given = gathered(fused.adjoint.next, part, back, flat[part])
+        _compare(given, value.flatten(1), 10 * tolerance, "its gradient (a torch.autograd.Function of its own?)")
+
+
+def same_as(
+    function: Function, is_tuple: bool, state: Sequence[Tensor], x: Tensor, following: Sequence[Tensor]
+) -> bool:
+    """Whether the step, run by itself on a few rows, gives what its kernels gave: a step that changed behind our back
+    does not.
+    """
+    with torch.no_grad():
+        out = function(tuple(state) if is_tuple else state[0], x)
+    parts = out if isinstance(out, tuple) else (out,)
+    try:
+        for given, expected in zip(following, parts, strict=True):
+            _compare(given, expected, AGREES[given.dtype], "its result")
+    except NotFused:
+        return False
+    return True
+
+
+def _by_autograd(
+    function: Function, state: list[Tensor], probe: list[Tensor], is_tuple: bool, x: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    with torch.enable_grad():
+        leaves = [part.detach().requires_grad_() for part in state]
+        out = function(tuple(leaves) if is_tuple else leaves[0], x)
+        out = list(out) if isinstance(out, tuple) else [out]
+    tracked = [(o, p) for o, p in zip(out, probe, strict=True) if o.requires_grad]
+    grads: Sequence[Tensor | None] = [None] * len(leaves)
+    if tracked:
+        grads = torch.autograd.grad([o for o, _ in tracked], leaves, [p for _, p in tracked], allow_unused=True)
+    zeros = [torch.zeros_like(leaf) for leaf in leaves]
+    return [o.detach() for o in out], [z if g is None else g for g, z in zip(grads, zeros, strict=True)]
+
+
+def _compare(given: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
+    finite = expected.isfinite()
+    scale = expected[finite].abs().max().clamp(min=1e-3) if bool(finite.any()) else 1.0
+    difference = float(((given - expected)[finite].abs() / scale).max()) if bool(finite.any()) else 0.0
+    if not difference <= tolerance:
+        raise NotFused(f"the compiled step differs from the step itself by {difference:.1e} (relative) in {what}")

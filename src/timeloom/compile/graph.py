@@ -1,0 +1,154 @@
+"""A step as a graph of vectors: what traces are brought to, what derivatives are taken of, and what kernels run.
+
+A value is one vector for each row, `width` units wide; width 0 is one number a row, which fits any width. Leaves:
+
+    state    (part, offset)  a stretch of a part of the state before the step
+    grad     (part, offset)  the same of the gradient that an adjoint step is given
+    input    (index,)        what the step's own x contributes, computed for all of time beforehand
+    unit     (index,)        one number for each unit, the same for all rows and steps: a bias, a norm's scale
+    number   (value,)        the same number everywhere
+
+Between them: pointwise functions (`timeloom.compile.pointwise`) of values of one width; `product (matrix, index)`,
+which multiplies its argument by matrix `index` of a stack of matrices that share it; `pull (matrix,)`, the sum over a
+stack of its transposed matrices times one argument each; and `total (width,)`, the sum of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from timeloom.compile.pointwise import FUNCTIONS
+
+LEAVES = ("state", "grad", "input", "unit", "number")
+
+
+@dataclass(frozen=True)
+class Value:
+    """One vector for each row: `op` of `args`, which are indices into the graph's values."""
+
+    op: str
+    args: tuple[int, ...] = ()
+    detail: tuple[float | int, ...] = ()
+    width: int = 0
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A stack of `count` matrices that multiply one vector: `(blocks, out, in)` each, side by side in one tensor
+    `(count, blocks, out, in)`. With several blocks, block b of the result sees block b of the argument alone.
+    """
+
+    count: int
+    blocks: int
+    outputs: int
+    inputs: int
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.count, self.blocks, self.outputs, self.inputs
+
+    @property
+    def transposed(self) -> Matrix:
+        return Matrix(self.count, self.blocks, self.inputs, self.outputs)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value goes: units `offset … offset + width` of a part of the state, or of the gradient by it."""
+
+    part: int
+    offset: int
+    width: int
+    value: int
+
+
+@dataclass
+class Graph:
+    """Values in an order in which they can be computed; equal ones are one."""
+
+    values: list[Value] = field(default_factory=list)
+    _known: dict[Value, int] = field(default_factory=dict)
+
+    def __getitem__(self, index: int) -> Value:
+        return self.values[index]
+
+    def add(self, op: str, args: tuple[int, ...] = (), detail: tuple[float | int, ...] = (), width: int = 0) -> int:
+        """The value's index, as it is."""
+        value = Value(op, args, detail, width)
+        if value not in self._known:
+            self._known[value] = len(self.values)
+            self.values.append(value)
+        return self._known[value]
+
+    def number(self, value: float) -> int:
+        return self.add("number", detail=(float(value) + 0.0,))  # −0 is 0 here: they are equal, and would be one
+
+    def total(self, value: int, width: int) -> int:
+        """The sum of a row of so many units, a number for each row."""
+        if self[value].width == 0:
+            return self.apply("mul", value, self.number(width))
+        return self.add("total", (value,), (width,))
+
+    def apply(self, op: str, *args: int) -> int:
+        """A pointwise function of values of one width, made as simple as it can be without changing what it is."""
+        folded = self._fold(op, args)
+        if folded is not None:
+            return folded
+        widths = {self[arg].width for arg in args} - {0}
+        if len(widths) > 1:
+            raise ValueError(f"{op} of vectors of {sorted(widths)} units")
+        return self.add(op, args, width=widths.pop() if widths else 0)
+
+    def _number(self, index: int) -> float | None:
+        value = self[index]
+        return float(value.detail[0]) if value.op == "number" else None
+
+    def _fold(self, op: str, args: tuple[int, ...]) -> int | None:
+        """What is known without computing it: numbers, and what adds 0 or multiplies by 1. A product with 0 counts as
+        0, which only derivatives ask for.
+        """
+        known = [self._number(arg) for arg in args]
+        if all(number is not None for number in known):
+            return self.number(FUNCTIONS[op].of(*known))
+        if op == "select" and known[0] is not None:
+            return args[1] if known[0] else args[2]
+        if op == "select" and args[1] == args[2]:
+            return args[1]
+        if op in ("add", "sub", "mul", "div"):
+            return self._fold_arithmetic(op, args, known)
+        if op == "neg" and self[args[0]].op == "neg":
+            return self[args[0]].args[0]
+        return None
+
+    def _fold_arithmetic(self, op: str, args: tuple[int, ...], known: list[float | None]) -> int | None:
+        (left, right), (a, b) = args, known
+        if op in ("add", "sub") and b == 0:
+            return left
+        if op == "add" and a == 0:
+            return right
+        if op == "sub" and a == 0:
+            return self.apply("neg", right)
+        if (op == "mul" and (a == 0 or b == 0)) or (op == "div" and a == 0):
+            return self.number(0)
+        if op in ("mul", "div") and b == 1:
+            return left
+        one, other = self[left], self[right]
+        if op == "add" and one.op == other.op == "total" and self[one.args[0]].width == self[other.args[0]].width:
+            return self.total(self.apply("add", one.args[0], other.args[0]), int(one.detail[0]))  # one sum, not two
+        if op == "mul" and a == 1:
+            return right
+        if op == "mul" and (a == -1 or b == -1):
+            return self.apply("neg", right if a == -1 else left)
+        if op in ("add", "mul") and left > right:  # one order, so that equal ones are found
+            return self.add(op, (right, left), width=max(self[left].width, self[right].width))
+        return None
+
+    def needed(self, roots: list[int]) -> list[int]:
+        """Indices of all values that the roots need, in order."""
+        wanted, stack = set(), list(roots)
+        while stack:
+            index = stack.pop()
+            if index not in wanted:
+                wanted.add(index)
+                stack.extend(self[index].args)
+        return sorted(wanted)

@@ -1,0 +1,96 @@
+"""From a user's step in Python to its operations: one trace of the step on a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import get_decompositions
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from timeloom.compile.refusal import NotFused
+
+aten = torch.ops.aten
+PRIMES = (13, 11, 7, 17, 19, 23, 29, 31, 37, 41, 43, 47)
+"""Numbers of rows to trace with: one that divides no width, so that it can be told apart in the trace."""
+
+_DECOMPOSED = [
+    aten.native_layer_norm, aten._fused_rms_norm, aten.addcmul, aten.addcdiv, aten.gelu, aten.silu, aten.hardsigmoid,
+    aten.hardswish, aten.leaky_relu, aten.threshold, aten.softshrink, aten.hardshrink, aten.native_group_norm,
+]  # fmt: skip
+"""What torch takes apart itself. Not where its parts overflow while the whole does not (softplus, elu)."""
+
+
+def trace(
+    function: Callable[[Any, Tensor], Any], state: tuple[Tensor, ...], is_tuple: bool, x: Tensor
+) -> fx.GraphModule:
+    """The step's operations on these rows; placeholders are the parts of the state and x, outputs those of the next.
+
+    Tensors that the function refers to are attributes of the module, by identity.
+    """
+
+    def step(*args: Tensor) -> tuple[Tensor, ...]:
+        *parts, inputs = args
+        out = function(tuple(parts) if is_tuple else parts[0], inputs)
+        if isinstance(out, tuple) != is_tuple:
+            raise NotFused("the cell returns a tuple for a tensor, or a tensor for a tuple")
+        return out if isinstance(out, tuple) else (out,)
+
+    table: Any = get_decompositions(_DECOMPOSED)
+    try:
+        with torch.no_grad():
+            module = make_fx(functionalize(step, remove="mutations"), table, tracing_mode="real")(*state, x)
+    except NotFused:
+        raise
+    except Exception as error:  # whatever a user's step does that cannot be traced: it runs as it is
+        raise NotFused(_why(error)) from error
+    _refuse(module)
+    return module
+
+
+def _why(error: Exception) -> str:
+    text = str(error)
+    if "trying to get value out of a tracing tensor" in text or "data-dependent" in text or ".item()" in text:
+        return "data-dependent control flow: the step makes a tensor a number of Python's (if, while, .item(), float())"
+    if "autograd.Function" in text:
+        return "a torch.autograd.Function of the user's own, whose gradient need not be that of its operations"
+    if "mutating a non-functional tensor" in text or "mutate" in text:
+        return "an in-place change of a tensor that the step does not own"
+    return f"the step cannot be traced: {type(error).__name__}: {text.splitlines()[0] if text else ''}"[:300]
+
+
+def _refuse(module: fx.GraphModule) -> None:
+    """Say no to what no kernel may do: random numbers, changes of what the step was given, cuts of the gradient."""
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise NotFused(f"randomness: {name_of(node)} (dropout? call .eval())")
+        if node.target is aten.copy_.default and node.args[0].op == "placeholder":
+            raise NotFused("an in-place change of the step's own arguments")
+        if getattr(node.target, "_schema", None) is not None and node.target._schema.is_mutable:
+            _out_of_place(node)
+
+
+def _out_of_place(node: Any) -> None:
+    """What torch's own working changes in place, and nobody else sees, may as well be new."""
+    changed, name = node.args[0], node.target._schema.name.split("::")[-1]
+    own = isinstance(changed, fx.Node) and changed.op == "call_function" and len(changed.users) == 1
+    if not own or not name.endswith("_") or not hasattr(aten, name[:-1]):
+        raise NotFused(f"an in-place operation, {name_of(node)}")
+    node.target = getattr(getattr(aten, name[:-1]), node.target._overloadname)
+
+
+def name_of(node: fx.Node) -> str:
+    """An operation as a user knows it."""
+    return f"torch.{node.target._schema.name.split('::')[-1]}" if hasattr(node.target, "_schema") else str(node.target)
+
+
+def rows_for(*tensors: Tensor) -> int:
+    """How many rows to trace with, so that no width is a multiple of it."""
+    widths = {size for tensor in tensors for size in tensor.shape[1:]}
+    widths |= {tensor[:1].numel() for tensor in tensors}
+    return next((prime for prime in PRIMES if all(width % prime for width in widths)), 53)

@@ -1,0 +1,155 @@
+/* Sweeps of a step that was compiled: how rows walk through time. What a step does is generated: it is included between
+ * the two halves of this file, by the generated source, which defines
+ *
+ *   PARTS, SIZE         parts of the state, and their widths together
+ *   PART_WIDTHS         widths of the parts, PART_OFFSETS where they begin in a whole state
+ *   INPUTS, WRITTEN     widths of the inputs and of what an adjoint step writes out
+ *   SCRATCH, TOTALS     numbers and sums that a row keeps between the loops of a step, at most
+ *   DECAYING            bits of the parts that keep something of themselves
+ *   ADDED               whether an adjoint step adds to the next gradient, rather than sets it
+ *   forward_step, adjoint_step (const fused_args *, group *, int decay, int real)
+ *
+ * The readable twin is kernels/reference.py. */
+#ifndef TIMELOOM_FUSED_H
+#define TIMELOOM_FUSED_H
+#include <omp.h>
+#include "elements.h"
+
+#define GROUP 32 /* rows that walk together at most */
+#define AHEAD 4L /* steps that memory is asked for in advance */
+#define ROUND_UP(n) (((n) + WIDE - 1) / WIDE * WIDE)
+#if WIDE == LANES && LANES == 16
+#define ROWS 8 /* rows whose sums fit the registers beside each other, with few sums a row */
+#else
+#define ROWS 4
+#endif
+
+typedef struct {
+  long batch, rows;
+  long lead;              /* steps before a stretch (behind it, in an adjoint sweep) at which it is entered */
+  long incoming_width;    /* leading part of the state that `incoming` is the gradient of */
+  const int64_t *seq, *begin, *end;
+  const int64_t *lengths; /* (B): adjoint with a lead: where sequences end */
+  const uint8_t *resets;  /* (T, B) or NULL: the state is `origin` before such a step */
+  const real *origin;     /* (B, SIZE): the state at a reset, and where a lead begins */
+  const real *final;      /* (B, SIZE): adjoint with a lead: the gradient at a sequence's end */
+  const real *inputs;     /* (T, B, INPUTS) */
+  real *starts;           /* (rows, SIZE), with a lead: out: what the lead found where the stretch begins */
+  real *ends;             /* (rows, SIZE): in, without a lead: what the stretch begins with; out: ends with */
+  real *decay;            /* (rows, SIZE) or NULL: product of what units keep of themselves along the stretch */
+  const real *incoming;   /* adjoint: (T, B, incoming_width) gradient on states, or NULL */
+  real *written;          /* adjoint: (T, B, WRITTEN), or NULL */
+  real *reset_grads;      /* adjoint: (rows, SIZE) or NULL: gradient that flowed into resets */
+  real *const *states;    /* (T + 1, B, part) of every part; forward: written unless NULL; adjoint: read */
+  const real *const *weights; /* packed stacks of matrices */
+  const real *const *units;   /* per-unit vectors, padded */
+} fused_args;
+
+/* Rows that walk together, and their scratch: vectors of `count` rows, each padded to whole V's. */
+typedef struct {
+  long first, count, longest;
+  real *state[PARTS], *next[PARTS], *grad[PARTS], *decay[PARTS];
+  real *slots;        /* SCRATCH numbers a row */
+  V *partial;         /* TOTALS sums a row, one for each lane */
+  real *totals;       /* and over all lanes */
+  long token[GROUP];  /* t * batch + sequence of every row's step */
+  char steps[GROUP];  /* whether it makes one */
+} group;
+
+static const long part_width[PARTS] = PART_WIDTHS, part_offset[PARTS] = PART_OFFSETS;
+INLINE long padded(int part) { return ROUND_UP(part_width[part]); }
+
+INLINE V load_units(const real *p, long lanes) {
+  if (lanes >= WIDE) return *(const V *)p;
+  V v = {};
+  for (int i = 0; i < lanes; i++) v[i] = p[i];
+  return v;
+}
+INLINE void store_units(real *p, V v, long lanes) {
+  if (lanes >= WIDE) { *(V *)p = v; return; }
+  for (int i = 0; i < lanes; i++) p[i] = v[i];
+}
+INLINE V only(V v, long lanes) { /* the units that there are: sums must not see the padding */
+  if (lanes < WIDE)
+    for (int i = (int)lanes; i < WIDE; i++) v[i] = 0;
+  return v;
+}
+#if WIDE == 16
+#define HOLD(v) IN_REGISTER(v)
+#else
+#define HOLD(v)
+#endif
+/* acc[r][c] += sum_k a[r][k] w[k][c][:] for `columns` vectors of units side by side; loops over rows and columns are
+ * unrolled. */
+INLINE void multiply(const int rows, const int columns, const int first, const int all, long depth,
+                     const real *const *a, const real *w, V *acc) {
+  long k = 0;
+  if (rows == 1) { /* one sum waits for itself: four do not */
+    V part[3][8] = {};
+    for (; k + 4 <= depth; k += 4)
+      UNROLL for (int c = 0; c < columns; c++) {
+        const V *wk = (const V *)(w + (k * columns + c) * WIDE);
+        acc[first + c] += v_const(a[0][k]) * wk[0];
+        UNROLL for (int i = 0; i < 3; i++) part[i][c] += v_const(a[0][k + 1 + i]) * wk[(i + 1) * columns];
+      }
+    UNROLL for (int c = 0; c < columns; c++) acc[first + c] += (part[0][c] + part[1][c]) + part[2][c];
+  }
+  for (; k < depth; k++) {
+    V wk[8];
+    UNROLL for (int c = 0; c < columns; c++) {
+      wk[c] = *(const V *)(w + (k * columns + c) * WIDE);
+      HOLD(wk[c]);
+    }
+    UNROLL for (int r = 0; r < rows; r++) {
+      const V ar = v_const(a[r][k]);
+      UNROLL for (int c = 0; c < columns; c++) acc[r * all + first + c] += ar * wk[c];
+    }
+  }
+}
+/* The same for some of the columns that lie side by side in w. */
+INLINE void multiply_some(const int rows, const int columns, const int first, const int all, long depth,
+                          const real *const *a, const real *w, const int stride, V *acc) {
+  for (long k = 0; k < depth; k++)
+    UNROLL for (int c = 0; c < columns; c++) {
+      const V wk = *(const V *)(w + (k * stride + c) * WIDE);
+      UNROLL for (int r = 0; r < rows; r++) acc[r * all + first + c] += v_const(a[r][k]) * wk;
+    }
+}
+/* A block-diagonal matrix, for `units` units at a time: how many numbers of the vector they look at, at most, and from
+ * where on. Blocks are `outputs` by `inputs`. */
+INLINE long band_depth(long outputs, long inputs, long width, long units) {
+  long most = 0;
+  for (long unit = 0; unit < width; unit += units) {
+    const long last = unit + units < width ? unit + units : width;
+    const long depth = ((last - 1) / outputs + 1 - unit / outputs) * inputs;
+    most = depth > most ? depth : most;
+  }
+  return most;
+}
+INLINE long band_begin(long outputs, long inputs, long whole, long depth, long unit) {
+  const long begin = unit / outputs * inputs;
+  return begin + depth > whole ? whole - depth : begin;
+}
+INLINE void clear_totals(group *g, int first, int count) {
+  for (long r = 0; r < g->count; r++)
+    for (int i = first; i < first + count; i++) g->partial[r * TOTALS + i] = (V){};
+}
+INLINE void add_totals(group *g, int first, int count) {
+  for (long r = 0; r < g->count; r++)
+    for (int i = first; i < first + count; i++) {
+      V sum = g->partial[r * TOTALS + i];
+      for (int half = WIDE / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; lane++) sum[lane] += sum[lane + half];
+      g->totals[r * TOTALS + i] = sum[0];
+    }
+}
+/* `tile(rows, r)` for all rows of a group, `most` at a time */
+#define TILED(most, tile) \
+  { \
+    long r = 0; \
+    for (; r + most <= g->count; r += most) tile(most) \
+    if (most > 2) \
+      for (; r + most / 2 <= g->count; r += most / 2) tile((most / 2 > 0 ? most / 2 : 1)) \
+    for (; r < g->count; r++) tile(1) \
+  }
+#endif

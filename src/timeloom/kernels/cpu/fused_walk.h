@@ -1,0 +1,164 @@
+/* The second half of fused.h: walks through time, given forward_step and adjoint_step. */
+
+INLINE real *row_at(real *block, int part, long r) { return block + r * padded(part); }
+
+static void load_whole(const group *g, real *const *blocks, const real *from, int by_sequence, const fused_args *a) {
+  for (int part = 0; part < PARTS; part++)
+    for (long r = 0; r < g->count; r++) {
+      const long row = by_sequence ? a->seq[g->first + r] : g->first + r;
+      memcpy(row_at(blocks[part], part, r), from + row * SIZE + part_offset[part], sizeof(real) * part_width[part]);
+    }
+}
+static void save_whole(const group *g, real *const *blocks, real *to) {
+  for (int part = 0; part < PARTS; part++)
+    for (long r = 0; r < g->count; r++)
+      memcpy(to + (g->first + r) * SIZE + part_offset[part], row_at(blocks[part], part, r), sizeof(real) * part_width[part]);
+}
+/* A part that keeps nothing of itself has decayed to zero after any step, and over no steps it is what it was. */
+static void save_decay(const fused_args *a, group *g) {
+  if (!a->decay) return;
+  for (int part = 0; part < PARTS; part++)
+    if (!(DECAYING >> part & 1))
+      for (long r = 0; r < g->count; r++)
+        for (long i = 0; i < part_width[part]; i++)
+          row_at(g->decay[part], part, r)[i] = a->end[g->first + r] > a->begin[g->first + r] ? 0 : 1;
+  save_whole(g, g->decay, a->decay);
+}
+static void start_decay(group *g) {
+  for (int part = 0; part < PARTS; part++)
+    for (long i = 0; i < g->count * padded(part); i++) g->decay[part][i] = 1;
+}
+/* Rows that made no step keep what they had; then what is next is now. */
+static void swap_in(group *g, real **now, real **next) {
+  for (int part = 0; part < PARTS; part++) {
+    for (long r = 0; r < g->count; r++)
+      if (!g->steps[r]) memcpy(row_at(next[part], part, r), row_at(now[part], part, r), sizeof(real) * part_width[part]);
+    real *before = now[part];
+    now[part] = next[part], next[part] = before;
+  }
+}
+static void forget(group *g, long r) {
+  for (int part = 0; part < PARTS; part++) memset(row_at(g->decay[part], part, r), 0, sizeof(real) * padded(part));
+}
+
+static void walk_forward(const fused_args *a, group *g) {
+  if (a->lead) load_whole(g, g->state, a->origin, 1, a);
+  else load_whole(g, g->state, a->ends, 0, a);
+  start_decay(g);
+  for (long step = 0; step <= a->lead + g->longest; step++) {
+    if (a->lead && step == a->lead) save_whole(g, g->state, a->starts);
+    if (step == a->lead + g->longest) break;
+    const int real_step = step >= a->lead;
+    for (long r = 0; r < g->count; r++) {
+      const long row = g->first + r, b = a->seq[row], t = a->begin[row] - a->lead + step;
+      g->steps[r] = t >= 0 && t < a->end[row] && a->end[row] > a->begin[row];
+      g->token[r] = g->steps[r] ? t * a->batch + b : 0;
+      if (!g->steps[r] || !a->resets || !a->resets[g->token[r]]) continue;
+      for (int part = 0; part < PARTS; part++)
+        memcpy(row_at(g->state[part], part, r), a->origin + b * SIZE + part_offset[part], sizeof(real) * part_width[part]);
+      if (real_step) forget(g, r);
+    }
+    forward_step(a, g, real_step && a->decay, real_step && a->states);
+    swap_in(g, g->state, g->next);
+  }
+  save_whole(g, g->state, a->ends);
+  save_decay(a, g);
+}
+
+/* State before the step, or the origin at a reset; and what the loss itself adds to the gradient behind it. */
+static void fetch(const fused_args *a, group *g, long r) {
+  const long token = g->token[r], b = a->seq[g->first + r];
+  const int reset = a->resets && a->resets[token];
+  for (int part = 0; part < PARTS; part++) {
+    const long width = part_width[part], offset = part_offset[part];
+    const real *from = reset ? a->origin + b * SIZE + offset : a->states[part] + token * width;
+    memcpy(row_at(g->state[part], part, r), from, sizeof(real) * width);
+    __builtin_prefetch(a->states[part] + (token - AHEAD * a->batch) * width);
+    if (!a->incoming || offset >= a->incoming_width) continue;
+    const real *added = a->incoming + token * a->incoming_width + offset;
+    real *grad = row_at(g->grad[part], part, r);
+    for (long i = 0; i < width; i++) grad[i] += added[i];
+  }
+}
+static void divert_reset(const fused_args *a, group *g, long r, int real_step) {
+  for (int part = 0; part < PARTS; part++) {
+    real *grad = row_at(g->grad[part], part, r);
+    real *to = a->reset_grads ? a->reset_grads + (g->first + r) * SIZE + part_offset[part] : NULL;
+    if (real_step && to)
+      for (long i = 0; i < part_width[part]; i++) to[i] += grad[i];
+    memset(grad, 0, sizeof(real) * padded(part));
+  }
+  if (real_step) forget(g, r);
+}
+static void enter_adjoint(const fused_args *a, group *g) {
+  load_whole(g, g->grad, a->final, 1, a);
+  for (long r = 0; r < g->count; r++)
+    if (a->end[g->first + r] + a->lead < a->lengths[a->seq[g->first + r]])
+      for (int part = 0; part < PARTS; part++) memset(row_at(g->grad[part], part, r), 0, sizeof(real) * padded(part));
+}
+
+static void walk_adjoint(const fused_args *a, group *g) {
+  if (a->lead) enter_adjoint(a, g);
+  else load_whole(g, g->grad, a->ends, 0, a);
+  start_decay(g);
+  for (long step = 0; step <= a->lead + g->longest; step++) {
+    if (a->lead && step == a->lead) save_whole(g, g->grad, a->starts);
+    if (step == a->lead + g->longest) break;
+    const int real_step = step >= a->lead;
+    for (long r = 0; r < g->count; r++) {
+      const long row = g->first + r, b = a->seq[row], t = a->end[row] - 1 + a->lead - step;
+      g->steps[r] = t >= a->begin[row] && a->end[row] > a->begin[row] && (!a->lead || t < a->lengths[b]);
+      g->token[r] = g->steps[r] ? t * a->batch + b : 0;
+      if (g->steps[r]) fetch(a, g, r);
+    }
+    if (ADDED)
+      for (int part = 0; part < PARTS; part++) memset(g->next[part], 0, sizeof(real) * g->count * padded(part));
+    adjoint_step(a, g, real_step && a->decay, real_step && a->written);
+    swap_in(g, g->grad, g->next);
+    if (!a->resets) continue;
+    for (long r = 0; r < g->count; r++)
+      if (g->steps[r] && a->resets[g->token[r]]) divert_reset(a, g, r, real_step);
+  }
+  save_whole(g, g->grad, a->ends);
+  save_decay(a, g);
+}
+
+/* Runs all groups on all threads. Returns 0, or 1 where memory for a group's scratch could not be had. */
+static int run(void (*walk)(const fused_args *, group *), const fused_args *a, int threads) {
+  long row_size = 0;
+  for (int part = 0; part < PARTS; part++) row_size += 4 * padded(part);
+  row_size += SCRATCH + (TOTALS + 1) * (WIDE + 1);
+  long size = (a->rows + threads - 1) / threads;
+  size = size > GROUP ? GROUP : size > ROWS ? (size + ROWS - 1) / ROWS * ROWS : size;
+  const long groups = (a->rows + size - 1) / size;
+  int failed = 0;
+#pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(| : failed) if (threads > 1 && groups > 1)
+  for (long i = 0; i < groups; i++) {
+    group g = {.first = i * size};
+    g.count = a->rows - g.first < size ? a->rows - g.first : size;
+    for (long r = g.first; r < g.first + g.count; r++)
+      if (a->end[r] - a->begin[r] > g.longest) g.longest = a->end[r] - a->begin[r];
+    real *scratch = NULL, *at;
+    const long numbers = g.count * row_size + 64 * WIDE; /* vectors are read to the end of their last V, and beyond */
+    if (posix_memalign((void **)&scratch, 64, sizeof(real) * numbers)) {
+      failed |= 1;
+      continue;
+    }
+    memset(scratch, 0, sizeof(real) * numbers);
+    at = scratch;
+    for (int part = 0; part < PARTS; part++) {
+      const long block = g.count * padded(part);
+      g.state[part] = at, g.next[part] = at + block, g.grad[part] = at + 2 * block, g.decay[part] = at + 3 * block;
+      at += 4 * block;
+    }
+    g.partial = (V *)at, at += g.count * (TOTALS + 1) * WIDE;
+    g.slots = at, at += g.count * SCRATCH + WIDE;
+    g.totals = at;
+    walk(a, &g);
+    free(scratch);
+  }
+  return failed;
+}
+
+int timeloom_fused_forward(const fused_args *a, int threads) { return run(walk_forward, a, threads); }
+int timeloom_fused_adjoint(const fused_args *a, int threads) { return run(walk_adjoint, a, threads); }

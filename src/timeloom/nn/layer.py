@@ -1,0 +1,155 @@
+"""`Layer`: any cell over whole sequences as a module, stacked, in both directions, ragged, with resets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from timeloom.auto.experience import LayerExperience
+from timeloom.cells.generic import GenericCell, State
+from timeloom.compile.call import run_fused, telling
+from timeloom.nn.sequence import check_lengths, check_resets, drop, mask_padding, reverse, reverse_resets
+from timeloom.problem import Recurrence
+from timeloom.report import SolveReport
+from timeloom.solve.recurrence import run
+from timeloom.solvers.base import Solver, resolve
+from timeloom.torch_state.eager import eager
+
+
+class Layer(nn.Module):
+    """A cell as a recurrent layer: `layer(x, hx)` gives the outputs of all steps and the final state, as torch's do.
+
+        layer = timeloom.Layer(timeloom.cells.SLSTM(8, 64, heads=4), num_layers=2, bidirectional=True)
+        y, state = layer(x, lengths=lengths)
+
+    cell: a `timeloom.cells.Step`: its first part is the output. It is layer 0 in forward direction; the others are made
+        by `cell.again(input_size)`. A module of your own does if it has `initial(batch)`, and `again(input_size)` where
+        more than one is needed.
+    num_layers, bidirectional, batch_first, dropout: as in torch.nn.GRU. solver: as in timeloom.GRU.
+    """
+
+    reports: list[SolveReport]
+    """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …"""
+
+    def __init__(
+        self,
+        cell: nn.Module,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        solver: str | Solver = "auto",
+    ) -> None:
+        super().__init__()
+        if not isinstance(cell, nn.Module) or not callable(getattr(cell, "initial", None)):
+            raise TypeError(
+                f"cell must be a module with initial(batch), as those of timeloom.cells, got {type(cell).__name__}: "
+                "subclass timeloom.cells.Step, or use timeloom.unroll"
+            )
+        if not isinstance(num_layers, int) or isinstance(num_layers, bool) or num_layers < 1:
+            raise ValueError(f"num_layers must be a whole number of at least 1, got {num_layers!r}")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout must lie between 0 and 1, got {dropout!r}")
+        directions = 2 if bidirectional else 1
+        if num_layers * directions > 1 and not callable(getattr(cell, "again", None)):
+            raise TypeError(
+                f"{type(cell).__name__} has no again(input_size), by which the cells of other layers and directions "
+                "are made: subclass timeloom.cells.Step"
+            )
+        self.num_layers, self.bidirectional, self.batch_first = num_layers, bidirectional, batch_first
+        self.dropout, self.solver = float(dropout), solver
+        resolve(solver)
+        cells: list[Any] = [cell]
+        while len(cells) < num_layers * directions:
+            first: Any = cell
+            deeper = len(cells) >= directions
+            cells.append(first.again(directions * first.hidden_size if deeper else first.input_size))
+        self.cells = nn.ModuleList(cells)
+        self._experiences = [LayerExperience() for _ in cells]
+        self.reports = []
+
+    @eager
+    def forward(
+        self, x: Tensor, hx: State | None = None, *, lengths: Tensor | None = None, resets: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """x `(T, B, ...)`, or `(B, T, ...)` if batch_first. hx: each part `(layers · directions, B, ...)`; zeros
+        where none is given.
+
+        lengths: `(B,)`: steps past a sequence's length are padding; their outputs are zero.
+        resets: bool, `(T, B)` (or `(B, T)`): the state is put back to hx before a marked step.
+        Returns outputs `(T, B, directions · units)` and the final states, in hx's shape.
+        """
+        if not isinstance(x, Tensor) or x.dim() < 2:
+            given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x must be a tensor of shape (T, B, ...), or (B, T, ...) if batch_first; got {given}")
+        x = x.transpose(0, 1) if self.batch_first else x
+        steps, batch = x.shape[:2]
+        if steps == 0:
+            raise ValueError("x has no time steps")
+        lengths = None if lengths is None else check_lengths(lengths, steps, batch)
+        resets = None if resets is None else check_resets(resets, steps, batch, self.batch_first, x.device)
+        x = x if lengths is None else mask_padding(x, lengths)
+        directions = 2 if self.bidirectional else 1
+        self.reports = []
+        finals: list[tuple[Tensor, ...]] = []
+        is_tuple = False
+        for layer in range(self.num_layers):
+            outputs = []
+            for index in range(layer * directions, (layer + 1) * directions):
+                start = self._start(index, hx, batch)
+                is_tuple = isinstance(start, tuple)
+                y, final = self._run(index, x, start, lengths, resets)
+                outputs.append(y)
+                finals.append(final)
+            x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+            if self.dropout and self.training and layer + 1 < self.num_layers:
+                x = drop(x, self.dropout, lengths)
+        states = tuple(torch.stack(part) for part in zip(*finals, strict=True))
+        y = x.transpose(0, 1) if self.batch_first else x
+        return y, states if is_tuple else states[0]
+
+    def _start(self, index: int, hx: State | None, batch: int) -> State:
+        cell: Any = self.cells[index]
+        zeros: State = cell.initial(batch)
+        if hx is None:
+            return zeros
+        parts, expected = (value if isinstance(value, tuple) else (value,) for value in (hx, zeros))
+        shapes = [(len(self.cells), *part.shape) for part in expected]
+        given = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
+        if isinstance(hx, tuple) != isinstance(zeros, tuple) or given != shapes:
+            raise ValueError(f"hx has parts of shapes {given}, expected {shapes}: layers · directions, B, units")
+        own = tuple(part[index] for part in parts)
+        return own if isinstance(zeros, tuple) else own[0]
+
+    def _run(
+        self, index: int, x: Tensor, start: State, lengths: Tensor | None, resets: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One layer in one direction: the first part of all states, and the final state."""
+        backwards = self.bidirectional and index % 2 == 1
+        if backwards:
+            x = reverse(x, lengths)
+            resets = None if resets is None else reverse_resets(resets, lengths)
+        cell = GenericCell(self.cells[index], start, x.shape[2:])
+        problem = Recurrence(cell, x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1), cell.pack(start), lengths, resets)
+
+        def solve(problem: Recurrence, told: str) -> tuple[Tensor, Tensor]:
+            del self.reports[index:]
+            return run(problem, resolve(self.solver), self._experiences[index], telling(self._record(index), told))
+
+        states, final = run_fused(cell, problem, x, solve)
+        y = states[..., : cell.parts[0]].unflatten(-1, cell.shapes[0])
+        parts = cell.unpack(final)
+        return (reverse(y, lengths) if backwards else y), (parts if isinstance(parts, tuple) else (parts,))
+
+    def _record(self, index: int) -> Callable[[SolveReport], None]:
+        """Keeps a layer's report, which is told again when its backward pass has run."""
+        return lambda report: self.reports.append(report) if len(self.reports) <= index else None
+
+    def extra_repr(self) -> str:
+        options = [f"num_layers={self.num_layers}"] if self.num_layers > 1 else []
+        options += [name for name in ("bidirectional", "batch_first") if getattr(self, name)]
+        options += [f"dropout={self.dropout}"] if self.dropout else []
+        return ", ".join(options)

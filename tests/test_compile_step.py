@@ -1,0 +1,304 @@
+"""The compiler of steps: random cells, refusals in words, and what makes it look again."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_cells import RandomCell
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import timeloom as tl
+from timeloom.cells.fused import FusedCell
+from timeloom.compile import remember
+from timeloom.compile.fuse import compile_step
+from timeloom.compile.refusal import NotFused
+from timeloom.kernels.cpu import build
+from timeloom.kernels.cpu.fused import FusedSweeper
+from timeloom.kernels.reference import AdjointData, ReferenceSweeper
+from timeloom.problem import Recurrence, cut, empty_states
+
+pytestmark = pytest.mark.usefixtures("one_thread", "at_once")
+needs_kernels = pytest.mark.skipif(build.unavailable() is not None, reason=f"no C kernels: {build.unavailable()}")
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remember, "FEWEST_STEPS", 0)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def problem_of(cell: RandomCell, steps: int, batch: int) -> Recurrence:
+    state = tuple(draw(batch, width) for width in cell.widths)
+    xs = draw(steps, batch, cell.inputs)
+    compiled = compile_step(cell, state, len(state) > 1, xs.flatten(0, 1))
+    with torch.no_grad():
+        weights, u = compiled.prepare(cell, xs.flatten(0, 1), xs)
+    return Recurrence(FusedCell(compiled.fused, weights), u.view(steps, batch, -1), torch.cat(state, -1))
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6))
+def test_the_normal_form_of_a_random_cell_is_the_cell(seed: int) -> None:
+    cell = RandomCell(seed).double()
+    is_tuple = len(cell.widths) > 1
+    state = tuple(draw(9, width).requires_grad_() for width in cell.widths)
+    x = draw(9, cell.inputs).requires_grad_()
+    compiled = compile_step(cell, tuple(part.detach() for part in state), is_tuple, x.detach())
+    weights, u = compiled.prepare(cell, x, x)
+    fused = FusedCell(compiled.fused, weights)
+    flat = torch.cat(state, -1)
+    expected = cell(state if is_tuple else state[0], x)
+    expected = torch.cat(expected, -1) if is_tuple else expected
+    assert torch.allclose(fused.step(flat, u), expected, rtol=1e-9, atol=1e-10)
+    probe = draw(9, fused.size)
+    leaves = [*state, x, *cell.weights]
+    wanted = torch.autograd.grad(expected, leaves, probe, allow_unused=True)
+    with torch.no_grad():
+        back, gates = fused.vjp(flat, u, probe)
+        by_weight = fused.weight_grads(list(flat.split(fused.parts, -1)), gates)
+    outputs = [(u, fused.input_grads(gates)), *zip(weights, by_weight, strict=True)]
+    outputs = [(value, grad) for value, grad in outputs if value.requires_grad]
+    through = [None] * (1 + len(cell.weights))
+    if outputs:
+        values, grads = zip(*outputs, strict=True)
+        through = torch.autograd.grad(values, [x, *cell.weights], grads, allow_unused=True)
+    found = [*back.split(fused.parts, -1), *through]
+    for leaf, grad, truth in zip(leaves, found, wanted, strict=True):
+        grad, truth = (torch.zeros_like(leaf) if g is None else g for g in (grad, truth))
+        assert float((grad - truth).abs().max()) <= 1e-8 * (1 + float(truth.abs().max()))
+
+
+@needs_kernels
+@pytest.mark.parametrize("seed", [1, 5, 11, 23, 42])
+def test_kernels_of_a_random_cell_are_the_reference(seed: int) -> None:
+    problem = problem_of(RandomCell(seed).double(), 13, 3)
+    lengths, resets = torch.tensor([13, 5, 9]), torch.rand(13, 3, generator=torch.Generator().manual_seed(1)) < 0.2
+    problem = Recurrence(problem.cell, problem.u, problem.initial, lengths, resets)
+    assert FusedSweeper.supports(problem)
+    found = []
+    for kind in (ReferenceSweeper, FusedSweeper):
+        sweeper = kind(problem)
+        states = empty_states(13, problem.initial, problem.cell.parts, zeroed=True)
+        entered = sweeper.forward_entering(cut(problem, 4), 3, states, True)
+        rows = cut(problem, 4, backwards=True)
+        gates = torch.zeros(13, 3, problem.cell.gate_width, dtype=torch.float64)
+        into_resets = torch.empty(len(rows), problem.cell.size, dtype=torch.float64)
+        data = AdjointData(states, draw(13, 3, problem.cell.size), gates, into_resets)
+        back = sweeper.adjoint_entering(rows, 2, draw(3, problem.cell.size), data, True)
+        found.append([*entered, *states, *back, gates, into_resets])
+    for truth, given_value in zip(*found, strict=True):
+        assert torch.allclose(given_value, truth, rtol=1e-9, atol=1e-9)
+
+
+def noisy(h: Tensor, x: Tensor) -> Tensor:
+    return F.dropout(h, 0.5) + x
+
+
+def writes(h: Tensor, x: Tensor) -> Tensor:
+    h.mul_(0.5)
+    return h + x
+
+
+def branches(h: Tensor, x: Tensor) -> Tensor:
+    return h + x if bool(h.sum() > 0) else h - x
+
+
+def shapes(h: Tensor, x: Tensor) -> Tensor:
+    return h[h[:, 0] > 0].sum(0) + x
+
+
+def mixes(h: Tensor, x: Tensor) -> Tensor:
+    return h - h.mean(0) + x
+
+
+def turned(h: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(h.flip(0) + x)
+
+
+def attends(h: Tensor, x: Tensor) -> Tensor:
+    return torch.bmm(h.unsqueeze(2), h.unsqueeze(1)).sum(-1) + x
+
+
+def sorts(h: Tensor, x: Tensor) -> Tensor:
+    return h.sort(-1).values + x
+
+
+def stops(h: Tensor, x: Tensor) -> Tensor:
+    return 0.5 * h.detach() + x
+
+
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, value: Tensor) -> Tensor:
+        return (value > 0).to(value.dtype)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        return grad
+
+
+def spikes(h: Tensor, x: Tensor) -> Tensor:
+    return 0.5 * h + Spike.apply(h) + x
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (noisy, "random"),
+        (writes, "in-place"),
+        (branches, "control flow"),
+        (shapes, "cannot be traced|has no place|nonzero|index"),
+        (mixes, "rows that mix"),
+        (turned, "rows that mix"),
+        (attends, "product of two values"),
+        (sorts, "torch.sort"),
+        (stops, "detach"),
+        (spikes, "autograd.Function"),
+    ],
+)
+def test_what_cannot_be_compiled_is_said_in_words(step: object, said: str) -> None:
+    with pytest.raises(NotFused, match=said):
+        compile_step(step, (draw(4, 3),), False, draw(4, 3))
+
+
+def test_a_step_that_is_not_compiled_runs_and_the_report_says_why() -> None:
+    h0, xs = draw(2, 3), draw(20, 2, 3)
+    states, report = tl.unroll(stops, h0, xs)
+    assert "not fused: torch.detach" in report.reason
+    h = h0
+    for x in xs:
+        h = stops(h, x)
+    assert torch.allclose(states[-1], h)
+
+
+class Scaled(nn.Module):
+    """Holds a number that is not a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 0.5
+        self._hidden = 0.0
+        self.weight = nn.Parameter(0.3 * torch.eye(3, dtype=torch.float64))
+
+    def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        kept = torch.tanh(h @ self.weight) * self.factor + x + self._hidden
+        return kept if self.training else kept + 1
+
+
+def plain(cell: object, h: Tensor, xs: Tensor) -> Tensor:
+    states = []
+    for x in xs:
+        h = cell(h, x)
+        states.append(h)
+    return torch.stack(states)
+
+
+@needs_kernels
+def test_a_cell_that_changes_is_seen() -> None:
+    cell, h0, xs = Scaled(), draw(2, 3), draw(30, 2, 3)
+
+    def agrees() -> str:
+        states, report = tl.unroll(cell, h0, xs)
+        with torch.no_grad():
+            assert torch.allclose(states, plain(cell, h0, xs), atol=1e-12)
+        return report.reason
+
+    assert agrees().endswith("; fused")
+    with torch.no_grad():
+        cell.weight += 0.1  # trained: nothing is compiled anew
+    assert agrees().endswith("; fused")
+    cell.weight = nn.Parameter(0.2 * torch.ones(3, 3, dtype=torch.float64))
+    assert agrees().endswith("; fused")
+    cell.factor = 0.25
+    assert agrees().endswith("; fused")
+    cell.eval()
+    assert agrees().endswith("; fused")
+    cell._hidden = 0.3  # not looked at before a call, but found out behind it
+    assert "not fused: the step gives other values" in agrees()
+
+
+@needs_kernels
+def test_training_compiles_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = nn.Parameter(0.3 * draw(3, 3))
+    h0, xs = draw(2, 3), draw(30, 2, 3)
+    traced = []
+    from timeloom.compile import fuse
+
+    original = fuse.trace
+    monkeypatch.setattr(fuse, "trace", lambda *args: traced.append(1) or original(*args))
+    optimiser = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(4):
+        states, report = tl.unroll(lambda h, x: torch.tanh(h @ weight + x), h0, xs)  # a new lambda every time
+        assert report.reason.endswith("; fused")
+        optimiser.zero_grad()
+        states.square().sum().backward()
+        optimiser.step()
+    assert len(traced) == 1
+
+
+def test_a_cell_is_let_go() -> None:
+    cell = Scaled()
+    tl.unroll(cell, draw(2, 3), draw(30, 2, 3))
+    watched = weakref.ref(cell), weakref.ref(cell.weight)
+    del cell
+    gc.collect()
+    assert [ref() for ref in watched] == [None, None]
+
+
+def test_short_runs_are_not_worth_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remember, "FEWEST_STEPS", 50)
+    cell, h0, xs = Scaled(), draw(2, 3), draw(30, 2, 3)
+    assert "too few steps" in tl.unroll(cell, h0, xs)[1].reason
+    assert "too few steps" not in tl.unroll(cell, h0, xs)[1].reason
+
+
+def test_inputs_need_not_be_numbers() -> None:
+    table = nn.Embedding(11, 4).double()
+    weight = draw(4, 4) / 4
+
+    def cell(h: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(h @ weight + table(x))
+
+    xs = torch.randint(0, 11, (40, 2), generator=torch.Generator().manual_seed(0))
+    states, report = tl.unroll(cell, draw(2, 4), xs)
+    assert "not fused" not in report.reason or build.unavailable() is not None
+    loop = plain(cell, draw(2, 4), xs)
+    assert torch.allclose(states, loop)
+    found, wanted = (torch.autograd.grad(value.square().sum(), table.weight)[0] for value in (states, loop))
+    assert torch.allclose(found, wanted)
+
+
+@needs_kernels
+def test_check_cell_says_what_is_fused_and_what_is_not() -> None:
+    report = tl.check_cell(
+        tl.cells.SLSTM(3, 8, heads=2).double(), (draw(4, 8), draw(4, 8), draw(4, 8).abs() + 1, draw(4, 8)), draw(4, 3)
+    )
+    assert report.fused
+    assert "4 × 4×4 in 2 blocks" in report.form
+    report = tl.check_cell(lambda h, x: h.cumsum(-1) * 0.1 + x, draw(4, 3), draw(4, 3))
+    assert not report.fused
+    assert "torch.cumsum" in report.form
+
+
+def flood(h: Tensor, x: Tensor) -> Tensor:
+    """Units that look at each other only where it rains a lot: the first days are dry."""
+    return 0.9 * h + x + torch.where(x > 0.5, 0.3 * h.cumsum(-1), torch.zeros_like(h))
+
+
+@pytest.mark.parametrize("wet", [1, 40, 77])
+def test_a_cell_that_is_diagonal_on_dry_days_alone_is_found_out(wet: int) -> None:
+    xs = torch.zeros(80, 1, 3, dtype=torch.float64)
+    xs[wet] = 1.0
+    h0 = draw(1, 3).abs() + 1
+    states, report = tl.unroll(flood, h0, xs, solver="deer")
+    assert torch.allclose(states, plain(flood, h0, xs), rtol=1e-10)
+    assert not report.fell_back

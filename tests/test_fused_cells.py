@@ -1,0 +1,182 @@
+"""Every cell of `timeloom.cells` by generated kernels, against loops over its equations: values and all gradients."""
+
+from __future__ import annotations
+
+import cell_equations
+import pytest
+import torch
+from torch import Tensor, nn
+
+import timeloom as tl
+from timeloom import cells
+from timeloom.compile import remember
+from timeloom.kernels.cpu import build
+from timeloom.solvers import Shooting
+
+pytestmark = pytest.mark.usefixtures("one_thread", "at_once")
+
+INPUTS = 3
+CELLS: dict[str, tuple[int, dict[str, int]]] = {
+    "LayerNormGRU": (19, {}),
+    "LayerNormLSTM": (5, {}),
+    "SLSTM": (21, {"heads": 3}),
+    "BlockGRU": (36, {"blocks": 4}),
+    "LiGRU": (17, {}),
+    "PeepholeLSTM": (9, {}),
+    "CTRNN": (33, {}),
+    "CfC": (7, {"backbone": 11}),
+    "MinimalGRU": (1, {}),
+}
+"""Units and options."""
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are compiled at their first step, not when they have made enough of them."""
+    monkeypatch.setattr(remember, "FEWEST_STEPS", 0)
+
+
+def make(name: str, dtype: torch.dtype = torch.float64) -> cells.Step:
+    units, options = CELLS[name]
+    torch.manual_seed(0)
+    cell: cells.Step = getattr(cells, name)(INPUTS, units, **options).to(dtype)
+    with torch.no_grad():
+        for parameter in cell.parameters():  # norms of ones and zeros would hide what is wrong with them
+            parameter += 0.3 * torch.randn_like(parameter)
+    return cell
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+def start_of(cell: cells.Step, batch: int) -> tuple[Tensor, ...]:
+    return tuple(0.5 * draw(batch, cell.hidden_size).abs().requires_grad_() + k for k in range(cell.parts))
+
+
+def gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(found, leaves, strict=True)]
+
+
+def apart(given: Tensor, expected: Tensor) -> float:
+    return float((given - expected).detach().abs().max() / expected.detach().abs().max().clamp(min=1e-3))
+
+
+def was_fused(layer: tl.Layer) -> bool:
+    return all(report.reason.endswith("fused") and "not fused" not in report.reason for report in layer.reports)
+
+
+@pytest.mark.parametrize(("steps", "batch"), [(1, 1), (23, 1), (40, 3)])
+@pytest.mark.parametrize("ragged", [False, True], ids=["even", "ragged"])
+@pytest.mark.parametrize("name", CELLS)
+def test_a_layer_is_the_loop_over_the_equations(name: str, ragged: bool, steps: int, batch: int) -> None:
+    cell = make(name)
+    layer = tl.Layer(cell, solver=Shooting(chunk=7))
+    x = draw(steps, batch, INPUTS).requires_grad_()
+    start = start_of(cell, batch)
+    lengths = torch.tensor([steps, steps // 3, 0])[:batch] if ragged else None
+    resets = torch.rand(steps, batch, generator=torch.Generator().manual_seed(2)) < 0.15 if ragged else None
+    hx = tuple(part.unsqueeze(0) for part in start)
+    y, final = layer(x, hx if cell.parts > 1 else hx[0], lengths=lengths, resets=resets)
+    final = final if isinstance(final, tuple) else (final,)
+    parameters = dict(cell.named_parameters())
+    expected, last = cell_equations.loop(name, parameters, start, x, lengths, resets)
+    assert build.unavailable() is not None or was_fused(layer)
+    assert apart(y, expected[0]) < 1e-12
+    for given, wanted in zip(final, last, strict=True):
+        assert apart(given[0], wanted) < 1e-12
+    weights = [draw(*y.shape), *(draw(batch, cell.hidden_size) for _ in final)]
+    leaves = [x, *start, *parameters.values()]
+    given = gradients(sum((w * v).sum() for w, v in zip(weights, (y, *(f[0] for f in final)), strict=True)), leaves)
+    wanted = gradients(sum((w * v).sum() for w, v in zip(weights, (expected[0], *last), strict=True)), leaves)
+    for grad, truth in zip(given, wanted, strict=True):
+        assert apart(grad, truth) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["LayerNormGRU", "SLSTM", "CfC"])
+def test_float32_is_no_worse_than_the_loop_in_float32(name: str) -> None:
+    exact = make(name)
+    cell = make(name, torch.float32)
+    x = draw(300, 2, INPUTS)
+    start = tuple(torch.zeros(2, cell.hidden_size) for _ in range(cell.parts))
+    states, report = tl.unroll(cell, start if cell.parts > 1 else start[0], x.float())
+    assert "not fused" not in report.reason or build.unavailable() is not None
+    y = states[0] if cell.parts > 1 else states
+    with torch.no_grad():
+        truth = cell_equations.loop(name, dict(exact.named_parameters()), tuple(s.double() for s in start), x)[0][0]
+        plain = cell_equations.loop(name, dict(cell.named_parameters()), start, x.float())[0][0]
+    error, unavoidable = ((value.double() - truth).abs().max() for value in (y.detach(), plain))
+    assert error <= 2 * unavoidable + 2e-6
+
+
+@pytest.mark.parametrize("name", ["LayerNormLSTM", "LiGRU"])
+def test_layers_and_directions_are_stacked_as_torchs(name: str) -> None:
+    layer = tl.Layer(make(name), num_layers=2, bidirectional=True, batch_first=True).double()
+    x, lengths = draw(3, 11, INPUTS), torch.tensor([11, 4, 7])
+    y, final = layer(x, lengths=lengths)
+    h = x.transpose(0, 1)
+    for depth in range(2):
+        sides = []
+        for direction in range(2):
+            cell = layer.cells[2 * depth + direction]
+            zeros = tuple(torch.zeros(3, cell.hidden_size, dtype=torch.float64) for _ in range(cell.parts))
+            seen = h if direction == 0 else backwards(h, lengths)
+            states, last = cell_equations.loop(name, dict(cell.named_parameters()), zeros, seen, lengths)
+            sides.append(states[0] if direction == 0 else backwards(states[0], lengths))
+            given = final if isinstance(final, tuple) else (final,)
+            for part, wanted in zip(given, last, strict=True):
+                assert apart(part[2 * depth + direction], wanted) < 1e-11
+        h = torch.cat(sides, -1)
+    assert apart(y, h.transpose(0, 1)) < 1e-11
+
+
+def backwards(x: Tensor, lengths: Tensor) -> Tensor:
+    return torch.stack(
+        [torch.cat([x[:length, b].flip(0), x[length:, b]]) for b, length in enumerate(lengths.tolist())], 1
+    )
+
+
+def test_dropout_is_between_layers_and_in_training_alone() -> None:
+    layer = tl.Layer(make("LiGRU"), num_layers=2, dropout=1.0).double()
+    x = draw(9, 2, INPUTS)
+    silenced, heard = layer(x)[0], layer.eval()(x)[0]
+    assert apart(silenced, heard) > 1e-3
+    assert apart(tl.Layer(layer.cells[1])(torch.zeros(9, 2, 17, dtype=torch.float64))[0], silenced) < 1e-12
+
+
+def test_a_state_dict_moves_to_another_layer() -> None:
+    first, second = (tl.Layer(make("CTRNN"), num_layers=2).double() for _ in "ab")
+    x = draw(9, 2, INPUTS)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(x)[0], second(x)[0])
+
+
+def test_padding_is_not_looked_at() -> None:
+    layer = tl.Layer(make("LayerNormGRU"))
+    x, lengths = draw(9, 2, INPUTS), torch.tensor([9, 4])
+    spoiled = x.clone()
+    spoiled[4:, 1] = torch.nan
+    (y, _), (z, _) = layer(x, lengths=lengths), layer(spoiled, lengths=lengths)
+    assert torch.equal(y, z)
+    z.sum().backward()
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: tl.Layer(nn.Linear(2, 2)), "initial"),
+        (lambda: tl.Layer(cells.CTRNN(2, 3), num_layers=0), "num_layers"),
+        (lambda: tl.Layer(cells.CTRNN(2, 3), dropout=2.0), "dropout"),
+        (lambda: cells.SLSTM(2, 6, heads=4), "heads must divide the 6 units"),
+        (lambda: cells.CTRNN(0, 3), "input_size"),
+        (lambda: cells.CTRNN(2, 3, rate=1.0), "rate"),
+        (lambda: tl.Layer(cells.CTRNN(2, 3))(torch.randn(4)), "shape"),
+        (lambda: tl.Layer(cells.CTRNN(2, 3))(torch.randn(4, 2, 2), torch.zeros(1, 2, 4)), "expected"),
+        (lambda: tl.Layer(cells.CTRNN(2, 3))(torch.randn(0, 2, 2)), "no time steps"),
+    ],
+)
+def test_what_is_wrong_is_said(wrong: object, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        wrong()

@@ -13,13 +13,12 @@ import tyro
 from torch import Tensor
 
 from timeloom.app.cli.display import CONSOLE
-from timeloom.app.data import load
 from timeloom.app.device import device_of
 from timeloom.app.files import need_folder, write_text
 from timeloom.app.train import checkpoint
 from timeloom.app.train.checkpoint import Checkpoint
 from timeloom.app.train.config import at_least
-from timeloom.app.train.inference import answer, check_channels, compare, restore
+from timeloom.app.train.inference import answer, compare, data_of, restore
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     at_least("batch", options.batch, 1)
     loaded = checkpoint.load(options.run)
     model = restore(loaded, device_of(options.device), options.solver)
-    table = load(options.data)
-    check_channels(loaded, table)
+    table = data_of(loaded, options.data)
     answers = answer(model, table.records, loaded, options.batch)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -30,7 +29,7 @@ from timeloom.app.train.model import solver_of
 from timeloom.app.train.ranks import Alone, joined
 from timeloom.app.train.run_folder import REPORT, SUMMARY, claimed, new_folder
 from timeloom.app.train.run_report import write_report
-from timeloom.app.train.summary import summarize
+from timeloom.app.train.summary import command_line, summarize
 from timeloom.app.train.trainer import Trainer
 
 RESUMED = ("--epochs", "--patience")
@@ -206,8 +205,9 @@ def _prepare(
 
 
 def _heading() -> str:
-    command = " ".join(["timeloom", *sys.argv[1:]])
-    return f"timeloom {timeloom.__version__}, {datetime.now():%Y-%m-%d %H:%M}\n{command}\nAgain: --config THIS_FILE"
+    return (
+        f"timeloom {timeloom.__version__}, {datetime.now():%Y-%m-%d %H:%M}\n{command_line()}\nAgain: --config THIS_FILE"
+    )
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str | None:

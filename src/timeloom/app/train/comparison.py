@@ -57,35 +57,34 @@ class TorchBeside:
                 synchronize(model.offset.device)
                 return TorchStep(time.perf_counter() - begin, loss, threads)
 
-        allowed = torch.get_num_threads()
-        if self._threads is not None:
-            return run(share, self._threads)
-        self.expected = expected_seconds(share, lambda part: run(part, allowed).seconds)
-        if self.expected > left:
-            return None
-        self.expected = None
-        found = run(share, allowed)
-        if (
-            allowed > 1
-            and share.batch is not None
-            and share.batch.inputs.device.type == "cpu"
-            and 3 * found.seconds < left
-        ):
-            found = min(found, run(share, 1), key=lambda one: one.seconds)
-        self._threads = found.threads
-        return found
+        if self._threads is None:
+            self._threads, self.expected = choose(share, lambda part, threads: run(part, threads).seconds)
+            if self.expected > left:
+                return None
+            self.expected = None
+        return run(share, self._threads)
 
 
-def expected_seconds(share: Share, seconds_of: Callable[[Share], float]) -> float:
-    """How long torch would take over a batch, by its first steps: packed sequences cost it their length squared."""
+def choose(share: Share, seconds_of: Callable[[Share, int], float]) -> tuple[int, float]:
+    """The number of threads with which torch is faster, and about how long it takes over the whole batch.
+
+    It is tried on the first steps of the batch. Torch's packed sequences cost their length squared, so how the time
+    grows is measured, too.
+    """
     assert share.batch is not None
-    steps = len(share.batch.inputs)
-    if steps <= 4 * FIRST_STEPS:
-        return 0.0
-    seconds_of(first_steps(share, FIRST_STEPS))  # libraries load
-    short, longer = (seconds_of(first_steps(share, count)) for count in (FIRST_STEPS, 2 * FIRST_STEPS))
-    power = min(max(math.log2(longer / short), 1.0), 2.0)
-    return float(longer * (steps / (2 * FIRST_STEPS)) ** power)
+    steps, allowed = len(share.batch.inputs), torch.get_num_threads()
+    begin = first_steps(share, FIRST_STEPS)
+    on_cpu = share.batch.inputs.device.type == "cpu"
+    seconds_of(begin, allowed)  # libraries load
+    times = {
+        count: min(seconds_of(begin, count) for _ in range(2)) for count in ({1, allowed} if on_cpu else {allowed})
+    }
+    threads = min(times, key=lambda count: times[count])
+    if steps <= 2 * FIRST_STEPS:
+        return threads, times[threads] * steps / FIRST_STEPS
+    longer = min(seconds_of(first_steps(share, 2 * FIRST_STEPS), threads) for _ in range(2))
+    power = min(max(math.log2(longer / times[threads]), 1.0), 2.0)
+    return threads, float(longer * (steps / (2 * FIRST_STEPS)) ** power)
 
 
 def first_steps(share: Share, steps: int) -> Share:

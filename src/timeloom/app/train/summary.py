@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
+import sys
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 import torch
 
+import timeloom
 from timeloom.app.data.records import NUMERIC, Task
 from timeloom.app.machine import Load
 from timeloom.app.train.objective import Score, quality_name, quality_text
@@ -71,6 +75,10 @@ class Summary:
     """Of numbers: pairs of the true one and the answer, a part of them where there are many."""
     load: dict[str, Any]
     """Cores, threads of torch, and the cores that other programs used meanwhile."""
+    made: str
+    """When the run ended."""
+    version: str
+    command: str
     device: str
     threads: int
     """Of each process."""
@@ -88,7 +96,7 @@ class Summary:
         ]
         if (warning := self.warning()) is not None:
             lines.append(warning)
-        return [*lines, self.time_words(), self.parallel_words(), Load(**self.load).words()]
+        return [*lines, self.time_words(), self.parallel_words(), self.load_words()]
 
     def warning(self) -> str | None:
         """That nothing was learned, where that is so."""
@@ -131,6 +139,10 @@ class Summary:
             f"in {self.most_sweeps} sweeps at most{back}."
         )
 
+    def load_words(self) -> str:
+        """What else the machine was busy with."""
+        return Load(**self.load).words()
+
     def _together(self) -> str:
         return f", {self.processes} processes together" if self.processes > 1 else ""
 
@@ -141,6 +153,11 @@ class Summary:
         if self.speedup < 1:
             return f"{self.speedup:.2f} times the speed of {self.beside}"
         return f"{self.speedup:.1f}x faster a step than {self.beside}"
+
+
+def command_line() -> str:
+    """What the user typed."""
+    return shlex.join(["timeloom", *sys.argv[1:]])
 
 
 def duration(seconds: float) -> str:
@@ -190,6 +207,9 @@ def summarize(trainer: Trainer, score: Score) -> Summary:
         mean_error=score.absolute_sum / max(score.count, 1) if splits.task in NUMERIC else None,
         answers=_some_answers(score),
         load=asdict(trainer.load.read()),
+        made=f"{datetime.now():%Y-%m-%d %H:%M}",
+        version=timeloom.__version__,
+        command=command_line(),
         device=str(trainer.device),
         threads=torch.get_num_threads(),
         processes=trainer.ranks.size,

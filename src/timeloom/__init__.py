@@ -10,9 +10,8 @@ from timeloom.report import ConvergenceError, GradientCheck, SolveReport
 from timeloom.scan import linear_scan
 from timeloom.solve.warm import WarmStarts
 from timeloom.unroll import unroll
+from timeloom.version import VERSION as __version__
 from timeloom.windows import windowed
-
-__version__ = "0.1.0"
 
 __all__ = [
     "GRU",

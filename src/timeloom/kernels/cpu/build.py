@@ -1,6 +1,6 @@
-"""Builds the C kernels once with the machine's own compiler, and loads them.
+"""Loads the C kernels: those of the wheel (`packaged.py`), or else built once with the machine's own compiler.
 
-The library lands in the user's cache (`kernels/cache.py`) under a name that holds a digest of source, flags, compiler
+The library that is built lands in the user's cache (`kernels/cache.py`) under a name that holds a digest of source, flags, compiler
 and processor, so a change of any of them builds anew. Where there is no compiler, nothing is lost but speed: sweeps run
 in torch.
 """
@@ -19,11 +19,11 @@ import subprocess
 from pathlib import Path
 
 from timeloom.kernels import cache, faults
+from timeloom.kernels.cpu import packaged
+from timeloom.kernels.cpu.packaged import SOURCES
 
-SOURCES = [Path(__file__).with_name("kernels.c"), Path(__file__).parents[2] / "scan" / "cpu_scan.c"]
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
-FLAGS = ["-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp"]
-FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+FLAGS = [*packaged.FLAGS, "-march=native", "-shared"]
 
 
 class KernelBuildError(RuntimeError):
@@ -50,14 +50,18 @@ def _load() -> ctypes.CDLL | str:
     if os.environ.get("TIMELOOM_NATIVE", "1") == "0":
         return "switched off by TIMELOOM_NATIVE=0"
     try:
-        compiler = _compiler()
-        loaded = cache.fetch(f"cpu-{_digest(compiler)}", "so", functools.partial(_build, compiler), _open)
+        loaded = packaged.library() or _built_here()
         loaded.timeloom_jump.restype = ctypes.c_float
         return loaded
     except (KernelBuildError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         faults.tell(f"no compiled kernels on this CPU ({first})", "sweeps run in torch: same results, slower")
         return str(error)
+
+
+def _built_here() -> ctypes.CDLL:
+    compiler = _compiler()
+    return cache.fetch(f"cpu-{_digest(compiler)}", "so", functools.partial(_build, compiler), _open)
 
 
 def _compiler() -> list[str]:

@@ -10,8 +10,10 @@ from timeloom.report import ConvergenceError, GradientCheck, SolveReport
 from timeloom.scan import linear_scan
 from timeloom.solve.warm import WarmStarts
 from timeloom.unroll import unroll
-from timeloom.version import VERSION as __version__
+from timeloom.version import VERSION
 from timeloom.windows import windowed
+
+__version__ = VERSION
 
 __all__ = [
     "GRU",

@@ -1,6 +1,6 @@
 """Loads the C kernels: those of the wheel (`packaged.py`), or else built once with the machine's own compiler.
 
-The library that is built lands in the user's cache (`kernels/cache.py`) under a name that holds a digest of source, flags, compiler
+What is built lands in the user's cache (`kernels/cache.py`) under a name that holds a digest of source, flags, compiler
 and processor, so a change of any of them builds anew. Where there is no compiler, nothing is lost but speed: sweeps run
 in torch.
 """

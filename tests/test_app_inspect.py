@@ -73,7 +73,7 @@ def test_the_timeline_draws_chunks_and_their_warm_ups() -> None:
     svg = timeline([("forward", shooting), ("backward", SolveReport.sequential(1000, "short"))], 1000)
     blue, orange = (svg.count(f'rx="2" fill="{colour}"') for colour in ("#0b66b0", "#d9730d"))
     assert (blue, orange) == (10, 9)  # the first chunk starts where it must
-    assert "all steps, one after the other" in svg
+    assert "all steps in one chunk" in svg
     many = SolveReport("deer", 1, 3, (0.0,), 1e-6, True, False, None, 0.0)
     assert "1,000 chunks of 1" in timeline([("forward", many)], 1000)
 

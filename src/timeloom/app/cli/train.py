@@ -27,7 +27,7 @@ from timeloom.app.train.defaults import fitted
 from timeloom.app.train.folds import FOLD, summarize_folds
 from timeloom.app.train.model import solver_of
 from timeloom.app.train.ranks import Alone, joined
-from timeloom.app.train.run_folder import REPORT, SUMMARY, claimed, new_folder
+from timeloom.app.train.run_folder import REPORT, SUMMARY, claimed, new_folder, refuse_taken
 from timeloom.app.train.run_report import write_report
 from timeloom.app.train.summary import command_line, summarize
 from timeloom.app.train.trainer import Trainer
@@ -139,6 +139,8 @@ def _run(config: TrainConfig, words: list[str], folder: Path, start: Checkpoint 
         splits = split(table, config.valid_fraction, config.test_fraction, config.seed, config.pool, fold)
     ranks.check([splits.train, splits.valid, splits.test])
     with claimed(folder) if ranks.first else nullcontext():
+        if start is None and ranks.first:
+            refuse_taken(folder)  # another training may have been here while the data were read
         return train(_prepare(config, words, splits, folder, start, ranks))
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from timeloom.app.errors import InputError
+from timeloom.app.train import checkpoint
 from timeloom.app.train.checkpoint import LAST
 
 SUMMARY, REPORT = "summary.json", "report.html"
@@ -18,8 +19,7 @@ def new_folder(data: str, out: str) -> Path:
     """Where a new run goes: the folder asked for, or a new one in runs/ that no other run has."""
     if out:
         folder = Path(out)
-        if (folder / LAST).exists():
-            raise InputError(f"{folder} holds a run already: go on with --resume {folder}, or choose another --out")
+        refuse_taken(folder)
         return folder
     name = Path(data.partition(":")[0]).stem or "run"
     stem = Path(f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}")
@@ -33,6 +33,13 @@ def new_folder(data: str, out: str) -> Path:
             raise InputError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from None
         return folder
     raise InputError(f"{stem} and all folders of its name are taken; choose another --out")
+
+
+def refuse_taken(folder: Path) -> None:
+    """A folder in which a training got somewhere is not begun anew."""
+    path = folder / LAST
+    if path.exists() and checkpoint.load(path).progress.step:
+        raise InputError(f"{folder} holds a run already: go on with --resume {folder}, or choose another --out")
 
 
 @contextmanager

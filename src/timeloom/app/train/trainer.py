@@ -70,6 +70,7 @@ class Trainer:
                 self.model.fit_scale(splits.train)
         else:
             self._restore(resume)
+        self._kept = self.progress.step
         self.per_epoch = math.ceil(len(splits.train) / config.optim.batch)
         self.total = self.per_epoch * config.optim.epochs
         self.board = Board(folder, self.progress.step) if config.tensorboard and self.ranks.first else None
@@ -154,10 +155,10 @@ class Trainer:
         self.interrupted = self.ranks.anywhere(self._asked_to_stop)
 
     def _diverged(self, sign: str) -> InputError:
-        kept = f"; the weights of the last checkpoint are in {self.folder / LAST}"
+        kept = f"; the weights of step {self._kept} are in {self.folder / LAST}"
         return InputError(
             f"{sign}: the training diverged. Lower --lr (now {self.config.optim.lr:g}) or --clip"
-            f"{kept if (self.folder / LAST).is_file() else ', and start it again'}"
+            f"{kept if self._kept else ', and start it again'}"
         )
 
     def _share_of(self, step: int) -> Share:
@@ -256,6 +257,7 @@ class Trainer:
         if self.ranks.first:
             with self.resumable():
                 checkpoint.save(self.folder / name, self._checkpoint(weights_only))
+            self._kept = self.progress.step if name == LAST else self._kept
 
     @contextmanager
     def resumable(self) -> Iterator[None]:

@@ -107,7 +107,7 @@ def check_names(names: Sequence[str], wanted: Sequence[str], where: str) -> None
     twice = sorted({name for name in names if names.count(name) > 1 and name})
     if twice:
         raise InputError(f"{where}: several columns are named {twice[0]!r}; rename them")
-    if "" in names and not wanted:
+    if "" in names and not any(wanted):
         at = list(names).index("")
         others = ",".join(name for name in names if name)
         raise InputError(

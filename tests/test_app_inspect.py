@@ -84,7 +84,7 @@ def test_what_auto_learned_of_the_memory_grows_with_it(one_thread: None) -> None
     assert long.memory[0][1] is not None
     assert short.memory[0][1] < long.memory[0][1]
     words = " ".join(short.words())
-    assert "auto, layer 1 forward: cut 2,000 steps into" in words
+    assert "auto, layer 1 forward: ran 2,000 steps in parallel over" in words
     assert f"after about {short.memory[0][1]:,} of 2,000 steps" in words
     assert "Fastest on this batch" in words
 
@@ -107,7 +107,7 @@ def test_the_same_words_are_said_once() -> None:
     report = SolveReport.sequential(10, "as asked")
     (told,) = of_reports([("layer 1", report), ("layer 2", report)], 10)
     assert told[0] == "layer 1 forward, layer 2 forward"
-    assert "one after the other" in told[1]
+    assert "ran 10 steps in one chunk" in told[1]
 
 
 def test_inspect_writes_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,10 +127,7 @@ def describe(report: SolveReport, length: int) -> str:
         text = f"ran {length:,} steps in one chunk ({report.solver})"
     else:
         sweeps = "1 sweep" if report.iterations == 1 else f"{report.iterations} sweeps"
-        text = (
-            f"ran {length:,} steps in parallel over {chunks:,} chunks of {report.chunk}, "
-            f"{sweeps} of {report.solver}"
-        )
+        text = f"ran {length:,} steps in parallel over {chunks:,} chunks of {report.chunk}, {sweeps} of {report.solver}"
         if report.residuals:
             text += (
                 f"; the largest jump left between two chunks is {report.residuals[-1]:.1e} "

@@ -136,7 +136,7 @@ class Summary:
         back = f"; {self.fallbacks} solves were finished in one chunk" if self.fallbacks else ""
         return (
             f"{self.parallel_share:.0%} of the steps ran in parallel over up to {self.most_chunks:,} chunks of time, "
-            f"in {self.most_sweeps} sweeps at most{back}."
+            f"in {self.most_sweeps} sweep{'' if self.most_sweeps == 1 else 's'} at most{back}."
         )
 
     def load_words(self) -> str:

@@ -219,7 +219,7 @@ def test_defaults_follow_the_data(tmp_path: Path) -> None:
     assert (chosen.optim.batch, chosen.optim.epochs, chosen.model.bidirectional) == (4, 120, True)
     long = replace(few, train=replace(few.train, series=[torch.zeros(100_000, 2)] * len(few.train)))
     chosen = fitted(TrainConfig(), long).config
-    assert (chosen.optim.epochs, chosen.model.layers, chosen.model.bidirectional) == (66, 1, False)
+    assert (chosen.optim.epochs, chosen.model.layers, chosen.model.bidirectional) == (50, 1, False)
     assert fitted(replace(TrainConfig(), preset="hmdb6"), few).config.model == TrainConfig().model
     assert fitted(TrainConfig(), replace(few, source="turning")).config == TrainConfig()
 
@@ -309,7 +309,7 @@ def test_a_stream_answers_as_the_whole_series(options: list[str], tmp_path: Path
     model = restore(loaded, torch.device("cpu"))
     x = torch.randn(50, 2, 4)
     stream = Stream(model, batch=2)
-    found = torch.cat([stream.feed(part) for part in x.split([1, 7, 30])])
+    found = torch.cat([stream.feed(part) for part in x[:38].split([1, 7, 30])])
     stream.save(tmp_path / "state")
     again = Stream(model, batch=2)
     again.restore(tmp_path / "state")

@@ -1,4 +1,4 @@
-"""Kernels that come compiled with a wheel: made for each kind of processor, chosen at run time, with torch's threads."""
+"""Kernels that come compiled with a wheel: made for several kinds of processors, run on the threads of torch."""
 
 from __future__ import annotations
 

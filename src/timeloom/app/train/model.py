@@ -1,6 +1,7 @@
-"""The network of the application: recurrent layers with what makes deep stacks of them trainable, and a head."""
+"""The network of the application: recurrent layers with what makes deep stacks of them trainable, and a head.
 
-from __future__ import annotations
+Annotations are not postponed here: TorchScript reads those of classes as they stand.
+"""
 
 from collections.abc import Iterable
 from functools import reduce
@@ -65,14 +66,15 @@ class Block(nn.Module):
         return y
 
     def _states(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """All states of the layer, timeloom's or torch's own; those of padding are of no use."""
+        """All states of the layer, timeloom's or torch's own, zero where a series has ended."""
         if not is_scripting():  # noqa: SIM102 (TorchScript does not look into this block)
             if isinstance(self.recurrent, Recurrent):
                 ours: Tensor = self.recurrent(x, lengths=lengths)[0]
                 return ours
-        if lengths is None or not self.bidirectional:  # padding comes after all real steps
+        if lengths is None or not self.bidirectional:
             states: Tensor = self.recurrent(x)[0]
-            return states
+            # One direction meets padding after all real steps: it need not be packed, which is slow on a CPU.
+            return states if lengths is None else states * _real(x, lengths).unsqueeze(-1)
         packed = pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False)
         return pad_packed_sequence(self.recurrent(packed)[0], total_length=len(x))[0]
 
@@ -118,7 +120,7 @@ class SequenceModel(nn.Module):
             answers = _mean(self.head(x), lengths)
         return self.scaled(answers)
 
-    def answers_of(self, inputs: Tensor, lengths: Tensor | None, part: Part) -> Tensor:
+    def answers_of(self, inputs: Tensor, lengths: Tensor | None, part: "Part") -> Tensor:
         """Answers to series of which this process has some steps; `part` says which and who has the others."""
         x = self.states(inputs, lengths)
         if self.per_step:
@@ -178,6 +180,9 @@ def _mean(x: Tensor, lengths: Tensor | None) -> Tensor:
     """The mean over the real steps of every series."""
     if lengths is None:
         return x.mean(dim=0)
-    ends = lengths.to(x.device)
-    real = torch.arange(len(x), device=x.device).unsqueeze(1) < ends
-    return (x * real.unsqueeze(-1)).sum(dim=0) / ends.unsqueeze(-1)
+    return (x * _real(x, lengths).unsqueeze(-1)).sum(dim=0) / lengths.to(x.device).unsqueeze(-1)
+
+
+def _real(x: Tensor, lengths: Tensor) -> Tensor:
+    """(T, B): which steps are not padding."""
+    return torch.arange(len(x), device=x.device).unsqueeze(1) < lengths.to(x.device)

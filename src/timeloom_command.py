@@ -47,9 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         meant = f"; did you mean {near[0]!r}?" if near else ""
         print(f"error: no command {command!r}; choose one of {', '.join(COMMANDS)}{meant}", file=sys.stderr)
         return 2
-    from timeloom.app.cli import run
+    try:
+        from timeloom.app.cli import run  # torch, which takes seconds
 
-    return run(command, rest)
+        return run(command, rest)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 PATIENCE = 1.5
 """Seconds that the program has to end by itself."""
 STATUS = 130
+SHOW_CURSOR = "\x1b[?25h\n"
+"""A progress bar hides it."""
 
 
 @contextmanager
@@ -59,6 +61,6 @@ def _end(last_words: Callable[[], str]) -> None:
     except Exception as error:  # nothing must keep the process alive
         text = f"stopped ({error})"
     with contextlib.suppress(Exception):
-        print(text, file=sys.stderr, flush=True)
+        print(f"{SHOW_CURSOR if sys.stderr.isatty() else ''}{text}", file=sys.stderr, flush=True)
         sys.stdout.flush()
     os._exit(STATUS)

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-PATIENCE = 1.5
+PATIENCE = 1.0
 """Seconds that the program has to end by itself."""
 STATUS = 130
 SHOW_CURSOR = "\x1b[?25h\n"

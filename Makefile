@@ -13,15 +13,20 @@ CHECKS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+RELEASE := build/release
 
-.PHONY: help demo test test-gpu lint docs bench bench-gpu clean
+.PHONY: help demo test test-gpu lint docs bench bench-gpu release-check clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 demo: $(READY) ## train a GRU on a built-in task, torch beside timeloom (under 2 minutes on 2 cores)
 	$(BIN)/timeloom train --compare 16 $(ARGS)
+	@echo
+	@echo "Next, with your own data (docs/app.md says what a folder must hold):"
+	@echo "  $(BIN)/timeloom train --data my_folder"
+	@echo "  $(BIN)/timeloom --help"
 
 test: $(READY) ## run the tests, a file at a time on every core
 	$(BIN)/python -m pytest -n auto --dist loadfile
@@ -43,6 +48,15 @@ bench: $(READY) ## measure against torch.nn on this CPU; tables, JSON and plots 
 
 bench-gpu: $(READY) ## measure against cuDNN on this machine's GPU; tables and JSON go to benchmarks/results
 	$(BIN)/python -m benchmarks.gpu $(PIECES)
+
+release-check: $(READY) ## build the wheel, install it into a fresh environment without a compiler, run the README's code there
+	rm -rf $(RELEASE)
+	$(BIN)/python -m build --outdir $(RELEASE) .
+	$(PYTHON) -m venv $(RELEASE)/venv
+	$(RELEASE)/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls $(RELEASE)/*.whl)[app]"
+	cd $(RELEASE) && env -i HOME=$(CURDIR)/$(RELEASE) PATH=$(CURDIR)/$(RELEASE)/venv/bin \
+		venv/bin/python -I $(CURDIR)/tests/installed_wheel.py $(CURDIR)/README.md
+	@echo "$$(ls $(RELEASE)/*.whl) can be released"
 
 clean: ## remove caches and build output, keep .venv
 	rm -rf build dist src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -9,6 +9,9 @@ COMMANDS = {
     "train": "train a model on a built-in task, CSV/NPY/Parquet files, a .ts file, a UEA/UCR set or video clips",
     "evaluate": "measure a trained model, with serial and parallel inference compared",
     "predict": "write a trained model's answers for new data to a CSV file",
+    "stream": "answer a series that arrives row by row, with the state carried on",
+    "export": "write a trained model for other programs: torch.export or ONNX, checked against the checkpoint",
+    "compare": "show several runs side by side",
     "inspect": "show how solvers converge on a trained model, and what auto does and why",
     "doctor": "check this machine: versions, devices, kernels, and a short self-test with a speedup",
     "bench": "run the benchmarks of a source checkout",
@@ -44,9 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         meant = f"; did you mean {near[0]!r}?" if near else ""
         print(f"error: no command {command!r}; choose one of {', '.join(COMMANDS)}{meant}", file=sys.stderr)
         return 2
-    from timeloom.app.cli import run
+    try:
+        from timeloom.app.cli import run  # torch, which takes seconds
 
-    return run(command, rest)
+        return run(command, rest)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def test_the_timeline_draws_chunks_and_their_warm_ups() -> None:
     svg = timeline([("forward", shooting), ("backward", SolveReport.sequential(1000, "short"))], 1000)
     blue, orange = (svg.count(f'rx="2" fill="{colour}"') for colour in ("#0b66b0", "#d9730d"))
     assert (blue, orange) == (10, 9)  # the first chunk starts where it must
-    assert "all steps, one after the other" in svg
+    assert "all steps in one chunk" in svg
     many = SolveReport("deer", 1, 3, (0.0,), 1e-6, True, False, None, 0.0)
     assert "1,000 chunks of 1" in timeline([("forward", many)], 1000)
 
@@ -84,7 +84,7 @@ def test_what_auto_learned_of_the_memory_grows_with_it(one_thread: None) -> None
     assert long.memory[0][1] is not None
     assert short.memory[0][1] < long.memory[0][1]
     words = " ".join(short.words())
-    assert "auto, layer 1 forward: cut 2,000 steps into" in words
+    assert "auto, layer 1 forward: ran 2,000 steps in parallel over" in words
     assert f"after about {short.memory[0][1]:,} of 2,000 steps" in words
     assert "Fastest on this batch" in words
 
@@ -107,7 +107,7 @@ def test_the_same_words_are_said_once() -> None:
     report = SolveReport.sequential(10, "as asked")
     (told,) = of_reports([("layer 1", report), ("layer 2", report)], 10)
     assert told[0] == "layer 1 forward, layer 2 forward"
-    assert "one after the other" in told[1]
+    assert "ran 10 steps in one chunk" in told[1]
 
 
 def test_inspect_writes_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

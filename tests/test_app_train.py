@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 
 from timeloom.app import cli, files
-from timeloom.app.data import load, split
+from timeloom.app.data import Batch, load, split
 from timeloom.app.errors import InputError
 from timeloom.app.train import checkpoint, comparison
 from timeloom.app.train.checkpoint import BEST, LAST, Checkpoint, Progress
 from timeloom.app.train.config import OptimConfig, TrainConfig
 from timeloom.app.train.metrics import Metrics, read
+from timeloom.app.train.ranks import Share
 from timeloom.app.train.summary import Summary
 
 SMALL = ["--data", "turning:length=128,train=16,valid=8,test=8", "--hidden", "8", "--compare", "0"]
@@ -182,31 +183,65 @@ def test_the_parallel_run_learns_what_the_sequential_one_does(tmp_path: Path) ->
         assert results[solver]["compared_steps"] == 2
 
 
-def test_torch_repeats_steps_until_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_not_begun_where_it_would_take_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "MOST_SECONDS", 0.0)
     assert train(tmp_path / "run", "--epochs", "2", "--compare", "5") == 0
-    rows = [row for row in read(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "torch"]
-    assert len(rows) == 1  # the first tells how long one takes
+    assert not [row for row in read(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "torch"]
+    summary = Summary(**json.loads((tmp_path / "run" / "summary.json").read_text()))
+    assert summary.torch_expected is not None
+    assert summary.torch_expected > 0
+    assert "were not timed: one step of theirs would take about" in summary.time_words()
 
 
-def test_the_speedup_takes_torch_at_its_fastest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(tmp_path / "run", "--epochs", "2", "--compare", "5") == 0
+@pytest.mark.parametrize(("power", "longest"), [(1.0, 16.0), (2.0, 256.0), (3.0, 256.0), (0.5, 16.0)])
+def test_torchs_time_is_foreseen_from_its_first_steps(power: float, longest: float) -> None:
+    """Packed sequences cost torch their length squared on a CPU: 16 times the steps, 256 times the time."""
+    steps = 16 * comparison.FIRST_STEPS
+    share = Share(Batch(torch.zeros(steps, 2, 1), torch.tensor([steps, 5]), torch.zeros(2)), None, 2)
+    seen = []
+
+    def seconds(part: Share, threads: int) -> float:
+        assert part.batch is not None
+        assert part.batch.lengths is not None
+        assert part.batch.lengths.tolist() == [len(part.batch.inputs), 5]
+        seen.append(len(part.batch.inputs))
+        return (len(part.batch.inputs) / comparison.FIRST_STEPS) ** power * (1.0 if threads == 1 else 3.0)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        threads, expected = comparison.choose(share, seconds)
+    finally:
+        torch.set_num_threads(before)
+    assert threads == 1  # with which it is faster here
+    assert max(seen) == 2 * comparison.FIRST_STEPS
+    grown = 2**power * 8 ** min(max(power, 1.0), 2.0)
+    assert expected == pytest.approx(grown)
+    assert longest / 4 <= expected <= 4 * longest
+
+
+def test_the_speedup_compares_the_same_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last batch of an epoch is smaller here: torch's time over it must not meet ours over a whole one."""
+    assert train(tmp_path / "run", "--epochs", "2", "--compare", "5", "--batch", "5") == 0
     rows = read(tmp_path / "run" / "metrics.jsonl")
-    theirs = [row["seconds"] for row in rows if row["kind"] == "torch"]
-    ours = [row["seconds"] for row in rows if row["kind"] == "step"]
+    ours = {row["step"]: row["seconds"] for row in rows if row["kind"] == "step"}
+    ratios = [row["seconds"] / ours[row["step"]] for row in rows if row["kind"] == "torch"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert len(theirs) == 5
-    assert summary["speedup"] == min(theirs) / statistics.median(ours)
-    last = capsys.readouterr().out.splitlines()[-1]
+    assert len(ratios) == 5
+    assert summary["speedup"] == pytest.approx(statistics.median(ratios))
+    assert summary["speedup_range"] == pytest.approx([min(ratios), max(ratios)])
+    lines = capsys.readouterr().out.splitlines()
     made = Summary(**summary)
-    assert last == f"Report: {tmp_path / 'run' / 'report.html'} ({made.pace()})"
+    assert lines[-1] == f"Report: {tmp_path / 'run' / 'report.html'} ({made.pace()})"
+    assert any("thread(s) on" in line and "cores" in line for line in lines)  # how busy the machine was
     assert replace(made, speedup=12.34).pace() == "12.3x faster a step than torch"
     assert replace(made, speedup=0.912).pace() == "0.91 times the speed of torch"
     assert replace(made, speedup=None).pace() == "torch was not timed"
 
 
 def test_early_stopping_keeps_the_best_weights(tmp_path: Path) -> None:
-    assert train(tmp_path / "run", "--epochs", "50", "--lr", "0.3", "--patience", "2") == 0
+    options = ["--epochs", "50", "--lr", "0.3", "--patience", "2", "--metric", "loss"]
+    assert train(tmp_path / "run", *options) == 0
     validations = [row for row in read(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "validation"]
     losses = [row["loss"] for row in validations]
     assert len(losses) < 50
@@ -275,7 +310,7 @@ def test_other_precisions_train(precision: str, tmp_path: Path) -> None:
 def test_every_cell_trains_and_answers(cell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, solver = tmp_path / "run", "shooting:chunk=16"
     assert train(run, "--epochs", "1", "--compare", "1", "--cell", cell, "--solver", solver) == 0
-    beside = "sequential" if cell == "implicit-gru" else "torch"
+    beside = "step by step" if cell == "implicit-gru" else "torch"
     assert capsys.readouterr().out.splitlines()[-1].endswith(f" {beside})")
     assert json.loads((run / "summary.json").read_text())["loss_difference"] < 1e-5
     assert cli.run("evaluate", [str(run), "--json", "--debug"]) == 0

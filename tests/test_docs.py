@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 BEFORE = {
-    "README.md": """
-        import torch
+    "docs/usage.md": """
+        import torch, timeloom as tl
         x, xs, h0 = torch.randn(300, 2, 32), torch.randn(40, 2, 5), torch.zeros(2, 5)
         model = torch.nn.Sequential(torch.nn.GRU(3, 4))
         lengths, done = torch.tensor([300, 7]), torch.rand(300, 2) < 0.1
@@ -102,6 +102,8 @@ def test_every_command_exists(name: str, words: list[str]) -> None:
     if program == "timeloom":
         command, *options = rest
         if command == "train":
+            if options[:1] == ["--config"]:  # a file of a run of the reader's
+                options = options[2:]
             if options[:1] != ["--resume"]:
                 parse(options)
         elif command != "bench":
@@ -144,20 +146,49 @@ def stored(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
 
 
+def times(ratio: float) -> str:
+    return f"{ratio:.1f}×" if ratio < 10 else f"{ratio:,.0f}×"
+
+
 def test_the_readme_tells_the_ratios_that_were_measured() -> None:
+    """Its table and the picture above it are of the same results."""
+    told = {(row[0], row[1]): row[2:] for row in table("README.md", "| | units |")}
+    on_cpu = {(row["cell"], row["units"], row["weights"]): row["ratios"] for row in stored("shares-cpu")["rows"]}
+    for cell, units, way, tail in (
+        ("GRU", 32, "timeloom", ""), ("GRU", 32, "one chunk", ", in one chunk"), ("LSTM", 32, "timeloom", ""),
+    ):  # fmt: skip
+        expected = [times(on_cpu[cell, units, weights][way]) for weights in ("fresh", "trained")]
+        assert told.pop((f"{cell}, one CPU thread{tail}", str(units))) == expected
+    fresh, trained = ({row["case"]: row["ratio"] for row in stored(name)["rows"]} for name in ("gpu", "gpu-regimes"))
+    for units in (32, 512):
+        case = f"GRU T=16384 B=1 n={units}"
+        assert told.pop(("GRU, H200", str(units))) == [
+            times(fresh[f"{case} default"]),
+            times(trained[f"{case} trained"]),
+        ]
+    assert not told
+
+
+def test_the_page_of_defaults_tells_what_was_measured() -> None:
+    from benchmarks.defaults import page
+
+    assert (ROOT / "benchmarks" / "results" / "defaults.md").read_text() == page(stored("defaults")["runs"])
+
+
+def test_the_page_of_numbers_tells_the_ratios_that_were_measured() -> None:
     measured = [
         [case["cell"], *(str(case[key]) for key in ("length", "batch", "hidden")), case["regime"]["name"], one["ratio"]]
         for one in stored("headline")["measurements"]
         for case in [one["case"]]
     ]
-    told = [[*row[:5], row[7]] for row in table("README.md", "| layer | T | B | n |")]
+    told = [[*row[:5], row[7]] for row in table("docs/numbers.md", "| layer | T | B | n |")]
     assert [row[:5] for row in told] == [row[:5] for row in measured]
     for (*_, text), (*_, ratio) in zip(told, measured, strict=True):
         assert text == (f"{ratio:.1f}×" if ratio < 10 else f"{ratio:.0f}×")
 
 
-def test_the_readme_tells_the_ratios_that_were_measured_on_a_gpu() -> None:
-    rows = {row[0].split(",")[-1].split("(")[0].strip(): row[1:] for row in table("README.md", "| units | 32 |")}
+def test_the_page_of_numbers_tells_the_ratios_that_were_measured_on_a_gpu() -> None:
+    rows = {row[0].split(",")[-1].split("(")[0].strip(): row[1:] for row in table("docs/numbers.md", "| units | 32 |")}
     for line, name, key, tail in (
         ("in a CUDA graph", "gpu", "graph_ratio", "default"),
         ("where a step costs the host 2 to 6 ms", "gpu", "ratio", "default"),

@@ -19,7 +19,7 @@ MODULES = sorted(
     if path.name != "__main__.py"
 )
 LAYERS = (
-    ("options", "report", "torch_state", "buffers"),
+    ("options", "report", "torch_state", "buffers", "version"),
     ("compile",),
     ("cells",),
     ("problem", "compile.hoist", "compile.fuse", "compile.remember"),

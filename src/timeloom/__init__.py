@@ -10,9 +10,10 @@ from timeloom.report import ConvergenceError, GradientCheck, SolveReport
 from timeloom.scan import linear_scan
 from timeloom.solve.warm import WarmStarts
 from timeloom.unroll import unroll
+from timeloom.version import VERSION
 from timeloom.windows import windowed
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "GRU",

@@ -124,20 +124,17 @@ def describe(report: SolveReport, length: int) -> str:
     """What one solve over `length` steps did, and why."""
     chunks = -(-length // report.chunk)
     if report.solver == "sequential" or chunks == 1:
-        text = f"ran all {length:,} steps one after the other ({report.solver})"
+        text = f"ran {length:,} steps in one chunk ({report.solver})"
     else:
         sweeps = "1 sweep" if report.iterations == 1 else f"{report.iterations} sweeps"
-        text = (
-            f"cut {length:,} steps into {chunks:,} chunks of {report.chunk} and ran them all at once, "
-            f"{sweeps} of {report.solver}"
-        )
+        text = f"ran {length:,} steps in parallel over {chunks:,} chunks of {report.chunk}, {sweeps} of {report.solver}"
         if report.residuals:
             text += (
                 f"; the largest jump left between two chunks is {report.residuals[-1]:.1e} "
                 f"(tolerance {report.tolerance:.0e})"
             )
         if report.fell_back:
-            text += "; the sweeps did not contract, so the rest was run one step after the other"
+            text += "; the sweeps did not contract, so the rest was run in one chunk"
     return f"{text}. Why: {report.reason}." if report.reason else f"{text}."
 
 

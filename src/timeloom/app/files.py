@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import math
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from timeloom.app.errors import InputError
 
@@ -31,10 +34,7 @@ def write_whole(path: Path, data: bytes) -> None:
     except OSError as error:
         whole = "The file that was there before is whole: " if path.is_file() else ""
         todo = "make room" if error.errno in NO_ROOM else "name a file in a folder that can be written to"
-        raise InputError(
-            f"cannot write {path}: {error.strerror or error}. {whole}{todo}, and run it again (a training goes on with "
-            f"--resume)"
-        ) from error
+        raise InputError(f"cannot write {path}: {error.strerror or error}. {whole}{todo}, and run it again") from error
     _keep_name(path.parent)
 
 
@@ -49,6 +49,20 @@ def need_folder(path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """The same for text."""
     write_whole(path, text.encode())
+
+
+def write_json(path: Path, values: Any) -> None:
+    """The same for numbers and texts. What is not a finite number is null: JSON has no NaN."""
+    write_text(path, json.dumps(finite(values), indent=2, allow_nan=False) + "\n")
+
+
+def finite(values: Any) -> Any:
+    """The same with None in the place of numbers that are not finite."""
+    if isinstance(values, dict):
+        return {key: finite(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def _umask() -> int:

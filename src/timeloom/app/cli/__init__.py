@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 from timeloom.app.errors import InputError
+from timeloom.app.interrupt import obeyed
 
 LIBRARIES = ("numpy", "rich", "safetensors", "tyro")
 WAIT = 15.0
@@ -19,9 +20,10 @@ def run(command: str, arguments: Sequence[str]) -> int:
     """Runs a command; the exit status. `--debug` lets errors through with their traceback."""
     words = [word for word in arguments if word != "--debug"]
     try:
-        module = importlib.import_module(f"timeloom.app.cli.{command}")
-        status: int = module.main(words)
-        return status
+        with obeyed():
+            module = importlib.import_module(f"timeloom.app.cli.{command}")
+            status: int = module.main(words)
+            return status
     except Exception as error:
         if len(words) < len(arguments):
             raise

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from timeloom.app.train.objective import quality_name, quality_text
+from timeloom.app.train.solved import Solved
 from timeloom.app.train.trainer import Show, Trainer
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
@@ -17,7 +19,7 @@ CONSOLE = Console(highlight=False, soft_wrap=True)
 
 @contextmanager
 def training_bar(trainer: Trainer) -> Iterator[Show]:
-    """A bar with loss, sweeps and fallbacks of the latest step, one for torch's steps, and a line for every epoch."""
+    """A bar with loss and chunks of the latest step, one for torch's steps, and a line for every epoch."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=12),
@@ -33,16 +35,11 @@ def training_bar(trainer: Trainer) -> Iterator[Show]:
             repeated = len(trainer.metrics.of("torch"))
             name, total = trainer.config.model.beside, len(trainer.compared)
             beside = progress.add_task(name, total=total, completed=repeated, latest="")
-        fallbacks = 0
 
         def show(row: dict[str, Any]) -> None:
-            nonlocal fallbacks
             if row["kind"] == "step":
-                fallbacks += row["fallbacks"]
-                latest = (
-                    f"loss {row['loss']:.4f}, {row['seconds']:.3f} s, sweeps {row['sweeps']}+"
-                    f"{row['backward_sweeps']}, fallbacks {fallbacks}"
-                )
+                solved = Solved(**{field.name: row[field.name] for field in fields(Solved)})
+                latest = f"loss {row['loss']:.4f}, {row['seconds']:.3f} s, {solved.words()}"
                 progress.update(bar, completed=row["step"], latest=latest)
             elif row["kind"] == "torch" and beside is not None:
                 latest = f"loss {row['loss']:.4f}, {row['seconds']:.3f} s (the same steps)"

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 import timeloom
 from timeloom.app.cli.display import CONSOLE
+from timeloom.app.machine import LoadMeter
 from timeloom.app.train.comparison import synchronize
 from timeloom.app.train.config import at_least
-from timeloom.kernels.cpu import build
+from timeloom.kernels.cpu import build, packaged
 from timeloom.kernels.gpu.sweeper import has_triton
 from timeloom.nn import parallelize
 from timeloom.nn.base import Recurrent
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     for name, value in facts():
         shown.add_row(name, value)
     CONSOLE.print(shown)
-    passed = True
+    passed, meter = True, LoadMeter()
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         test = self_test(device, options.steps)
         passed &= test.passed
@@ -81,6 +82,7 @@ def main(arguments: Sequence[str]) -> int:
             f"{test.error:.1e} ({'as rounding explains' if test.passed else 'TOO MUCH'})\n{device}: {test.what}",
             markup=False,
         )
+    CONSOLE.print(f"Meanwhile: {meter.read().words()}", markup=False)
     CONSOLE.print("All is well." if passed else "The results differ: please report this, with what is printed above.")
     return 0 if passed else 1
 
@@ -100,7 +102,10 @@ def facts() -> list[tuple[str, str]]:
         properties = torch.cuda.get_device_properties(index)
         rows.append((f"GPU {index}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"))
     reason = build.unavailable()
-    rows.append(("CPU kernels", "usable" if reason is None else f"not usable, sweeps run in torch: {reason}"))
+    source = "of the wheel" if packaged.library() is not None else "built here"
+    rows.append(
+        ("CPU kernels", f"usable, {source}" if reason is None else f"not usable, sweeps run in torch: {reason}")
+    )
     rows.append(("GPU kernels", _gpu_kernels()))
     return rows
 

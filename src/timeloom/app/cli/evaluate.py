@@ -12,12 +12,12 @@ import torch
 import tyro
 
 from timeloom.app.cli.display import CONSOLE
-from timeloom.app.data import Record, Table, examples, load, split
+from timeloom.app.data import Record, Table, examples, split
 from timeloom.app.device import device_of
 from timeloom.app.train import checkpoint
 from timeloom.app.train.checkpoint import Checkpoint
 from timeloom.app.train.config import at_least
-from timeloom.app.train.inference import check_channels, compare, restore, task_of
+from timeloom.app.train.inference import compare, data_of, restore, task_of
 from timeloom.app.train.objective import Score, quality_name, quality_text
 
 
@@ -49,8 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     at_least("batch", options.batch, 1)
     loaded = checkpoint.load(options.run)
     model = restore(loaded, device_of(options.device), options.solver)
-    table = load(options.data or loaded.config.data)
-    check_channels(loaded, table)
+    table = data_of(loaded, options.data)
     records = test_records(table, loaded, own=not options.data)
     labelled = examples(records, task_of(loaded), loaded.classes, table.source)
     answers, agreement = compare(model, records, loaded, options.batch)
@@ -73,7 +72,9 @@ def test_records(table: Table, loaded: Checkpoint, own: bool) -> list[Record]:
     """The run's own test series, or those that the data name as test series, or all."""
     if own:
         config = loaded.config
-        names = set(split(table, config.valid_fraction, config.test_fraction, config.seed, config.pool).test.names)
+        fold = (config.fold, config.folds)
+        parts = split(table, config.valid_fraction, config.test_fraction, config.seed, config.pool, fold)
+        names = set(parts.test.names)
         return [record for record in table.records if record.name in names]
     named = [record for record in table.records if record.split == "test"]
     return named or table.records

@@ -13,13 +13,12 @@ from rich.table import Table
 from torch.nn.utils.rnn import pad_sequence
 
 from timeloom.app.cli.display import CONSOLE
-from timeloom.app.data import load
 from timeloom.app.device import device_of
 from timeloom.app.files import need_folder
 from timeloom.app.train import checkpoint, page
 from timeloom.app.train.chart import Line, bar_chart, line_chart
 from timeloom.app.train.config import at_least
-from timeloom.app.train.inference import check_channels, restore
+from timeloom.app.train.inference import data_of, restore
 from timeloom.app.train.timeline import timeline
 from timeloom.inspection.trials import Inspection, inspect
 from timeloom.report import SolveReport
@@ -60,8 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     loaded = checkpoint.load(options.run)
     device = device_of(options.device)
     model = restore(loaded, device)
-    table = load(options.data or loaded.config.data)
-    check_channels(loaded, table)
+    table = data_of(loaded, options.data)
     series = [record.values for record in table.records[: options.batch]]
     series.sort(key=len, reverse=True)  # the first one, of which slow methods get a stretch, has no padding
     lengths = torch.tensor([len(values) for values in series])

@@ -13,13 +13,13 @@ import tyro
 from torch import Tensor
 
 from timeloom.app.cli.display import CONSOLE
-from timeloom.app.data import load
+from timeloom.app.data.records import PER_STEP
 from timeloom.app.device import device_of
 from timeloom.app.files import need_folder, write_text
 from timeloom.app.train import checkpoint
 from timeloom.app.train.checkpoint import Checkpoint
 from timeloom.app.train.config import at_least
-from timeloom.app.train.inference import answer, check_channels, compare, restore
+from timeloom.app.train.inference import answer, compare, data_of, restore
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     at_least("batch", options.batch, 1)
     loaded = checkpoint.load(options.run)
     model = restore(loaded, device_of(options.device), options.solver)
-    table = load(options.data)
-    check_channels(loaded, table)
+    table = data_of(loaded, options.data)
     answers = answer(model, table.records, loaded, options.batch)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -71,15 +70,23 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def rows(names: Sequence[str], values: Sequence[Tensor], loaded: Checkpoint) -> Iterator[Sequence[object]]:
-    """A header, then a row for each series, or for each step where steps are labelled."""
-    if not loaded.classes:
-        yield ("series", "value")
-        yield from ((name, f"{value.item():.9g}") for name, value in zip(names, values, strict=True))
-        return
-    per_step = loaded.task == "labelling"
-    probabilities = [f"p({name})" for name in loaded.classes]
-    yield ("series", *(("step",) if per_step else ()), "label", *probabilities)
+    """A header, then a row for each series, or for each step where steps have answers of their own."""
+    per_step = loaded.task in PER_STEP
+    yield header(loaded, per_step)
     for name, value in zip(names, values, strict=True):
-        for step, row in enumerate(value.softmax(-1).reshape(-1, len(loaded.classes))):
-            where = (name, step) if per_step else (name,)
-            yield (*where, loaded.classes[int(row.argmax())], *(f"{p:.6f}" for p in row.tolist()))
+        for step, row in enumerate(value.reshape(-1, value.shape[-1])):
+            yield (*((name, step) if per_step else (name,)), *row_of(row, loaded))
+
+
+def header(loaded: Checkpoint, steps: bool) -> list[str]:
+    """Names of the columns; `steps`: whether every step has a row."""
+    answers = ["label", *(f"p({name})" for name in loaded.classes)] if loaded.classes else ["value"]
+    return ["series", *(["step"] if steps else []), *answers]
+
+
+def row_of(answers: Tensor, loaded: Checkpoint) -> list[object]:
+    """One answer `(K,)`: the class and the probabilities of all, or the number."""
+    if not loaded.classes:
+        return [f"{answers.item():.9g}"]
+    shares = answers.softmax(-1)
+    return [loaded.classes[int(shares.argmax())], *(f"{share:.6f}" for share in shares.tolist())]

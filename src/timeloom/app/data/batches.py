@@ -24,7 +24,7 @@ class Batch:
     lengths: Tensor | None
     """(B,) where they differ; None where all have T steps."""
     targets: Tensor
-    """(B,), or (T, B) for a class at every step, PADDING where a series has ended."""
+    """(B,), or (T, B) for every step: PADDING or NaN where a step does not count or the series has ended."""
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
         """On a device, inputs and numeric targets in a dtype; lengths stay where the solver reads them."""
@@ -46,7 +46,8 @@ def collate(data: Examples, indices: list[int], steps: slice = ALL) -> Batch:
     series = [data.series[i][steps] for i in indices]
     targets = [data.targets[i] for i in indices]
     whole = targets[0].dim() == 0
-    stacked = torch.stack(targets) if whole else pad_sequence([t[steps] for t in targets], padding_value=PADDING)
+    padding = float("nan") if targets[0].is_floating_point() else PADDING
+    stacked = torch.stack(targets) if whole else pad_sequence([t[steps] for t in targets], padding_value=padding)
     same = bool((lengths == lengths[0]).all())
     return Batch(pad_sequence(series), None if same else lengths, stacked)
 

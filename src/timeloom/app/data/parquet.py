@@ -1,34 +1,61 @@
-"""A series from a Parquet file: rows are steps, columns channels; a column `label` holds the class of each step."""
+"""A series from a Parquet file: rows are steps, columns channels, with the special columns of CSV files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy
 import torch
 
+from timeloom.app.data.columns import check_names, gaps
+from timeloom.app.data.reading import Reading
 from timeloom.app.data.records import Record
-from timeloom.app.errors import InputError
+from timeloom.app.data.step_labels import SPECIAL, Steps
+from timeloom.app.errors import InputError, Problems
 
 
-def read_parquet(path: Path) -> Record:
-    """One file. A null is a missing value, refused later with its place."""
+def read_parquet(path: Path, reading: Reading) -> Record:
+    """One file. A null is a missing value."""
     try:
-        from pyarrow import ArrowException, float64, parquet, types
+        from pyarrow import ArrowException, float64, int64, parquet, types
     except ModuleNotFoundError:
         raise InputError(f"{path}: Parquet files need pyarrow: pip install 'timeloom[parquet]'") from None
     try:
         table = parquet.read_table(path)
     except (ArrowException, OSError) as error:
         raise InputError(f"{path}: not a whole Parquet file ({str(error).splitlines()[0]})") from None
-    steps = None
-    columns = []
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if name == "label":
-            steps = ["" if value is None else str(value) for value in column.to_pylist()]
-        elif types.is_floating(column.type) or types.is_integer(column.type) or types.is_boolean(column.type):
-            columns.append(torch.tensor(column.cast(float64()).to_numpy(), dtype=torch.float32))
-        else:
-            raise InputError(f"{path}: the column {name!r} holds {column.type}, expected numbers; remove or encode it")
-    if not columns:
+    check_names(table.column_names, (*reading.columns, reading.time), str(path))
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    texts = {
+        name: ["" if value is None else str(value) for value in columns[name].to_pylist()]
+        for name in SPECIAL
+        if name in columns
+    }
+    steps = Steps.of_texts(texts, str(path))
+    channels, problems = dict[str, numpy.ndarray](), Problems()
+    for name, column in columns.items():
+        if name in SPECIAL or not reading.takes(name):
+            continue
+        numeric = types.is_floating(column.type) or types.is_integer(column.type) or types.is_boolean(column.type)
+        with problems.noted():
+            if name == reading.time:
+                seconds = column.cast("timestamp[ns]").cast(int64()).to_numpy() / 1e9 if not numeric else column
+                channels[name] = gaps(numpy.asarray(seconds, dtype=numpy.float64), name, str(path))
+            elif numeric:
+                channels[name] = numpy.asarray(column.cast(float64()).to_numpy())
+            elif types.is_temporal(column.type):
+                raise InputError(
+                    f"{path}: the column {name!r} holds times ({column.type}): leave it out with --columns, or with "
+                    f"--time {name} take it as the time between steps"
+                )
+            else:
+                raise InputError(
+                    f"{path}: the column {name!r} holds {column.type}, expected numbers; leave it out with --columns, "
+                    f"or encode it"
+                )
+    problems.tell(str(path))
+    if not channels:
         raise InputError(f"{path}: no columns of numbers")
-    return Record(path.name, torch.stack(columns, dim=1), steps)
+    chosen = [*reading.columns, *(name for name in channels if name not in reading.columns)]
+    values = numpy.stack([channels[name] for name in chosen], axis=1).astype(numpy.float32)
+    return steps.record(path.name, torch.from_numpy(values), tuple(chosen))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from timeloom.app.errors import InputError
+from timeloom.app.errors import InputError, Problems
 
-Task = Literal["classification", "regression", "labelling"]
-"""A class for a series, a number for a series, or a class for each of its steps."""
+Task = Literal["classification", "regression", "labelling", "tracking"]
+"""A class for a series, a number for a series, a class for each of its steps, a number for each of its steps."""
+PER_STEP = ("labelling", "tracking")
+NUMERIC = ("regression", "tracking")
 Split = Literal["train", "valid", "test"]
-Label = str | float | list[str]
-"""A class, a number, or the class of each step."""
+Label = str | float | list[str] | list[float]
+"""A class, a number, the class of each step, the number of each step."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,55 @@ class Record:
     """None where it is not known, as in data to predict."""
     split: Split | None = None
     """Where the data say themselves what it is for."""
+    columns: tuple[str, ...] | None = None
+    """Names of the channels, where the file has them."""
+    counts: Tensor | None = None
+    """(T,) bool: the steps that are learned from and measured; None for all."""
+
+    def in_order(self, columns: Sequence[str], of: str) -> Record:
+        """The same with its channels in the order of `columns`, which `of` has."""
+        if self.columns is None or self.columns == tuple(columns):
+            return self
+        lacks = [name for name in columns if name not in self.columns]
+        extra = [name for name in self.columns if name not in columns]
+        if lacks or extra:
+            differs = [f"lacks {', '.join(map(repr, lacks))}"] if lacks else []
+            differs += [f"has {', '.join(map(repr, extra))} more"] if extra else []
+            raise InputError(
+                f"{self.name}: its columns are not those of {of}: it {' and '.join(differs)}; name the common ones "
+                f"with --columns"
+            )
+        order = [self.columns.index(name) for name in columns]
+        return replace(self, values=self.values[:, order].contiguous(), columns=tuple(columns))
+
+    def problem(self) -> str | None:
+        """What keeps a network from being run on it."""
+        if not len(self.values):
+            return f"{self.name} is empty; remove it"
+        if not bool(self.values.isfinite().all()):
+            step, channel = (~self.values.isfinite()).nonzero()[0].tolist()
+            named = f"channel {channel}" if self.columns is None else f"column {self.columns[channel]!r}"
+            if bool(self.values[step, channel].isnan()):
+                return f"{self.name} has a missing value at step {step}, {named}; fill it with --fill, or remove it"
+            return f"{self.name} has an infinite value at step {step}, {named}; correct or remove it"
+        if isinstance(self.label, float) and not math.isfinite(self.label):
+            return f"{self.name} has the target {self.label}; give it a number or remove it"
+        return self._step_problem() if isinstance(self.label, list) else None
+
+    def _step_problem(self) -> str | None:
+        assert isinstance(self.label, list)
+        if len(self.label) != len(self.values):
+            return f"{self.name} has {len(self.values)} steps and {len(self.label)} labels"
+        if self.counts is not None and len(self.counts) != len(self.values):
+            return f"{self.name} has {len(self.values)} steps and a mask of {len(self.counts)}"
+        counted = [True] * len(self.label) if self.counts is None else self.counts.tolist()
+        if not any(counted):
+            return f"{self.name}: its mask leaves no step to learn from; remove it"
+        for step, (label, counts) in enumerate(zip(self.label, counted, strict=True)):
+            known = math.isfinite(label) if isinstance(label, float) else label != ""
+            if counts and not known:
+                return f"{self.name} has no label at step {step}; give it one, or 0 in a column 'mask'"
+        return None
 
 
 @dataclass(frozen=True)
@@ -41,45 +93,50 @@ class Table:
     records: list[Record]
 
     def checked(self) -> Table:
-        """Itself, if a network can be run on it."""
+        """Itself with all channels in one order, if a network can be run on it; else all that is wrong with it."""
         if not self.records:
             raise InputError(f"{self.source}: no series found")
-        channels = self.records[0].values.shape[1]
-        seen: set[str] = set()
+        problems, seen, matched = Problems(), set[str](), list[Record]()
+        first = next((record for record in self.records if record.columns is not None), self.records[0])
         for record in self.records:
             if record.name in seen:
-                raise InputError(f"{self.source}: {record.name} is listed twice")
+                problems.add(f"{self.source}: {record.name} is listed twice")
             seen.add(record.name)
-            if record.values.shape[1] != channels:
-                raise InputError(
-                    f"{self.source}: {record.name} has {record.values.shape[1]} channels, {self.records[0].name} has "
-                    f"{channels}; all series need the same"
-                )
-            if not len(record.values):
-                raise InputError(f"{self.source}: {record.name} is empty; remove it")
-            if not record.values.isfinite().all():
-                step, channel = (~record.values.isfinite()).nonzero()[0].tolist()
-                raise InputError(
-                    f"{self.source}: {record.name} has a missing or infinite value at step {step}, channel {channel}; "
-                    f"fill or remove it"
-                )
-            if isinstance(record.label, float) and not math.isfinite(record.label):
-                raise InputError(
-                    f"{self.source}: {record.name} has the target {record.label}; give it a number or remove it"
-                )
-            if isinstance(record.label, list) and len(record.label) != len(record.values):
-                raise InputError(
-                    f"{self.source}: {record.name} has {len(record.values)} steps and {len(record.label)} labels"
-                )
-            if isinstance(record.label, list) and "" in record.label:
-                raise InputError(
-                    f"{self.source}: {record.name} has no label at step {record.label.index('')}; give every step one"
-                )
-        return self
+            with problems.noted():
+                matched.append(self._like(record, first))
+        problems.tell(self.source)
+        return replace(self, records=matched)
+
+    def _like(self, record: Record, first: Record) -> Record:
+        """A record with the channels of the first one."""
+        if (
+            first.columns is not None and record.columns is None and record.name.endswith(".csv")
+        ):  # arrays have no names
+            raise InputError(
+                f"{self.source}: {first.name} names its columns, {record.name} does not; give all a header or none"
+            )
+        try:
+            ordered = record.in_order(first.columns, first.name) if first.columns is not None else record
+        except InputError as error:
+            raise InputError(f"{self.source}: {error}") from None
+        if ordered.values.shape[1] != first.values.shape[1]:
+            raise InputError(
+                f"{self.source}: {record.name} has {record.values.shape[1]} channels, {first.name} has "
+                f"{first.values.shape[1]}; all series need the same"
+            )
+        found = ordered.problem()
+        if found is not None:
+            raise InputError(f"{self.source}: {found}")
+        return ordered
 
     @property
     def channels(self) -> int:
         return self.records[0].values.shape[1]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the channels; empty where the files have none."""
+        return self.records[0].columns or ()
 
 
 def as_series(values: Tensor, name: str) -> Tensor:

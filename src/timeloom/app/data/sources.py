@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from timeloom.app.data.archive import from_archive
 from timeloom.app.data.folder import INDEX, SUFFIXES, read_folder, read_series
+from timeloom.app.data.reading import EVERYTHING, Reading, filled
 from timeloom.app.data.records import Record, Split, Table
 from timeloom.app.data.ts import read_ts
 from timeloom.app.data.turning_task import Turning, turning
@@ -13,8 +15,10 @@ from timeloom.app.errors import InputError
 from timeloom.app.named_options import split_spec, with_options
 
 
-def load(source: str) -> Table:
+def load(source: str, reading: Reading = EVERYTHING) -> Table:
     """Series from `turning[:options]`, `video:FOLDER`, a file, a folder, or a set's name in the archive.
+
+    reading: which columns of files to take, and what to do with missing values.
 
     A file is a `.ts`, `.csv`, `.npy` or `.parquet`. With `NAME_TRAIN.ts` goes the `NAME_TEST.ts` beside it.
     """
@@ -23,6 +27,9 @@ def load(source: str) -> Table:
 
         return load_video(source.removeprefix("video:")).checked()
     path = Path(source)
+    holds_columns = path.suffix in SUFFIXES or (path.is_dir() and not any(path.glob("*.ts")))
+    if (reading.columns or reading.time) and not holds_columns:
+        raise InputError(f"{source} has no columns to choose from; --columns and --time are for folders of files")
     if path.is_dir():
         pairs = sorted(path.glob("*_TRAIN.ts")) or sorted(path.glob("*.ts"))
         if len(pairs) > 1:
@@ -32,11 +39,11 @@ def load(source: str) -> Table:
 
             if holds_clips(path):
                 return read_clips(path, Video()).checked()
-        return (_read_archive_files(pairs[0]) if pairs else read_folder(path)).checked()
+        return (_read_archive_files(pairs[0], reading) if pairs else read_folder(path, reading)).checked()
     if path.suffix == ".ts" and path.is_file():
-        return _read_archive_files(path).checked()
+        return _read_archive_files(path, reading).checked()
     if path.suffix in SUFFIXES and path.is_file():
-        return Table(source, None, [read_series(path)]).checked()
+        return Table(source, None, [read_series(path, reading)]).checked()
     if ":" not in source and (path.suffix or "/" in source):
         raise InputError(f"{source}: no such file or folder")
     name, options = split_spec(source)
@@ -44,10 +51,10 @@ def load(source: str) -> Table:
         return turning(with_options(Turning(), options, name))
     if options:
         raise InputError(f"{name!r} takes no options; only the built-in task 'turning' does")
-    return from_archive(name).checked()
+    return _filled(from_archive(name), reading).checked()
 
 
-def _read_archive_files(path: Path) -> Table:
+def _read_archive_files(path: Path, reading: Reading) -> Table:
     files: list[tuple[Path, Split | None]] = [(path, None)]
     if path.stem.endswith("_TRAIN"):
         files = [(path, "train")]
@@ -58,4 +65,9 @@ def _read_archive_files(path: Path) -> Table:
     for file, split in files:
         task, found = read_ts(file, split)
         records += found
-    return Table(str(path), task, records)
+    return _filled(Table(str(path), task, records), reading)
+
+
+def _filled(table: Table, reading: Reading) -> Table:
+    records = [replace(r, values=filled(r.values, reading.fill, r.name)) for r in table.records]
+    return replace(table, records=records)

@@ -36,7 +36,7 @@ class Board:
                 self._writer.add_scalar(f"{row['kind']}/{name}", row[name], row["step"])
         except OSError as error:
             raise InputError(
-                f"cannot write TensorBoard's events: {error.strerror or error}. Make room, and go on with --resume"
+                f"cannot write TensorBoard's events: {error.strerror or error}. Make room, and run it again"
             ) from error
 
     def close(self) -> None:

@@ -10,13 +10,13 @@ from statistics import fmean
 
 WIDTH, HEIGHT = 440, 290
 LEFT, RIGHT, TOP, BOTTOM = 66, 26, 44, 42
-COLOURS = (
-    "#0b66b0", "#d9730d", "#2e8b57", "#a4389a", "#c0392b", "#7a6a00",
-    "#16a0a0", "#7d7d7d", "#e377c2", "#8c564b", "#5b5bd6", "#9acd32",
-)  # fmt: skip
+COLOURS = tuple(f"var(--c{i})" for i in range(12))
+"""As the page defines them, for light and for dark screens."""
 LEGEND_ROW = 16
 MOST_POINTS = 300
 """Longer lines are thinned: more could not be told apart."""
+MOST_HOVERS = 60
+"""Points of a line that tell their value."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class Axis:
 def line_chart(
     lines: Sequence[Line], title: str, x_label: str, y_label: str, log_x: bool = False, log_y: bool = False
 ) -> str:
-    """The chart; values that a logarithmic axis cannot show are left out."""
+    """The chart, nothing where there is nothing to show; values that a logarithmic axis cannot show are left out."""
     shown = [_showable(_thinned(line), log_x, log_y) for line in lines]
     shown = [line for line in shown if line.xs]
     if not shown:
-        return f"<p>{escape(title)}: nothing was measured.</p>"
+        return ""
     x = _axis([v for line in shown for v in line.xs], log_x, LEFT, WIDTH - RIGHT)
     legend, rows = _legend(shown)
     top, height = TOP + LEGEND_ROW * (rows - 1), HEIGHT + LEGEND_ROW * (rows - 1)
@@ -158,7 +158,40 @@ def _curve(line: Line, x: Axis, y: Axis, colour: str) -> list[str]:
     parts = [f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-linejoin="round"{dash}/>']
     if line.dots or len(points) == 1:
         parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.5" fill="{colour}"/>' for a, b in points]
+    every = -(-len(points) // MOST_HOVERS)
+    for (a, b), at, value in list(zip(points, line.xs, line.ys, strict=True))[::every]:
+        parts.append(_hover(a, b, f"{line.label}: {number(value)} at {number(at)}"))
     return parts
+
+
+def _hover(x: float, y: float, text: str) -> str:
+    """A place that tells its value when the pointer rests on it."""
+    return f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="8"><title>{escape(text)}</title></circle>'
+
+
+def scatter_chart(pairs: Sequence[tuple[float, float]], title: str, x_label: str, y_label: str) -> str:
+    """Points, and the line on which both values are the same."""
+    values = [value for pair in pairs for value in pair if math.isfinite(value)]
+    if not values:
+        return ""
+    x, y = _axis(values, False, LEFT, WIDTH - RIGHT), _axis(values, False, HEIGHT - BOTTOM, TOP)
+    ends = [(x.place(v), y.place(v)) for v in (min(values), max(values))]
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" xmlns="http://www.w3.org/2000/svg">',
+        f'<text class="title" x="{LEFT - 52}" y="15">{escape(title)}</text>',
+        *_grid(x, y),
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>',
+        f'<text transform="translate(12 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">'
+        f"{escape(y_label)}</text>",
+        f'<path d="M{ends[0][0]:.1f} {ends[0][1]:.1f}L{ends[1][0]:.1f} {ends[1][1]:.1f}" fill="none" '
+        f'stroke="{COLOURS[7]}" stroke-dasharray="6 4"/>',
+    ]
+    for true, answer in pairs:
+        if math.isfinite(true) and math.isfinite(answer):
+            a, b = x.place(true), y.place(answer)
+            parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{COLOURS[0]}" fill-opacity="0.6"/>')
+            parts.append(_hover(a, b, f"true {number(true)}, predicted {number(answer)}"))
+    return "\n".join([*parts, "</svg>"])
 
 
 def _legend(lines: Sequence[Line]) -> tuple[list[str], int]:

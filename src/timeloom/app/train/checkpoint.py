@@ -34,7 +34,9 @@ class Progress:
     elapsed: float = 0.0
     """Seconds spent in training steps."""
     best_loss: float = float("inf")
-    """Lowest validation loss so far."""
+    """Validation loss of the best epoch so far."""
+    best_metric: float = float("-inf")
+    """What the metric that chooses says of it; larger is better."""
     best_epoch: int = -1
     epochs_without: int = 0
     """Epochs since then."""
@@ -54,6 +56,8 @@ class Checkpoint:
     """State of the optimiser by parameter, `<index>.<name>`; empty in a file of weights alone."""
     experience: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What `auto` had learned of each layer: with it, a resumed run takes the same sweeps as one that never stopped."""
+    columns: tuple[str, ...] = ()
+    """Names of the channels, where the data had them."""
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
@@ -65,6 +69,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "task": checkpoint.task,
         "classes": list(checkpoint.classes),
         "channels": checkpoint.channels,
+        "columns": list(checkpoint.columns),
         "progress": asdict(checkpoint.progress),
         "experience": checkpoint.experience,
     }
@@ -98,6 +103,7 @@ def load(path: Path) -> Checkpoint:
         weights=_part(tensors, "model."),
         optimizer=_part(tensors, "optimizer."),
         experience=about["experience"],
+        columns=tuple(about.get("columns", ())),
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
+from timeloom.app.data.reading import Fill, Reading
 from timeloom.app.errors import InputError
 from timeloom.options import did_you_mean
 
@@ -16,6 +15,7 @@ Cell = Literal["gru", "implicit-gru", "lstm", "rnn"]
 Pooling = Literal["mean", "last"]
 Precision = Literal["float32", "float64", "bf16"]
 Preset = Literal["default", "eigenworms", "hmdb6", "hmdb51"]
+Metric = Literal["auto", "loss", "accuracy", "balanced-accuracy", "macro-f1", "r2", "mae"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class ModelConfig:
 
     @property
     def beside(self) -> str:
-        """What runs beside for comparison: torch's layers, or the same ones in order where torch has none."""
-        return "sequential" if self.cell == "implicit-gru" else "torch"
+        """What runs beside for comparison: torch's layers, or the same ones step by step where torch has none."""
+        return "step by step" if self.cell == "implicit-gru" else "torch"
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,11 @@ class OptimConfig:
     """Series in a batch."""
     patience: int = 0
     """Epochs without a better validation after which to stop; 0 never stops early."""
+    metric: Metric = "auto"
+    """What the best epoch is best by, on the validation series; auto takes accuracy for classes, the loss for numbers.
+    Of epochs that are equal by it the latest is taken."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: a class counts in the loss as much as any other, however few series or steps it has."""
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch", 1), ("warmup", 0), ("patience", 0)):
@@ -111,12 +116,23 @@ class TrainConfig:
     """Numbers of the weights; bf16 is mixed: float32 weights, computed with under autocast."""
     seed: int = 0
     """Of weights, order, dropout and the split of the data."""
+    columns: str = ""
+    """Columns of the files to take as channels, a,b,c; by default all of them."""
+    time: str = ""
+    """Column of times, to be taken as the seconds since the step before."""
+    fill: Fill = "none"
+    """What takes the place of a missing value, channel by channel: the last value before it, a line between its
+    neighbours, the mean of the series, zero; none refuses it."""
     valid_fraction: float = 0.2
     """Share of the training series that chooses the best weights, where the data name none."""
     test_fraction: float = 0.2
     """Share of all series that measures the result, where the data name none."""
     pool: bool = False
     """Mix the data's own train, valid and test series, and split them anew by these shares."""
+    folds: int = 0
+    """k: train k times, every series being tested on once; 0 trains once."""
+    fold: int = 0
+    """Train only this one of the folds, from 1 on; 0 for all of them."""
     normalize: bool = True
     """Scale every channel to mean 0 and deviation 1 over the training series."""
     compare: int = 3
@@ -129,11 +145,20 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
 
     def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("compare", 0), ("save_every", 1), ("time_ranks", 0)):
+        for name, least in (("seed", 0), ("compare", 0), ("save_every", 1), ("time_ranks", 0), ("fold", 0)):
             at_least(name, getattr(self, name), least)
+        if self.folds < 0 or self.folds == 1:
+            raise InputError(f"--folds must be at least 2, or 0 for none, got {self.folds}")
+        if self.fold > self.folds:
+            raise InputError(f"--fold {self.fold} is none of the {self.folds} folds; give --folds too")
         for name in ("valid_fraction", "test_fraction"):
             if not 0 < getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')} must be between 0 and 1, got {getattr(self, name)}")
+
+    @property
+    def reading(self) -> Reading:
+        """How the files are to be read."""
+        return Reading.of(self.columns, self.time, self.fill)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -173,20 +198,6 @@ def preset(name: str) -> TrainConfig:
         return replace(preset("hmdb51"), preset="hmdb6", data="video:hmdb51,classes=hmdb6")
     known = get_args(Preset)
     raise InputError(f"no preset {name!r}; there are: {', '.join(known)}{did_you_mean(name, known)}")
-
-
-def read_config(path: Path) -> TrainConfig:
-    """The configuration saved with a run."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; is {path.parent} the folder of a run?") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not whole ({error}); the run cannot be continued from it") from None
-    try:
-        return TrainConfig.from_dict(values)
-    except ValueError as error:
-        raise InputError(f"{path}: {error}; put the run's own file back, or start a new run") from None
 
 
 def at_least(name: str, value: int, least: int) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from timeloom.app.data import load
+from timeloom.app.data.folder import SUFFIXES
 from timeloom.app.data.records import Record, Table, Task
 from timeloom.app.errors import InputError
+from timeloom.app.machine import NOTICEABLE, LoadMeter
 from timeloom.app.train.checkpoint import Checkpoint
 from timeloom.app.train.comparison import synchronize
 from timeloom.app.train.config import ModelConfig
@@ -41,13 +45,30 @@ def task_of(checkpoint: Checkpoint) -> Task:
     return cast(Task, checkpoint.task)
 
 
-def check_channels(checkpoint: Checkpoint, table: Table) -> None:
-    """Refuse data of another shape than the model was trained on."""
+def fitting(checkpoint: Checkpoint, table: Table) -> Table:
+    """The data with their channels in the order that the model was trained on; others are refused."""
+    expected = checkpoint.columns
+    if expected and table.columns:
+        return replace(table, records=[r.in_order(expected, "the training data") for r in table.records])
     if table.channels != checkpoint.channels:
         raise InputError(
             f"{table.source} has {table.channels} channels, the model was trained on {checkpoint.channels}; "
             f"give data like those of {checkpoint.config.data}"
         )
+    return table
+
+
+def data_of(checkpoint: Checkpoint, source: str = "") -> Table:
+    """The data that are named, by default the run's own, read as the training read them."""
+    config = checkpoint.config
+    reading = config.reading
+    if source and checkpoint.columns and not reading.columns:  # what else the files hold is of no use
+        reading = replace(reading, columns=tuple(name for name in checkpoint.columns if name != reading.time))
+    path = Path(source)
+    reading = (
+        reading if not source or path.is_dir() or path.suffix in SUFFIXES else replace(reading, columns=(), time="")
+    )
+    return fitting(checkpoint, load(source or config.data, reading))
 
 
 @dataclass(frozen=True)
@@ -73,8 +94,7 @@ def answer(model: SequenceModel, records: Iterable[Record], checkpoint: Checkpoi
         synchronize(device)
         seconds += time.perf_counter() - started
         out = out.to("cpu", torch.float64)
-        per_step = model.task == "labelling"
-        values += [out[: lengths[i], i] if per_step else out[i] for i in range(len(series))]
+        values += [out[: lengths[i], i] if model.per_step else out[i] for i in range(len(series))]
     return Answers(values, seconds)
 
 
@@ -87,15 +107,19 @@ class Agreement:
     difference: float
     """Largest difference of an answer, relative to the largest answer."""
     same: float
-    """Share of the classes that agree; 1 for a regression."""
+    """Share of the classes that agree; 1 for numbers."""
+    others: float | None = None
+    """Cores that other programs used meanwhile; None where the system does not tell."""
 
     def lines(self, model: ModelConfig) -> list[str]:
         """What was compared, in words."""
         serial, parallel = self.serial_seconds, self.parallel_seconds
+        busy = self.others is not None and self.others >= NOTICEABLE
         pace = f"{serial / parallel:.1f}x faster" if serial >= parallel else f"{parallel / serial:.1f}x slower"
         return [
             f"serial inference ({model.beside}) {serial:.3f} s, parallel {parallel:.3f} s: {pace}",
             f"answers differ by at most {self.difference:.1e} of the largest; {self.same:.1%} of them agree",
+            *([f"other programs used {self.others:.1f} cores: measure again when they have ended"] if busy else []),
         ]
 
 
@@ -106,11 +130,12 @@ def compare(
     serial_model = sequentialize(deepcopy(model))
     for each in (model, serial_model):
         answer(each, records[:1], checkpoint, size)
+    meter = LoadMeter()
     parallel, serial = (answer(each, records, checkpoint, size) for each in (model, serial_model))
     one, other = torch.cat([_rows(v) for v in parallel.values]), torch.cat([_rows(v) for v in serial.values])
-    same = 1.0 if model.task == "regression" else (one.argmax(-1) == other.argmax(-1)).double().mean().item()
+    same = 1.0 if model.numeric else (one.argmax(-1) == other.argmax(-1)).double().mean().item()
     difference = ((one - other).abs().max() / other.abs().max().clamp_min(1e-30)).item()
-    return parallel, Agreement(serial.seconds, parallel.seconds, difference, same)
+    return parallel, Agreement(serial.seconds, parallel.seconds, difference, same, meter.read().others)
 
 
 def _rows(values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from timeloom.app.errors import InputError
-from timeloom.app.files import write_text
+from timeloom.app.files import finite, write_text
 
 NAME = "metrics.jsonl"
 
@@ -35,8 +35,7 @@ class Metrics:
             self._file.flush()
         except OSError as error:
             raise InputError(
-                f"cannot write {self.path}: {error.strerror or error}. Make room, and go on with "
-                f"timeloom train --resume {self.path.parent}"
+                f"cannot write {self.path}: {error.strerror or error}. Make room, and run it again"
             ) from error
 
     def of(self, kind: str) -> list[dict[str, Any]]:
@@ -62,4 +61,4 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    return json.dumps(row) + "\n"
+    return json.dumps(finite(row), allow_nan=False) + "\n"

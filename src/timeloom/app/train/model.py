@@ -1,6 +1,7 @@
-"""The network of the application: recurrent layers with what makes deep stacks of them trainable, and a head."""
+"""The network of the application: recurrent layers with what makes deep stacks of them trainable, and a head.
 
-from __future__ import annotations
+Annotations are not postponed here: TorchScript reads those of classes as they stand.
+"""
 
 from collections.abc import Iterable
 from functools import reduce
@@ -8,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._jit_internal import is_scripting
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from timeloom.app.data.records import Task
+from timeloom.app.data.records import NUMERIC, PER_STEP, Task
 from timeloom.app.data.splits import Examples
 from timeloom.app.errors import InputError
 from timeloom.app.named_options import split_spec, with_options
@@ -47,21 +49,38 @@ class Block(nn.Module):
         self.recurrent: nn.RNNBase = layer(inputs, size, bidirectional=config.bidirectional, solver=solver)
         self.mix = nn.Linear(2 * size, size) if config.bidirectional else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
-        self.residual = config.residual
+        self.residual, self.bidirectional = config.residual, config.bidirectional
         self.after = nn.LayerNorm(size, elementwise_affine=False) if config.norm and config.residual else nn.Identity()
         self.mlp = _perceptron(size, size, size) if config.mlp else None
 
     def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         x = self.before(x)
-        y: Tensor = self.dropout(self.mix(_run(self.recurrent, x, lengths)))
+        return self.finish(x, self._states(x, lengths))
+
+    def finish(self, x: Tensor, states: Tensor) -> Tensor:
+        """What comes after the recurrence, from its input and its states."""
+        y: Tensor = self.dropout(self.mix(states))
         y = self.after(x + y if self.residual else y)
         if self.mlp is not None:
             y = y + self.mlp(y)
         return y
 
+    def _states(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        """All states of the layer, timeloom's or torch's own, zero where a series has ended."""
+        if not is_scripting():  # noqa: SIM102 (TorchScript does not look into this block)
+            if isinstance(self.recurrent, Recurrent):
+                ours: Tensor = self.recurrent(x, lengths=lengths)[0]
+                return ours
+        if lengths is None or not self.bidirectional:
+            states: Tensor = self.recurrent(x)[0]
+            # One direction meets padding after all real steps: it need not be packed, which is slow on a CPU.
+            return states if lengths is None else states * _real(x, lengths).unsqueeze(-1)
+        packed = pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False)
+        return pad_packed_sequence(self.recurrent(packed)[0], total_length=len(x))[0]
+
 
 class SequenceModel(nn.Module):
-    """Inputs `(T, B, D)` to answers: `(B, K)`, or `(T, B, K)` for a label at every step.
+    """Inputs `(T, B, D)` to answers: `(B, K)`, or `(T, B, K)` for a label or a number at every step.
 
     It carries the scale of its data.
     """
@@ -70,13 +89,14 @@ class SequenceModel(nn.Module):
     """(D,): subtracted from the inputs, which are then multiplied by `scale`."""
     scale: Tensor
     answer_offset: Tensor
-    """(): added to the answers of a regression, after they were multiplied by `answer_scale`."""
+    """(): added to answers that are numbers, after they were multiplied by `answer_scale`."""
     answer_scale: Tensor
 
     def __init__(self, config: ModelConfig, channels: int, outputs: int, task: Task, solver: Solver) -> None:
         super().__init__()
         size = config.hidden
         self.task, self.pooling = task, config.pooling
+        self.per_step, self.numeric = task in PER_STEP, task in NUMERIC
         self.register_buffer("offset", torch.zeros(channels))
         self.register_buffer("scale", torch.ones(channels))
         self.register_buffer("answer_offset", torch.zeros(()))
@@ -89,29 +109,49 @@ class SequenceModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config, size if i else first, solver) for i in range(config.layers))
         self.head = _perceptron(size, size, outputs) if config.mlp else nn.Linear(size, outputs)
 
-    def forward(self, inputs: Tensor, lengths: Tensor | None = None, part: Part | None = None) -> Tensor:
-        """Answers to whole series; to some steps of them, where `part` says which and who has the others."""
+    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Answers to whole series."""
+        x = self.states(inputs, lengths)
+        if self.per_step:
+            answers: Tensor = self.head(x)
+        elif self.pooling == "last":
+            answers = self.head(_last(x, lengths))
+        else:
+            answers = _mean(self.head(x), lengths)
+        return self.scaled(answers)
+
+    def answers_of(self, inputs: Tensor, lengths: Tensor | None, part: "Part") -> Tensor:
+        """Answers to series of which this process has some steps; `part` says which and who has the others."""
+        x = self.states(inputs, lengths)
+        if self.per_step:
+            answers: Tensor = self.head(x)
+        elif self.pooling == "last":
+            answers = self.head(part.last(x, lengths))
+        else:
+            answers = part.mean(self.head(x), lengths)
+        return self.scaled(answers)
+
+    def states(self, inputs: Tensor, lengths: Tensor | None) -> Tensor:
+        """What the last layer gives, `(T, B, n)`."""
         x: Tensor = self.encoder((inputs - self.offset) * self.scale)
         for block in self.blocks:
             x = block(x, lengths)
-        if self.task == "labelling":
-            answers: Tensor = self.head(x)
-        elif self.pooling == "last":
-            answers = self.head(_last(x, lengths) if part is None else part.last(x, lengths))
-        else:
-            x = self.head(x)
-            answers = _mean(x, lengths) if part is None else part.mean(x, lengths)
-        return answers * self.answer_scale + self.answer_offset if self.task == "regression" else answers
+        return x
+
+    def scaled(self, answers: Tensor) -> Tensor:
+        """Numbers in the scale of the targets; classes as they are."""
+        return answers * self.answer_scale + self.answer_offset if self.numeric else answers
 
     def fit_scale(self, train: Examples) -> None:
-        """Take mean and deviation of every channel, and of the targets of a regression, from the training series."""
+        """Take mean and deviation of every channel, and of targets that are numbers, from the training series."""
         steps = sum(len(values) for values in train.series)
         mean = _total(values.double().sum(dim=0) for values in train.series) / steps
         squares = _total((values.double() - mean).square().sum(dim=0) for values in train.series) / steps
         self.offset.copy_(mean)
         self.scale.copy_(1 / squares.sqrt().clamp_min(1e-6))
-        if self.task == "regression":
-            targets = torch.stack(train.targets).double()
+        if self.numeric:
+            targets = torch.cat([target.flatten() for target in train.targets]).double()
+            targets = targets[~targets.isnan()]
             self.answer_offset.copy_(targets.mean())
             self.answer_scale.copy_(targets.std(correction=0).clamp_min(1e-6))
 
@@ -123,18 +163,6 @@ class SequenceModel(nn.Module):
 def _total(parts: Iterable[Tensor]) -> Tensor:
     """Their sum, one at a time: the series of a large set do not fit into memory twice."""
     return reduce(torch.add, parts)
-
-
-def _run(layer: nn.RNNBase, x: Tensor, lengths: Tensor | None) -> Tensor:
-    """All states of a layer, timeloom's or torch's own."""
-    if lengths is None:
-        states: Tensor = layer(x)[0]
-    elif isinstance(layer, Recurrent):
-        states = layer(x, lengths=lengths)[0]
-    else:
-        packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
-        states = pad_packed_sequence(layer(packed)[0], total_length=len(x))[0]
-    return states
 
 
 def _perceptron(inputs: int, hidden: int, outputs: int) -> nn.Module:
@@ -152,6 +180,9 @@ def _mean(x: Tensor, lengths: Tensor | None) -> Tensor:
     """The mean over the real steps of every series."""
     if lengths is None:
         return x.mean(dim=0)
-    ends = lengths.to(x.device)
-    real = torch.arange(len(x), device=x.device).unsqueeze(1) < ends
-    return (x * real.unsqueeze(-1)).sum(dim=0) / ends.unsqueeze(-1)
+    return (x * _real(x, lengths).unsqueeze(-1)).sum(dim=0) / lengths.to(x.device).unsqueeze(-1)
+
+
+def _real(x: Tensor, lengths: Tensor) -> Tensor:
+    """(T, B): which steps are not padding."""
+    return torch.arange(len(x), device=x.device).unsqueeze(1) < lengths.to(x.device)

@@ -20,11 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from timeloom.app.data import Batch, Examples
 from timeloom.app.data.batches import collate
-from timeloom.app.data.records import Task
+from timeloom.app.data.records import NUMERIC, PER_STEP, Task
 from timeloom.app.errors import InputError
 from timeloom.app.train.config import TrainConfig
 from timeloom.app.train.model import SequenceModel
-from timeloom.app.train.objective import Score, loss_of
+from timeloom.app.train.objective import Score, counted, loss_of
 from timeloom.auto.experience import LayerExperience
 from timeloom.distributed import (
     RankError,
@@ -86,7 +86,9 @@ class Share:
         return Share(None if self.batch is None else self.batch.to(device, dtype), self.part, self.labels)
 
     def answers(self, model: SequenceModel, batch: Batch) -> Tensor:
-        answers: Tensor = model(batch.inputs, batch.lengths, self.part)
+        if self.part is not None:
+            return model.answers_of(batch.inputs, batch.lengths, self.part)
+        answers: Tensor = model(batch.inputs, batch.lengths)
         return answers
 
 
@@ -129,11 +131,11 @@ class Alone:
         """This process's share of a batch."""
         return Share(collate(data, indices), None, _labels(data, indices))
 
-    def backward(self, model: SequenceModel, share: Share, context: Context) -> Tensor:
+    def backward(self, model: SequenceModel, share: Share, context: Context, weights: Tensor | None) -> Tensor:
         """The loss of the whole batch; its gradients are in the parameters, those of all ranks added up."""
         assert share.batch is not None
         with context():
-            loss = loss_of(share.answers(model, share.batch), share.batch.targets, model.task)
+            loss = loss_of(share.answers(model, share.batch), share.batch.targets, model.task, weights=weights)
         loss.backward()
         return loss.detach()
 
@@ -220,13 +222,13 @@ class Ranks(Alone):
         part = Part(steps.start, self.mesh) if self._time.size > 1 else None
         return Share(collate(data, mine, steps), part, labels)
 
-    def backward(self, model: SequenceModel, share: Share, context: Context) -> Tensor:
+    def backward(self, model: SequenceModel, share: Share, context: Context, weights: Tensor | None) -> Tensor:
         loss = model.offset.new_zeros(())
         if share.batch is not None:
             with self.sharing():
                 with context():
-                    loss = loss_of(share.answers(model, share.batch), share.batch.targets, model.task, "sum")
-                    if model.task == "labelling":
+                    loss = loss_of(share.answers(model, share.batch), share.batch.targets, model.task, "sum", weights)
+                    if model.per_step:
                         loss = sum_over_time(loss, self.mesh)
                     loss = loss / share.labels
                 loss.backward()
@@ -243,15 +245,16 @@ class Ranks(Alone):
         return time_parallel(self.mesh)
 
     def counts(self, task: Task) -> bool:
-        return task == "labelling" or self._time.rank == 0
+        return task in PER_STEP or self._time.rank == 0
 
     def total(self, score: Score, data: Examples) -> Score:
-        sums = torch.tensor([score.count, score.loss_sum, *score.confusion.flatten().tolist()], dtype=torch.float64)
-        count, loss_sum, *confusion = self._world.sum(sums).tolist()
-        score.count, score.loss_sum = int(count), loss_sum
+        numbers = [score.count, score.loss_sum, score.absolute_sum, *score.confusion.flatten().tolist()]
+        count, loss_sum, absolute, *confusion = self._world.sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
+        score.count, score.loss_sum, score.absolute_sum = int(count), loss_sum, absolute
         score.confusion = torch.tensor(confusion).round().long().reshape(score.confusion.shape)
-        if score.task == "regression":
-            score.targets = [torch.stack(data.targets).double()]
+        if score.task in NUMERIC:
+            targets = torch.cat([target.flatten() for target in data.targets]).double()
+            score.targets, score.answers = [targets[~targets.isnan()]], []
         return score
 
     def experiences(self, layer: Recurrent) -> dict[int, LayerExperience]:
@@ -284,7 +287,7 @@ def joined(config: TrainConfig) -> Iterator[Alone]:
 
 
 def _labels(data: Examples, indices: list[int]) -> int:
-    return sum(data.targets[i].numel() for i in indices)
+    return max(sum(int(counted(data.targets[i]).sum()) for i in indices), 1)
 
 
 def _own_device(asked: str) -> str:

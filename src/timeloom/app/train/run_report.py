@@ -1,4 +1,4 @@
-"""report.html: what a training did, drawn and told."""
+"""report.html: what a training did, drawn and told; what matters most stands first."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from timeloom.app.data import Splits
+from timeloom.app.data.records import NUMERIC
+from timeloom.app.machine import NOTICEABLE
 from timeloom.app.train import page
-from timeloom.app.train.chart import Line, line_chart
+from timeloom.app.train.chart import Line, line_chart, scatter_chart
 from timeloom.app.train.config import TrainConfig
 from timeloom.app.train.metrics import Metrics
 from timeloom.app.train.objective import quality_name, quality_text
@@ -28,79 +30,123 @@ def write_report(path: Path, config: TrainConfig, splits: Splits, metrics: Metri
         page.heading(f"{config.model.cell.upper()} on {name}", level=1),
         page.paragraph(
             f"{splits.task}, {len(splits.train)} training, {len(splits.valid)} validation and {len(splits.test)} test "
-            f"series of {splits.channels} channels; {summary.device}, {summary.threads} CPU thread(s)",
+            f"series of {splits.channels} channel{'' if splits.channels == 1 else 's'}",
             soft=True,
         ),
-        page.tiles(_numbers(summary)),
-        *[page.paragraph(line) for line in summary.lines()],
+        page.paragraph(f"{summary.made}, timeloom {summary.version}, {summary.device}", soft=True),
+        page.code(summary.command),
+        page.tiles(headline(summary)),
+        *([page.notice(warning)] if (warning := summary.warning()) is not None else []),
+        *([page.notice(summary.load_words())] if (summary.load["others"] or 0.0) >= NOTICEABLE else []),
+        page.paragraph(summary.time_words()),
+        page.paragraph(summary.parallel_words()),
         page.heading("Learning"),
         page.charts(_learning(steps, validations, splits, summary)),
-        page.heading("Solver and time"),
+        *_answers(splits, summary),
+        page.heading("Time and chunks"),
+        page.tiles(_details(summary)),
         page.charts(_solving(steps, by_torch, summary)),
     ]
     if validations:
-        parts += [
-            page.paragraph("What the solver did in the last step:"),
-            page.told(validations[-1]["solved"]),
-        ]
-    if summary.confusion:
-        parts += [page.heading("Answers on the test series"), page.counts(splits.classes, summary.confusion)]
-    parts += [page.heading("Configuration"), page.table(_settings(config))]
+        parts += [page.paragraph("What the solver did in the last step:"), page.told(validations[-1]["solved"])]
+    parts += [page.folded("All settings", page.table(_settings(config)))]
     page.write_page(path, f"timeloom: {name}", *parts)
 
 
-def _numbers(summary: Summary) -> list[tuple[str, str]]:
+def headline(summary: Summary) -> list[page.Tile]:
+    """How good, how fast, and whether it ran in parallel."""
     task = summary.task
-    numbers = [(quality_text(task, summary.test_quality), f"test {quality_name(task)}")]
-    if summary.speedup is not None:
+    guess = "always the mean" if task in NUMERIC else "always the most frequent class"
+    found = [
+        page.Tile(
+            quality_text(task, summary.test_quality), f"test {quality_name(task)}",
+            f"{guess}: {quality_text(task, summary.baseline)}",
+        )
+    ]  # fmt: skip
+    if summary.speedup is not None and summary.speedup_range is not None:
         how = "faster a step than" if summary.speedup >= 1 else "the speed of"
-        meaning = f"{how} {summary.beside} (best of {summary.compared_steps})"
-        numbers.append((f"{summary.speedup:.1f}x", meaning))
-    return [
-        *numbers,
-        (f"{summary.seconds_a_step:.3f} s", "a training step, median"),
-        (f"{summary.steps:,}", "training steps"),
-        (str(summary.most_sweeps), "sweeps at most"),
-        (str(summary.fallbacks), "fallbacks to sequential"),
-        (f"{summary.data_share:.1%}", "of the time spent waiting for data"),
+        low, high = summary.speedup_range
+        spread = f"from {low:.1f}x to {high:.1f}x over {summary.compared_steps} steps" if low < high else "one step"
+        found.append(page.Tile(f"{summary.speedup:.1f}x", f"{how} {summary.beside}", spread))
+    else:
+        found.append(page.Tile(f"{summary.seconds_a_step:.3f} s", "a training step", f"{summary.beside} was not timed"))
+    if summary.parallel_share:
+        value, more = f"{summary.most_chunks:,} chunks", f"{summary.parallel_share:.0%} of the steps"
+        return [*found, page.Tile(value, "of time ran in parallel", more)]
+    return [*found, page.Tile("one chunk", "not cut in time", "short series are fastest so")]
+
+
+def _details(summary: Summary) -> list[page.Tile]:
+    tiles = [
+        page.Tile(f"{summary.seconds_a_step:.3f} s", "a training step, median"),
+        page.Tile(f"{summary.steps:,}", "training steps"),
+        page.Tile(f"{summary.data_share:.1%}", "of the time spent waiting for data"),
     ]
+    if summary.parallel_share:
+        tiles.append(page.Tile(str(summary.most_sweeps), "sweeps at most"))
+        tiles.append(page.Tile(str(summary.fallbacks), "solves finished in one chunk"))
+    return tiles
 
 
 def _learning(steps: Rows, validations: Rows, splits: Splits, summary: Summary) -> list[str]:
-    """Loss and quality over steps and over time; over time also the same losses at torch's pace."""
+    """Loss, quality and learning rate over steps; loss over time, with the same losses at torch's pace."""
     name = quality_name(splits.task)
-    at_torchs = []
+    losses = [_line("training", steps, "step", "loss"), _line("validation", validations, "step", "loss", dots=True)]
+    quality = [_line("validation", validations, "step", "quality", dots=True)]
+    over_time = [_line("training", steps, "elapsed", "loss")]
     if summary.torch_seconds_a_step is not None:
         times = [row["step"] * summary.torch_seconds_a_step for row in steps]
-        losses = [row["loss"] for row in steps]
-        at_torchs.append(Line(f"training at the pace of {summary.beside}", times, losses, dashed=True))
-    made = []
-    for key, label, title, more in (
-        ("step", "training step", "over steps", []),
-        ("elapsed", "training time in seconds", "over time", at_torchs),
-    ):
-        losses = [_line("training", steps, key, "loss"), _line("validation", validations, key, "loss", dots=True)]
-        made.append(line_chart([*losses, *more], f"Loss {title}", label, "loss", log_x=bool(more)))
-        quality = [_line("validation", validations, key, "quality", dots=True)]
-        made.append(line_chart(quality, f"{name.capitalize()} {title}", label, name))
-    return made
+        over_time.append(Line(f"at the pace of {summary.beside}", times, [row["loss"] for row in steps], dashed=True))
+    pace, rate = len(over_time) > 1, [_line("learning rate", steps, "step", "lr")]
+    return [
+        line_chart(losses, "Loss", "training step", "loss"),
+        line_chart(quality, name.capitalize(), "training step", name),
+        line_chart(over_time, "Loss over time", "training time in seconds", "loss", log_x=pace),
+        line_chart(rate, "Learning rate", "training step", "rate"),
+    ]
+
+
+def _answers(splits: Splits, summary: Summary) -> list[str]:
+    """The test series: each class by itself, or predicted numbers beside the true ones."""
+    parts = [page.heading("Answers on the test series")]
+    if summary.answers:
+        pairs = [(true, answer) for true, answer in summary.answers]
+        parts.append(page.paragraph(f"Mean absolute error {summary.mean_error:.4g}."))
+        return [*parts, page.charts([scatter_chart(pairs, "Predicted against true", "true", "predicted")])]
+    if not summary.confusion:
+        return []
+    rows = [
+        (name, str(sum(row)), _share(found), _share(right))
+        for name, row, found, right in zip(
+            splits.classes, summary.confusion, summary.recalls, summary.precisions, strict=True
+        )
+    ]
+    header = ("class", "true ones", "found", "right when answered")
+    return [*parts, page.table(rows, header), page.counts(splits.classes, summary.confusion)]
+
+
+def _share(value: float) -> str:
+    return "–" if value != value else f"{value:.0%}"
 
 
 def _solving(steps: Rows, by_torch: Rows, summary: Summary) -> list[str]:
+    times = [_line("timeloom", steps, "step", "seconds"), _line(summary.beside, by_torch, "step", "seconds", dots=True)]
+    made = [line_chart(times, "Time of a training step", "training step", "seconds", log_y=True)]
+    if not summary.parallel_share:
+        return made
     sweeps = [
         _line("forward", steps, "step", "sweeps"),
         _line("backward", steps, "step", "backward_sweeps", dashed=True),
     ]
-    times = [_line("timeloom", steps, "step", "seconds"), _line(summary.beside, by_torch, "step", "seconds", dots=True)]
-    residuals = [_line("residual", steps, "step", "residual")]
-    return [
-        line_chart(times, "Time of a training step", "training step", "seconds", log_y=True),
-        line_chart(sweeps, "Sweeps until converged", "training step", "sweeps"),
-        line_chart(residuals, "Largest jump left between chunks", "training step", "relative jump", log_y=True),
-    ]
+    residuals = [_line("jump", steps, "step", "residual")]
+    made.append(line_chart(sweeps, "Sweeps until converged", "training step", "sweeps"))
+    if any(row["residual"] > 0 for row in steps):
+        made.append(line_chart(residuals, "Largest jump left", "training step", "relative jump", log_y=True))
+    return made
 
 
 def _line(label: str, rows: Rows, x: str, y: str, dots: bool = False, dashed: bool = False) -> Line:
+    rows = [row for row in rows if row[x] is not None and row[y] is not None]
     return Line(label, [row[x] for row in rows], [row[y] for row in rows], dots, dashed)
 
 

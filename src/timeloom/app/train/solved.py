@@ -20,11 +20,12 @@ class Solved:
     """Largest jump left."""
     fallbacks: int
     """Solves that were finished sequentially."""
-    parallel: int
-    """Solves of the forward pass that cut time into chunks."""
+    chunks: int
+    """Chunks of time that ran side by side, the most of all layers; 1 where none was cut."""
 
     @classmethod
-    def of(cls, model: SequenceModel) -> Solved:
+    def of(cls, model: SequenceModel, steps: int) -> Solved:
+        """What the last call over `steps` steps did."""
         forward = [report for _, report in reports_of(model)]
         backward = [report.backward for report in forward if report.backward is not None]
         both = forward + backward
@@ -33,9 +34,18 @@ class Solved:
             max((r.iterations for r in backward), default=0),
             max((r.residuals[-1] for r in both if r.residuals), default=0.0),
             sum(r.fell_back for r in both),
-            sum(_in_chunks(r) for r in forward),
+            max((chunks_of(r, steps) for r in both), default=1),
         )
 
+    def words(self) -> str:
+        """What ran, in a few words."""
+        if self.chunks == 1:
+            return "one chunk"
+        back = f" (finished in one chunk {self.fallbacks} times)" if self.fallbacks else ""
+        return f"in parallel over {self.chunks:,} chunks, sweeps {self.sweeps}+{self.backward_sweeps}{back}"
 
-def _in_chunks(report: SolveReport) -> bool:
-    return report.solver != "sequential" and bool(report.residuals or report.warmup)
+
+def chunks_of(report: SolveReport, steps: int) -> int:
+    """Chunks that ran side by side."""
+    cut = report.solver != "sequential" and bool(report.residuals or report.warmup)
+    return -(-steps // report.chunk) if cut else 1

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
+import sys
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 import torch
 
-from timeloom.app.data import Splits
-from timeloom.app.data.records import Task
-from timeloom.app.train.checkpoint import Progress
-from timeloom.app.train.config import TrainConfig
-from timeloom.app.train.metrics import Metrics
+import timeloom
+from timeloom.app.data.records import NUMERIC, Task
+from timeloom.app.machine import Load
 from timeloom.app.train.objective import Score, quality_name, quality_text
+from timeloom.app.train.trainer import Trainer
 
-BESIDE = {"torch": "torch's own layers", "sequential": "the same layers one step after the other"}
+BESIDE = {"torch": "torch's own layers", "step by step": "the same layers step by step"}
+MOST_ANSWERS = 500
+"""Numbers that are drawn beside the true ones."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +39,46 @@ class Summary:
     data_share: float
     """Share of the time that training waited for its data."""
     beside: str
-    """What ran beside: torch's layers, or the same layers one step after the other where torch has none."""
+    """What ran beside: torch's layers, or the same layers step by step where torch has none."""
     torch_seconds_a_step: float | None
-    """The fastest of the steps that ran beside; None where none did."""
+    """Median of the steps that ran beside; None where none did."""
+    compared_seconds: float | None
+    """Median of ours over the same steps."""
     compared_steps: int
+    torch_threads: int | None
+    """Threads of torch's steps: the number with which it was faster."""
+    torch_expected: float | None
+    """Seconds that one step of torch's would have taken, where that was too long to be tried."""
     speedup: float | None
-    """Torch's fastest over our median: a busy machine makes it smaller, never larger."""
+    """Median over the steps that both ran of torch's time over ours."""
+    speedup_range: list[float] | None
+    """The least and the greatest of them."""
     loss_difference: float | None
     """Largest relative difference of the losses that both found from the same weights and batch."""
+    parallel_share: float
+    """Share of the training steps that ran in parallel over several chunks of time."""
+    most_chunks: int
     most_sweeps: int
     fallbacks: int
+    baseline: float
+    """Quality of always giving the same answer."""
+    metric: str
+    """What the best epoch was chosen by."""
+    classes: list[str]
+    recalls: list[float]
+    """Of each class the share that was found."""
+    precisions: list[float]
+    """Of the answers of each class the share that was right."""
+    mean_error: float | None
+    """Mean absolute error of numbers."""
+    answers: list[list[float]]
+    """Of numbers: pairs of the true one and the answer, a part of them where there are many."""
+    load: dict[str, Any]
+    """Cores, threads of torch, and the cores that other programs used meanwhile."""
+    made: str
+    """When the run ended."""
+    version: str
+    command: str
     device: str
     threads: int
     """Of each process."""
@@ -55,23 +89,59 @@ class Summary:
 
     def lines(self) -> list[str]:
         """The result in words."""
+        task = self.task
         lines = [
-            f"Test {quality_name(self.task)} {quality_text(self.task, self.test_quality)} on {self.test_series} series "
-            f"(loss {self.test_loss:.4f}, weights of epoch {self.best_epoch + 1})."
+            f"Test {quality_name(task)} {quality_text(task, self.test_quality)} on {self.test_series} series "
+            f"(loss {self.test_loss:.4f}, weights of epoch {self.best_epoch + 1}, the best by {self.metric})."
         ]
-        if self.speedup is None or self.torch_seconds_a_step is None:
-            lines.append(
-                f"A training step took {self.seconds_a_step:.3f} s{self._together()}; {BESIDE[self.beside]} were not "
-                f"timed."
+        if (warning := self.warning()) is not None:
+            lines.append(warning)
+        return [*lines, self.time_words(), self.parallel_words(), self.load_words()]
+
+    def warning(self) -> str | None:
+        """That nothing was learned, where that is so."""
+        better = self.test_quality > self.baseline
+        if better:
+            return None
+        guess = "the mean of all targets" if self.task in NUMERIC else "the most frequent class"
+        return (
+            f"Warning: this is no better than always answering {guess} ({quality_text(self.task, self.baseline)}). "
+            f"Try more --epochs, another --lr, --class-weights balanced, or look at the data."
+        )
+
+    def time_words(self) -> str:
+        """How long a step took, beside torch's."""
+        ours, theirs, together = self.compared_seconds, self.torch_seconds_a_step, self._together()
+        if self.speedup is None or ours is None or theirs is None or self.speedup_range is None:
+            why = "were not timed"
+            if self.torch_expected is not None:
+                why = f"were not timed: one step of theirs would take about {duration(self.torch_expected)}"
+            return f"A training step took {self.seconds_a_step:.3f} s{together}; {BESIDE[self.beside]} {why}."
+        agree = f"agree to {self.loss_difference:.0e}" if self.loss_difference else "are the same"
+        low, high = self.speedup_range
+        spread = f" (from {low:.1f}x to {high:.1f}x)" if self.compared_steps > 1 else ""
+        return (
+            f"{_count(self.compared_steps)} repeated by {BESIDE[self.beside]}, from the same weights: the losses "
+            f"{agree}; {theirs:.3f} s a step with {self.torch_threads} thread(s), timeloom {ours:.3f} s on the same "
+            f"steps{together}: {self.speedup:.1f}x{spread}."
+        )
+
+    def parallel_words(self) -> str:
+        """Whether steps ran parallel in time."""
+        if not self.parallel_share:
+            return (
+                "Every step ran in one chunk: such series are fastest without being cut, so no gain here comes from "
+                "parallel time."
             )
-        else:
-            agree = f"agree to {self.loss_difference:.0e}" if self.loss_difference else "are the same"
-            lines.append(
-                f"{_count(self.compared_steps)} repeated by {BESIDE[self.beside]}, from the same weights: the "
-                f"losses {agree}; {self.torch_seconds_a_step:.3f} s a step (its fastest), timeloom "
-                f"{self.seconds_a_step:.3f} s (its median{self._together()})."
-            )
-        return lines
+        back = f"; {self.fallbacks} solves were finished in one chunk" if self.fallbacks else ""
+        return (
+            f"{self.parallel_share:.0%} of the steps ran in parallel over up to {self.most_chunks:,} chunks of time, "
+            f"in {self.most_sweeps} sweep{'' if self.most_sweeps == 1 else 's'} at most{back}."
+        )
+
+    def load_words(self) -> str:
+        """What else the machine was busy with."""
+        return Load(**self.load).words()
 
     def _together(self) -> str:
         return f", {self.processes} processes together" if self.processes > 1 else ""
@@ -85,21 +155,26 @@ class Summary:
         return f"{self.speedup:.1f}x faster a step than {self.beside}"
 
 
-def summarize(
-    config: TrainConfig,
-    splits: Splits,
-    metrics: Metrics,
-    score: Score,
-    progress: Progress,
-    device: torch.device,
-    processes: int = 1,
-) -> Summary:
+def command_line() -> str:
+    """What the user typed."""
+    return shlex.join(["timeloom", *sys.argv[1:]])
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def summarize(trainer: Trainer, score: Score) -> Summary:
     """Gather what the rows of a run say."""
+    config, splits, metrics, progress = trainer.config, trainer.splits, trainer.metrics, trainer.progress
     steps = metrics.of("step")
     by_step = {row["step"]: row for row in steps}
     pairs = [(row, by_step[row["step"]]) for row in metrics.of("torch") if row["step"] in by_step]
     seconds = [row["seconds"] for row in steps]
-    ours, theirs = statistics.median(seconds), [row["seconds"] for row, _ in pairs]
+    ratios = sorted(theirs["seconds"] / ours["seconds"] for theirs, ours in pairs)
     fetching = sum(row["data_seconds"] for row in steps)
     return Summary(
         task=splits.task,
@@ -109,19 +184,49 @@ def summarize(
         confusion=score.confusion.tolist(),
         best_epoch=progress.best_epoch,
         steps=progress.step,
-        seconds_a_step=ours,
+        seconds_a_step=statistics.median(seconds),
         data_share=fetching / (fetching + sum(seconds)),
         beside=config.model.beside,
-        torch_seconds_a_step=min(theirs) if pairs else None,
+        torch_seconds_a_step=statistics.median(row["seconds"] for row, _ in pairs) if pairs else None,
+        compared_seconds=statistics.median(row["seconds"] for _, row in pairs) if pairs else None,
         compared_steps=len(pairs),
-        speedup=min(theirs) / ours if pairs else None,
+        torch_threads=pairs[-1][0]["threads"] if pairs else None,
+        torch_expected=trainer.beside.expected,
+        speedup=statistics.median(ratios) if pairs else None,
+        speedup_range=[ratios[0], ratios[-1]] if pairs else None,
         loss_difference=max(_relative(one["loss"], other["loss"]) for one, other in pairs) if pairs else None,
+        parallel_share=sum(row["chunks"] > 1 for row in steps) / len(steps),
+        most_chunks=max(row["chunks"] for row in steps),
         most_sweeps=max(max(row["sweeps"], row["backward_sweeps"]) for row in steps),
         fallbacks=sum(row["fallbacks"] for row in steps),
-        device=str(device),
+        baseline=score.baseline,
+        metric=_chosen_by(config.optim.metric, splits.task),
+        classes=list(splits.classes),
+        recalls=score.recalls.tolist() if splits.classes else [],
+        precisions=score.precisions.tolist() if splits.classes else [],
+        mean_error=score.absolute_sum / max(score.count, 1) if splits.task in NUMERIC else None,
+        answers=_some_answers(score),
+        load=asdict(trainer.load.read()),
+        made=f"{datetime.now():%Y-%m-%d %H:%M}",
+        version=timeloom.__version__,
+        command=command_line(),
+        device=str(trainer.device),
         threads=torch.get_num_threads(),
-        processes=processes,
+        processes=trainer.ranks.size,
     )
+
+
+def _chosen_by(metric: str, task: Task) -> str:
+    return metric if metric != "auto" else "loss" if task in NUMERIC else "accuracy"
+
+
+def _some_answers(score: Score) -> list[list[float]]:
+    if not score.answers:
+        return []
+    pairs = torch.stack([torch.cat(score.targets), torch.cat(score.answers)], dim=1)
+    every = -(-len(pairs) // MOST_ANSWERS)
+    found: list[list[float]] = pairs[::every].tolist()
+    return found
 
 
 def _count(steps: int) -> str:

@@ -37,8 +37,8 @@ def _row(name: str, report: SolveReport, steps: int, top: float, scale: float) -
     chunks = -(-steps // report.chunk)
     parts = [f'<text x="4" y="{top + 20}">{escape(name)}</text>']
     if chunks == 1 or chunks > MOST_CHUNKS:
-        says = "all steps, one after the other" if chunks == 1 else f"{chunks:,} chunks of {report.chunk}"
-        parts.append(_box(LEFT, top + 6, steps * scale, 20, "#7d7d7d" if chunks == 1 else "#0b66b0"))
+        says = "all steps in one chunk" if chunks == 1 else f"{chunks:,} chunks of {report.chunk}"
+        parts.append(_box(LEFT, top + 6, steps * scale, 20, "#666666" if chunks == 1 else "#0b66b0"))
         parts.append(f'<text class="on" x="{LEFT + 8}" y="{top + 20}">{escape(says)}</text>')
         return parts
     for index in range(chunks):

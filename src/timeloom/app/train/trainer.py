@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,15 @@ from timeloom.app.data.batches import order
 from timeloom.app.data.prefetch import Prefetch
 from timeloom.app.device import device_of
 from timeloom.app.errors import InputError
+from timeloom.app.machine import LoadMeter
 from timeloom.app.train import checkpoint
 from timeloom.app.train.board import Board
 from timeloom.app.train.checkpoint import BEST, LAST, Checkpoint, Progress
-from timeloom.app.train.comparison import chosen_steps, synchronize, time_is_left, torch_step
+from timeloom.app.train.comparison import TorchBeside, chosen_steps, synchronize, time_left
 from timeloom.app.train.config import TrainConfig
 from timeloom.app.train.metrics import Metrics
 from timeloom.app.train.model import SequenceModel, solver_of
-from timeloom.app.train.objective import Score
+from timeloom.app.train.objective import Score, balancing, check_metric
 from timeloom.app.train.ranks import Alone, Share
 from timeloom.app.train.setup import autocast, build_model, learning_rate, make_optimizer
 from timeloom.app.train.solved import Solved
@@ -54,8 +54,15 @@ class Trainer:
         self.device = device_of(self.ranks.device(config.device))
         self.model = build_model(config, splits.task, len(splits.classes), splits.channels, self.device)
         self.optimizer = make_optimizer(self.model, config.optim)
+        check_metric(config.optim.metric, splits.task)
+        self._weights = self._class_weights()
         self.progress = Progress()
-        self.interrupted = self._asked_to_stop = False
+        self.load = LoadMeter()
+        self.interrupted = self._asked_to_stop = self._updating = False
+        self._experience: dict[str, dict[str, Any]] = {}
+        self.beside = TorchBeside(
+            lambda model, optimizer, share: self._update(model, optimizer, share, Alone()), self._copy_optimizer
+        )
         self._steps_in_batch = 0
         self._batches = Prefetch(self._share_of)
         if resume is None:
@@ -63,6 +70,7 @@ class Trainer:
                 self.model.fit_scale(splits.train)
         else:
             self._restore(resume)
+        self._kept = self.progress.step
         self.per_epoch = math.ceil(len(splits.train) / config.optim.batch)
         self.total = self.per_epoch * config.optim.epochs
         self.board = Board(folder, self.progress.step) if config.tensorboard and self.ranks.first else None
@@ -72,14 +80,8 @@ class Trainer:
         )
 
     def _restore(self, resume: Checkpoint) -> None:
-        if resume.config.model != self.config.model:
-            mine, other = asdict(self.config.model), asdict(resume.config.model)
-            differing = ", ".join(f"{key} {other[key]} and {mine[key]}" for key in mine if mine[key] != other[key])
-            raise InputError(
-                f"{self.folder / LAST} is of another model than {self.folder / 'config.json'} ({differing}): put the "
-                f"run's own files back together, or start a new run"
-            )
-        if resume.classes != self.splits.classes or resume.channels != self.splits.channels:
+        mine = (self.splits.classes, self.splits.channels, self.splits.columns)
+        if (resume.classes, resume.channels, resume.columns) != mine:
             raise InputError(f"{self.splits.source}: the data have changed since the run began; start a new one")
         self.model.load_state_dict(resume.weights)
         checkpoint.restore_optimizer(self.optimizer, resume.optimizer)
@@ -89,6 +91,10 @@ class Trainer:
     def run(self) -> None:
         """Train to the end, or until the validation has stopped improving, or until `interrupt` was called."""
         try:
+            if self.progress.step == 0:
+                self._write(
+                    LAST
+                )  # a disk without room is told before the work, and there is always something to resume
             while self.progress.step < self.total and not self._stopped_early and not self.interrupted:
                 self._one_step()
                 step = self.progress.step
@@ -107,6 +113,14 @@ class Trainer:
         """Stop after the step under way, with a checkpoint."""
         self._asked_to_stop = True
 
+    def last_words(self) -> str:
+        """Called by another thread, to end now: keep the steps that are finished, and say how to go on."""
+        step, again = self.progress.step, f"timeloom train --resume {self.folder}"
+        if self._updating or not self.ranks.first:  # the weights are between two steps
+            return f"stopped; the last checkpoint is in {self.folder}, go on with: {again}"
+        checkpoint.save(self.folder / LAST, self._checkpoint(False, self._experience))
+        return f"stopped after step {step}; go on with: {again}"
+
     @property
     def _stopped_early(self) -> bool:
         patience = self.config.optim.patience
@@ -123,6 +137,7 @@ class Trainer:
         if step + 1 < self.total:
             self._batches.begin(step + 1)
         self._seed(step)
+        self._experience = checkpoint.experience_of(self.model, self.ranks.experiences)
         started = time.perf_counter()
         rate = self._set_rate(self.optimizer, step)
         loss = self._update(self.model, self.optimizer, share, self.ranks).item()
@@ -132,17 +147,18 @@ class Trainer:
             raise self._diverged(f"the loss of step {step} is {loss}")
         self.progress.step += 1
         self.progress.elapsed += seconds
+        self._updating = False
         self._add(
             kind="step", epoch=epoch, loss=loss, seconds=seconds, data_seconds=fetched - begin, lr=rate,
-            elapsed=self.progress.elapsed, **asdict(Solved.of(self.model)),
+            elapsed=self.progress.elapsed, **asdict(Solved.of(self.model, self._steps_in_batch)),
         )  # fmt: skip
         self.interrupted = self.ranks.anywhere(self._asked_to_stop)
 
     def _diverged(self, sign: str) -> InputError:
-        kept = f"; the weights of the last checkpoint are in {self.folder / LAST}"
+        kept = f"; the weights of step {self._kept} are in {self.folder / LAST}"
         return InputError(
             f"{sign}: the training diverged. Lower --lr (now {self.config.optim.lr:g}) or --clip"
-            f"{kept if (self.folder / LAST).is_file() else ', and start it again'}"
+            f"{kept if self._kept else ', and start it again'}"
         )
 
     def _share_of(self, step: int) -> Share:
@@ -159,27 +175,33 @@ class Trainer:
         """Forward, backward, clip, update; the loss."""
         model.train()
         optimizer.zero_grad()
-        loss = ranks.backward(model, share, self._autocast)
+        loss = ranks.backward(model, share, self._autocast, self._weights)
         if self.config.optim.clip:
             nn.utils.clip_grad_norm_(model.parameters(), self.config.optim.clip)
+        self._updating = model is self.model
         optimizer.step()
         return loss
 
+    def _class_weights(self) -> Tensor | None:
+        optim, splits = self.config.optim, self.splits
+        if optim.class_weights == "none" or not splits.classes:
+            return None
+        return balancing(splits.train.targets, len(splits.classes)).to(self.device, self.model.offset.dtype)
+
     def _compare(self, step: int) -> None:
         """The same step by torch's layers, on a copy, in one process."""
-        if not time_is_left([row["seconds"] for row in self.metrics.of("torch")]):
+        left = time_left([row["seconds"] for row in self.metrics.of("torch")])
+        times = [row["seconds"] for row in self.metrics.of("torch")]
+        if self.beside.expected is not None or left < (times[-1] if times else 0.0):
             return
-        self._seed(step)
+        theirs = self.beside(self.model, self._taken(step, Alone()), lambda: self._seed(step), left)
+        if theirs is not None:
+            self._add(kind="torch", step=step + 1, seconds=theirs.seconds, loss=theirs.loss, threads=theirs.threads)
 
-        def optimizer_of(model: SequenceModel) -> torch.optim.Optimizer:
-            optimizer = make_optimizer(model, self.config.optim)
-            self._set_rate(optimizer, step)
-            return optimizer
-
-        alone = Alone()
-        whole = self._taken(step, alone)
-        theirs = torch_step(self.model, partial(self._update, share=whole, ranks=alone), optimizer_of)
-        self._add(kind="torch", step=step + 1, seconds=theirs.seconds, loss=theirs.loss)
+    def _copy_optimizer(self, model: SequenceModel) -> torch.optim.Optimizer:
+        optimizer = make_optimizer(model, self.config.optim)
+        self._set_rate(optimizer, self.progress.step)
+        return optimizer
 
     def _validate(self) -> None:
         """Measure on the validation series, and keep the weights if they are the best so far."""
@@ -188,14 +210,15 @@ class Trainer:
         epoch = self.progress.step // self.per_epoch - 1
         if not math.isfinite(score.loss):
             raise self._diverged(f"the validation loss of epoch {epoch + 1} is {score.loss}")
-        if score.loss < self.progress.best_loss:
-            self.progress.best_loss, self.progress.best_epoch, self.progress.epochs_without = score.loss, epoch, 0
+        progress, metric = self.progress, score.by(self.config.optim.metric)
+        better, best = metric > progress.best_metric, metric >= progress.best_metric
+        progress.epochs_without = 0 if better else progress.epochs_without + 1
+        if best:  # of equally good epochs the latest: its weights were trained for longer
+            progress.best_loss, progress.best_metric, progress.best_epoch = score.loss, metric, epoch
             self._write(BEST, weights_only=True)
-        else:
-            self.progress.epochs_without += 1
         self._add(
             kind="validation", epoch=epoch, loss=score.loss, quality=score.quality, elapsed=self.progress.elapsed,
-            best=self.progress.epochs_without == 0, solved=solved,
+            best=best, solved=solved,
         )  # fmt: skip
 
     def measure(self, data: Examples) -> Score:
@@ -218,26 +241,39 @@ class Trainer:
         """Put back the weights that did best on the validation series."""
         self.model.load_state_dict(checkpoint.load(self.folder / BEST).weights)
 
-    def _checkpoint(self, weights_only: bool) -> Checkpoint:
+    def _checkpoint(self, weights_only: bool, experience: dict[str, dict[str, Any]] | None = None) -> Checkpoint:
         splits = self.splits
         about = (self.config, splits.task, splits.classes, splits.channels, self.progress, self.model.state_dict())
         if weights_only:
-            return Checkpoint(*about)
-        experience = checkpoint.experience_of(self.model, self.ranks.experiences)
-        return Checkpoint(*about, checkpoint.optimizer_tensors(self.optimizer), experience)
+            return Checkpoint(*about, columns=splits.columns)
+        if experience is None:
+            experience = checkpoint.experience_of(self.model, self.ranks.experiences)
+        return Checkpoint(*about, checkpoint.optimizer_tensors(self.optimizer), experience, splits.columns)
 
     def _write(self, name: str, weights_only: bool = False) -> None:
         """A checkpoint, unless the last step has spoilt the weights: then the one before it stays."""
         if not all(weights.isfinite().all() for weights in self.model.parameters()):
             raise self._diverged(f"the weights after step {self.progress.step} are not finite")
         if self.ranks.first:
-            checkpoint.save(self.folder / name, self._checkpoint(weights_only))
+            with self.resumable():
+                checkpoint.save(self.folder / name, self._checkpoint(weights_only))
+            self._kept = self.progress.step if name == LAST else self._kept
+
+    @contextmanager
+    def resumable(self) -> Iterator[None]:
+        """An error inside is told with how to go on, where there is something to go on from."""
+        try:
+            yield
+        except InputError as error:
+            kept = (self.folder / LAST).is_file()
+            raise InputError(f"{error} (timeloom train --resume {self.folder})" if kept else str(error)) from error
 
     def _add(self, **row: Any) -> None:
         row = {"step": self.progress.step, **row}
-        self.metrics.add(**row)
-        if self.board is not None:
-            self.board.add(row)
+        with self.resumable():
+            self.metrics.add(**row)
+            if self.board is not None:
+                self.board.add(row)
         self.show(row)
 
     def _seed(self, step: int) -> None:

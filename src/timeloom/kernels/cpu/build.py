@@ -1,8 +1,8 @@
-"""Builds C kernels once with the machine's own compiler, and loads them: the package's own, and generated ones.
+"""Loads C kernels: the package's own, of the wheel (`packaged.py`) or built here, and generated ones.
 
-A library lands in the user's cache (`kernels/cache.py`) under a name that holds a digest of source, flags, compiler
-and processor, so a change of any of them builds anew. Where there is no compiler, nothing is lost but speed: sweeps run
-in torch.
+What is built, once and with the machine's own compiler, lands in the user's cache (`kernels/cache.py`) under a name that
+holds a digest of source, flags, compiler and processor, so a change of any of them builds anew. Where there is neither,
+nothing is lost but speed: sweeps run in torch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import subprocess
 from pathlib import Path
 
 from timeloom.kernels import cache, faults
+from timeloom.kernels.cpu import packaged
+from timeloom.kernels.cpu.packaged import SOURCES
 
-SOURCES = [Path(__file__).with_name("kernels.c"), Path(__file__).parents[2] / "scan" / "cpu_scan.c"]
 HEADERS = sorted(Path(__file__).parent.glob("*.h"))
-FLAGS = ["-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fopenmp"]
-FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+FLAGS = [*packaged.FLAGS, "-march=native", "-shared"]
 
 
 class KernelBuildError(RuntimeError):
@@ -50,7 +50,7 @@ def _load() -> ctypes.CDLL | str:
     if os.environ.get("TIMELOOM_NATIVE", "1") == "0":
         return "switched off by TIMELOOM_NATIVE=0"
     try:
-        loaded = _library("cpu")
+        loaded = packaged.library() or _library("cpu")
         loaded.timeloom_jump.restype = ctypes.c_float
         return loaded
     except (KernelBuildError, OSError) as error:

@@ -1,0 +1,71 @@
+"""What `make release-check` runs in a fresh environment with the wheel: `python -I installed_wheel.py README.md`.
+
+It checks that timeloom is the installed one, that its compiled kernels are used although there is no compiler, that
+each kind of processor has kernels that give the same results, and that the README's code and commands run.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import timeloom
+from timeloom.kernels.cpu import build, packaged
+
+DATA = "turning:length=2048,train=8,valid=4,test=4"
+ONE_KIND = """
+import torch, timeloom as tl
+from timeloom.kernels.cpu import build
+assert build.unavailable() is None, build.unavailable()
+torch.manual_seed(0)
+layer = torch.nn.GRU(5, 7)
+x = torch.randn(300, 3, 5)
+expected = layer(x)[0]
+found = tl.parallelize(layer)(x)[0]
+error = (found - expected).abs().max().item()
+assert error < 1e-5, error
+print(torch.backends.cpu.get_cpu_capability(), f"{error:.1e}")
+"""
+
+
+def main(readme: str) -> None:
+    here = Path(timeloom.__file__).parent
+    assert Path(sys.prefix) in here.parents, f"{here} is not of this environment"
+    assert timeloom.__version__ == importlib.metadata.version("timeloom")
+    assert (here / "py.typed").is_file()
+    compilers = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
+    assert not compilers, f"there is a compiler: {compilers}"
+    assert build.unavailable() is None, build.unavailable()
+    assert packaged.library() is not None
+    print(f"timeloom {timeloom.__version__}, {torch.backends.cpu.get_cpu_capability()} kernels of the wheel")
+
+    for kind in ("default", "avx2", "avx512"):  # torch takes no more than the processor can
+        environment = {**os.environ, "ATEN_CPU_CAPABILITY": kind}
+        subprocess.run([sys.executable, "-I", "-c", ONE_KIND], env=environment, check=True)
+
+    blocks = re.findall(r"^```python\n(.*?)^```", Path(readme).read_text(), re.MULTILINE | re.DOTALL)
+    assert blocks
+    space: dict[str, object] = {}
+    for number, block in enumerate(blocks, start=1):
+        exec(compile(block, f"{readme}, block {number}", "exec"), space)
+    print(f"{len(blocks)} blocks of Python in the README run")
+
+    for words in (
+        ["train", "--data", DATA, "--epochs", "1", "--compare", "1", "--out", "run"],
+        ["evaluate", "run"],
+        ["predict", "run", "--data", DATA, "--out", "answers.csv"],
+        ["doctor", "--steps", "1024"],
+    ):
+        print("$ timeloom", *words, flush=True)
+        subprocess.run([str(Path(sys.executable).with_name("timeloom")), *words], check=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

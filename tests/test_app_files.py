@@ -1,0 +1,139 @@
+"""Real folders: columns by name, missing values, times, masks, and all that is wrong with a folder in one message."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from timeloom.app.data import Reading, load, split
+from timeloom.app.data.reading import filled
+from timeloom.app.errors import MOST_TOLD, InputError
+
+NAN = math.nan
+
+
+def folder(path: Path, **files: str) -> str:
+    path.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (path / name.replace("_csv", ".csv")).write_text(text)
+    return str(path)
+
+
+def test_columns_are_matched_by_their_names(tmp_path: Path) -> None:
+    table = load(folder(tmp_path, a_csv="left,right\n1,2\n", b_csv="right,left\n4,3\n"))
+    assert table.columns == ("left", "right")
+    assert [record.values.tolist() for record in table.records] == [[[1, 2]], [[3, 4]]]
+
+
+def test_chosen_columns_are_taken_in_the_order_asked_for(tmp_path: Path) -> None:
+    source = folder(tmp_path, a_csv="when,x,note,y\n10:00,1,ok,2\n10:01,3,bad,4\n")
+    table = load(source, Reading(("y", "x")))
+    assert table.records[0].values.tolist() == [[2, 1], [4, 3]]
+    with pytest.raises(InputError, match=r"no column 'z'; it has 'when', 'x', 'note', 'y'"):
+        load(source, Reading(("z",)))
+    numpy.save(tmp_path / "b.npy", numpy.array([[5.0, 6.0, 7.0]]))
+    (tmp_path / "a.csv").unlink()
+    assert load(source, Reading(("3", "1"))).records[0].values.tolist() == [[7, 5]]
+    with pytest.raises(InputError, match="no column 'x'; the columns of an array are numbers, here 1 to 3"):
+        load(source, Reading(("x",)))
+
+
+def test_times_become_the_seconds_between_steps(tmp_path: Path) -> None:
+    rows = "2024-03-01 10:00:00,5\n2024-03-01 10:00:30,6\n2024-03-01 10:02:00,7\n"
+    table = load(folder(tmp_path, a_csv=f"t,x\n{rows}"), Reading(time="t"))
+    assert table.records[0].values.tolist() == [[0, 5], [30, 6], [90, 7]]
+    with pytest.raises(InputError, match="the times of 't' go back at step 1; sort the rows"):
+        load(folder(tmp_path, a_csv="t,x\n5,1\n4,1\n"), Reading(time="t"))
+
+
+def test_semicolons_and_decimal_commas_are_read(tmp_path: Path) -> None:
+    table = load(folder(tmp_path, a_csv="x;y\n1,5;2\n-0,25;1e3\n"))
+    assert table.records[0].values.tolist() == [[1.5, 2], [-0.25, 1000]]
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("zero", [0, 1, 0, 0, 4, 0]),
+        ("forward", [1, 1, 1, 1, 4, 4]),
+        ("linear", [1, 1, 2, 3, 4, 4]),
+        ("mean", [2.5, 1, 2.5, 2.5, 4, 2.5]),
+    ],
+)
+def test_missing_values_are_filled(how: str, expected: list[float]) -> None:
+    values = torch.tensor([[NAN, 1, NAN, NAN, 4, NAN], [1, 2, 3, 4, 5, 6]]).T
+    found = filled(values, how, "a")  # type: ignore[arg-type]
+    assert found[:, 0].tolist() == expected
+    assert found[:, 1].tolist() == [1, 2, 3, 4, 5, 6]
+    if how != "zero":
+        with pytest.raises(InputError, match="channel 0 has no value at all"):
+            filled(torch.full((3, 1), NAN), how, "a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("word", ["", "NA", "nan", "null", "?"])
+def test_words_for_a_missing_value(word: str, tmp_path: Path) -> None:
+    source = folder(tmp_path, a_csv=f"x,y\n1,1\n{word},1\n3,1\n")
+    assert load(source, Reading(fill="linear")).records[0].values[:, 0].tolist() == [1, 2, 3]
+    with pytest.raises(InputError, match="a missing value at step 1, column 'x'; fill it with --fill"):
+        load(source)
+
+
+def test_all_problems_of_a_folder_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        load(
+            folder(
+                tmp_path, a_csv="x,y\n1,oops\n", b_csv="x,y\n1,2\n3\n", c_csv="", d_csv="t,x,y\n10:00,word,1\n",
+                e_csv="x,y\n1,2\n",
+            )
+        )  # fmt: skip
+    text = str(caught.value)
+    assert text.splitlines()[0] == f"{tmp_path} has 5 problems:"
+    for part in ("a.csv: the column 'y' holds text", "b.csv, line 3: 1 columns", "c.csv: the file is empty",
+                 "d.csv: the column 't' holds times", "d.csv: the column 'x' holds text"):  # fmt: skip
+        assert part in text
+    index = "file,label\n" + "".join(f"{i}.csv,a\n" for i in range(50))
+    with pytest.raises(InputError) as caught:
+        load(folder(tmp_path / "other", labels_csv=index))
+    assert f"… and {50 - MOST_TOLD} more" in str(caught.value)
+
+
+def test_series_that_cannot_be_used_are_told_together(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        load(folder(tmp_path, a_csv="x\n1\n\n", b_csv="x\ninf\n", c_csv="x\nNA\n", d_csv="x\n"))
+    assert "b.csv has an infinite value" in str(caught.value)
+    assert "c.csv has a missing value" in str(caught.value)
+    assert "d.csv is empty" in str(caught.value)
+
+
+def test_numbers_and_masks_of_steps(tmp_path: Path) -> None:
+    files = {f"{i}_csv": f"x,target,mask\n1,{i},1\n2,,0\n3,5,1\n" for i in range(8)}
+    parts = split(load(folder(tmp_path, **files)), 0.25, 0.25, 0)
+    assert (parts.task, parts.classes) == ("tracking", ())
+    target = parts.train.targets[0]
+    assert target[2] == 5
+    assert target.isnan().tolist() == [False, True, False]
+
+
+def test_classes_of_masked_steps_do_not_count(tmp_path: Path) -> None:
+    files = {f"{i}_csv": "x,label,mask\n1,a,1\n2,,0\n3,b,1\n" for i in range(8)}
+    parts = split(load(folder(tmp_path, **files)), 0.25, 0.25, 0)
+    assert parts.classes == ("a", "b")
+    assert parts.train.targets[0].tolist() == [0, -100, 1]
+
+
+def test_folds_test_every_series_once(tmp_path: Path) -> None:
+    index = "file,label\n" + "".join(f"{i}.csv,{'ab'[i % 2]}\n" for i in range(11))
+    table = load(folder(tmp_path, labels_csv=index, **{f"{i}_csv": "1\n2\n" for i in range(11)}))
+    tested = []
+    for fold in (1, 2, 3):
+        parts = split(table, 0.2, 0.2, 0, fold=(fold, 3))
+        assert not set(parts.test.names) & {*parts.train.names, *parts.valid.names}
+        assert {int(target) for target in parts.test.targets} == {0, 1}
+        tested += parts.test.names
+    assert sorted(tested) == sorted(f"{i}.csv" for i in range(11))
+    with pytest.raises(InputError, match="11 series for --folds 12"):
+        split(table, 0.2, 0.2, 0, fold=(1, 12))

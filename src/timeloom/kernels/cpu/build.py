@@ -1,6 +1,6 @@
 """Loads C kernels: the package's own, of the wheel (`packaged.py`) or built here, and generated ones.
 
-What is built, once and with the machine's own compiler, lands in the user's cache (`kernels/cache.py`) under a name that
+What is built, once and by the machine's own compiler, lands in the user's cache (`kernels/cache.py`) under a name that
 holds a digest of source, flags, compiler and processor, so a change of any of them builds anew. Where there is neither,
 nothing is lost but speed: sweeps run in torch.
 """

@@ -3,7 +3,9 @@
 from timeloom import distributed, solvers
 from timeloom.bppsa import chain_backward
 from timeloom.check import CellReport, check_cell
+from timeloom.forcing import TeacherForcing
 from timeloom.inspection.trials import Inspection, inspect
+from timeloom.lyapunov import lyapunov_exponents
 from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU, parallelize, sequentialize
 from timeloom.ode import odeint
 from timeloom.report import ConvergenceError, GradientCheck, SolveReport
@@ -24,12 +26,14 @@ __all__ = [
     "ImplicitGRU",
     "Inspection",
     "SolveReport",
+    "TeacherForcing",
     "WarmStarts",
     "chain_backward",
     "check_cell",
     "distributed",
     "inspect",
     "linear_scan",
+    "lyapunov_exponents",
     "odeint",
     "parallelize",
     "sequentialize",

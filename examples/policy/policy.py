@@ -34,37 +34,35 @@ def loop(features: Tensor, states: tuple[Tensor, Tensor], starts: Tensor, lstm: 
 
 
 def one_call(features: Tensor, states: tuple[Tensor, Tensor], starts: Tensor, lstm: tl.LSTM) -> tuple[Tensor, Any]:
-    """The same. `resets` puts the state back to the one given, and here it is to be zero: so where a sequence goes on
-    from an earlier one *and* is reset later, its first episode is run by a call of its own."""
+    """The same. `resets` puts the state back to the one given, here to zero: an episode that was carried over from
+    before, in a sequence that has more of them, is run by a call of its own."""
     states = tuple((~starts[0]).view(1, -1, 1) * part for part in states)
     if not starts[1:].any():
         return lstm(features, states)
-    zeros = tuple(torch.zeros_like(part) for part in states)
-    y, last = lstm(features, zeros, resets=starts)
-    if starts[0].all():
-        return y, last
-    going_on = ~starts.cumsum(0).bool()
-    first, end = lstm(features, states)
-    y = torch.where(going_on.unsqueeze(-1), first, y)
-    return y, tuple(torch.where(going_on[-1].view(1, -1, 1), a, b) for a, b in zip(end, last, strict=True))
+    y, last = lstm(features, tuple(torch.zeros_like(part) for part in states), resets=starts)
+    carried = ~starts.cumsum(0).bool()
+    if carried.any():
+        first, end = lstm(features, states)
+        y = torch.where(carried.unsqueeze(-1), first, y)
+        last = tuple(torch.where(carried[-1].view(1, -1, 1), a, b) for a, b in zip(end, last, strict=True))
+    return y, last
 
 
 def torchrl(x: Tensor, starts: Tensor, lstm: nn.LSTM) -> tuple[nn.Module, Any]:
     from tensordict import TensorDict
     from torchrl.modules import LSTMModule, set_recurrent_mode
 
-    theirs = nn.LSTM(lstm.input_size, lstm.hidden_size, batch_first=True).to(x.device)
-    theirs.load_state_dict(lstm.state_dict())
-    module, (steps, batch) = LSTMModule(lstm=theirs, in_key="x", out_key="y"), starts.shape
-    zeros = torch.zeros(batch, steps, 1, lstm.hidden_size, device=x.device)
-    seen = {"x": x.transpose(0, 1), "is_init": starts.t().unsqueeze(-1)}
-    seen |= {"recurrent_state_h": zeros, "recurrent_state_c": zeros}
-
-    def call() -> Tensor:
-        with set_recurrent_mode(True):
-            return module(TensorDict(seen, [batch, steps]))["y"].transpose(0, 1)
-
-    return module, call
+    module = LSTMModule(x.shape[-1], lstm.hidden_size, in_key="x", out_key="y", device=x.device)
+    module.lstm.load_state_dict(lstm.state_dict())
+    zeros = torch.zeros(*x.shape[1::-1], 1, lstm.hidden_size, device=x.device)
+    seen = {
+        "x": x.transpose(0, 1),
+        "is_init": starts.t()[..., None],
+        "recurrent_state_h": zeros,
+        "recurrent_state_c": zeros,
+    }
+    run = set_recurrent_mode(True)(lambda: module(TensorDict(seen, x.shape[1::-1]))["y"].transpose(0, 1))
+    return module, run
 
 
 def compare_layers(steps: int, batch: int, units: int, device: str) -> dict[str, float]:
@@ -116,16 +114,14 @@ def train(parallel: bool, options: argparse.Namespace) -> list[list[float]]:
     from sb3_contrib import RecurrentPPO
     from stable_baselines3.common.env_util import make_vec_env
 
-    def blind() -> Any:
-        positions = gymnasium.spaces.Box(-10, 10, (2,))
-        return TransformObservation(gymnasium.make("CartPole-v1"), lambda seen: seen[[0, 2]], positions)
-
-    def watch(local: Any, _: Any) -> bool:
+    def watch(*_: Any) -> bool:
         if agent.num_timesteps % (options.rollout * 8) == 0 and agent.ep_info_buffer:
             rewards = [episode["r"] for episode in agent.ep_info_buffer]
             curve.append([perf_counter() - begin, sum(rewards) / len(rewards)])
         return True
 
+    seen, positions = lambda seen: seen[[0, 2]], gymnasium.spaces.Box(-10, 10, (2,))
+    blind = lambda: TransformObservation(gymnasium.make("CartPole-v1"), seen, positions)  # noqa: E731
     environments, curve = make_vec_env(blind, 8, seed=0), []
     agent = RecurrentPPO("MlpLstmPolicy", environments, n_steps=options.rollout, seed=0, device=options.device)
     if parallel:

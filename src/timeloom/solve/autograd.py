@@ -57,6 +57,8 @@ class Solved(torch.autograd.Function):
     @eager
     @one_by_one
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
         tensors = iter(ctx.saved_tensors)  # once: torch.utils.checkpoint computes it anew each time
         saved = {name: list(islice(tensors, count)) for name, count in ctx.names}
         if torch.is_grad_enabled():

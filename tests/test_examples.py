@@ -59,7 +59,7 @@ def test_programs_are_folders_with_a_page() -> None:
     folders = {path.parent.name: path.parent for path in EXAMPLES.glob("*/*.py")}
     assert folders.keys() == PROGRAMS.keys()
     for name, folder in folders.items():
-        assert sum(len(path.read_text().splitlines()) for path in folder.glob("*.py")) <= 165, name
+        assert sum(len(path.read_text().splitlines()) for path in folder.glob("*.py")) <= 150, name
         page = (folder / "README.md").read_text()
         assert f"examples/{name}/{name}.py" in page
         assert all((folder / picture).exists() for picture in re.findall(r"!\[.*?\]\((.*?)\)", page))

@@ -1,9 +1,8 @@
 """Train a recurrent policy with sb3-contrib's RecurrentPPO, its loop of single steps replaced by `resets=`.
 
-Where an episode begins inside a batch of sequences, sb3-contrib calls its LSTM once for every step, to put the state
-back. One call with `resets=` does the same. First the layer alone, side by side: its loop, one call of torch's layer
-that knows no resets (what fusion alone would give), TorchRL's LSTMModule where it is installed, and timeloom. Then PPO
-on CartPole without velocities, both ways, with the same seed, over wall-clock.
+Where an episode begins inside a batch of sequences, sb3-contrib calls its LSTM once for every step. One call with
+`resets=` does the same. First the layer alone, beside torch's layer that knows no resets (what fusion alone would give)
+and TorchRL's LSTMModule; then PPO on CartPole without velocities, both ways, with the same seed, over wall-clock.
 
     python examples/policy/policy.py --out policy
 """
@@ -14,6 +13,7 @@ import argparse
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -27,15 +27,13 @@ def loop(features: Tensor, states: tuple[Tensor, Tensor], starts: Tensor, lstm: 
     """One step after the other, the state zeroed where an episode starts: features `(T, B, D)`, starts `(T, B)`."""
     outputs = []
     for x, start in zip(features, starts, strict=True):
-        kept = (~start).view(1, -1, 1)
-        y, states = lstm(x.unsqueeze(0), (kept * states[0], kept * states[1]))
+        y, states = lstm(x.unsqueeze(0), tuple((~start).view(1, -1, 1) * part for part in states))
         outputs.append(y)
     return torch.cat(outputs), states
 
 
 def one_call(features: Tensor, states: tuple[Tensor, Tensor], starts: Tensor, lstm: tl.LSTM) -> tuple[Tensor, Any]:
-    """The same. `resets` puts the state back to the one given, here to zero: an episode that was carried over from
-    before, in a sequence that has more of them, is run by a call of its own."""
+    """The same. `resets` puts back the state that is given, here zero: an episode carried over has a call of its own."""
     states = tuple((~starts[0]).view(1, -1, 1) * part for part in states)
     if not starts[1:].any():
         return lstm(features, states)
@@ -55,18 +53,12 @@ def torchrl(x: Tensor, starts: Tensor, lstm: nn.LSTM) -> tuple[nn.Module, Any]:
     module = LSTMModule(x.shape[-1], lstm.hidden_size, in_key="x", out_key="y", device=x.device)
     module.lstm.load_state_dict(lstm.state_dict())
     zeros = torch.zeros(*x.shape[1::-1], 1, lstm.hidden_size, device=x.device)
-    seen = {
-        "x": x.transpose(0, 1),
-        "is_init": starts.t()[..., None],
-        "recurrent_state_h": zeros,
-        "recurrent_state_c": zeros,
-    }
-    run = set_recurrent_mode(True)(lambda: module(TensorDict(seen, x.shape[1::-1]))["y"].transpose(0, 1))
-    return module, run
+    seen = dict.fromkeys(("recurrent_state_h", "recurrent_state_c"), zeros)
+    seen |= {"x": x.transpose(0, 1), "is_init": starts.t()[..., None]}
+    return module, set_recurrent_mode(True)(lambda: module(TensorDict(seen, x.shape[1::-1]))["y"].transpose(0, 1))
 
 
 def compare_layers(steps: int, batch: int, units: int, device: str) -> dict[str, float]:
-    """Milliseconds of a forward and backward pass, and how far ours is from the loop."""
     x, starts = torch.randn(steps, batch, 64, device=device), torch.rand(steps, batch, device=device) < 0.03
     starts[0] = True
     torch_lstm, ours = nn.LSTM(64, units).to(device), tl.LSTM(64, units).to(device)
@@ -77,9 +69,7 @@ def compare_layers(steps: int, batch: int, units: int, device: str) -> dict[str,
         "one call of torch's layer, no resets": (torch_lstm, lambda: torch_lstm(x, states)[0]),
         "timeloom, resets=": (ours, lambda: one_call(x, states, starts, ours)[0]),
     }
-    if find_spec("torchrl") is None:
-        print("  torchrl is not installed (pip install torchrl): its LSTMModule is left out")
-    else:
+    if find_spec("torchrl") is not None:
         ways["TorchRL's LSTMModule"] = torchrl(x, starts, torch_lstm)
     found, times = {}, {}
     for name, (module, call) in ways.items():
@@ -91,11 +81,8 @@ def compare_layers(steps: int, batch: int, units: int, device: str) -> dict[str,
             y.sum().item()  # waits for the device
             times[name] = min(perf_counter() - begin, times.get(name, 1e9))
         found[name] = torch.cat([y.detach().flatten(), *(p.grad.flatten() for p in module.parameters())])
-        off = float((found[name] - found["its loop"]).abs().max())
-        print(
-            f"  {name}: {1e3 * times[name]:.1f} ms ({times['its loop'] / times[name]:.1f}×), off by {off:.1e}",
-            flush=True,
-        )
+        off, ratio = float((found[name] - found["its loop"]).abs().max()), times["its loop"] / times[name]
+        print(f"  {name}: {1e3 * times[name]:.1f} ms ({ratio:.1f}×), off by {off:.1e}", flush=True)
     return times
 
 
@@ -116,18 +103,16 @@ def train(parallel: bool, options: argparse.Namespace) -> list[list[float]]:
 
     def watch(*_: Any) -> bool:
         if agent.num_timesteps % (options.rollout * 8) == 0 and agent.ep_info_buffer:
-            rewards = [episode["r"] for episode in agent.ep_info_buffer]
-            curve.append([perf_counter() - begin, sum(rewards) / len(rewards)])
+            curve.append([perf_counter() - begin, fmean(episode["r"] for episode in agent.ep_info_buffer)])
         return True
 
-    seen, positions = lambda seen: seen[[0, 2]], gymnasium.spaces.Box(-10, 10, (2,))
-    blind = lambda: TransformObservation(gymnasium.make("CartPole-v1"), seen, positions)  # noqa: E731
-    environments, curve = make_vec_env(blind, 8, seed=0), []
+    given = (lambda seen: seen[[0, 2]], gymnasium.spaces.Box(-10, 10, (2,)))
+    environments = make_vec_env(lambda: TransformObservation(gymnasium.make("CartPole-v1"), *given), 8, seed=0)
     agent = RecurrentPPO("MlpLstmPolicy", environments, n_steps=options.rollout, seed=0, device=options.device)
     if parallel:
         tl.parallelize(agent.policy)
         agent.policy._process_sequence = in_its_shapes
-    begin = perf_counter()
+    curve, begin = [], perf_counter()
     agent.learn(options.steps, callback=watch)
     return curve
 
@@ -143,18 +128,18 @@ def main() -> None:
     torch.manual_seed(0)
     print("the layer alone, T = {}, B = {}, n = {}, forward and backward:".format(*options.sizes))
     results: dict[str, Any] = {"layer": compare_layers(*options.sizes, options.device)}
-    if find_spec("sb3_contrib") is None:
+    names = ("its loop", "timeloom") if find_spec("sb3_contrib") is not None else ()
+    if not names:
         print("sb3-contrib is not installed (pip install sb3-contrib): no policy is trained")
-    else:
-        results["policy"] = {name: train(name == "timeloom", options) for name in ("its loop", "timeloom")}
-        for name, curve in results["policy"].items():
-            print(f"{name}: reward {curve[-1][1]:.0f} after {options.steps} steps and {curve[-1][0]:.1f} s")
+    results["policy"] = {name: train(name == "timeloom", options) for name in names}
+    for name, curve in results["policy"].items():
+        print(f"{name}: reward {curve[-1][1]:.0f} after {options.steps} steps and {curve[-1][0]:.1f} s")
     if options.out is not None:
         import matplotlib.pyplot as plt
 
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "results.json").write_text(json.dumps(results))
-        for name, curve in results.get("policy", {}).items():
+        for name, curve in results["policy"].items():
             plt.plot(*zip(*curve, strict=True), label=name)
         plt.gca().set(xlabel="seconds", ylabel="reward of an episode")
         plt.legend()

@@ -33,7 +33,7 @@ def loop(features: Tensor, states: tuple[Tensor, Tensor], starts: Tensor, lstm: 
 
 
 def one_call(features: Tensor, states: tuple[Tensor, Tensor], starts: Tensor, lstm: tl.LSTM) -> tuple[Tensor, Any]:
-    """The same. `resets` puts back the state that is given, here zero: an episode carried over has a call of its own."""
+    """The same. `resets` puts back the given state, here zero: an episode carried over has a call of its own."""
     states = tuple((~starts[0]).view(1, -1, 1) * part for part in states)
     if not starts[1:].any():
         return lstm(features, states)

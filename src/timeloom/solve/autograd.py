@@ -89,7 +89,7 @@ def attach(
     given: tuple[Tensor, ...] = (live.u, live.initial, *live.cell.weights)
     if user:
         previous = torch.cat(previous_states(problem, states), -1).flatten(0, 1)
-        leaves = second_order.leaves_of(live.cell.step(previous[:1], live.u.detach()[0, :1]))
+        leaves = second_order.leaves_of(live.cell.step(previous[:2], live.u.detach().flatten(0, 1)[:2]))
         given = (live.cell.step(previous, live.u.flatten(0, 1)), live.initial, live.u, *leaves)
         outputs, shared = torch.cat([part[1:] for part in states], -1), None
     else:

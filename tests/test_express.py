@@ -204,8 +204,6 @@ def test_the_tape_is_guarded() -> None:
     output, _ = ours(x)
     first = torch.autograd.grad(output.sum(), x, retain_graph=True)[0]
     assert torch.equal(torch.autograd.grad(output.sum(), x, retain_graph=True)[0], first)
-    with pytest.raises(RuntimeError, match="differentiated again"):
-        torch.autograd.grad(output.sum(), x, create_graph=True)
     with torch.no_grad():
         output[3] = 0.0
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

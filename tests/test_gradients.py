@@ -94,15 +94,6 @@ def test_a_sequential_adjoint_is_reported() -> None:
 # ---- second order -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gru", "function", "function of tuple"])
-def test_second_order_says_what_to_do(name: str) -> None:
-    net = zoo.network(name)
-    x, initial = zoo.data(net, 8, 2)
-    solution = zoo.solve(net, x, initial, Shooting(chunk=3))
-    with pytest.raises(RuntimeError, match="solver='sequential'"):
-        torch.autograd.grad(solution.outputs.square().sum(), x, create_graph=True)
-
-
 def test_second_order_works_sequentially() -> None:
     """In `unroll` by its own loop, in a module by torch's layer."""
     w = torch.randn(2, 2, dtype=torch.float64).requires_grad_()

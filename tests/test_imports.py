@@ -30,8 +30,8 @@ LAYERS = (
     ("solvers",),
     ("distributed",),
     ("nn",),
-    ("bppsa", "check", "windows", "unroll", "inspection"),
-    ("ode",),
+    ("bppsa", "check", "windows", "unroll", "inspection", "lyapunov"),
+    ("ode", "forcing"),
     ("",),
     ("app",),
 )

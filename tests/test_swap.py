@@ -221,30 +221,6 @@ def test_one_parametrized_layer_leaves_its_class_to_the_others() -> None:
     assert not isinstance(second, tl.GRU)
 
 
-class Doubled(nn.GRU):
-    """A subclass with a forward of its own."""
-
-    def forward(self, input: Any, hx: Any = None) -> Any:
-        output, final = super().forward(input, hx)
-        return 2 * output, final
-
-
-def test_a_subclass_with_code_of_its_own_is_left_alone() -> None:
-    torch.manual_seed(0)
-    mixed = nn.ModuleDict({"own": Doubled(D, H), "plain": nn.GRU(D, H)}).double()
-    x = inputs(mixed["plain"])
-    expected = {key: call(layer, x) for key, layer in mixed.items()}
-    with pytest.warns(UserWarning, match=r"left 'own' \(Doubled\) alone.*timeloom.unroll") as caught:
-        tl.parallelize(mixed, CHUNKS)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    assert [type(layer) for layer in mixed.values()] == [Doubled, tl.GRU]
-    for key, layer in mixed.items():
-        assert_same(call(layer, x), expected[key])
-    with pytest.warns(UserWarning, match=r"left 'the model' \(Doubled\) alone"):
-        tl.parallelize(Doubled(D, H))
-
-
 def test_a_layer_with_a_replaced_forward_is_left_alone() -> None:
     layer = torch_layer("gru")
     original = layer.forward

@@ -3,7 +3,9 @@
 from timeloom import cells, distributed, solvers
 from timeloom.bppsa import chain_backward
 from timeloom.check import CellReport, check_cell
+from timeloom.forcing import TeacherForcing
 from timeloom.inspection.trials import Inspection, inspect
+from timeloom.lyapunov import lyapunov_exponents
 from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU, Layer, parallelize, sequentialize
 from timeloom.ode import odeint
 from timeloom.report import ConvergenceError, GradientCheck, SolveReport
@@ -26,6 +28,7 @@ __all__ = [
     "Inspection",
     "Layer",
     "SolveReport",
+    "TeacherForcing",
     "WarmStarts",
     "cells",
     "chain_backward",
@@ -33,6 +36,7 @@ __all__ = [
     "distributed",
     "inspect",
     "linear_scan",
+    "lyapunov_exponents",
     "odeint",
     "parallelize",
     "sequentialize",

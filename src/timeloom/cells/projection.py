@@ -10,6 +10,7 @@ from torch import Tensor
 from timeloom.buffers import empty
 from timeloom.cells.base import sum_outer
 from timeloom.torch_state.autocast import without_autocast
+from timeloom.torch_state.batched import one_by_one
 from timeloom.torch_state.eager import eager
 
 
@@ -42,6 +43,7 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     @eager
+    @one_by_one
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         d_x = d_weight = d_bias = None

@@ -35,6 +35,7 @@ from timeloom.nn.sequence import (
     reverse_resets,
     unpack,
 )
+from timeloom.nn.states import AllStates
 from timeloom.problem import joined, parts_of
 from timeloom.report import SolveReport
 from timeloom.solve.trunk import Inputs, LayerSolve
@@ -132,7 +133,8 @@ class Recurrent(nn.RNNBase):
         lengths: Tensor | None = None,
         resets: Tensor | None = None,
         guess: Tensor | tuple[Tensor, ...] | WarmBatch | None = None,
-    ) -> tuple[Any, Any]:
+        return_states: bool = False,
+    ) -> tuple[Any, ...]:
         """As torch's module, and beyond it:
 
         lengths: `(B,)`, whole numbers: steps past a sequence's length are padding. Their outputs are zero, their inputs
@@ -142,8 +144,10 @@ class Recurrent(nn.RNNBase):
         guess: where iterations begin: a batch of `timeloom.WarmStarts`; or, for one layer and direction, the states
             after every step, with the shape of the output (an LSTM: a pair h, c). It changes how many sweeps are
             needed, not the result, and nothing where torch's own layer runs.
+        return_states: whether to return, behind output and final state, the states after every step of every layer and
+            direction, `(layers · directions, T, B, n)`, B before T if batch_first (an LSTM: a pair h, c).
         """
-        unmarked = lengths is None and resets is None and guess is None
+        unmarked = lengths is None and resets is None and guess is None and not return_states
         last = self._last
         if last is not None and unmarked and type(input) is Tensor and last.fits(input) and alone():
             self.__dict__["reports"] = list(last.reports)
@@ -165,17 +169,21 @@ class Recurrent(nn.RNNBase):
             raise ValueError(
                 "a PackedSequence carries its own lengths: give a padded tensor to use lengths= or resets="
             )
-        data = input if packed is None else packed.data
-        if not isinstance(data, Tensor):
+        data: Any = input if packed is None else packed.data
+        if not isinstance(data, Tensor) and not hasattr(type(data), "__torch_function__"):
             raise TypeError(f"input must be a Tensor or a PackedSequence, got {type(input).__name__}")
-        obstacle = torch_layer.obstacle(data)
-        if obstacle and ragged:
-            raise NotImplementedError(f"lengths= and resets= are for timeloom's own sweeps, and there are {obstacle}")
+        obstacle = torch_layer.obstacle(data, hx)
+        if obstacle and (ragged or return_states):
+            given = "lengths= and resets= are" if ragged else "return_states= is"
+            raise NotImplementedError(f"{given} for timeloom's own sweeps, and there are {obstacle}")
+        if return_states and (packed is not None or group is not None):
+            where = "over many ranks" if packed is None else "for a PackedSequence: give a padded tensor and lengths="
+            raise NotImplementedError(f"there is no return_states= {where}")
         if group is not None and (obstacle or packed is not None or guess is not None):
             no = "no guess=" if guess is not None else "no packed sequences: give a padded tensor and lengths="
             raise NotImplementedError(f"over many ranks there are {obstacle or no}")
         reason = "" if group is not None else obstacle or (torch_layer.why(self, input) if known is None else "")
-        if reason and not ragged:
+        if reason and not ragged and not return_states:
             result = self._run_torch_layer(input, hx, reason)
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
                 permutation = None if packed is None else packed.sorted_indices
@@ -186,7 +194,7 @@ class Recurrent(nn.RNNBase):
             return result
         if key is not None and known is None and data.device.type == "cpu" and len(self._known) < MOST_KNOWN:
             self._known[key] = []  # there, size alone decides
-        return self._run_own(data, packed, hx, lengths, resets, guess, group)
+        return self._run_own(data, packed, hx, lengths, resets, guess, group, return_states)
 
     def _run_torch_layer(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
         """Torch's own layer: what is fastest, or what was asked for."""
@@ -205,7 +213,8 @@ class Recurrent(nn.RNNBase):
         resets: Tensor | None,
         guess: Tensor | tuple[Tensor, ...] | WarmBatch | None,
         group: TimeGroup | None,
-    ) -> tuple[Any, Any]:
+        return_states: bool,
+    ) -> tuple[Any, ...]:
         if packed is None and data.dim() not in (2, 3):
             raise ValueError(f"{self._get_name()}: Expected input to be 2D or 3D, got {data.dim()}D instead")
         batched = packed is not None or data.dim() == 3
@@ -231,7 +240,8 @@ class Recurrent(nn.RNNBase):
             resets = resets if batched or not isinstance(resets, Tensor) else resets.unsqueeze(1)
             resets = check_resets(resets, steps, batch, self.batch_first and batched, x.device)
         begin = None if guess is None else self._guess(guess, batched, steps, batch, permutation)
-        y, final = self._solve(x, hidden, weights, lengths, resets, begin, span)
+        every = AllStates(lengths, resets) if return_states else None
+        y, final = self._solve(x, hidden, weights, lengths, resets, begin, span, every)
         if packed is not None:
             assert lengths is not None
             final = tuple(permute(part, packed.unsorted_indices) for part in final)
@@ -241,7 +251,8 @@ class Recurrent(nn.RNNBase):
         elif self.batch_first:
             y = y.transpose(0, 1)
         # Without a gradient, not a view for autograd: users may write into it later, with gradients on.
-        return y if y.requires_grad else y.detach(), self._hidden_out(final)
+        result = y if y.requires_grad else y.detach(), self._hidden_out(final)
+        return result if every is None else (*result, self._hidden_out(every.stacked(self.batch_first, batched)))
 
     def _guess(self, guess: Any, batched: bool, steps: int, batch: int, permutation: Tensor | None) -> Guess:
         """The user's guess, checked, in the order of the batch."""
@@ -262,7 +273,7 @@ class Recurrent(nn.RNNBase):
 
     def _solve(
         self, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Tensor | None, resets: Tensor | None,
-        guess: Guess | None, span: Span | None,
+        guess: Guess | None, span: Span | None, every: AllStates | None = None,
     ) -> tuple[Tensor, Hidden]:  # fmt: skip
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
         compute = solved_in(x)
@@ -277,8 +288,11 @@ class Recurrent(nn.RNNBase):
         def solve_one(index: int, y: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
             backwards = self.bidirectional and index % 2 == 1
             given = self._inputs(y, initial, weights[index], lengths, resets, backwards, span)
-            y, final = self._solve_of(index, known, span).run(given, partial(reports.__setitem__, index), guess)
-            return reverse(y, lengths) if backwards else y, final
+            out, final = self._solve_of(index, known, span).run(given, partial(reports.__setitem__, index), guess)
+            out = reverse(out, lengths) if backwards else out
+            if every is not None:
+                every.add(y, out, tuple(part[index] for part in hidden), weights[index], backwards)
+            return out, final
 
         with without_autocast(x.device):
             y, final = self._run_layers(x.to(compute), hidden, solve_one, lengths)

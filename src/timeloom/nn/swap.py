@@ -9,66 +9,64 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from timeloom.nn.base import Recurrent
-from timeloom.nn.modules import GRU, LSTM, RNN
+from timeloom.nn.loops import loops_over_cells
+from timeloom.nn.subclass import attributes_added, grown, torch_class, ungrown, why_not
 from timeloom.solvers.base import Solver, resolve
 
 Model = TypeVar("Model", bound=nn.Module)
-
-_PAIRS: tuple[tuple[type[nn.RNNBase], type[Recurrent]], ...] = ((nn.GRU, GRU), (nn.LSTM, LSTM), (nn.RNN, RNN))
 
 
 def parallelize(model: Model, solver: str | Solver = "auto") -> Model:
     """Make every `nn.GRU`, `nn.LSTM` and `nn.RNN` inside `model` (or the model itself) run parallel in time.
 
     Modules stay the same objects: parameters, optimisers, hooks, ties and references to them survive. Layers that are
-    timeloom's already take the solver. A layer with code of its own is left alone, with a warning, and so is a model
-    without any such layer. Returns the model.
+    timeloom's already take the solver. Under a subclass that leaves the recurrence to `super().forward` the solver
+    takes torch's place, and the subclass keeps its own methods. What cannot be taken is left alone, with a warning that
+    says why, and so is a model without any such layer; a loop over `nn.GRUCell` or its kin is pointed out. Returns the
+    model.
     """
     resolve(solver)
     _check_model(model)
-    if not holds_recurrent_layers(model):
+    loops = list(loops_over_cells(model))
+    if not holds_recurrent_layers(model) and not loops:
         warnings.warn(
             f"timeloom found no nn.GRU, nn.LSTM or nn.RNN in {type(model).__name__}: nothing is changed. Cells and "
             f"loops over time are for timeloom.unroll.",
             stacklevel=2,
         )
+    for advice in loops:
+        warnings.warn(advice, stacklevel=2)
     for name, module in model.named_modules():
         if isinstance(module, Recurrent):
             module.solver = solver
         elif isinstance(module, nn.RNNBase):
-            if _swap_class(module, _PAIRS):
-                module.solver = solver
-            else:
-                _warn_left_alone(name, module)
+            reason = _why_not(module)
+            if reason:
+                _warn_left_alone(name, module, reason)
+                continue
+            _change_class(module, grown(_plain(module)))
+            module.solver = solver
     return model
 
 
 def sequentialize(model: Model) -> Model:
-    """Undo `parallelize`: every timeloom GRU, LSTM and RNN becomes torch's own again; what torch does not have takes
-    `solver="sequential"`. Returns the model.
+    """Undo `parallelize`: every timeloom GRU, LSTM and RNN becomes torch's own again, under a subclass too; what torch
+    does not have takes `solver="sequential"`. Returns the model.
     """
     _check_model(model)
-    back = tuple((ours, theirs) for theirs, ours in _PAIRS)
     for name, module in model.named_modules():
         if not isinstance(module, Recurrent):
             continue
         if not module.has_torch_twin:
             module.solver = "sequential"
             continue
-        if not _swap_class(module, back):
-            _warn_left_alone(name, module)
+        before = None if "forward" in vars(module) else ungrown(_plain(module))
+        if before is None:
+            _warn_left_alone(name, module, "its class is written on top of timeloom's, or its forward was replaced")
             continue
-        for attribute in (
-            "_solver",
-            "_solver_given",
-            "_experiences",
-            "_known",
-            "_last",
-            "_rehearsed",
-            "_handle",
-            "reports",
-        ):
+        for attribute in _added(module):
             module.__dict__.pop(attribute, None)
+        _change_class(module, before)
     return model
 
 
@@ -82,29 +80,41 @@ def _check_model(model: object) -> None:
         raise TypeError(f"expected an nn.Module, got {type(model).__name__}")
 
 
-def _swap_class(module: nn.Module, pairs: tuple[tuple[type, type], ...]) -> bool:
-    """Give the module its counterpart's class; False where its code is not exactly that of a known one."""
+def _why_not(module: nn.RNNBase) -> str:
+    """Why a layer of torch's cannot be taken; empty where it can."""
     if "forward" in vars(module):
-        return False
+        return "its forward was replaced on the object"
+    reason = why_not(_plain(module))
+    if reason:
+        return reason
+    held = vars(module).keys() | module._parameters.keys() | module._buffers.keys() | module._modules.keys()
+    taken = sorted(_added(module) & held)
+    return f"its {taken[0]} is a name that timeloom's layer has, too: rename it" if taken else ""
+
+
+def _added(module: nn.Module) -> frozenset[str]:
+    """What timeloom's layer adds to a module of torch's."""
+    theirs = torch_class(type(module))
+    return frozenset() if theirs is None else attributes_added(theirs)
+
+
+def _plain(module: nn.Module) -> type:
+    """A module's class without what torch's parametrize put on top."""
     cls = type(module)
-    parametrized = parametrize.is_parametrized(module)
-    plain = cls.__bases__[0] if parametrized else cls
-    for known, counterpart in pairs:
-        if plain is known:
-            module.__class__ = _reparametrized(cls, counterpart) if parametrized else counterpart
-            return True
-    return False
+    return cls.__bases__[0] if parametrize.is_parametrized(module) else cls
 
 
-def _reparametrized(cls: type, counterpart: type) -> type:
-    """The class that torch's parametrize made for a module, on top of another base."""
-    body = {key: value for key, value in vars(cls).items() if key not in ("__dict__", "__weakref__", "__doc__")}
-    return type(cls.__name__, (counterpart,), body)
+def _change_class(module: nn.Module, wanted: type) -> None:
+    """Give the module another class, with its parametrizations on top of it if it has some."""
+    if parametrize.is_parametrized(module):
+        body = {key: value for key, value in vars(type(module)).items() if key not in ("__dict__", "__weakref__")}
+        wanted = type(wanted)(type(module).__name__, (wanted,), body)
+    module.__class__ = wanted
 
 
-def _warn_left_alone(name: str, module: nn.Module) -> None:
+def _warn_left_alone(name: str, module: nn.Module, reason: str) -> None:
     warnings.warn(
-        f"timeloom left {name or 'the model'!r} ({type(module).__name__}) alone: it is a subclass, or its forward was "
-        f"replaced. Derive it from timeloom.nn instead, or write its step as a cell for timeloom.unroll.",
+        f"timeloom left {name or 'the model'!r} ({type(module).__name__}) alone: {reason}. Derive it from "
+        f"timeloom.GRU, LSTM or RNN instead, or write its step as a cell for timeloom.unroll.",
         stacklevel=3,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,19 +23,33 @@ RUNS = {"GRU": torch.gru, "LSTM": torch.lstm, "RNN_TANH": torch.rnn_tanh, "RNN_R
 """Torch's operators by their mode: what its classes call."""
 
 
-def obstacle(data: Tensor) -> str | None:
+SWEPT = ("cpu", "cuda")
+"""Kinds of devices that timeloom has sweeps for."""
+
+
+def obstacle(data: Tensor, hx: Any = None) -> str | None:
     """What timeloom's sweeps cannot run on or inside of, or None."""
-    if data.device.type not in ("cpu", "cuda"):
+    for given in (data, *(hx if isinstance(hx, tuple | list) else (hx,))):
+        if type(given) not in (Tensor, nn.Parameter) and hasattr(type(given), "__torch_function__"):
+            return f"no sweeps for a {type(given).__name__} of layout {getattr(given, 'layout', 'its own')}"
+    if data.device.type not in SWEPT:
+        _tell_once(data.device.type)
         return f"no sweeps on {data.device.type}"
     if data.dtype not in SOLVED:
         return f"no sweeps for {data.dtype}"
-    if type(data) not in (Tensor, nn.Parameter) or data.is_nested or data.layout != torch.strided:
+    if data.is_nested or data.layout != torch.strided:
         return f"no sweeps for a {type(data).__name__} of layout {data.layout}"
     if torch._C._get_tracing_state() is not None:
         return "no sweeps inside torch.jit.trace"
     if transformed():
         return f"no sweeps {WHERE}"
     return None
+
+
+@cache
+def _tell_once(device: str) -> None:
+    if device != "meta":  # shapes alone: nobody waits for them
+        warnings.warn(f"timeloom has no sweeps on {device}: torch's own layers run there", stacklevel=5)
 
 
 def why(module: Recurrent, input: Tensor | PackedSequence) -> str | None:

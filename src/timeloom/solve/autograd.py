@@ -12,8 +12,10 @@ from torch import Tensor
 from timeloom.cells.generic import GenericCell
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
-from timeloom.solve.backward import previous_states, weight_grads_of
+from timeloom.solve import second_order
+from timeloom.solve.backward import previous_states, solve_adjoint, weight_grads_of
 from timeloom.torch_state.autocast import without_autocast
+from timeloom.torch_state.batched import one_by_one
 from timeloom.torch_state.eager import eager
 
 Note = Callable[[SolveReport], None]
@@ -30,11 +32,14 @@ of the final state. Holds no tensors itself."""
 class Tape(NamedTuple):
     """What a solved recurrence leaves on autograd's tape: its outputs `(T, B, ·)`, how to come back, and the tensors
     that this takes, by name, for autograd to guard and free.
+
+    recorded: `back`, by gradients that can be differentiated again (`create_graph=True`); None where there are none.
     """
 
     outputs: Tensor
     back: Back
     saved: dict[str, Sequence[Tensor | None]]
+    recorded: Back | None = None
 
 
 class Solved(torch.autograd.Function):
@@ -43,16 +48,23 @@ class Solved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: Tape, final: Tensor, *live: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
+        ctx.recorded = tape.recorded
         ctx.back, ctx.names = tape.back, [(name, len(tensors)) for name, tensors in tape.saved.items()]
         ctx.save_for_backward(*(tensor for tensors in tape.saved.values() for tensor in tensors))
         return tape.outputs, final
 
     @staticmethod
     @eager
+    @one_by_one
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_second_order()
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
         tensors = iter(ctx.saved_tensors)  # once: torch.utils.checkpoint computes it anew each time
         saved = {name: list(islice(tensors, count)) for name, count in ctx.names}
+        if torch.is_grad_enabled():
+            if ctx.recorded is None:
+                refuse_second_order("one process: over many ranks there are none")
+            return None, None, *ctx.recorded(saved, grads, ctx.needs_input_grad[2:])
         device = next(grad.device for grad in grads if grad is not None)
         with without_autocast(device):  # it may be on around the backward pass
             return None, None, *ctx.back(saved, grads, ctx.needs_input_grad[2:])
@@ -69,13 +81,16 @@ def attach(
     The adjoint of a cell with derivatives of its own gives the gate gradients, from which those of inputs and weights
     follow. A user's cell is evaluated once more, all steps at once, at detached previous states: given the adjoint of
     each state rather than the loss's own gradient, autograd of that evaluation delivers the gradients of everything
-    that the cell holds. Its outputs are whole states.
+    that the cell holds. Its outputs are whole states. Its inputs and parameters are given beside that evaluation for
+    gradients of gradients, which depend on the previous states, too.
     """
     user = isinstance(problem.cell, GenericCell)
+    leaves: list[Tensor] = []
     given: tuple[Tensor, ...] = (live.u, live.initial, *live.cell.weights)
     if user:
         previous = torch.cat(previous_states(problem, states), -1).flatten(0, 1)
-        given = (live.cell.step(previous, live.u.flatten(0, 1)), live.initial)
+        leaves = second_order.leaves_of(live.cell.step(previous[:2], live.u.detach().flatten(0, 1)[:2]))
+        given = (live.cell.step(previous, live.u.flatten(0, 1)), live.initial, live.u, *leaves)
         outputs, shared = torch.cat([part[1:] for part in states], -1), None
     elif problem.cell.whole_state_out:
         outputs, shared = torch.cat([part[1:] for part in states], -1), None
@@ -87,18 +102,27 @@ def attach(
         saved: dict[str, Any], grads: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
         (u,), (initial,), weights, states = saved["u"], saved["initial"], saved["weights"], saved["states"]
-        problem = Recurrence(cell.with_weights(tuple(weights)), u, initial, lengths, resets)
+        problem = Recurrence(cell.with_weights(tuple(weights)), u, initial, lengths, resets).detach()
         gate_grads, initial_grad, report = solve(problem, states, *grads)
         note(report)
         if user:
-            return gate_grads.flatten(0, 1), initial_grad
+            return gate_grads.flatten(0, 1), initial_grad, None, *(None for _ in leaves)
         weight_grads: tuple[Tensor | None, ...] = (None,) * len(weights)
         if any(wanted[2:]):
             weight_grads = weight_grads_of(problem, states, gate_grads)
         return problem.cell.input_grads(gate_grads), initial_grad, *weight_grads
 
-    saved = {"u": (problem.u,), "initial": (problem.initial,), "weights": problem.cell.weights, "states": states}
-    found: tuple[Tensor, Tensor] = Solved.apply(Tape(outputs, back, saved | {"shared": (shared,)}), final, *given)
+    def recorded(saved: dict[str, Any], grads: Sequence[Tensor | None], _: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        (u,), (initial,), weights = saved["u"], saved["initial"], saved["weights"]
+        problem = Recurrence(cell.with_weights(tuple(weights)), u, initial, lengths, resets)
+        at_u, at_initial, *at_weights = second_order.gradients(problem, leaves, saved["states"], grads)
+        return (None, at_initial, at_u, *at_weights) if user else (at_u, at_initial, *at_weights)
+
+    alone = getattr(solve, "func", None) is solve_adjoint
+    # The live ones: gradients of gradients must lead back to them.
+    saved = {"u": (live.u,), "initial": (live.initial,), "weights": live.cell.weights, "states": states}
+    tape = Tape(outputs, back, saved | {"shared": (shared,)}, recorded if alone else None)
+    found: tuple[Tensor, Tensor] = Solved.apply(tape, final, *given)
     return found
 
 

@@ -30,6 +30,7 @@ from timeloom.solve.forward import final_state, solve_states
 from timeloom.solve.plan import Direction, Plan, Planner
 from timeloom.solve.recurrence import Record, noting, raise_if_asked, run
 from timeloom.solve.residual import SHARE_OF_BOX
+from timeloom.solve.second_order import layer_gradients
 from timeloom.solve.warm import Guess
 
 Bare = Callable[..., Cell]
@@ -199,7 +200,8 @@ class LayerSolve:
         note = noting(solution.report, self.solver, self.experience, record)
         back = partial(_back, self, self.plan_backward(inputs, solution.cell), note)
         outputs, shared = output_of(solution.kept[: len(solution.cell.parts)])
-        tape = Tape(outputs, back, {"inputs": inputs, "kept": solution.kept, "shared": (shared,)})
+        saved = {"inputs": inputs, "kept": solution.kept, "shared": (shared,)}
+        tape = Tape(outputs, back, saved, partial(_recorded, self.project, len(solution.cell.parts)))
         return Solved.apply(tape, solution.final, *inputs.live)  # type: ignore[no-any-return]
 
     def _solve_adjoint(
@@ -222,6 +224,12 @@ class LayerSolve:
 def _back(solve: LayerSolve, plan: Any, note: Note, saved: dict[str, Any], grads: Grads, wanted: Any) -> Gradients:
     """What autograd calls: from saved tensors to gradients."""
     return solve.backward(Inputs(*saved["inputs"]), saved["kept"], grads, wanted[0], plan, note)
+
+
+def _recorded(project: Project, parts: int, saved: dict[str, Any], grads: Grads, _: Any) -> Gradients:
+    """The same, by gradients that can be differentiated again."""
+    inputs = Inputs(*saved["inputs"])
+    return layer_gradients(project, inputs.live, saved["kept"][:parts], grads, inputs.lengths, inputs.resets)
 
 
 def layer_of(kind: type[Layer], cell: Cell, inputs: Inputs) -> Layer:

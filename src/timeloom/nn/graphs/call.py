@@ -39,6 +39,7 @@ def _outside(reason: str) -> Any:
 
 NOT_PADDED = _outside("a graph holds padded tensors and lengths= as a tensor, not a PackedSequence or a list")
 NOT_GUESSED = _outside("a graph cannot hold guess=")
+NOT_ALL_STATES = _outside("a graph cannot hold return_states=True")
 NOT_DROPPED = _outside("a graph cannot hold dropout between layers over lengths=")
 NOT_SOLVED = _outside("there are no sweeps for an empty input, or one of this dtype, layout or device")
 NOT_ALONE = _outside("a graph cannot hold sequences that are shared with other ranks (time_parallel)")
@@ -61,13 +62,22 @@ call_outside = _kept_out(lambda: _call_outside, NOT_ALLOWED)
 
 
 def call(
-    module: Recurrent, input: Any, hx: Any = None, *, lengths: Any = None, resets: Any = None, guess: Any = None
-) -> tuple[Any, Any]:
+    module: Recurrent,
+    input: Any,
+    hx: Any = None,
+    *,
+    lengths: Any = None,
+    resets: Any = None,
+    guess: Any = None,
+    return_states: bool = False,
+) -> tuple[Any, ...]:
     """`module(input, hx, ...)`, in the graph where one can hold it, and else by a call out of it."""
-    outside = _why_not(module, input, lengths, guess)
+    outside = NOT_ALL_STATES if return_states else _why_not(module, input, lengths, guess)
     if outside is None:
         return _run(module, input, hx, lengths, resets)
-    result: tuple[Any, Any] = outside(module, input, hx, lengths=lengths, resets=resets, guess=guess)
+    result: tuple[Any, ...] = outside(
+        module, input, hx, lengths=lengths, resets=resets, guess=guess, return_states=return_states
+    )
     return result
 
 

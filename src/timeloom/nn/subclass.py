@@ -1,0 +1,112 @@
+"""Put timeloom's layer under a user's subclass of torch's, where the subclass leaves the recurrence to `super()`."""
+
+from __future__ import annotations
+
+import copyreg
+import inspect
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from timeloom.nn.base import Recurrent
+from timeloom.nn.modules import GRU, LSTM, RNN
+
+_PAIRS: dict[type[nn.RNNBase], type[Recurrent]] = {nn.GRU: GRU, nn.LSTM: LSTM, nn.RNN: RNN}
+"""Torch's layers and timeloom's."""
+UNASKED = ("check_input", "check_forward_args", "get_expected_hidden_size", "permute_hidden", "_flat_weights")
+"""What torch's forward pass asks its module for, and timeloom's does not: with one of its own, a subclass would run
+another network."""
+_GROWN = "_timeloom_grown"
+"""Marks a class made here."""
+
+
+def why_not(cls: type) -> str:
+    """Why timeloom's layer cannot go under this class; empty where it can."""
+    below = torch_class(cls)
+    if below is None:
+        return "it derives from none of nn.GRU, nn.LSTM and nn.RNN"
+    reserved = {name for name in dir(_PAIRS[below]) if not hasattr(below, name)} | attributes_added(below)
+    for ancestor in cls.__mro__[: cls.__mro__.index(below)]:
+        overridden = [name for name in UNASKED if name in vars(ancestor)]
+        if overridden:
+            return f"it has a {overridden[0]} of its own, which timeloom's forward pass would not ask"
+        taken = sorted(reserved & vars(ancestor).keys())
+        if taken:
+            return f"its {taken[0]} is a name that timeloom's layer has, too: rename it"
+        forward = vars(ancestor).get("forward")
+        if forward is not None and not _calls_super(forward):
+            return f"the forward of {ancestor.__name__} does not call super().forward"
+    return ""
+
+
+def torch_class(cls: type) -> Any:
+    """Which of torch's layers a class is or derives from; None for none of them."""
+    return next((theirs for theirs in _PAIRS if issubclass(cls, theirs)), None)
+
+
+def grown(cls: type) -> type:
+    """The class with timeloom's layer between its own methods and torch's: `super().forward` is then timeloom's.
+
+    Python's order of methods does it: of the bases (cls, tl.LSTM), both come before nn.LSTM. One class for all
+    modules; it is found again among the subclasses of `cls`, and goes with it.
+    """
+    theirs = torch_class(cls)
+    if cls is theirs:
+        return _PAIRS[theirs]
+    subclasses: list[type] = type.__subclasses__(cls)
+    for known in subclasses:
+        if _GROWN in vars(known):
+            return known
+    body = {_GROWN: True, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    made: Any = type(cls)(cls.__name__, (cls, _PAIRS[theirs]), body)
+    made.__reduce_ex__ = _pickled_by(cls, made)
+    return made  # type: ignore[no-any-return]
+
+
+def ungrown(cls: type) -> type | None:
+    """The user's or torch's class that was swapped; None for a class that was written on top of timeloom's."""
+    if _GROWN in vars(cls):
+        return cls.__bases__[0]
+    return next((theirs for theirs, ours in _PAIRS.items() if cls is ours), None)
+
+
+@cache
+def attributes_added(theirs: Any) -> frozenset[str]:
+    """What an object of timeloom's layer holds beyond one of torch's."""
+    mine, plain = (vars(kind(1, 1, device="meta")) for kind in (_PAIRS[theirs], theirs))  # type: ignore[call-arg, arg-type]
+    return frozenset(mine.keys() - plain.keys())
+
+
+def _pickled_by(cls: type, made: Any) -> Callable[[Any, Any], Any]:
+    """How to pickle an object of a class that no module has under its name: by the user's class, grown again."""
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        make, arguments, *state = super(made, self).__reduce_ex__(protocol)
+        if make is copyreg.__newobj__ and arguments[0] is made:  # type: ignore[attr-defined]
+            make, arguments = _new, (cls, *arguments[1:])
+        return make, arguments, *state
+
+    return reduce
+
+
+def _new(cls: type, *arguments: Any) -> Any:
+    swapped = grown(cls)
+    return swapped.__new__(swapped, *arguments)
+
+
+def _calls_super(forward: Any) -> bool:
+    """Whether a method calls `super().forward`, as far as its code shows."""
+    function: Callable[..., Any] = inspect.unwrap(forward) if callable(forward) else forward
+    code = getattr(function, "__code__", None)
+    return code is not None and any({"super", "forward"} <= set(part.co_names) for part in codes_of(code))
+
+
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    """A function's code and that of all functions written inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_of(constant)

@@ -39,12 +39,13 @@ MOST_STEPS = 2**40
 """No sequence is longer."""
 
 
-SINGLE_STEP = (0.15, 0.0028)
+SINGLE_STEP = (0.17, 0.0028)
 """Microseconds of a step of a GRU's row by itself, forward and backward in the mean: at least, and for each unit."""
 CLUSTER_STEP = 1.3
 """The same where several multiprocessors share a row."""
-TILE_STEP, TILE_ROW = (0.2, 0.006), 2.6e-6
-"""The same of a tile of rows; and for each row of all tiles together, times the units to the power of 1.4."""
+TILE_STEP, TILE_ROW = (0.4, 6.5e-5), 2.6e-6
+"""The same of a tile of rows: at least, and times the units squared; and for each row of all tiles together, times the
+units to the power of 1.4."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class RegisterCost:
     gates: float
     """Products of a step, beside a GRU's."""
     units: int
-    single: int
+    side_by_side: int
     """Rows that are walked side by side, each by itself."""
     tiled: bool
     """Whether there is a kernel for tiles of rows."""
@@ -84,10 +85,10 @@ class RegisterCost:
 
     def of(self, rows: int) -> float:
         own = (SINGLE_STEP[0] + SINGLE_STEP[1] * self.units if self.blocks == 1 else CLUSTER_STEP) * self.gates
-        alone = own * math.ceil(rows / self.single)
+        alone = own * math.ceil(rows / self.side_by_side)
         if not self.tiled:
             return alone
-        tile = TILE_STEP[0] + TILE_STEP[1] * self.units + TILE_ROW * math.pow(self.units, 1.4) * rows
+        tile = TILE_STEP[0] + TILE_STEP[1] * self.units**2 + TILE_ROW * math.pow(self.units, 1.4) * rows
         return min(alone, tile * self.gates)
 
 
@@ -98,7 +99,9 @@ Cost = StepCost | RegisterCost
 def register_cost(kernel: str, n: int, device: int) -> RegisterCost:
     variant = Variant(kernel, n, 0, True, True, 1, False, False)
     gates = max(variant.text.products / 3, 0.6)
-    return RegisterCost(gates, n, most_single(variant, device), n <= variant.text.most_units, variant.cluster)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    side_by_side = processors if variant.cluster == 1 else most_single(variant, device)
+    return RegisterCost(gates, n, side_by_side, n <= variant.text.most_units, variant.cluster)
 
 
 def step_cost(problem: Recurrence) -> Cost:

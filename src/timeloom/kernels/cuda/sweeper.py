@@ -32,16 +32,20 @@ from timeloom.kernels.cuda.programs import (
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper, floor_of, units_of
 from timeloom.problem import Recurrence, Segments
 
-SIDE_BY_SIDE = 3 * 64**2
-"""Weights of blocks that run on a multiprocessor side by side nearly as fast as one, at most four of them."""
+WAVES = ((96, 1), (128, 2))
+"""Hidden units up to which rows by themselves, so many on a multiprocessor one after the other, are faster than rows in
+tiles; see `benchmarks.calibrate`."""
+CLUSTERED = 0.9
+"""Share of the multiprocessors that clusters of blocks can have: a cluster lies in one part of the chip."""
 
 
 @cache
 def most_single(variant: Variant, device: int) -> int:
     """Rows up to which each is best walked by blocks of its own; see `benchmarks.calibrate`."""
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    weights = variant.text.products * variant.units**2
-    return processors // variant.cluster * max(1, min(4, 2 * SIDE_BY_SIDE // weights))
+    processors: int = torch.cuda.get_device_properties(device).multi_processor_count
+    if variant.cluster > 1:
+        return max(1, int(CLUSTERED * processors / variant.cluster))
+    return processors * next((waves for units, waves in WAVES if variant.units <= units), 1)
 
 
 def fits(kernel: str | None, units: int, device: torch.device) -> bool:

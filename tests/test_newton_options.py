@@ -413,7 +413,8 @@ def test_corrections_that_overflow_are_told(solver: str) -> None:
     assert report.residuals[-1] == torch.inf
     assert "the values are not finite" in report.reason
     assert report.fell_back
-    assert torch.equal(states, tl.unroll(lambda h, x: h * h - 1.5 + x, h0, xs, solver="sequential")[0])
+    before = torch.cat([h0.unsqueeze(0), states[:-1]])  # the map is chaotic: held step by step against the equation
+    torch.testing.assert_close(states, before * before - 1.5 + xs, rtol=0.0, atol=1e-15)
 
 
 def test_giving_up_is_reported_and_raised_when_asked() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -448,9 +449,11 @@ def run_apart(cache: Path, **environment: str) -> tuple[str, list[float]]:
     """A process of its own, with a cache of its own: why it has no kernels, and what it computed."""
     root = Path(__file__).parents[1]
     fixed = {"PYTHONPATH": str(root / "src"), "TIMELOOM_CACHE": str(cache), "TIMELOOM_NATIVE": "1"}
-    variables = {**os.environ, **fixed, **environment}
     command = [sys.executable, "-W", "error", "-W", "default::RuntimeWarning", "-c", RUN]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    with tempfile.TemporaryDirectory() as home:  # the user's own cache may hold these kernels already
+        elsewhere = {"HOME": home, "XDG_CACHE_HOME": home, "TMPDIR": home}
+        variables = {**os.environ, **elsewhere, **fixed, **environment}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     why, numbers = done.stdout.strip().splitlines()
     lacking = why != "None" and "switched off" not in why

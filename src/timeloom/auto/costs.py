@@ -16,7 +16,7 @@ import torch
 from timeloom.cells.generic import GenericCell, spread
 from timeloom.kernels import in_compiled_code
 from timeloom.kernels.cuda.programs import Variant
-from timeloom.kernels.cuda.sweeper import fits, most_single
+from timeloom.kernels.cuda.sweeper import most_single, runs_layers
 from timeloom.kernels.gpu.sweeper import ROWS, has_kernels, is_wide
 from timeloom.kernels.gpu.wide import BY_LIBRARY
 from timeloom.problem import Recurrence
@@ -110,7 +110,7 @@ def step_cost(problem: Recurrence) -> Cost:
         return StepCost(COMPILED_STEP, torch.get_num_threads())
     size, n = problem.cell.size, problem.cell.parts[0]
     device = problem.u.device
-    if has_kernels(problem) and fits(problem.cell.kernel, n, device):
+    if has_kernels(problem) and runs_layers(problem.cell.kernel, n, problem.batch, device):
         return register_cost(str(problem.cell.kernel), n, device.index or 0)
     if has_kernels(problem):
         return cost_on_gpu(n, is_wide(problem), device)

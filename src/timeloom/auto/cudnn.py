@@ -15,7 +15,7 @@ from torch import Tensor
 
 from timeloom.auto.costs import cost_on_gpu, fewest_to_cut
 from timeloom.auto.experience import LayerExperience, assumed_warmup
-from timeloom.kernels.cuda.sweeper import fits
+from timeloom.kernels.cuda.sweeper import runs_layers
 from timeloom.kernels.gpu.sweeper import has_triton, largest
 from timeloom.solve.tolerance import TOLERANCE
 from timeloom.torch_state.precision import products_in
@@ -71,7 +71,7 @@ def why(
 ) -> str | None:
     """Why cuDNN's layer is to run, or None."""
     reason = why_by_size(layer, x, steps, batch)
-    if reason is not None or steps > MOST_STEPS or _in_registers(layer, x):
+    if reason is not None or steps > MOST_STEPS or _in_registers(layer, x, batch):
         return reason
     resting = _resting(known)
     if not resting and (not _persistent(layer, x) or _sure(known)):
@@ -88,7 +88,7 @@ def why_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
     """The same as far as the size alone tells. `steps` may be a symbol."""
     if steps > MOST_STEPS:
         return None
-    if _in_registers(layer, x):
+    if _in_registers(layer, x, batch):
         needed = _longer_than_our_fixed_cost(layer, x, int(batch), LEAST_TIME_OF_REGISTERS)
         return f"auto: {steps} steps are too few to gain" if steps < needed else None
     kernels = layer.proj_size == 0 and x.dtype != torch.float64 and has_triton()
@@ -104,9 +104,10 @@ def why_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
     return f"auto: {steps} steps are too few to gain" if steps < needed else None
 
 
-def _in_registers(layer: Sized, x: Tensor) -> bool:
+def _in_registers(layer: Sized, x: Tensor, batch: int) -> bool:
     """Whether kernels of ours keep the layer's weights in registers: they run one chunk faster than cuDNN's layer."""
-    return layer.proj_size == 0 and x.dtype != torch.float64 and fits(layer.mode.lower(), layer.hidden_size, x.device)
+    fused = layer.proj_size == 0 and x.dtype != torch.float64
+    return fused and runs_layers(layer.mode.lower(), layer.hidden_size, int(batch), x.device)
 
 
 def _persistent(layer: Sized, x: Tensor) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from timeloom.cells.base import Cell, sum_outer
 from timeloom.kernels.cuda.programs import CELLS
-from timeloom.kernels.cuda.sweeper import CUDASweeper, fits
+from timeloom.kernels.cuda.sweeper import CUDASweeper, runs_layers
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, cut_evenly, empty_states
@@ -31,7 +31,8 @@ class CUDALayer(Layer):
 
     @staticmethod
     def supports(x: Tensor, cell: Cell) -> bool:
-        return x.dtype in INPUTS and x.shape[1] > 0 and fits(cell.kernel, cell.parts[0], x.device)
+        batch = x.shape[1]
+        return x.dtype in INPUTS and batch > 0 and runs_layers(cell.kernel, cell.parts[0], batch, x.device)
 
     @staticmethod
     def tape_width(kernel: str, n: int) -> int:

@@ -64,6 +64,16 @@ def _fits(kernel: str | None, units: int, index: int) -> bool:
     return capability >= (8, 0) and tile.ring(shared_room(index)) is not None
 
 
+def runs_layers(kernel: str | None, units: int, batch: int, device: torch.device) -> bool:
+    """Whether these kernels are the best for layers of so many units: of wide ones, where clusters of blocks walk all
+    sequences side by side.
+    """
+    if not fits(kernel, units, device) or kernel is None:
+        return False
+    variant = Variant(kernel, units, 0, True, True, 0, False, False)
+    return variant.cluster <= 1 or batch <= most_single(variant, _index(device))
+
+
 @lru_cache(maxsize=256)
 def _variant(
     kernel: str, units: int, half: int, adjoint: bool, rows: int, stores: int, decay: bool, resets: bool, device: int

@@ -22,18 +22,6 @@ def tanh(x):
 
 
 @triton.jit
-def rounded(x, PRECISION: tl.constexpr):
-    """x as the matrix units are to see it: they cut tf32's excess digits off, and that bias would add up over time.
-
-    Not a number stays one: a GPU's own, 0x7fffffff, would be carried over to −0.
-    """
-    if PRECISION == "tf32" and x.dtype == tl.float32:
-        bits = x.to(tl.int32, bitcast=True)
-        x = tl.where(x == x, ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True), x)
-    return x
-
-
-@triton.jit
 def load_gate(weights, gate, n, k, j, TRANSPOSED: tl.constexpr):
     """One gate's weights, `[k, j] = W[gate n + j, k]`, or as stored if TRANSPOSED."""
     inside = (k[:, None] < n) & (j[None, :] < n)

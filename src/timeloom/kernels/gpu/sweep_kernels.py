@@ -26,7 +26,6 @@ from timeloom.kernels.gpu.gates import (
     load_slopes,
     load_state,
     pull,
-    rounded,
     store_decay,
     store_gate_grads,
     store_rows,
@@ -60,23 +59,23 @@ def load_inputs(inputs, token, j, n, live, CELL: tl.constexpr):
 
 
 @triton.jit
-def load_weights(weights, n, j, CELL: tl.constexpr, TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr):
-    w0 = rounded(load_gate(weights, 0, n, j, j, TRANSPOSED), PRECISION)
+def load_weights(weights, n, j, CELL: tl.constexpr, TRANSPOSED: tl.constexpr):
+    w0 = load_gate(weights, 0, n, j, j, TRANSPOSED)
     w1 = w0
     w2 = w0
     w3 = w0
     if CELL == GRU or CELL == LSTM:
-        w1 = rounded(load_gate(weights, 1, n, j, j, TRANSPOSED), PRECISION)
-        w2 = rounded(load_gate(weights, 2, n, j, j, TRANSPOSED), PRECISION)
+        w1 = load_gate(weights, 1, n, j, j, TRANSPOSED)
+        w2 = load_gate(weights, 2, n, j, j, TRANSPOSED)
     if CELL == LSTM:
-        w3 = rounded(load_gate(weights, 3, n, j, j, TRANSPOSED), PRECISION)
+        w3 = load_gate(weights, 3, n, j, j, TRANSPOSED)
     return w0, w1, w2, w3
 
 
 @triton.jit
 def products(h, w0, w1, w2, w3, CELL: tl.constexpr, PRECISION: tl.constexpr):
     """h times every gate's weights."""
-    a = rounded(h.to(w0.dtype), PRECISION)
+    a = h.to(w0.dtype)
     p0 = tl.dot(a, w0, input_precision=PRECISION)
     p1 = p0
     p2 = p0
@@ -92,14 +91,14 @@ def products(h, w0, w1, w2, w3, CELL: tl.constexpr, PRECISION: tl.constexpr):
 @triton.jit
 def through_weights(g0, g1, g2, g3, w0, w1, w2, w3, CELL: tl.constexpr, PRECISION: tl.constexpr):
     """Gate gradients times the weights of their gates, summed."""
-    total = tl.dot(rounded(g0.to(w0.dtype), PRECISION), w0, input_precision=PRECISION)
+    total = tl.dot(g0.to(w0.dtype), w0, input_precision=PRECISION)
     if CELL == GRU:
-        total = tl.dot(rounded(g1.to(w0.dtype), PRECISION), w1, total, input_precision=PRECISION)
-        total = tl.dot(rounded(g3.to(w0.dtype), PRECISION), w2, total, input_precision=PRECISION)
+        total = tl.dot(g1.to(w0.dtype), w1, total, input_precision=PRECISION)
+        total = tl.dot(g3.to(w0.dtype), w2, total, input_precision=PRECISION)
     elif CELL == LSTM:
-        total = tl.dot(rounded(g1.to(w0.dtype), PRECISION), w1, total, input_precision=PRECISION)
-        total = tl.dot(rounded(g2.to(w0.dtype), PRECISION), w2, total, input_precision=PRECISION)
-        total = tl.dot(rounded(g3.to(w0.dtype), PRECISION), w3, total, input_precision=PRECISION)
+        total = tl.dot(g1.to(w0.dtype), w1, total, input_precision=PRECISION)
+        total = tl.dot(g2.to(w0.dtype), w2, total, input_precision=PRECISION)
+        total = tl.dot(g3.to(w0.dtype), w3, total, input_precision=PRECISION)
     return total
 
 
@@ -117,7 +116,7 @@ def forward_kernel(
     b = tl.load(seq + row, mask=live, other=0)
     first = tl.load(begin + row, mask=live, other=0)
     last = tl.load(end + row, mask=live, other=0)
-    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, False, PRECISION)
+    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, False)
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
     if LED:
         enter = first - lead
@@ -192,7 +191,7 @@ def slopes_kernel(
         h = tl.where(fresh[:, None], origin, h)
         c = tl.where(fresh[:, None], origin_c, c)
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
-    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, False, PRECISION)
+    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, False)
     u0, u1, u2, u3 = load_inputs(inputs, token, j, n, live, CELL)
     p0, p1, p2, p3 = products(h, w0, w1, w2, w3, CELL, PRECISION)
     store_slopes(slopes, token, j, n, live, u0, u1, u2, u3, p0, p1, p2, p3, unit, h, c, CELL)
@@ -218,7 +217,7 @@ def adjoint_kernel(
     b = tl.load(seq + row, mask=live, other=0)
     first = tl.load(begin + row, mask=live, other=0)
     last = tl.load(end + row, mask=live, other=0)
-    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, True, PRECISION)
+    w0, w1, w2, w3 = load_weights(weights, n, j, CELL, True)
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
     length = last
     enter = last

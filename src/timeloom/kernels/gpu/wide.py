@@ -35,14 +35,13 @@ class WideSweeper(GPUSweeper):
         self._steps = wide_kernels
         self._across: Tensor | None = None
         self._by_library = self._n >= BY_LIBRARY and problem.resets is None
-        self._weights = self._as_multiplied(self._weights)
 
     def _forward(
         self, segments: Segments, starts: Tensor, states: list[Tensor] | None, want_decay: bool, lead: int
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         columns = segments.on(starts.device)
         state = self._initial[columns[0]] if lead else starts
-        operand = self._as_multiplied(state[:, : self._n].to(self._weights.dtype).contiguous())
+        operand = state[:, : self._n].to(self._weights.dtype).contiguous()
         ends, following, following_operand = state.clone(), torch.empty_like(starts), torch.empty_like(operand)
         decay = self._whole(starts) if want_decay else None
         fixed = (self._inputs, self._weights, self._units, self._initial, starts, ends, decay, *two(states), self._tape)
@@ -94,12 +93,6 @@ class WideSweeper(GPUSweeper):
             decay[:, : self._n] = 0
         return decay
 
-    def _as_multiplied(self, values: Tensor) -> Tensor:
-        """As the matrix units are to see them: what they would cut off of a float32 is rounded away."""
-        if self._options["PRECISION"] != "tf32" or values.dtype != torch.float32:
-            return values
-        return torch.where(values.isnan(), values, ((values.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32))
-
     def _sizes(self, segments: Segments, lead: int, step: int) -> tuple[int, ...]:
         return len(segments), self.problem.batch, self._n, lead, step
 
@@ -117,7 +110,7 @@ class WideSweeper(GPUSweeper):
         problem = self.problem
         slopes, steps = self.room_for_tape(problem), cut(problem, 1)  # every step is a stretch of its own
         state = torch.cat([part[:-1] for part in states], -1).flatten(0, 1)
-        operand = self._as_multiplied(states[0][:-1].flatten(0, 1).to(self._weights.dtype))
+        operand = states[0][:-1].flatten(0, 1).to(self._weights.dtype)
         scratch, more_scratch = torch.empty_like(state), torch.empty_like(operand)
         fixed = (self._inputs, self._weights, self._units, self._initial, None, scratch, None, None, None, slopes)
         flags = {"LED": False, "KEEP": False, "TAPE": True, "DECAY": False}

@@ -21,7 +21,6 @@ from timeloom.kernels.gpu.gates import (
     load_slopes,
     load_state,
     pull,
-    rounded,
     store_gate_grads,
     store_rows,
     store_slopes,
@@ -31,9 +30,9 @@ from timeloom.kernels.gpu.sweep_kernels import load_inputs
 
 
 @triton.jit
-def store_operand(base, row, width, offset, j, n, live, value, PRECISION: tl.constexpr):
+def store_operand(base, row, width, offset, j, n, live, value):
     """As the matrix units are to see it, so that nothing stands between memory and them in the next step."""
-    store_rows(base, row, width, offset, j, n, live, rounded(value.to(base.dtype.element_ty), PRECISION))
+    store_rows(base, row, width, offset, j, n, live, value.to(base.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["lead", "step"])
@@ -46,7 +45,7 @@ def forward_step(
 ):  # fmt: skip
     """From `state` (R, S) to `following`: the step that lies `step` behind each stretch's entry, `lead` early.
 
-    `operand` (R, n) is h as the matrix units are to see it: in the weights' dtype, rounded, as the weights are.
+    `operand` (R, n) is h as the matrix units are to see it: in the weights' dtype.
     `starts` receives the state at the begin of a stretch that is led in, `ends` the one at its end; `decay` is
     multiplied by what the step keeps.
     """
@@ -82,7 +81,7 @@ def forward_step(
             a = tl.load(operand + row[:, None] * n + k[None, :], mask=live[:, None] & (k[None, :] < n), other=0.0)
             if RESETS:
                 origin = load_rows(initial, b, PARTS * n, 0, k, n, fresh)
-                a = tl.where(fresh[:, None], rounded(origin.to(a.dtype), PRECISION), a)
+                a = tl.where(fresh[:, None], origin.to(a.dtype), a)
             p0 = tl.dot(a, load_gate(weights, 0, n, k, j, False), p0, input_precision=PRECISION)
             if CELL == GRU or CELL == LSTM:
                 p1 = tl.dot(a, load_gate(weights, 1, n, k, j, False), p1, input_precision=PRECISION)
@@ -101,7 +100,7 @@ def forward_step(
     new = tl.where(alive[:, None], new, h)
     new_c = tl.where(alive[:, None], new_c, c)
     store_state(following, row, n, j, live, new, new_c, CELL)
-    store_operand(following_operand, row, n, 0, j, n, live, new, PRECISION)
+    store_operand(following_operand, row, n, 0, j, n, live, new)
     store_state(ends, row, n, j, alive & (t == last - 1), new, new_c, CELL)
     if KEEP:
         store_rows(h_states, token + batch, n, 0, j, n, counted, new)
@@ -185,12 +184,12 @@ def adjoint_step(
         grad += direct
     unit = tl.load(units + j, mask=j < n, other=0.0).to(tl.float32)[None, :]
     g0, g1, g2, g3, back, back_c, keep = pull(grad, d_c, s0, s1, s2, s3, s4, s5, unit, CELL)
-    store_operand(following, row, GATES * n, 0, j, n, alive, g0, PRECISION)
+    store_operand(following, row, GATES * n, 0, j, n, alive, g0)
     if GATES >= 3:
-        store_operand(following, row, GATES * n, n, j, n, alive, g1, PRECISION)
-        store_operand(following, row, GATES * n, 2 * n, j, n, alive, g3 if CELL == GRU else g2, PRECISION)
+        store_operand(following, row, GATES * n, n, j, n, alive, g1)
+        store_operand(following, row, GATES * n, 2 * n, j, n, alive, g3 if CELL == GRU else g2)
     if GATES == 4:
-        store_operand(following, row, GATES * n, 3 * n, j, n, alive, g3, PRECISION)
+        store_operand(following, row, GATES * n, 3 * n, j, n, alive, g3)
     store_state(passing, row, n, j, alive, back, back_c, CELL)
     if KEEP:
         store_gate_grads(gate_grads, token, j, n, counted, g0, g1, g2, g3, CELL)

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -167,6 +168,14 @@ def test_the_readme_tells_the_ratios_that_were_measured() -> None:
             times(trained[f"{case} trained"]),
         ]
     assert not told
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/numbers.md"])
+def test_what_is_told_of_trained_networks_was_measured(page: str) -> None:
+    ratios = [row["torch ms"] / row["auto ms"] for row in stored("trained-cuda")["rows"]]
+    text = (ROOT / page).read_text()
+    for ratio in (min(ratios), statistics.median(ratios), max(ratios)):
+        assert f"{ratio:.1f}×" in text
 
 
 def test_the_page_of_defaults_tells_what_was_measured() -> None:

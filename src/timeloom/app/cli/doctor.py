@@ -21,6 +21,7 @@ from timeloom.app.machine import LoadMeter
 from timeloom.app.train.comparison import synchronize
 from timeloom.app.train.config import at_least
 from timeloom.kernels.cpu import build, packaged
+from timeloom.kernels.cuda import nvrtc
 from timeloom.kernels.gpu.sweeper import has_triton
 from timeloom.nn import parallelize
 from timeloom.nn.base import Recurrent
@@ -120,7 +121,9 @@ def _version(name: str) -> str:
 def _gpu_kernels() -> str:
     if not torch.cuda.is_available():
         return "no GPU that torch can use"
-    return "usable" if has_triton() else "not usable, Triton is missing: pip install 'timeloom[triton]'"
+    reason, wide = nvrtc.unavailable(), "usable" if has_triton() else "need Triton: pip install 'timeloom[triton]'"
+    registers = "usable" if reason is None else f"not usable, torch's own layers run: {reason}"
+    return f"up to 512 units {registers}; wider ones {wide}"
 
 
 def self_test(device: str, steps: int) -> SelfTest:

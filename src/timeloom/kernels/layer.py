@@ -112,6 +112,13 @@ class Layer(ABC):
     def kernel(self) -> str:
         return str(self.cell.kernel)
 
+    def at_ends(self, final: Tensor | None, links: int) -> Tensor:
+        """Gradients at the ends of chunks, last one first, before any is known but the loss's by the final state."""
+        batch, width = self.initial.shape
+        if final is None:
+            return self.initial.new_zeros(links * batch, width)
+        return final if links == 1 else torch.cat([final, final.new_zeros((links - 1) * batch, width)])
+
     def bias(self) -> Tensor | None:
         """What is added to the gates' arguments: all biases but the GRU's b_hn, inside its reset's product."""
         if self.b_ih is None or self.b_hh is None:

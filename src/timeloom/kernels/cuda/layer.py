@@ -92,12 +92,12 @@ class CUDALayer(Layer):
         reading, writing = AdjointData(states, incoming), AdjointData(states, incoming, gate_grads)
         data = writing if sweeps == 1 or links == 1 else reading
         if links == 1:
-            begins, _ = sweeper.adjoint(segments, self._at_ends(final, links), data)
+            begins, _ = sweeper.adjoint(segments, self.at_ends(final, links), data)
         else:
             if cutting.warmup:
                 ends, begins, decay = sweeper.adjoint_entering(segments, cutting.warmup, final, data, sweeps > 1)
             else:
-                ends = self._at_ends(final, links)
+                ends = self.at_ends(final, links)
                 begins, decay = sweeper.adjoint(segments, ends, data, sweeps > 1)
             for left in reversed(range(sweeps - 1)):
                 assert decay is not None
@@ -118,13 +118,6 @@ class CUDALayer(Layer):
 
     def _kept(self, states: list[Tensor], tape: list[Tensor]) -> list[Tensor]:
         return [part.to(self.x.dtype) for part in states] + tape
-
-    def _at_ends(self, final: Tensor | None, links: int) -> Tensor:
-        """Gradients at the ends of chunks, last one first, before any is known but the loss's by the final state."""
-        batch, width = self.initial.shape
-        if final is None:
-            return self.initial.new_zeros(links * batch, width)
-        return final if links == 1 else torch.cat([final, final.new_zeros((links - 1) * batch, width)])
 
     def _gradients(self, h: Tensor, gate_grads: Tensor, d_initial: Tensor, want_x: bool) -> Gradients:
         """From the states of h `(T + 1, B, n)` and gate gradients `(N, G)`, in the dtypes of what they are of."""

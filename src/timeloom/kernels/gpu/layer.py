@@ -90,12 +90,12 @@ class GPULayer(Layer):
         reading, writing = AdjointData(states, incoming), AdjointData(states, incoming, gate_grads)
         data = writing if sweeps == 1 or links == 1 else reading
         if links == 1:
-            begins, _ = sweeper.adjoint(segments, self._at_ends(final, links), data)
+            begins, _ = sweeper.adjoint(segments, self.at_ends(final, links), data)
         else:
             if cutting.warmup:
                 ends, begins, decay = sweeper.adjoint_entering(segments, cutting.warmup, final, data, sweeps > 1)
             else:
-                ends = self._at_ends(final, links)
+                ends = self.at_ends(final, links)
                 begins, decay = sweeper.adjoint(segments, ends, data, sweeps > 1)
             for left in reversed(range(sweeps - 1)):
                 assert decay is not None
@@ -105,13 +105,6 @@ class GPULayer(Layer):
         with in_full_precision():
             b_sum = None if self.b_ih is None else sweeper.bias_grads(gate_grads).to(gate_grads.dtype)
             return self._gradients(states, gate_grads.flatten(0, 1), b_sum, begins[-batch:], want_x), error
-
-    def _at_ends(self, final: Tensor | None, links: int) -> Tensor:
-        """Gradients at the ends of chunks, last one first, before any is known but the loss's by the final state."""
-        batch, width = self.initial.shape
-        if final is None:
-            return self.initial.new_zeros(links * batch, width)
-        return final if links == 1 else torch.cat([final, final.new_zeros((links - 1) * batch, width)])
 
     def _gradients(
         self, states: list[Tensor], gate_grads: Tensor, b_sum: Tensor | None, d_initial: Tensor, want_x: bool

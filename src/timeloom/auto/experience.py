@@ -14,8 +14,13 @@ from timeloom.report import SolveReport
 ASSUMED_FORGETTING = 0.728
 """Forgetting of a network nothing is known about, a step: a freshly initialised GRU or LSTM forgets faster, as
 `python -m benchmarks.calibrate` shows."""
-NOISE = 1e-7
-"""Jumps this small are rounding: they bound how fast a network forgets, but do not tell it."""
+NOISE, PART_OF_TOLERANCE = 1e-7, 1 / 64
+"""Jumps this small, or this small a part of the tolerance, are rounding: they bound how fast a network forgets, but do
+not tell it."""
+FINENESS = 8
+"""Warm-ups grow by an eighth of a power of two at least: a plan that stays the same is recorded once and replayed."""
+STAYS = 0.9
+"""A warm-up stays as it is where this part of it would be enough."""
 NEARLY = 4
 """A first jump within this factor of the tolerance needs no longer warm-up: the few rows over it are run again."""
 MOST_MISSES = 4
@@ -70,6 +75,8 @@ class Experience:
     """Solves that asked whether their gradient is due for a comparison."""
     missed: tuple[int, float] | None = None
     """Steps of the last warm-up that was not enough, and the jump it left, while a call tries longer ones."""
+    planned: int = 0
+    """Steps of the last warm-up that was planned."""
     extra_cycles: int = 0
     """Cycles that multigrid was given beyond the number asked for, since its gradients were too far off."""
 
@@ -124,9 +131,16 @@ class Experience:
         if self.missed is not None:  # the steps of the last warm-up, and as many more as its jump needs
             tried, jump = self.missed
             more = math.log(tolerance / 4 / min(jump, 1.0)) / math.log(forgetting)
-            return math.ceil(min(max(tried + more, LONGER * tried), MOST_LONGER * tried))
+            return self._stepped(math.ceil(min(max(tried + more, LONGER * tried), MOST_LONGER * tried)))
         steps = max(4, math.ceil(math.log(tolerance / 4) / math.log(forgetting)))
-        return steps + self.misses * math.ceil(steps / 8)
+        return self._stepped(steps + self.misses * math.ceil(steps / 8))
+
+    def _stepped(self, steps: int) -> int:
+        """The last warm-up where that is about as long, else one that grows in steps."""
+        if not STAYS * self.planned <= steps <= self.planned:
+            step = 2 ** max(0, steps.bit_length() - FINENESS.bit_length())
+            self.planned = -(-steps // step) * step
+        return self.planned
 
     @property
     def trusted(self) -> bool:
@@ -146,7 +160,8 @@ class Experience:
             self._learn_sweeps(report)
         if report.warmup and report.residuals:
             first = report.residuals[0]
-            seen = min(max(first, NOISE), 1.0) ** (1 / report.warmup)
+            noise = min(NOISE, PART_OF_TOLERANCE * report.tolerance)
+            seen = min(max(first, noise), 1.0) ** (1 / report.warmup)
             near = first <= NEARLY * report.tolerance  # what is left is rounding: a longer warm-up would not help
             self.forgetting = min(seen, self.forgetting or 1.0) if near else seen
             if report.converged and not report.fell_back:

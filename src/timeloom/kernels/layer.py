@@ -99,6 +99,12 @@ class Layer(ABC):
         `(B, S)`.
         """
 
+    def recordable(self, cutting: Cutting) -> bool:
+        """Whether its passes may be recorded as CUDA graphs and replayed: where they launch kernels on a GPU, and not
+        too many for one graph.
+        """
+        return False
+
     @property
     def n(self) -> int:
         return self.w_hh.shape[1]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells.base import Cell
+from timeloom.kernels import replay
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels.layer import Found, Gradients, Layer
 from timeloom.kernels.layers import layer_kind
@@ -143,7 +144,7 @@ class LayerSolve:
         kind = self.kind_of(inputs, cell)
         if kind is not None:
             layer = layer_of(kind, cell, inputs)
-            sweep = partial(layer.backward, kept=kept, grads=(grads[0], grads[1]), want_x=want_x)
+            sweep = partial(replay.backward, layer, kept=kept, grads=(grads[0], grads[1]), want_x=want_x)
             swept = first_sweep(sweep, layer, plan, self.experience.backward, self._replan(cell, inputs, "backward"))
             if swept.report is not None:
                 note(swept.report)
@@ -170,9 +171,12 @@ class LayerSolve:
         self, kind: type[Layer], cell: Cell, inputs: Inputs, plan: Plan, taped: bool
     ) -> tuple[list[Tensor], SolveReport]:
         """Kept tensors and report: by the planned sweeps where they are certified, else from there by the driver."""
-        layer, found = layer_of(kind, cell, inputs), Found()
-        sweep = partial(layer.forward, share_of_box=SHARE_OF_BOX, keep=taped, found=found)
-        swept = first_sweep(sweep, layer, plan, self.experience.forward, self._replan(cell, inputs, "forward"))
+        layer, found, replan = layer_of(kind, cell, inputs), Found(), self._replan(cell, inputs, "forward")
+        if replan is not None and layer.corrects:  # other plans follow where one does not do, and no driver
+            sweep = partial(replay.forward, layer, share_of_box=SHARE_OF_BOX, keep=taped)
+        else:
+            sweep = partial(layer.forward, share_of_box=SHARE_OF_BOX, keep=taped, found=found)
+        swept = first_sweep(sweep, layer, plan, self.experience.forward, replan)
         if swept.report is not None:
             return swept.result, swept.report
         problem = self._problem(inputs) if found.u is None else Recurrence(cell, found.u, inputs.initial)

@@ -16,22 +16,34 @@ struct ChainArgs {
   float floor[2];                                 // what a part's scale is at least
 };
 
-// δ[p] = A[p-1] δ[p-1] + jump[p] for every unit by itself, one thread each.
-extern "C" __global__ void __launch_bounds__(128) carry(const __grid_constant__ ChainArgs a) {
+// δ[p] = A[p-1] δ[p-1] + jump[p] for every unit by itself, one thread each. Links are read AHEAD at a time, before any is
+// written: memory answers once for all of them.
+#define AHEAD 16
+extern "C" __global__ void __launch_bounds__(32) carry(const __grid_constant__ ChainArgs a) {
   const index_t width = (index_t)a.batch * a.parts * a.n, i = (index_t)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= width) return;
   const float box = a.bound ? a.bound[i] : INFINITY;
   float delta = 0.0f;
   a.moves[i] = 0.0f;
   if (a.corrected) a.corrected[i] = a.starts[i];
-#pragma unroll 8
-  for (int p = 1; p < a.links; p++) {
-    const index_t at = p * width + i;
-    const float end = a.ends[at - width], jump = end - a.starts[at];
-    delta = fmaf(a.decay[at - width], delta, jump);
-    if (!(fabsf(delta) < INFINITY)) delta = jump;
-    a.moves[at] = delta;
-    if (a.corrected) a.corrected[at] = fminf(fmaxf(end + (delta - jump), -box), box);
+#pragma unroll 1
+  for (int from = 1; from < a.links; from += AHEAD) {
+    float start[AHEAD], end[AHEAD], decay[AHEAD];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+      const index_t at = min(from + k, a.links - 1) * width + i;
+      start[k] = a.starts[at], end[k] = a.ends[at - width], decay[k] = a.decay[at - width];
+    }
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+      if (from + k >= a.links) break;
+      const index_t at = (from + k) * width + i;
+      const float jump = end[k] - start[k];
+      delta = fmaf(decay[k], delta, jump);
+      if (!(fabsf(delta) < INFINITY)) delta = jump;
+      a.moves[at] = delta;
+      if (a.corrected) a.corrected[at] = fminf(fmaxf(end[k] + (delta - jump), -box), box);
+    }
   }
 }
 

@@ -42,6 +42,9 @@ class CUDALayer(Layer):
     def tape_dtype(x: Tensor) -> torch.dtype:
         return torch.float32
 
+    def recordable(self, cutting: Cutting) -> bool:
+        return True
+
     def sweeper(
         self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
     ) -> tuple[CUDASweeper, list[Tensor]]:

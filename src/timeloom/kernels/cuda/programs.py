@@ -23,7 +23,7 @@ CLUSTERS = (1, 2, 4, 8, 16)
 """Blocks that may share a row; 16 of them no GPU must have room for."""
 MOST_WEIGHTS = 3 * 128**2
 """Recurrent weights that fit the registers of a block."""
-CHAIN_THREADS = {"carry": 128, "measure": 256, "compare": 1024}
+CHAIN_THREADS = {"carry": 32, "measure": 256, "compare": 1024}
 FOLDER = Path(__file__).parent
 HALVES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 """How the tensor cores make products, by the dtype of the weights: split, or in one piece."""

@@ -19,6 +19,7 @@ from timeloom.buffers import empty
 from timeloom.kernels.cuda import nvrtc
 from timeloom.kernels.cuda.programs import (
     CELLS,
+    CHAIN_THREADS,
     HALVES,
     ROWS,
     AdjointArgs,
@@ -236,7 +237,7 @@ class CUDASweeper(ReferenceSweeper):
         moves = torch.empty_like(starts)
         args = self._chain_args(starts=starts, ends=ends, decay=decay, moves=moves, corrected=corrected, bound=bound)
         with on_device(self._device):
-            chain_function(self._device, "carry")(-(-self._initial.numel() // 128), args)
+            chain_function(self._device, "carry")(-(-self._initial.numel() // CHAIN_THREADS["carry"]), args)
         return moves
 
     def _chain_args(self, **tensors: Tensor | None) -> ChainArgs:

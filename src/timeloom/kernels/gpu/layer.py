@@ -17,6 +17,8 @@ from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 
 PRODUCTS = (torch.float32, torch.bfloat16, torch.float16)
+MOST_RECORDED = 2048
+"""Steps of a wide layer, each some launches, that a CUDA graph may hold."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class GPULayer(Layer):
     @staticmethod
     def tape_width(kernel: str, n: int) -> int:
         return SLOPES[kernel] * n
+
+    def recordable(self, cutting: Cutting) -> bool:
+        return self._kind is GPUSweeper or (cutting.chunk + cutting.warmup) * cutting.sweeps <= MOST_RECORDED
 
     def sweeper(
         self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None

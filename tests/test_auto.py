@@ -544,7 +544,8 @@ def test_weights_in_registers_leave_little_to_cudnn(
     h200: Any, monkeypatch: pytest.MonkeyPatch, steps: int, batch: int, hidden: int, reason: str | None
 ) -> None:
     """One chunk by such kernels is faster than cuDNN: neither a network that rests nor a graph is left to it."""
-    monkeypatch.setattr(cudnn, "runs_layers", lambda *_: True)
+    monkeypatch.setattr(cudnn, "fits", lambda *_: True)
+    monkeypatch.setattr(cudnn, "launches_each_step", lambda *_: False)
     layer = tl.GRU(4, hidden)
     for experience in layer.experiences():
         experience.forward.rest()

@@ -6,6 +6,7 @@ import ctypes
 from dataclasses import replace
 
 import pytest
+import torch
 
 from timeloom.kernels.cuda import nvrtc
 from timeloom.kernels.cuda.programs import (
@@ -15,8 +16,12 @@ from timeloom.kernels.cuda.programs import (
     ChainArgs,
     ForwardArgs,
     Variant,
+    Wide,
+    WideAdjointArgs,
+    WideForwardArgs,
     headers,
 )
+from timeloom.kernels.cuda.wide import WideWeights
 
 ROOM = {"sm_80": 163 << 10, "sm_90": 227 << 10}
 """Bytes of shared memory that a block may have."""
@@ -61,6 +66,50 @@ def test_wide_layers_are_shared_by_clusters_of_blocks(kernel: str, units: int, b
 
 def test_the_widest_layers_fit_no_cluster() -> None:
     assert Variant("gru", 1024, 0, True, True, 1, False, False).cluster == 0
+
+
+def compiled_wide(variant: Wide, architecture: str = "sm_90", more: str = "") -> bytes:
+    return nvrtc.compile_source(variant.source + more, architecture, headers(variant.text.file))
+
+
+@pytest.mark.parametrize("adjoint", [False, True], ids=["forward", "adjoint"])
+@pytest.mark.parametrize("mode", range(4), ids=["split", "float16", "bfloat16", "plain"])
+@pytest.mark.parametrize(("kernel", "units"), [("gru", 300), ("lstm", 1024), ("rnn_tanh", 129), ("rnn_relu", 3000)])
+def test_a_launch_a_step_compiles(kernel: str, units: int, mode: int, adjoint: bool) -> None:
+    variant = Wide(kernel, units, mode, adjoint, 1 if adjoint else 2, True, True)
+    assert variant.threads % 32 == 0
+    assert variant.name.encode() in compiled_wide(variant)
+
+
+@pytest.mark.parametrize(
+    ("name", "adjoint", "structure"),
+    [("WideForwardArgs", False, WideForwardArgs), ("WideAdjointArgs", True, WideAdjointArgs)],
+)
+def test_structures_of_single_steps_lie_as_the_host_says(
+    name: str, adjoint: bool, structure: type[ctypes.Structure]
+) -> None:
+    same = f"static_assert(sizeof({name}) == {ctypes.sizeof(structure)});\n"
+    same += f"static_assert(__builtin_offsetof({name}, step) == {structure.step.offset});\n"
+    same += f"static_assert(__builtin_offsetof({name}, carried) == {structure.carried.offset});\n"
+    compiled_wide(Wide("gru", 300, 0, adjoint, 1, False, False), more=same)
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-3, 1.0, 1e6, 1e20])
+@pytest.mark.parametrize("adjoint", [False, True], ids=["forward", "adjoint"])
+def test_split_weights_multiply_with_the_accuracy_of_float32(adjoint: bool, size: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = size * torch.randn(12, 5, generator=generator)
+    wide = WideWeights(weights)
+    factor = wide.factor(adjoint).double()
+    given = torch.randn(7, 12 if adjoint else 5, generator=generator) * 2.0**10
+    high = given.half()
+    operand = torch.cat([high, (given - high.float()).half(), high], 1).double()
+    exact = given.double() @ (weights.double() if adjoint else weights.double().t())
+    assert wide.undo is not None
+    found = operand @ factor * wide.undo.double()
+    assert (found - exact).abs().max() <= 2e-6 * given.abs().max() * weights.abs().max()
+    alone = high.double() @ factor[: given.shape[1]] * wide.undo.double()  # one product of halves is not enough
+    assert (alone - exact).abs().max() > 1e-5 * given.abs().max() * weights.abs().max()
 
 
 def test_chains_compile() -> None:

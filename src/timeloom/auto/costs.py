@@ -16,7 +16,7 @@ import torch
 from timeloom.cells.generic import GenericCell, spread
 from timeloom.kernels import in_compiled_code
 from timeloom.kernels.cuda.programs import Variant
-from timeloom.kernels.cuda.sweeper import most_single, runs_layers
+from timeloom.kernels.cuda.sweeper import fits, most_single
 from timeloom.kernels.gpu.sweeper import ROWS, has_kernels, is_wide
 from timeloom.kernels.gpu.wide import BY_LIBRARY
 from timeloom.problem import Recurrence
@@ -47,6 +47,10 @@ TILE_STEP, TILE_ROW = (0.4, 6.5e-5), 2.6e-6
 """The same of a tile of rows: at least, and times the units squared; and for each row of all tiles together, times the
 units to the power of 1.4."""
 
+WIDE_STEP, WIDE_ROW = 9.0, (1.6e-5, 3.6e-8)
+"""The same of a step that is a launch and a product: at least, and for each unit of a row, by itself and times the
+units."""
+
 
 @dataclass(frozen=True)
 class StepCost:
@@ -61,6 +65,10 @@ class StepCost:
     crowded_from: float = math.inf
     """Rows beyond which each costs CROWDED times as much."""
 
+    def fills(self, batch: int) -> int:
+        """Chunks of so many sequences that fill the machine, where there is such a number; 0 where there is none."""
+        return 0
+
     def of(self, rows: int) -> float:
         if self.filled_by:
             return max(rows, self.filled_by) + rows / 4
@@ -69,8 +77,8 @@ class StepCost:
 
 @dataclass(frozen=True)
 class RegisterCost:
-    """The same in microseconds, by the CUDA kernels that keep the weights in registers: rows by themselves, as many as
-    the multiprocessors hold, or rows in tiles. Measured by `python -m benchmarks.calibrate` on an H200.
+    """The same in microseconds, by the CUDA kernels: rows by themselves, as many as the multiprocessors hold, rows in
+    tiles, or a launch a step of wide layers. Measured by `python -m benchmarks.calibrate` on an H200.
     """
 
     gates: float
@@ -83,11 +91,19 @@ class RegisterCost:
     blocks: int = 1
     """Multiprocessors that share a row."""
 
+    def fills(self, batch: int) -> int:
+        """Chunks of so many sequences whose rows are just walked side by side, where several blocks share each: there
+        the next power of two below may be half of it.
+        """
+        return self.side_by_side // batch if self.blocks > 1 else 0
+
     def of(self, rows: int) -> float:
+        if rows > self.side_by_side and not self.tiled:
+            return (WIDE_STEP + (WIDE_ROW[0] + WIDE_ROW[1] * self.units) * self.units * rows) * self.gates
         own = (SINGLE_STEP[0] + SINGLE_STEP[1] * self.units if self.blocks == 1 else CLUSTER_STEP) * self.gates
-        alone = own * math.ceil(rows / self.side_by_side)
         if not self.tiled:
-            return alone
+            return own
+        alone = own * math.ceil(rows / self.side_by_side)
         tile = TILE_STEP[0] + TILE_STEP[1] * self.units**2 + TILE_ROW * math.pow(self.units, 1.4) * rows
         return min(alone, tile * self.gates)
 
@@ -110,7 +126,7 @@ def step_cost(problem: Recurrence) -> Cost:
         return StepCost(COMPILED_STEP, torch.get_num_threads())
     size, n = problem.cell.size, problem.cell.parts[0]
     device = problem.u.device
-    if has_kernels(problem) and runs_layers(problem.cell.kernel, n, problem.batch, device):
+    if fits(problem.cell.kernel, n, device) and problem.initial.dtype == torch.float32:
         return register_cost(str(problem.cell.kernel), n, device.index or 0)
     if has_kernels(problem):
         return cost_on_gpu(n, is_wide(problem), device)
@@ -144,13 +160,12 @@ def cost_of(steps: int, batch: int, chunk: int, warmup: int, cost: Cost) -> floa
 def cheapest(steps: int, batch: int, warmup: int, cost: Cost, within_chunk: bool = False) -> tuple[int, int]:
     """Chunk and warm-up that take least time, `(steps, 0)` for one chunk; `within_chunk` lets no warm-up be longer."""
     best, best_cost = (steps, 0), cost_of(steps, batch, steps, 0, cost)
-    chunks = 2
-    while chunks <= steps // 4:
+    counts = {2**power for power in range(1, MOST_STEPS.bit_length())} | {cost.fills(batch)}
+    for chunks in sorted(count for count in counts if 2 <= count <= steps // 4):
         chunk = math.ceil(steps / chunks)
         total = cost_of(steps, batch, chunk, warmup, cost)
         if total < best_cost and not (within_chunk and warmup > chunk):
             best, best_cost = (chunk, warmup), total
-        chunks *= 2
     return best
 
 

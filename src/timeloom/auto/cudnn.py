@@ -15,7 +15,7 @@ from torch import Tensor
 
 from timeloom.auto.costs import cost_on_gpu, fewest_to_cut
 from timeloom.auto.experience import LayerExperience, assumed_warmup
-from timeloom.kernels.cuda.sweeper import runs_layers
+from timeloom.kernels.cuda.sweeper import fits, launches_each_step
 from timeloom.kernels.gpu.sweeper import has_triton, largest
 from timeloom.solve.tolerance import TOLERANCE
 from timeloom.torch_state.precision import products_in
@@ -106,8 +106,9 @@ def why_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
 
 def _in_registers(layer: Sized, x: Tensor, batch: int) -> bool:
     """Whether kernels of ours keep the layer's weights in registers: they run one chunk faster than cuDNN's layer."""
-    fused = layer.proj_size == 0 and x.dtype != torch.float64
-    return fused and runs_layers(layer.mode.lower(), layer.hidden_size, int(batch), x.device)
+    kernel, units = layer.mode.lower(), layer.hidden_size
+    fused = layer.proj_size == 0 and x.dtype != torch.float64 and fits(kernel, units, x.device)
+    return fused and not launches_each_step(kernel, units, int(batch), x.device)
 
 
 def _persistent(layer: Sized, x: Tensor) -> bool:

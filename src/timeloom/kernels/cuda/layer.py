@@ -10,18 +10,20 @@ from torch import Tensor
 
 from timeloom.cells.base import Cell, sum_outer
 from timeloom.kernels.cuda.programs import CELLS
-from timeloom.kernels.cuda.sweeper import CUDASweeper, runs_layers
+from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.torch_state import tf32
 
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)
+MOST_RECORDED = 2048
+"""Steps of a wide layer, each some launches, that a CUDA graph may hold."""
 
 
 @dataclass(frozen=True)
 class CUDALayer(Layer):
-    """GRU, LSTM and RNN whose weights fit the registers of a multiprocessor, or of a cluster of them.
+    """GRU, LSTM and RNN of any width.
 
     x and weights in float32 or half precision, the initial state in float32. States are kept in the dtype of x, and the
     values of the gates `(T, B, SAVED n)` in float32.
@@ -31,8 +33,7 @@ class CUDALayer(Layer):
 
     @staticmethod
     def supports(x: Tensor, cell: Cell) -> bool:
-        batch = x.shape[1]
-        return x.dtype in INPUTS and batch > 0 and runs_layers(cell.kernel, cell.parts[0], batch, x.device)
+        return x.dtype in INPUTS and x.shape[1] > 0 and fits(cell.kernel, cell.parts[0], x.device)
 
     @staticmethod
     def tape_width(kernel: str, n: int) -> int:
@@ -43,7 +44,10 @@ class CUDALayer(Layer):
         return torch.float32
 
     def recordable(self, cutting: Cutting) -> bool:
-        return True
+        steps, batch = self.x.shape[:2]
+        steps_launched = (cutting.chunk + cutting.warmup) * cutting.sweeps
+        rows = -(-steps // cutting.chunk) * batch
+        return steps_launched <= MOST_RECORDED or not launches_each_step(self.kernel, self.n, rows, self.x.device)
 
     def sweeper(
         self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None

@@ -40,8 +40,13 @@ class CellText:
     streams: int
     """Vectors that a step of the adjoint reads."""
     most_units: int
-    """Widest layer whose weights fit the registers."""
+    """Widest layer whose rows are walked in tiles: its weights fit the registers of a multiprocessor."""
     defines: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> int:
+        """Parts of the state: h, or h and c."""
+        return 2 if self.file == "lstm" else 1
 
 
 CELLS = {
@@ -118,13 +123,50 @@ class Variant:
         defines = {"UNITS": self.units, "N": self.padded, "RING": ring, "HALF": self.half}
         defines |= {"SLICES": self.slices, "CLUSTER": self.cluster}
         defines |= {"STORES": self.stores, "DECAY": int(self.decay), "RESETS": int(self.resets)}
-        lines = [f"#define {name} {value}" for name, value in defines.items()]
-        lines += [f"#define {define}" for define in self.text.defines]
-        return "\n".join([*lines, f'#include "{self.name}{"_single" * self.single}.cu"', ""])
+        return _source(defines, self.text, f"{self.name}{'_single' * self.single}.cu")
 
     @property
     def name(self) -> str:
         return "adjoint" if self.adjoint else "forward"
+
+
+@dataclass(frozen=True)
+class Wide:
+    """Which sweep of a wide layer, a launch a step: everything that is compiled in. `mode`: see wide.cuh; the others as
+    in `Variant`.
+    """
+
+    kernel: str
+    units: int
+    mode: int
+    adjoint: bool
+    stores: int
+    decay: bool
+    resets: bool
+
+    @property
+    def text(self) -> CellText:
+        return CELLS[self.kernel]
+
+    @property
+    def name(self) -> str:
+        return "wide_adjoint" if self.adjoint else "wide_forward"
+
+    @property
+    def threads(self) -> int:
+        """Of a row: about two units a thread, up to 512 threads."""
+        return min(512, -(-self.units // 64) * 32)
+
+    @property
+    def source(self) -> str:
+        defines = {"UNITS": self.units, "THREADS": self.threads, "MODE": self.mode}
+        defines |= {"STORES": self.stores, "DECAY": int(self.decay), "RESETS": int(self.resets)}
+        return _source(defines, self.text, f"{self.name}.cu")
+
+
+def _source(defines: dict[str, int], text: CellText, file: str) -> str:
+    lines = [f"#define {name} {value}" for name, value in defines.items()]
+    return "\n".join([*lines, *(f"#define {define}" for define in text.defines), f'#include "{file}"', ""])
 
 
 @cache
@@ -140,6 +182,12 @@ def sweep_function(device: int, variant: Variant) -> Function:
     assert ring is not None
     code = compile_source(variant.source(ring), architecture(device), headers(variant.text.file))
     return Function(device, code, variant.name, variant.threads, variant.shared_bytes(ring), variant.cluster)
+
+
+@cache
+def wide_function(device: int, variant: Wide) -> Function:
+    code = compile_source(variant.source, architecture(device), headers(variant.text.file))
+    return Function(device, code, variant.name, variant.threads, 0)
 
 
 @cache
@@ -180,6 +228,21 @@ class AdjointArgs(ctypes.Structure):
         "lengths resets",
         "steps batch rows lead",
     )
+
+
+_STEP = [*_fields("product of_weights operand scales carried", "step")]
+
+
+class WideForwardArgs(ctypes.Structure):
+    """As in wide_forward.cu."""
+
+    _fields_ = [("sweep", ForwardArgs), *_STEP]
+
+
+class WideAdjointArgs(ctypes.Structure):
+    """As in wide_adjoint.cu."""
+
+    _fields_ = [("sweep", AdjointArgs), *_STEP]
 
 
 class ChainArgs(ctypes.Structure):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from timeloom.buffers import empty
-from timeloom.kernels.cuda import nvrtc
+from timeloom.kernels.cuda import nvrtc, wide
 from timeloom.kernels.cuda.programs import (
     CELLS,
     CHAIN_THREADS,
@@ -26,10 +26,12 @@ from timeloom.kernels.cuda.programs import (
     ChainArgs,
     ForwardArgs,
     Variant,
+    Wide,
     chain_function,
     shared_room,
     sweep_function,
 )
+from timeloom.kernels.cuda.wide import WideWeights, mode_of
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper, floor_of, units_of
 from timeloom.problem import Recurrence, Segments
 
@@ -44,13 +46,15 @@ CLUSTERED = 0.9
 def most_single(variant: Variant, device: int) -> int:
     """Rows up to which each is best walked by blocks of its own; see `benchmarks.calibrate`."""
     processors: int = torch.cuda.get_device_properties(device).multi_processor_count
-    if variant.cluster > 1:
-        return max(1, int(CLUSTERED * processors / variant.cluster))
-    return processors * next((waves for units, waves in WAVES if variant.units <= units), 1)
+    if variant.cluster == 1:
+        return processors * next((waves for units, waves in WAVES if variant.units <= units), 1)
+    if variant.cluster == 0 or torch.cuda.get_device_capability(device) < (9, 0):
+        return 0
+    return max(1, int(CLUSTERED * processors / variant.cluster))
 
 
 def fits(kernel: str | None, units: int, device: torch.device) -> bool:
-    """Whether a layer's recurrent weights fit the registers of a multiprocessor, and its steps the shared memory."""
+    """Whether there are kernels for a layer of so many units on this device."""
     return device.type == "cuda" and _fits(kernel, units, _index(device))
 
 
@@ -59,34 +63,29 @@ def _fits(kernel: str | None, units: int, index: int) -> bool:
     if kernel not in CELLS or nvrtc.unavailable() is not None or not torch.cuda.is_available():
         return False
     capability = (0, 0) if torch.version.hip is not None else torch.cuda.get_device_capability(index)
-    if units > CELLS[kernel].most_units:
-        return capability >= (9, 0) and Variant(kernel, units, 0, True, True, 1, True, True).cluster > 0
     tile = Variant(kernel, units, 0, True, False, 1, True, True)
-    return capability >= (8, 0) and tile.ring(shared_room(index)) is not None
-
-
-def runs_layers(kernel: str | None, units: int, batch: int, device: torch.device) -> bool:
-    """Whether these kernels are the best for layers of so many units: of wide ones, where clusters of blocks walk all
-    sequences side by side.
-    """
-    if not fits(kernel, units, device) or kernel is None:
-        return False
-    variant = Variant(kernel, units, 0, True, True, 0, False, False)
-    return variant.cluster <= 1 or batch <= most_single(variant, _index(device))
+    tiled = units > CELLS[kernel].most_units or tile.ring(shared_room(index)) is not None
+    return capability >= (8, 0) and tiled
 
 
 @lru_cache(maxsize=256)
 def _variant(
-    kernel: str, units: int, half: int, adjoint: bool, rows: int, stores: int, decay: bool, resets: bool, device: int
-) -> Variant:
+    kernel: str, units: int, weights: torch.dtype, adjoint: bool, rows: int, stores: int, decay: bool, resets: bool,
+    device: int,
+) -> Variant | Wide:  # fmt: skip
     """The kernel that sweeps so many rows fastest."""
     single = Variant(kernel, units, 0, adjoint, True, stores, decay, resets)
-    if (
-        rows <= most_single(replace(single, stores=0, decay=False, resets=False), device)
-        or units > single.text.most_units
-    ):
+    if rows <= most_single(replace(single, stores=0, decay=False, resets=False), device):
         return single
-    return replace(single, half=half, single=False)
+    if units <= single.text.most_units:
+        return replace(single, half=HALVES[weights], single=False)
+    return Wide(kernel, units, mode_of(weights), adjoint, stores, decay, resets)
+
+
+def launches_each_step(kernel: str, units: int, rows: int, device: torch.device) -> bool:
+    """Whether every step of so many rows is a launch of its own."""
+    found = _variant(kernel, units, torch.float32, False, rows, 0, False, False, _index(device))
+    return isinstance(found, Wide)
 
 
 class CUDASweeper(ReferenceSweeper):
@@ -105,7 +104,7 @@ class CUDASweeper(ReferenceSweeper):
         kernel = str(problem.cell.kernel)
         self._text, self._kernel, self._n = CELLS[kernel], kernel, problem.cell.parts[0]
         weights = problem.cell.weights[0]
-        self._half = HALVES[weights.dtype]
+        self._dtype, self._wide = weights.dtype, WideWeights(weights)
         self._weights = aligned(weights.float())
         self._vectors = units_of(problem.cell).float()
         self._initial = problem.initial.contiguous()
@@ -185,13 +184,16 @@ class CUDASweeper(ReferenceSweeper):
         pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
         args = kind(steps=self.problem.steps, batch=self.problem.batch, rows=rows, lead=lead, **pointers)
         variant = self._variant(kind is AdjointArgs, rows, stores, tensors["decay"] is not None)
-        blocks = rows * variant.cluster if variant.single else -(-rows // ROWS)
         with on_device(self._device):
-            sweep_function(self._device, variant)(blocks, args)
+            if isinstance(variant, Wide):
+                wide.sweep(args, segments.longest + lead, variant, self._wide, self._initial.device)
+            else:
+                blocks = rows * variant.cluster if variant.single else -(-rows // ROWS)
+                sweep_function(self._device, variant)(blocks, args)
 
-    def _variant(self, adjoint: bool, rows: int, stores: int, decay: bool) -> Variant:
+    def _variant(self, adjoint: bool, rows: int, stores: int, decay: bool) -> Variant | Wide:
         return _variant(
-            self._kernel, self._n, self._half, adjoint, rows, stores, decay, self._marks is not None, self._device
+            self._kernel, self._n, self._dtype, adjoint, rows, stores, decay, self._marks is not None, self._device
         )
 
     def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor] | None:

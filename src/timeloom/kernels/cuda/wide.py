@@ -1,0 +1,92 @@
+"""Sweeps of wide layers by CUDA kernels: a launch a step for all rows, and between two of them a product of torch's.
+
+Products of float32 have float32 accuracy at the speed of the tensor cores: both factors are split into two halves of
+fp16, three products of which are one product of three times the depth (see wide.cuh). Weights in half precision are
+multiplied as such. Where torch cannot add up products of halves in float32 (before 2.8), products are plain ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.kernels.cuda.programs import AdjointArgs, Wide, WideAdjointArgs, WideForwardArgs, wide_function
+from timeloom.torch_state import tf32
+
+SPLIT, PLAIN = 0, 3
+MODES = {torch.float32: SPLIT, torch.float16: 1, torch.bfloat16: 2}
+OPERANDS = {SPLIT: torch.float16, 1: torch.float16, 2: torch.bfloat16, PLAIN: torch.float32}
+SUMS_HALVES = hasattr(torch.ops.aten.mm, "dtype_out")
+LARGEST = 12
+"""Power of two near which the largest split weight is."""
+
+
+def mode_of(weights: torch.dtype) -> int:
+    """How operands are multiplied with weights of this dtype; see wide.cuh."""
+    return MODES[weights] if SUMS_HALVES else PLAIN
+
+
+class WideWeights:
+    """The recurrent weights of a layer `(gates n, n)` as its products take them, forward and backward."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.mode = mode_of(weights.dtype)
+        self.undo: Tensor | None = None
+        """What undoes the scale of split weights, a number on the device."""
+        self._weights = weights if self.mode != PLAIN else weights.float()
+        self._factors: dict[bool, Tensor] = {}
+
+    def factor(self, adjoint: bool) -> Tensor:
+        """What an operand is multiplied by from the right: `(depth, width)`."""
+        if adjoint not in self._factors:
+            pieces = self._split() if self.mode == SPLIT else (self._weights,)
+            joined = torch.cat(pieces, 0) if adjoint else torch.cat(pieces, 1).t()
+            self._factors[adjoint] = joined
+        return self._factors[adjoint]
+
+    def _split(self) -> tuple[Tensor, ...]:
+        """Two halves of fp16, as often as the operand's go with them; scaled, lest one be too small."""
+        largest = self._weights.abs().amax().clamp(2.0**-90, 2.0**90)
+        exponent = LARGEST - torch.frexp(largest).exponent
+        self.undo = _power_of_two(-exponent)
+        scaled = self._weights * _power_of_two(exponent)
+        high = scaled.half()
+        return high, high, (scaled - high.float()).half()
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """Exactly, as torch.pow is not on every GPU: by its bits."""
+    return ((exponent.int() + 127) << 23).view(torch.float32)
+
+
+def sweep(args: Any, steps: int, variant: Wide, weights: WideWeights, device: torch.device) -> None:
+    """Run a sweep's steps, so many at most, as its arguments say."""
+    rows, adjoint = args.rows, isinstance(args, AdjointArgs)
+    n, gates = variant.units, variant.text.products
+    depth, width = (gates * n, n) if adjoint else (n, gates * n)
+    copies = 3 if weights.mode == SPLIT else 1
+    factor = weights.factor(adjoint)
+    operand = torch.empty(rows, copies * depth, dtype=OPERANDS[weights.mode], device=device)
+    product = torch.empty(rows, width, dtype=torch.float32, device=device)
+    scales, carried = product.new_empty(rows), product.new_empty(rows, variant.text.parts * n)
+    function = wide_function(device.index or 0, variant)
+    given: Any = (WideAdjointArgs if adjoint else WideForwardArgs)(sweep=args)
+    given.product, given.operand = product.data_ptr(), operand.data_ptr()
+    given.scales, given.carried = scales.data_ptr(), carried.data_ptr()
+    given.of_weights = None if weights.undo is None else weights.undo.data_ptr()
+    first = 0 if adjoint else -1
+    with tf32.products(False):
+        for step in range(first, steps + first + 1):
+            given.step = step
+            function(rows, given)
+            if step < steps + first:
+                _multiply(operand, factor, product)
+
+
+def _multiply(operand: Tensor, factor: Tensor, product: Tensor) -> None:
+    if operand.dtype == torch.float32:
+        torch.mm(operand, factor, out=product)
+    else:
+        torch.ops.aten.mm.dtype_out(operand, factor, torch.float32, out=product)

@@ -47,7 +47,7 @@ TILE_STEP, TILE_ROW = (0.4, 6.5e-5), 2.6e-6
 """The same of a tile of rows: at least, and times the units squared; and for each row of all tiles together, times the
 units to the power of 1.4."""
 
-WIDE_STEP, WIDE_ROW = 9.0, (1.6e-5, 3.6e-8)
+WIDE_STEP, WIDE_ROW = 7.8, (1.5e-5, 2.3e-8)
 """The same of a step that is a launch and a product: at least, and for each unit of a row, by itself and times the
 units."""
 

@@ -13,19 +13,17 @@ import torch
 from torch import Tensor
 
 from timeloom.kernels.cuda.programs import AdjointArgs, Wide, WideAdjointArgs, WideForwardArgs, wide_function
+from timeloom.kernels.cuda.split import AVAILABLE, split
 from timeloom.torch_state import tf32
 
 SPLIT, PLAIN = 0, 3
 MODES = {torch.float32: SPLIT, torch.float16: 1, torch.bfloat16: 2}
 OPERANDS = {SPLIT: torch.float16, 1: torch.float16, 2: torch.bfloat16, PLAIN: torch.float32}
-SUMS_HALVES = hasattr(torch.ops.aten.mm, "dtype_out")
-LARGEST = 12
-"""Power of two near which the largest split weight is."""
 
 
 def mode_of(weights: torch.dtype) -> int:
     """How operands are multiplied with weights of this dtype; see wide.cuh."""
-    return MODES[weights] if SUMS_HALVES else PLAIN
+    return MODES[weights] if AVAILABLE else PLAIN
 
 
 class WideWeights:
@@ -47,18 +45,9 @@ class WideWeights:
         return self._factors[adjoint]
 
     def _split(self) -> tuple[Tensor, ...]:
-        """Two halves of fp16, as often as the operand's go with them; scaled, lest one be too small."""
-        largest = self._weights.abs().amax().clamp(2.0**-90, 2.0**90)
-        exponent = LARGEST - torch.frexp(largest).exponent
-        self.undo = _power_of_two(-exponent)
-        scaled = self._weights * _power_of_two(exponent)
-        high = scaled.half()
-        return high, high, (scaled - high.float()).half()
-
-
-def _power_of_two(exponent: Tensor) -> Tensor:
-    """Exactly, as torch.pow is not on every GPU: by its bits."""
-    return ((exponent.int() + 127) << 23).view(torch.float32)
+        """Two halves of fp16, as often as the operand's go with them."""
+        high, low, self.undo = split(self._weights)
+        return high, high, low
 
 
 def sweep(args: Any, steps: int, variant: Wide, weights: WideWeights, device: torch.device) -> None:

@@ -8,17 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from timeloom.cells.base import Cell
+from timeloom.cells.base import Cell, sum_outer
 from timeloom.kernels.cuda.programs import CELLS
-from timeloom.kernels.cuda.split import product, sum_outer
 from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, cut_evenly, empty_states
+from timeloom.torch_state import tf32
 
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)
-ALIGNED = 8
-"""Columns of matrices come in so many: the tensor cores read 16 bytes at a time."""
 MOST_RECORDED = 2048
 """Steps of a wide layer, each some launches, that a CUDA graph may hold."""
 
@@ -120,7 +118,9 @@ class CUDALayer(Layer):
         (steps, batch, _), flat, bias = self.x.shape, self.x.flatten(0, 1), self.bias()
         if flat.dtype != torch.float32:
             flat = flat.float()
-        u = product(flat, self.w_ih.float().t(), None if bias is None else bias.float())
+        with tf32.products(False):
+            w_ih = self.w_ih.float().t()
+            u = torch.mm(flat, w_ih) if bias is None else torch.addmm(bias.float(), flat, w_ih)
         return u.view(steps, batch, -1)
 
     def _kept(self, states: list[Tensor], tape: list[Tensor]) -> list[Tensor]:
@@ -128,17 +128,20 @@ class CUDALayer(Layer):
 
     def _gradients(self, h: Tensor, gate_grads: Tensor, d_initial: Tensor, want_x: bool) -> Gradients:
         """From the states of h `(T + 1, B, n)` and gate gradients `(N, G)`, in the dtypes of what they are of."""
-        n, dtype, rows = self.n, self.w_ih.dtype, len(self.w_hh)
-        x, before = self.x.flatten(0, 1).float(), h[:-1].flatten(0, 1)
-        ones = before.new_zeros(len(before), ALIGNED - (n + x.shape[1]) % ALIGNED)
-        ones[:, 0] = 1  # what it is multiplied with is a sum
-        found = sum_outer(gate_grads, torch.cat([before, x, ones], 1))
-        by_h, by_x, total = found[:, :n], found[:rows, n : -ones.shape[1]], found[:, -ones.shape[1]].contiguous()
-        recurrent = total.clone()
-        if self.kernel == "gru":  # behind the arguments of the gates there is W_hn h + b_hn
-            by_h, recurrent = (torch.cat([part[: 2 * n], part[3 * n :]]) for part in (by_h, total))
-        d_x = None
-        if want_x:
-            d_x = product(self.cell.input_grads(gate_grads), self.w_ih.float()).view(self.x.shape).to(self.x.dtype)
-        biases = (None, None) if self.b_ih is None else (total[:rows].to(dtype), recurrent.to(dtype))
-        return d_x, d_initial, by_x.contiguous().to(dtype), by_h.contiguous().to(dtype), *biases
+        cell, n, dtype = self.cell, self.n, self.w_ih.dtype
+        d_u, x, before = cell.input_grads(gate_grads), self.x.flatten(0, 1).float(), h[:-1].flatten(0, 1)
+        with tf32.products(False):
+            if self.kernel == "gru":
+                w_hh = gate_grads.new_empty(self.w_hh.shape)
+                sum_outer(gate_grads[:, : 2 * n], before, out=w_hh[: 2 * n])
+                sum_outer(gate_grads[:, 3 * n :], before, out=w_hh[2 * n :])
+            else:
+                w_hh = sum_outer(gate_grads, before)
+            w_ih = sum_outer(d_u, x)
+            d_x = torch.mm(d_u, self.w_ih.float()).view(self.x.shape).to(self.x.dtype) if want_x else None
+        b_ih = b_hh = None
+        if self.b_ih is not None:
+            total = gate_grads.sum(0).to(dtype)
+            b_ih = total[: len(self.w_hh)]
+            b_hh = torch.cat([total[: 2 * n], total[3 * n :]]) if self.kernel == "gru" else b_ih.clone()
+        return d_x, d_initial, w_ih.to(dtype), w_hh.to(dtype), b_ih, b_hh

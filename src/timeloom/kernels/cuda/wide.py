@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 
 from timeloom.kernels.cuda.programs import AdjointArgs, Wide, WideAdjointArgs, WideForwardArgs, wide_function
-from timeloom.kernels.cuda.split import AVAILABLE, split
+from timeloom.kernels.cuda.split import split
 from timeloom.torch_state import tf32
 
 SPLIT, PLAIN = 0, 3
 MODES = {torch.float32: SPLIT, torch.float16: 1, torch.bfloat16: 2}
 OPERANDS = {SPLIT: torch.float16, 1: torch.float16, 2: torch.bfloat16, PLAIN: torch.float32}
+SUMS_HALVES = hasattr(torch.ops.aten.mm, "dtype_out")
 
 
 def mode_of(weights: torch.dtype) -> int:
     """How operands are multiplied with weights of this dtype; see wide.cuh."""
-    return MODES[weights] if AVAILABLE else PLAIN
+    return MODES[weights] if SUMS_HALVES else PLAIN
 
 
 class WideWeights:

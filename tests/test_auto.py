@@ -152,11 +152,14 @@ def test_options_of_auto_are_kept() -> None:
 
 
 def test_the_warmup_is_what_the_network_needs() -> None:
-    """A network that shrinks differences by 0.8 a step needs log(tol / 4) / log(0.8) steps."""
+    """A network that shrinks differences by 0.8 a step needs log(tol / 4) / log(0.8) steps, here 69; by eighths of a
+    power of two, so that plans stay the same: 72.
+    """
     experience = Experience()
     experience.learn(report_of(48, 0.8**48))
     assert experience.forgetting == pytest.approx(0.8)
-    assert experience.warmup(1e-6) == math.ceil(math.log(2.5e-7) / math.log(0.8))
+    assert math.ceil(math.log(2.5e-7) / math.log(0.8)) == 69
+    assert experience.warmup(1e-6) == 72
     assert experience.warmup(1e-3) < experience.warmup(1e-6)
     plan = Auto().plan(problem_of(), experience)
     assert plan.warmup == experience.warmup(1e-6)
@@ -169,6 +172,28 @@ def test_a_network_that_forgets_slowly_gets_a_longer_warmup() -> None:
     assert experience.warmup(1e-6) > FIRST_WARMUP
     plan = Auto().plan(problem_of(8192), experience)
     assert plan.warmup == experience.warmup(1e-6)
+
+
+def test_a_warmup_stays_where_nearly_all_of_it_is_needed() -> None:
+    """Plans that change from call to call could not be recorded and replayed."""
+    experience = Experience()
+    experience.learn(report_of(48, 0.8**48))
+    planned = experience.warmup(1e-6)
+    for jump in (0.8**48, 0.795**48, 0.802**48):
+        experience.learn(report_of(48, jump))
+        assert experience.warmup(1e-6) == planned
+    experience.learn(report_of(48, 0.75**48))
+    assert experience.warmup(1e-6) < 0.9 * planned
+
+
+def test_a_warmup_that_was_far_too_long_shrinks() -> None:
+    """Also where the tolerance is near rounding, as that of gradients is."""
+    experience = Experience()
+    experience.learn(report_of(10_000, 0.0, tolerance=2.5e-7))
+    for _ in range(12):
+        planned = experience.warmup(2.5e-7)
+        experience.learn(report_of(planned, 0.0, tolerance=2.5e-7))
+    assert experience.warmup(2.5e-7) < 2_500
 
 
 def test_rounding_does_not_lengthen_the_warmup() -> None:

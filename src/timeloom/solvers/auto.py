@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +16,10 @@ from timeloom.problem import Recurrence
 from timeloom.solve.driver import march
 from timeloom.solve.plan import Plan, RankPlan
 from timeloom.solvers.base import Solver, within
+
+MOST_PLANS = 4096
+_PLANS: dict[Hashable, Plan] = {}
+"""Plans for GPUs, by all that they were made from."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,21 @@ class Auto(Solver):
         return self._decide(problem, experience, self.adjoint_tolerance(problem))
 
     def _decide(self, problem: Recurrence, experience: Experience, tolerance: float) -> Plan:
+        """The plan for this call: on a GPU, where calls are short, one made before where nothing has changed."""
+        if problem.u.device.type != "cuda" or experience.resting:
+            return self._decide_anew(problem, experience, tolerance)
+        cell, known = problem.cell, (experience.warmup(tolerance), experience.sweeps, experience.forgetting is None)
+        sizes = (problem.u.shape, problem.u.dtype, problem.u.device, problem.initial.dtype, cell.kernel, cell.parts)
+        key = (self, tolerance, known, sizes, problem.lengths is None, problem.resets is None)
+        plan = None if cell.kernel is None else _PLANS.get(key)
+        if plan is None:
+            plan = self._decide_anew(problem, experience, tolerance)
+            if cell.kernel is not None and not experience.resting and len(_PLANS) < MOST_PLANS:
+                _PLANS[key] = plan
+        experience.note_plan(plan.sweeps)
+        return plan
+
+    def _decide_anew(self, problem: Recurrence, experience: Experience, tolerance: float) -> Plan:
         chosen = decide(problem, experience, tolerance, given=self.tol is not None)
         return Plan(  # in one go: it is made anew for every call
             chunk=chosen.chunk,

@@ -15,6 +15,7 @@ import torch
 
 from timeloom.cells.generic import GenericCell, spread
 from timeloom.kernels import in_compiled_code
+from timeloom.kernels.cuda.dense import LARGEST
 from timeloom.kernels.cuda.programs import Variant
 from timeloom.kernels.cuda.sweeper import fits, most_single
 from timeloom.kernels.gpu.sweeper import ROWS, has_kernels, is_wide
@@ -50,6 +51,9 @@ units to the power of 1.4."""
 WIDE_STEP, WIDE_ROW = 7.8, (1.5e-5, 2.3e-8)
 """The same of a step that is a launch and a product: at least, and for each unit of a row, by itself and times the
 units."""
+
+DENSE_LINK, MOST_DENSE = 0.6, 2**25
+"""Microseconds of a link in a chain of dense transfers; and numbers of all transfers together, at most."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,24 @@ def cheapest(steps: int, batch: int, warmup: int, cost: Cost, within_chunk: bool
         if total < best_cost and not (within_chunk and warmup > chunk):
             best, best_cost = (chunk, warmup), total
     return best
+
+
+@lru_cache(maxsize=256)
+def cheapest_dense(steps: int, batch: int, size: int, cost: Cost) -> tuple[int, float]:
+    """Chunk for which dense transfers of a state of so many numbers take least time, and that time: infinite where the
+    kernels have none.
+    """
+    best, best_cost = steps, math.inf
+    if not isinstance(cost, RegisterCost) or size > LARGEST:
+        return best, best_cost
+    for chunks in (2**power for power in range(2, 9)):
+        chunk, rows = math.ceil(steps / chunks), chunks * batch
+        if chunks > steps // 4 or rows * size * size > MOST_DENSE:
+            break
+        total = chunk * (cost.of(rows * size) + 2 * cost.of(rows)) + 2 * chunks * DENSE_LINK
+        if total < best_cost:
+            best, best_cost = chunk, total
+    return best, best_cost
 
 
 @lru_cache(maxsize=256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from timeloom.auto.costs import Cost, cheapest, copies_inputs, cost_of, step_cost
+from timeloom.auto.costs import Cost, cheapest, cheapest_dense, copies_inputs, cost_of, step_cost
 from timeloom.auto.experience import Experience, assumed_warmup
 from timeloom.kernels.gpu.sweeper import has_kernels
 from timeloom.problem import Recurrence
@@ -37,6 +37,8 @@ class Choice(NamedTuple):
     """Sweeps to make at once, with corrections by the decay between them where there are several."""
     accepts: float = 0.0
     """Of the error of a start behind several sweeps."""
+    dense: bool = False
+    """Whether gradients at chunk ends are found by dense transfers."""
 
     @property
     def patience(self) -> int:
@@ -44,8 +46,12 @@ class Choice(NamedTuple):
         return PATIENCE if self.sweeps == 1 else 2 * SWEEPS
 
 
-def decide(problem: Recurrence, experience: Experience, tolerance: float, given: bool = False) -> Choice:
-    """The cheapest way to run this problem by our own sweeps; `given`: whether the user set the tolerance."""
+def decide(
+    problem: Recurrence, experience: Experience, tolerance: float, given: bool = False, linear: bool = False
+) -> Choice:
+    """The cheapest way to run this problem by our own sweeps; `given`: whether the user set the tolerance; `linear`:
+    whether it is the adjoint, whose way through a chunk is a linear map.
+    """
     steps, batch = problem.steps, max(problem.batch, 1)
     cost, within = step_cost(problem), copies_inputs(problem)
     chunk, _ = cheapest(steps, batch, assumed_warmup(tolerance), cost, within)
@@ -58,14 +64,14 @@ def decide(problem: Recurrence, experience: Experience, tolerance: float, given:
     chunk, warmup = cheapest(steps, batch, experience.warmup(tolerance), cost, within)
     whole = problem.lengths is None and problem.resets is None  # only such layers make several sweeps at once
     if experience.forgetting is not None and whole and has_kernels(problem):
-        corrected, sweeps = _corrected(steps, batch, experience.sweeps or SWEEPS, cost, (chunk, warmup))
-        if sweeps > 1:
-            experience.note_plan(sweeps)
-            reason = f"auto: {-(-steps // corrected)} chunks, {sweeps} sweeps with corrections by the decay"
-            if given:
-                return Choice(corrected, 0, reason, tolerance, sweeps, tolerance)
+        size = problem.cell.size if linear and experience.allows_dense else 0
+        choice = _several_sweeps(steps, batch, experience.sweeps or SWEEPS, cost, (chunk, warmup), size)
+        if choice is not None:
+            experience.note_plan(choice.sweeps, choice.dense)
             accepts = max(SHARE_OF_ERRORS * tolerance, LEAST_ERROR)
-            return Choice(corrected, 0, reason, SHARE_OF_JUMPS * tolerance, sweeps, accepts)
+            return choice._replace(
+                tolerance=tolerance if given else SHARE_OF_JUMPS * tolerance, accepts=tolerance if given else accepts
+            )
     if chunk >= steps:
         experience.rest()
         return _one_chunk(steps, experience, tolerance)
@@ -80,11 +86,21 @@ def _one_chunk(steps: int, experience: Experience, tolerance: float) -> Choice:
     return Choice(steps, 0, f"auto: one chunk, the network forgets too slowly; {again}", tolerance)
 
 
-def _corrected(steps: int, batch: int, sweeps: int, cost: Cost, uncorrected: tuple[int, int]) -> tuple[int, int]:
-    """Chunk and number of sweeps with corrections between them, where that is cheaper than one sweep after a warm-up;
-    one sweep otherwise.
+def _several_sweeps(
+    steps: int, batch: int, sweeps: int, cost: Cost, uncorrected: tuple[int, int], size: int
+) -> Choice | None:
+    """What is cheaper than one sweep after a warm-up: sweeps with corrections by the decay between them, or, of an
+    adjoint with so large a state, dense transfers. None where neither is.
     """
     chunk = max(cheapest(steps, batch, STEPS_PER_SWEEP, cost)[0], LEAST_CORRECTED)
-    corrected = sweeps * cost_of(steps, batch, chunk, STEPS_PER_SWEEP, cost)
-    pays = chunk < steps and corrected < cost_of(steps, batch, *uncorrected, cost)
-    return (chunk, sweeps) if pays else (uncorrected[0], 1)
+    least = cost_of(steps, batch, *uncorrected, cost)
+    found, corrected = None, sweeps * cost_of(steps, batch, chunk, STEPS_PER_SWEEP, cost)
+    if chunk < steps and corrected < least:
+        reason = f"auto: {-(-steps // chunk)} chunks, {sweeps} sweeps with corrections by the decay"
+        found, least = Choice(chunk, 0, reason, 0.0, sweeps), corrected
+    if size:
+        chunk, dense = cheapest_dense(steps, batch, size, cost)
+        if dense < least:
+            reason = f"auto: {-(-steps // chunk)} chunks, joined by dense transfers"
+            found = Choice(chunk, 0, reason, 0.0, 2, dense=True)
+    return found

@@ -41,6 +41,8 @@ MOST_CORRECTED = 12
 """Sweeps with corrections that are tried at once, at most."""
 NEVER = 10**9
 """So many steps or sweeps that no plan has them."""
+LOOK_AFTER_DENSE = 64
+"""Plans for dense transfers in a row after which a warm-up is tried again."""
 LONGEST_PAUSE = 256
 """Calls after which `auto` looks again at a network that did not contract, at most."""
 
@@ -75,6 +77,10 @@ class Experience:
     """Solves that asked whether their gradient is due for a comparison."""
     missed: tuple[int, float] | None = None
     """Steps of the last warm-up that was not enough, and the jump it left, while a call tries longer ones."""
+    dense_plans: int = 0
+    """Plans for dense transfers in a row."""
+    without_dense: int = 0
+    """Plans for which there are to be none, since they failed."""
     planned: int = 0
     """Steps of the last warm-up that was planned."""
     extra_cycles: int = 0
@@ -89,9 +95,18 @@ class Experience:
         """One call less to rest for."""
         self.pause = max(self.pause - 1, 0)
 
-    def note_plan(self, sweeps: int) -> None:
-        """A plan was made for so many sweeps at once."""
-        self.correcting = sweeps > 1
+    def note_plan(self, sweeps: int, dense: bool = False) -> None:
+        """A plan was made for so many sweeps at once, or for dense transfers."""
+        self.correcting = sweeps > 1 and not dense
+        self.dense_plans = self.dense_plans + 1 if dense else 0
+        self.without_dense = max(self.without_dense - 1, 0)
+
+    @property
+    def allows_dense(self) -> bool:
+        """Whether dense transfers may be planned: not where they have just failed, and now and then a warm-up shows
+        whether the network forgets faster by now.
+        """
+        return not self.without_dense and self.dense_plans < LOOK_AFTER_DENSE
 
     def note_certificate(self, met: bool) -> None:
         """The quick certificate of the planned sweeps was met, or was not and a general solve follows."""
@@ -101,6 +116,9 @@ class Experience:
         """The planned sweeps were not certified, by this jump or error. From two warm-ups of different lengths follows
         how fast the jump shrinks once what is quickly forgotten is gone, and so how long the next one must be.
         """
+        if plan.dense:
+            self.without_dense = LONGEST_PAUSE
+            return
         if plan.sweeps > 1:
             self.sweeps = 2 * plan.sweeps if plan.sweeps <= MOST_CORRECTED // 2 else NEVER
             return

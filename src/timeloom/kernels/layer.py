@@ -26,6 +26,8 @@ class Cutting:
     chunk: int
     warmup: int
     sweeps: int = 1
+    dense: bool = False
+    """Whether gradients at chunk ends are found by dense transfers, where the kernels have them."""
 
 
 @dataclass

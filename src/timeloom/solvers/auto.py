@@ -49,34 +49,37 @@ class Auto(Solver):
         return thresholds.why_faster_by_size(layer, x, steps, batch)
 
     def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
-        return self._decide(problem, experience, self.tolerance(problem))
+        return self._decide(problem, experience, self.tolerance(problem), linear=False)
 
     def _plan_gradients(self, problem: Recurrence, experience: Experience) -> Plan:
-        return self._decide(problem, experience, self.adjoint_tolerance(problem))
+        return self._decide(problem, experience, self.adjoint_tolerance(problem), linear=True)
 
-    def _decide(self, problem: Recurrence, experience: Experience, tolerance: float) -> Plan:
+    def _decide(self, problem: Recurrence, experience: Experience, tolerance: float, linear: bool) -> Plan:
         """The plan for this call: on a GPU, where calls are short, one made before where nothing has changed."""
         if problem.u.device.type != "cuda" or experience.resting:
-            return self._decide_anew(problem, experience, tolerance)
-        cell, known = problem.cell, (experience.warmup(tolerance), experience.sweeps, experience.forgetting is None)
+            return self._decide_anew(problem, experience, tolerance, linear)
+        cell, dense = problem.cell, linear and experience.allows_dense
+        known = (experience.warmup(tolerance), experience.sweeps, experience.forgetting is None, dense)
         sizes = (problem.u.shape, problem.u.dtype, problem.u.device, problem.initial.dtype, cell.kernel, cell.parts)
-        key = (self, tolerance, known, sizes, problem.lengths is None, problem.resets is None)
-        plan = None if cell.kernel is None else _PLANS.get(key)
-        if plan is None:
-            plan = self._decide_anew(problem, experience, tolerance)
-            if cell.kernel is not None and not experience.resting and len(_PLANS) < MOST_PLANS:
-                _PLANS[key] = plan
-        experience.note_plan(plan.sweeps)
+        key = (self, tolerance, linear, known, sizes, problem.lengths is None, problem.resets is None)
+        known_plan = None if cell.kernel is None else _PLANS.get(key)
+        if known_plan is not None:
+            experience.note_plan(known_plan.sweeps, known_plan.dense)
+            return known_plan
+        plan = self._decide_anew(problem, experience, tolerance, linear)
+        if cell.kernel is not None and not experience.resting and len(_PLANS) < MOST_PLANS:
+            _PLANS[key] = plan
         return plan
 
-    def _decide_anew(self, problem: Recurrence, experience: Experience, tolerance: float) -> Plan:
-        chosen = decide(problem, experience, tolerance, given=self.tol is not None)
+    def _decide_anew(self, problem: Recurrence, experience: Experience, tolerance: float, linear: bool) -> Plan:
+        chosen = decide(problem, experience, tolerance, self.tol is not None, linear)
         return Plan(  # in one go: it is made anew for every call
             chunk=chosen.chunk,
             warmup=chosen.warmup,
             sweeps=chosen.sweeps,
+            dense=chosen.dense,
             driver=march,
-            correction="auto" if chosen.sweeps == 1 else "diag",
+            correction="auto" if chosen.sweeps == 1 else "newton" if chosen.dense else "diag",
             tolerance=chosen.tolerance,
             max_iters=self.max_iters or chosen.patience,
             on_divergence=self.on_divergence,

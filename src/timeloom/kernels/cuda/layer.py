@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.base import Cell, sum_outer
+from timeloom.kernels.cuda import dense
 from timeloom.kernels.cuda.programs import CELLS
 from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
@@ -100,6 +101,8 @@ class CUDALayer(Layer):
         data = writing if sweeps == 1 or links == 1 else reading
         if links == 1:
             begins, _ = sweeper.adjoint(segments, self.at_ends(final, links), data)
+        elif cutting.dense:
+            begins, error = dense.solve(sweeper, cutting.chunk, final, reading, writing)
         else:
             if cutting.warmup:
                 ends, begins, decay = sweeper.adjoint_entering(segments, cutting.warmup, final, data, sweeps > 1)

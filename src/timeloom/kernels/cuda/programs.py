@@ -252,3 +252,9 @@ class ChainArgs(ctypes.Structure):
         *_fields("starts ends decay bound moves corrected measured worst", "links batch parts n fading"),
         ("floor", ctypes.c_float * 2),
     ]
+
+
+class DenseChainArgs(ctypes.Structure):
+    """As in dense_chain.cu."""
+
+    _fields_ = _fields("matrices offsets first found", "links batch")

@@ -210,6 +210,10 @@ class CUDASweeper(ReferenceSweeper):
         what the jumps before it add up to.
         """
         moves = None if decay is None else self.carry(starts, ends, decay, None, None)
+        return self.measure(starts, ends, share_of_box, moves, fading)
+
+    def measure(self, starts: Tensor, ends: Tensor, share_of_box: float, moves: Tensor | None, fading: bool) -> Tensor:
+        """The largest relative jump, or move of a start where `moves` are given."""
         links, parts = len(starts) // self.problem.batch, 1 if fading else len(self.cell.parts)
         found = starts.new_empty(2 * links * self.problem.batch * parts + 1)
         args = self._chain_args(starts=starts, ends=ends, moves=moves, measured=found)

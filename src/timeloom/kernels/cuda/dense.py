@@ -1,0 +1,79 @@
+"""The adjoint of a narrow layer by dense transfers.
+
+A gradient's way through a chunk is a linear map. Unit vectors, one for each number of the state, are sent through all
+chunks beside each other, and find it. The chain of these maps gives the gradients at all chunk ends, however long the
+memory is; one more sweep gives the rest.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor
+
+from timeloom.kernels.cuda.driver import Function
+from timeloom.kernels.cuda.nvrtc import compile_source
+from timeloom.kernels.cuda.programs import FOLDER, DenseChainArgs, architecture
+from timeloom.kernels.cuda.sweeper import CUDASweeper, on_device
+from timeloom.kernels.reference import AdjointData
+from timeloom.problem import Segments, cut_evenly
+
+LARGEST = 128
+"""Numbers of a state up to which there is a kernel for their chain."""
+
+
+def solve(
+    sweeper: CUDASweeper, chunk: int, final: Tensor | None, reading: AdjointData, writing: AdjointData
+) -> tuple[Tensor, Tensor]:
+    """The gradients at the begins of all chunks `(C·B, S)`, last chunk first, and the largest relative error of one at
+    an end, a number on the device. `final` `(B, S)` is the loss's by the final state, zero where there is none.
+    """
+    problem, size = sweeper.problem, sweeper.cell.size
+    segments = cut_evenly(problem.steps, problem.batch, chunk, True)
+    nothing = problem.initial.new_zeros(len(segments), size)
+    offsets, _ = sweeper.adjoint(segments, nothing, reading)
+    units = torch.eye(size, dtype=nothing.dtype, device=nothing.device).repeat(len(segments), 1)
+    silent = AdjointData(reading.states, None)
+    matrices, _ = sweeper.adjoint(_each(problem.steps, problem.batch, chunk, size), units, silent)
+    ends = chain(matrices, offsets, final, problem.batch)
+    begins, _ = sweeper.adjoint(segments, ends, writing)
+    jumps = torch.zeros_like(begins)
+    jumps[: -problem.batch] = begins[: -problem.batch] - ends[problem.batch :]
+    moves = chain(matrices, jumps, None, problem.batch)
+    return begins, sweeper.measure(ends, begins, 0.0, moves, fading=True)
+
+
+def chain(matrices: Tensor, offsets: Tensor, first: Tensor | None, batch: int) -> Tensor:
+    """`v[p+1] = v[p] R[p] + b[p]` from `first`: matrices `(C·B·S, S)`, offsets `(C·B, S)`; all v, `(C·B, S)`."""
+    found, size = torch.empty_like(offsets), offsets.shape[1]
+    args = DenseChainArgs(links=len(offsets) // batch, batch=batch)
+    args.matrices, args.offsets, args.found = matrices.data_ptr(), offsets.data_ptr(), found.data_ptr()
+    if first is not None:
+        first = first.contiguous()
+        args.first = first.data_ptr()
+    index = offsets.device.index or 0
+    with on_device(index):
+        chain_function(index, size)(batch, args)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _each(steps: int, batch: int, chunk: int, copies: int) -> Segments:
+    """The chunks, each so many times."""
+    with torch.inference_mode(False):
+        sequence, begin, end = cut_evenly(steps, batch, chunk, True).columns
+        each = [column.repeat_interleave(copies) for column in (sequence, begin, end)]
+        return Segments(each[0], each[1], each[2])
+
+
+def source(size: int) -> str:
+    padded = -(-size // 32) * 32
+    return f'#define S {size}\n#define P {padded}\n#include "dense_chain.cu"\n'
+
+
+@cache
+def chain_function(device: int, size: int) -> Function:
+    text = (("dense_chain.cu", (FOLDER / "dense_chain.cu").read_text()),)
+    code = compile_source(source(size), architecture(device), text)
+    return Function(device, code, "dense_chain", 8 * (-(-size // 32) * 32), 0)

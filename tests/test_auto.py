@@ -196,6 +196,25 @@ def test_a_warmup_that_was_far_too_long_shrinks() -> None:
     assert experience.warmup(2.5e-7) < 2_500
 
 
+def test_the_number_of_sweeps_settles() -> None:
+    """A network that needs six is not tried with five again and again, each time in vain."""
+    experience, misses = Experience(forgetting=0.999), 0
+    plan = replace(Auto().plan(problem_of(), Experience()), warmup=0, sweeps=4, accepts=1e-5)
+    for _ in range(40):
+        plan = replace(plan, sweeps=experience.sweeps or plan.sweeps)
+        experience.note_plan(plan.sweeps)
+        while plan.sweeps < 6:
+            experience.note_miss(plan, 1e-3)
+            misses += 1
+            assert experience.sweeps is not None
+            plan = replace(plan, sweeps=experience.sweeps)
+            experience.note_plan(plan.sweeps)
+        report = replace(report_of(0, 1e-9, tolerance=1e-5), iterations=plan.sweeps, solver="shooting[diag]")
+        experience.learn(report)
+    assert misses <= 2
+    assert experience.sweeps == 6
+
+
 def test_rounding_does_not_lengthen_the_warmup() -> None:
     """A first jump near the tolerance is noise: were it taken for slow forgetting, warm-ups would only grow."""
     experience = Experience()

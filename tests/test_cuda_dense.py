@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import zoo
 from torch import Tensor
 
-from tests import zoo
 from timeloom.kernels import ReferenceSweeper
 from timeloom.kernels.cuda import dense, nvrtc
 from timeloom.kernels.reference import AdjointData

@@ -41,8 +41,9 @@ MOST_CORRECTED = 12
 """Sweeps with corrections that are tried at once, at most."""
 NEVER = 10**9
 """So many steps or sweeps that no plan has them."""
-LOOK_AFTER_DENSE = 64
-"""Plans for dense transfers in a row after which a warm-up is tried again."""
+LOOK_AFTER = 64
+"""Solves in a row after which something cheaper that was not enough once is tried again: a warm-up in place of dense
+transfers, fewer sweeps."""
 LONGEST_PAUSE = 256
 """Calls after which `auto` looks again at a network that did not contract, at most."""
 
@@ -57,6 +58,10 @@ class Experience:
     """Whether the last plan was for several sweeps at once."""
     sweeps: int | None = None
     """Sweeps with corrections by the decay that were enough, where they were tried."""
+    too_few: int = 0
+    """Sweeps with corrections that were not enough when they were tried last."""
+    since_too_few: int = 0
+    """Solves since then."""
     calm: int = 0
     """Solves in a row for which few corrected sweeps were enough."""
     look_after: int = FIRST_LOOK
@@ -106,7 +111,7 @@ class Experience:
         """Whether dense transfers may be planned: not where they have just failed, and now and then a warm-up shows
         whether the network forgets faster by now.
         """
-        return not self.without_dense and self.dense_plans < LOOK_AFTER_DENSE
+        return not self.without_dense and self.dense_plans < LOOK_AFTER
 
     def note_certificate(self, met: bool) -> None:
         """The quick certificate of the planned sweeps was met, or was not and a general solve follows."""
@@ -120,7 +125,9 @@ class Experience:
             self.without_dense = LONGEST_PAUSE
             return
         if plan.sweeps > 1:
-            self.sweeps = 2 * plan.sweeps if plan.sweeps <= MOST_CORRECTED // 2 else NEVER
+            self.too_few, self.since_too_few = plan.sweeps, 0
+            more = plan.sweeps + max(FEW_SWEEPS, plan.sweeps // 2)
+            self.sweeps = more if more <= MOST_CORRECTED else NEVER
             return
         last, self.missed = self.missed, (plan.warmup, error)
         if plan.warmup == 0 or not 0 < error < math.inf:
@@ -208,7 +215,10 @@ class Experience:
             return
         self.setbacks = 0
         spare = report.residuals[-1] < SPARE * report.tolerance
-        self.sweeps = max(report.iterations - spare, FEW_SWEEPS)
+        self.since_too_few += 1
+        if self.since_too_few > LOOK_AFTER:
+            self.too_few = 0
+        self.sweeps = max(report.iterations - spare, self.too_few + 1, FEW_SWEEPS)
         self.calm = self.calm + 1 if self.sweeps <= FEW_SWEEPS else 0
         if self.calm >= self.look_after:
             self.sweeps = self.forgetting = None

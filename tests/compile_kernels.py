@@ -10,25 +10,16 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from timeloom.cells import GRUCell, LSTMCell, RNNCell
-from timeloom.kernels import AdjointData
-from timeloom.kernels.gpu import sweep_kernels, wide, wide_kernels
-from timeloom.kernels.gpu.launch import launch
-from timeloom.kernels.gpu.layer import GPULayer
-from timeloom.kernels.gpu.sweeper import LARGEST, GPUSweeper
-from timeloom.kernels.layer import Cutting
-from timeloom.problem import Recurrence, cut
 from timeloom.scan import gpu as scan
 from timeloom.scan import gpu_kernels as scan_kernels
 from timeloom.scan import gpu_matrix_kernels as matrix_kernels
+from timeloom.scan.launch import launch
 
 KERNELS = {
-    sweep_kernels: ("forward_kernel", "slopes_kernel", "adjoint_kernel", "jumps_kernel", "correct_kernel"),
-    wide_kernels: ("forward_step", "adjoint_step"),
     scan_kernels: ("diagonal_kernel",),
     matrix_kernels: ("transfers_kernel", "matrix_kernel"),
 }
@@ -91,24 +82,6 @@ def tiny_kernel(x, y, steps, n, scale, SIZE: tl.constexpr):
         tl.store(y + at, scale, mask=at < n)
 
 
-def run_layer(kernel: str, n: int, sweeps: int, dtype: torch.dtype = torch.float32) -> None:
-    kind = {"gru": nn.GRU, "lstm": nn.LSTM}.get(kernel, nn.RNN)
-    weights = [weight.detach().to(dtype) for weight in kind(6, n).parameters()]
-    cell = GRUCell.of(*weights) if kernel == "gru" else LSTMCell(weights[1]) if kernel == "lstm" else None
-    made = RNNCell(weights[1], kernel.removeprefix("rnn_")) if cell is None else cell
-    x = torch.randn(40, 2, 6, dtype=dtype)
-    layer = GPULayer(made, x, torch.zeros(2, n * (2 if kernel == "lstm" else 1)), *weights)
-    cutting = Cutting(8, 0 if sweeps > 1 else 5, sweeps)
-    kept, _ = layer.forward(cutting, 0.1, True)
-    layer.backward(cutting, kept, (torch.randn(40, 2, n, dtype=dtype), None), True)
-
-
-def run_sweep_without_tape() -> None:
-    problem = Recurrence(GRUCell(torch.randn(60, 20), torch.randn(20)), torch.randn(40, 2, 60), torch.zeros(2, 20))
-    segments = cut(problem, 8, backwards=True)
-    GPUSweeper(problem).adjoint(segments, torch.zeros(len(segments), 20), AdjointData([torch.randn(41, 2, 20)], None))
-
-
 def run_scans() -> None:
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape)
@@ -144,15 +117,7 @@ def main() -> None:
         for name in names:
             setattr(module, name, Compiled(getattr(module, name)))
     for _ in range(2):
-        run_layer("gru", 20, 2)
-        run_layer("lstm", 20, 1)
-        run_layer("rnn_tanh", 20, 1, torch.bfloat16)
-        run_sweep_without_tape()
         run_scans()
-    LARGEST.update(dict.fromkeys(LARGEST, 0))
-    run_layer("lstm", 40, 2)
-    wide.BY_LIBRARY = 0
-    run_layer("gru", 40, 1)
 
 
 if __name__ == "__main__":

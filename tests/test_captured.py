@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import timeloom as tl
 from timeloom import problem
 from timeloom.auto import cudnn, thresholds
-from timeloom.auto.costs import StepCost, cheapest, cost_on_gpu, fewest_to_cut
+from timeloom.auto.costs import Cost, RegisterCost, StepCost, cheapest, fewest_to_cut
 from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.problem import Recurrence, cut_evenly
 from timeloom.report import SolveReport
@@ -173,12 +173,11 @@ def test_who_runs_is_a_few_comparisons_of_the_length(monkeypatch: pytest.MonkeyP
 
         __hash__ = None  # type: ignore[assignment]  # as a symbol has none
 
-    monkeypatch.setattr(cudnn, "has_triton", lambda: True)
+    monkeypatch.setattr(cudnn, "fits", lambda *_: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
-    cost_on_gpu.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     data: Any = SimpleNamespace(device=torch.device("cuda", 7), dtype=torch.float32)
-    assert thresholds.why_faster_by_size(tl.GRU(4, 32), data, Length(16384), 4) is None
-    cost_on_gpu.cache_clear()
+    assert thresholds.why_faster_by_size(tl.GRU(4, 1024), data, Length(16384), 4) is None
     assert len(looked) == 3
     assert all(type(bound) is int for bound in looked)
 
@@ -186,15 +185,15 @@ def test_who_runs_is_a_few_comparisons_of_the_length(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "cost",
     [
-        StepCost(filled_by=4224.0),
-        StepCost(filled_by=2112.0),
+        RegisterCost(1.0, 32, 132, True),
+        RegisterCost(1.0, 256, 29, False, 4),
+        RegisterCost(1.0, 1024, 0, False, 0),
         StepCost(25.0),
         StepCost(400.0),
-        StepCost(700.0, crowded_from=1024.0),
     ],
 )
 @pytest.mark.parametrize("batch", [1, 16, 512, 9000])
-def test_the_fewest_steps_to_cut(batch: int, cost: StepCost) -> None:
+def test_the_fewest_steps_to_cut(batch: int, cost: Cost) -> None:
     fewest = fewest_to_cut(batch, 32, cost)
     lengths = [2**power for power in range(21)]
     cut = [cheapest(steps, batch, 32, cost)[0] < steps for steps in lengths]

@@ -12,7 +12,7 @@ from torch.autograd import gradgradcheck
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import timeloom as tl
-from timeloom.kernels.gpu.layer import GPULayer
+from timeloom.kernels.cuda.layer import CUDALayer
 from timeloom.solvers import MGRIT, Shooting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,7 +102,7 @@ def test_float32_is_close_to_float64() -> None:
 
 def test_half_precision_where_other_layers_have_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's kernels multiply in half precision; this network has none, and is solved in float32."""
-    monkeypatch.setattr(GPULayer, "supports", lambda *_: True)
+    monkeypatch.setattr(CUDALayer, "supports", lambda *_: True)
     ours = layer("auto").half()
     x = inputs(ours).detach().half().requires_grad_()
     output, _ = ours(x)

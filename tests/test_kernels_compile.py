@@ -22,8 +22,5 @@ def test_all_kernels_compile(tmp_path: Path) -> None:
     for line in done.stdout.splitlines():
         verb, _, kernel = line.partition(" ")
         done_to[verb].add(kernel)
-    assert done_to["compiled"] == {
-        "forward_kernel", "slopes_kernel", "adjoint_kernel", "jumps_kernel", "correct_kernel", "forward_step",
-        "adjoint_step", "diagonal_kernel", "transfers_kernel", "matrix_kernel", "tiny_kernel",
-    }  # fmt: skip
+    assert done_to["compiled"] == {"diagonal_kernel", "transfers_kernel", "matrix_kernel", "tiny_kernel"}
     assert done_to["relaunched"] == done_to["compiled"]

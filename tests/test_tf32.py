@@ -12,7 +12,6 @@ import torch
 import timeloom as tl
 from timeloom.cells import Cell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
 from timeloom.cells.generic import GenericCell
-from timeloom.kernels.gpu.sweeper import in_full_precision
 from timeloom.solvers import Auto
 from timeloom.torch_state import tf32
 
@@ -38,7 +37,7 @@ def test_the_older_setting(layers: bool, matrices: bool) -> None:
     torch.backends.cudnn.allow_tf32, matmul.allow_tf32 = layers, matrices
     assert tf32.cudnn_rounds() == layers
     assert tf32.matmul_rounds() == matrices
-    with in_full_precision():
+    with tf32.products(False):
         assert not rounds()
         assert not matmul.allow_tf32, "torch looks at it too, where it is profiled"
     assert rounds() == matmul.allow_tf32 == matrices
@@ -51,7 +50,7 @@ def test_the_newer_setting(layers: str, matrices: str) -> None:
     rnn.fp32_precision, matmul.fp32_precision = layers, matrices
     assert tf32.cudnn_rounds() == (layers == "tf32")
     assert tf32.matmul_rounds() == (matrices == "tf32")
-    with in_full_precision():
+    with tf32.products(False):
         assert not rounds()
     assert (rnn.fp32_precision, matmul.fp32_precision) == (layers, matrices)
 

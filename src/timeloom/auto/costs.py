@@ -17,13 +17,9 @@ from timeloom.cells.generic import GenericCell, spread
 from timeloom.kernels import in_compiled_code
 from timeloom.kernels.cuda.dense import LARGEST
 from timeloom.kernels.cuda.programs import Variant
-from timeloom.kernels.cuda.sweeper import fits, most_single
-from timeloom.kernels.gpu.sweeper import ROWS, has_kernels, is_wide
-from timeloom.kernels.gpu.wide import BY_LIBRARY
+from timeloom.kernels.cuda.sweeper import has_kernels, most_single
 from timeloom.problem import Recurrence
 
-SIDE_BY_SIDE = ((16, 4), (32, 2))
-"""Units up to which so many programs of the GPU's fused sweep run on a multiprocessor nearly as fast as one."""
 NEWTON_UP_TO = 16
 """Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
 NEWTON_UP_TO_ON_GPU = 64
@@ -31,11 +27,6 @@ COMPILED_STEP = 0.5
 """Cost of a compiled sweep's step by itself, in rows."""
 TORCH_STEP, TORCH_STEP_ON_GPU = 60.0, 6000.0
 """Microseconds of a step by itself, in plain torch operations."""
-LAUNCH, TWO_LAUNCHES = 8.0, 11.0
-"""Microseconds of a wide layer's step by itself: one launch, or torch's product and a launch."""
-CROWD = 2**19
-"""Units of all rows together beyond which a wide layer's kernel takes CROWDED times as long for each."""
-CROWDED = 1.7
 MOST_STEPS = 2**40
 """No sequence is longer."""
 
@@ -64,19 +55,13 @@ class StepCost:
     """Cost of the step by itself."""
     threads: int = 1
     """Workers that share the rows."""
-    filled_by: float = 0.0
-    """Rows that a GPU runs in the time of one, nearly: each adds a quarter of its cost."""
-    crowded_from: float = math.inf
-    """Rows beyond which each costs CROWDED times as much."""
 
     def fills(self, batch: int) -> int:
         """Chunks of so many sequences that fill the machine, where there is such a number; 0 where there is none."""
         return 0
 
     def of(self, rows: int) -> float:
-        if self.filled_by:
-            return max(rows, self.filled_by) + rows / 4
-        return self.overhead + math.ceil(rows / self.threads) + (CROWDED - 1) * max(0.0, rows - self.crowded_from)
+        return self.overhead + math.ceil(rows / self.threads)
 
 
 @dataclass(frozen=True)
@@ -130,10 +115,8 @@ def step_cost(problem: Recurrence) -> Cost:
         return StepCost(COMPILED_STEP, torch.get_num_threads())
     size, n = problem.cell.size, problem.cell.parts[0]
     device = problem.u.device
-    if fits(problem.cell.kernel, n, device) and problem.initial.dtype == torch.float32:
-        return register_cost(str(problem.cell.kernel), n, device.index or 0)
     if has_kernels(problem):
-        return cost_on_gpu(n, is_wide(problem), device)
+        return register_cost(str(problem.cell.kernel), n, device.index or 0)
     if device.type != "cpu":
         return StepCost(TORCH_STEP_ON_GPU / row_in_torch(size))
     return StepCost(TORCH_STEP / row_in_torch(size), torch.get_num_threads())
@@ -142,17 +125,6 @@ def step_cost(problem: Recurrence) -> Cost:
 def row_in_torch(size: int) -> float:
     """Microseconds of a row more in a step of plain torch operations, by the size of the state."""
     return 6e-5 * size * size + 0.01 * size
-
-
-@lru_cache(maxsize=64)
-def cost_on_gpu(n: int, wide: bool, device: torch.device) -> StepCost:
-    """What a step of n units costs by the GPU's kernels."""
-    if wide:
-        row = 2e-8 * n * n + 1.1e-5 * n  # microseconds
-        return StepCost(TWO_LAUNCHES / row) if n >= BY_LIBRARY else StepCost(LAUNCH / row, crowded_from=CROWD / n)
-    programs = torch.cuda.get_device_properties(device).multi_processor_count
-    side_by_side = next((count for units, count in SIDE_BY_SIDE if n <= units), 1)
-    return StepCost(filled_by=ROWS * programs * side_by_side)
 
 
 def cost_of(steps: int, batch: int, chunk: int, warmup: int, cost: Cost) -> float:

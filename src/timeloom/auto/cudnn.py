@@ -13,16 +13,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from timeloom.auto.costs import cost_on_gpu, fewest_to_cut
+from timeloom.auto.costs import fewest_to_cut, register_cost
 from timeloom.auto.experience import LayerExperience, assumed_warmup
 from timeloom.kernels.cuda.sweeper import fits, launches_each_step
-from timeloom.kernels.gpu.sweeper import has_triton, largest
 from timeloom.solve.tolerance import TOLERANCE
 from timeloom.torch_state.precision import products_in
 from timeloom.torch_state.streams import capturing
-
-Rehearsed = set[tuple[torch.device, torch.dtype, bool]]
-"""Devices and precisions, without and with gradients, in which torch's own layer has run once."""
 
 
 class Sized(Protocol):
@@ -60,28 +56,17 @@ MOST_STEPS = 65535
 """cuDNN refuses longer sequences."""
 
 RESTING = "auto: the network forgets too slowly, and cuDNN is faster than one chunk"
-UNSURE = "auto: one sweep may not do, a CUDA graph holds no more, and cuDNN is faster than one chunk"
-REHEARSED = "auto: cuDNN runs this call, so that a CUDA graph could hold its layer: one sweep may not do"
-PASSING = (RESTING, UNSURE, REHEARSED)
-"""Reasons that may be gone by the next call."""
+"""A reason that may be gone by the next call."""
 
 
-def why(
-    layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience], rehearsed: Rehearsed
-) -> str | None:
-    """Why cuDNN's layer is to run, or None."""
+def why(layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience]) -> str | None:
+    """Why cuDNN's layer is to run, or None. Not inside a CUDA graph, for what cuDNN makes on its first call none can
+    hold.
+    """
     reason = why_by_size(layer, x, steps, batch)
-    if reason is not None or steps > MOST_STEPS or _in_registers(layer, x, batch):
+    if reason is not None or steps > MOST_STEPS or _in_registers(layer, x, batch) or capturing(x.device):
         return reason
-    resting = _resting(known)
-    if not resting and (not _persistent(layer, x) or _sure(known)):
-        return None
-    kind = (x.device, products_in(x), torch.is_grad_enabled())
-    before = kind in rehearsed
-    if capturing(x.device):  # what cuDNN makes on its first call, no graph can hold
-        return None if not before else RESTING if resting else UNSURE
-    rehearsed.add(kind)
-    return RESTING if resting else None if before else REHEARSED
+    return RESTING if _resting(known) else None
 
 
 def why_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
@@ -91,7 +76,7 @@ def why_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
     if _in_registers(layer, x, batch):
         needed = _longer_than_our_fixed_cost(layer, x, int(batch), LEAST_TIME_OF_REGISTERS)
         return f"auto: {steps} steps are too few to gain" if steps < needed else None
-    kernels = layer.proj_size == 0 and x.dtype != torch.float64 and has_triton()
+    kernels = _has_kernels(layer, x)
     persistent = _persistent(layer, x)
     if persistent and not kernels:
         return f"auto: cuDNN runs {layer.hidden_size} hidden units in one kernel"
@@ -107,8 +92,12 @@ def why_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
 def _in_registers(layer: Sized, x: Tensor, batch: int) -> bool:
     """Whether kernels of ours keep the layer's weights in registers: they run one chunk faster than cuDNN's layer."""
     kernel, units = layer.mode.lower(), layer.hidden_size
-    fused = layer.proj_size == 0 and x.dtype != torch.float64 and fits(kernel, units, x.device)
-    return fused and not launches_each_step(kernel, units, int(batch), x.device)
+    return _has_kernels(layer, x) and not launches_each_step(kernel, units, int(batch), x.device)
+
+
+def _has_kernels(layer: Sized, x: Tensor) -> bool:
+    whole = layer.proj_size == 0 and x.dtype != torch.float64
+    return whole and fits(layer.mode.lower(), layer.hidden_size, x.device)
 
 
 def _persistent(layer: Sized, x: Tensor) -> bool:
@@ -128,20 +117,9 @@ def _longer_than_our_fixed_cost(layer: Sized, x: Tensor, batch: int, fixed: tupl
     return math.ceil(least / step)
 
 
-def _sure(known: Sequence[LayerExperience]) -> bool:
-    """Whether every layer's sweeps of this call are likely to be certified as planned, as far as earlier calls have
-    shown.
-    """
-    sides = [layer.forward for layer in known]
-    if torch.is_grad_enabled():
-        sides += [layer.backward for layer in known]
-    return all(side.trusted or side.correcting for side in sides)
-
-
 def _one_chunk(layer: Sized, steps: int, batch: int, device: torch.device) -> bool:
     """Whether the GPU's kernels would have nothing to run side by side but the batch."""
-    n = layer.hidden_size
-    cost = cost_on_gpu(n, n > largest(layer.mode.lower(), device), device)
+    cost = register_cost(layer.mode.lower(), layer.hidden_size, device.index or 0)
     fewest = fewest_to_cut(max(int(batch), 1), assumed_warmup(TOLERANCE[torch.float32]), cost)
     return fewest is None or steps < fewest
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from timeloom.auto.costs import Cost, cheapest, cheapest_dense, copies_inputs, cost_of, step_cost
 from timeloom.auto.experience import Experience, assumed_warmup
-from timeloom.kernels.gpu.sweeper import has_kernels
+from timeloom.kernels.cuda.sweeper import has_kernels
 from timeloom.problem import Recurrence
 
 PATIENCE = 4

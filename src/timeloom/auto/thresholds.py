@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from timeloom.auto import cudnn
-from timeloom.auto.cudnn import Rehearsed, Sized
+from timeloom.auto.cudnn import Sized
 from timeloom.auto.experience import LayerExperience
 from timeloom.kernels.cpu.build import unavailable
 from timeloom.kernels.cpu.layer import MOST_INPUTS, MOST_UNITS
@@ -31,15 +31,13 @@ LSTM_BATCH = 8
 LSTM_HIDDEN = 256
 """Hidden size beyond which it does so with a single sequence."""
 
-__all__ = ["Rehearsed", "Sized", "why_faster", "why_faster_by_size"]
+__all__ = ["Sized", "why_faster", "why_faster_by_size"]
 
 
-def why_faster(
-    layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience], rehearsed: Rehearsed
-) -> str | None:
+def why_faster(layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience]) -> str | None:
     """Why torch's own layer is the faster one, or None. `known` is what earlier calls showed of the layer."""
     if x.device.type == "cuda":
-        return cudnn.why(layer, x, steps, batch, known, rehearsed)
+        return cudnn.why(layer, x, steps, batch, known)
     return _why_on_cpu(layer, x, steps, batch)
 
 

@@ -3,15 +3,13 @@
 from timeloom.kernels.cpu.fused import FusedSweeper
 from timeloom.kernels.cpu.sweeper import CPUSweeper
 from timeloom.kernels.cuda.sweeper import CUDASweeper
-from timeloom.kernels.gpu.sweeper import GPUSweeper
-from timeloom.kernels.gpu.wide import WideSweeper
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper
 from timeloom.problem import Recurrence
 
 
 def sweeper(problem: Recurrence) -> ReferenceSweeper:
     """The fastest sweeper that can run this problem."""
-    kinds = (CPUSweeper, FusedSweeper, CUDASweeper, GPUSweeper, WideSweeper, ReferenceSweeper)
+    kinds = (CPUSweeper, FusedSweeper, CUDASweeper, ReferenceSweeper)
     return next(kind for kind in kinds if kind.supports(problem))(problem)
 
 
@@ -25,9 +23,7 @@ __all__ = [
     "CPUSweeper",
     "CUDASweeper",
     "FusedSweeper",
-    "GPUSweeper",
     "ReferenceSweeper",
-    "WideSweeper",
     "in_compiled_code",
     "sweeper",
 ]

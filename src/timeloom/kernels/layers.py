@@ -7,13 +7,11 @@ from torch import Tensor
 
 from timeloom.cells.base import Cell
 from timeloom.kernels.cpu.layer import CPULayer
-from timeloom.kernels.cuda import nvrtc
 from timeloom.kernels.cuda.layer import CUDALayer
-from timeloom.kernels.gpu.layer import GPULayer
-from timeloom.kernels.gpu.sweeper import has_triton
+from timeloom.kernels.cuda.sweeper import usable
 from timeloom.kernels.layer import Layer
 
-KINDS: tuple[type[Layer], ...] = (CPULayer, CUDALayer, GPULayer)
+KINDS: tuple[type[Layer], ...] = (CPULayer, CUDALayer)
 
 
 def layer_kind(cell: Cell, x: Tensor) -> type[Layer] | None:
@@ -23,4 +21,4 @@ def layer_kind(cell: Cell, x: Tensor) -> type[Layer] | None:
 
 def multiplies_as_given(x: Tensor) -> bool:
     """Whether kernels take x in its own precision, half precision too."""
-    return x.is_cuda and x.dtype != torch.float64 and (nvrtc.unavailable() is None or has_triton())
+    return x.dtype != torch.float64 and usable(x.device)

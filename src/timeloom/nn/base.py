@@ -72,9 +72,6 @@ class Recurrent(nn.RNNBase):
         self._known: dict[Any, list[SolveReport]] = {}
         """Inputs that torch's own layer is to run, by shape, dtype, device, autocast and gradients, and what to report;
         no reports where it was found out that it is not to."""
-        self._rehearsed: set[tuple[torch.device, torch.dtype, bool]] = set()
-        """Devices and precisions, without and with gradients, in which torch's own layer has run once, so that a CUDA
-        graph may hold it."""
         self._last: _LeftToTorch | None = None
         """The last call, where torch's layer ran it and is to run the next one like it."""
         self._handle = handle_of(self)
@@ -93,7 +90,6 @@ class Recurrent(nn.RNNBase):
         super().__setstate__(state)
         self._handle = handle_of(self)  # a copy is a module of its own
         self._last = None
-        self._rehearsed = set()  # and may be another process's
 
     def __prepare_scriptable__(self) -> Any:
         raise RuntimeError(
@@ -188,7 +184,7 @@ class Recurrent(nn.RNNBase):
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
                 permutation = None if packed is None else packed.sorted_indices
                 self._guess(guess, packed is not None or data.dim() == 3, *torch_layer.size(self, input), permutation)
-            passing = obstacle or reason in cudnn.PASSING  # it may be gone next time
+            passing = obstacle or reason == cudnn.RESTING  # it may be gone next time
             if key is not None and not passing and len(self._known) < MOST_KNOWN:
                 self._known[key] = self.reports
             return result

@@ -59,7 +59,7 @@ def why(module: Recurrent, input: Tensor | PackedSequence) -> str | None:
         return None
     if data.numel() == 0 or data.dim() not in (2, 3):
         return "nothing to solve"
-    return module._solver.why_torch(module, data, *size(module, input), module.experiences(), module._rehearsed)
+    return module._solver.why_torch(module, data, *size(module, input), module.experiences())
 
 
 def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:

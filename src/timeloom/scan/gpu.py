@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from timeloom.kernels.gpu.launch import launch
-from timeloom.kernels.gpu.sweeper import has_triton
 from timeloom.scan.elements import Structure, start
+from timeloom.scan.launch import has_triton, launch
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LARGEST = 32

@@ -35,15 +35,9 @@ class Auto(Solver):
     adapts: ClassVar[bool] = True
 
     def why_torch(
-        self,
-        layer: thresholds.Sized,
-        x: Tensor,
-        steps: int,
-        batch: int,
-        known: Sequence[LayerExperience],
-        rehearsed: thresholds.Rehearsed,
+        self, layer: thresholds.Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience]
     ) -> str | None:
-        return thresholds.why_faster(layer, x, steps, batch, known, rehearsed)
+        return thresholds.why_faster(layer, x, steps, batch, known)
 
     def why_torch_by_size(self, layer: thresholds.Sized, x: Tensor, steps: int, batch: int) -> str | None:
         return thresholds.why_faster_by_size(layer, x, steps, batch)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from timeloom.auto.costs import cheapest, copies_inputs, decay_is_cheap, newton_up_to, step_cost
 from timeloom.auto.experience import Experience, LayerExperience
-from timeloom.auto.thresholds import Rehearsed, Sized
+from timeloom.auto.thresholds import Sized
 from timeloom.kernels import in_compiled_code
 from timeloom.options import check_choice, check_count, check_number, did_you_mean
 from timeloom.problem import Recurrence
@@ -78,7 +78,7 @@ class Solver:
         return default_tolerance(problem, "backward") if self.tol is None else self.tol
 
     def why_torch(
-        self, layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience], rehearsed: Rehearsed
+        self, layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience]
     ) -> str | None:
         """Why torch's own layer is to run, or None where timeloom's sweeps are."""
         return None

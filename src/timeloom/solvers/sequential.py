@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from timeloom.auto.experience import Experience, LayerExperience
-from timeloom.auto.thresholds import Rehearsed, Sized
+from timeloom.auto.thresholds import Sized
 from timeloom.problem import Recurrence
 from timeloom.solve.plan import Plan, RankPlan
 from timeloom.solvers.base import Solver
@@ -28,7 +28,7 @@ class Sequential(Solver):
     on_tape: ClassVar[bool] = True
 
     def why_torch(
-        self, layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience], rehearsed: Rehearsed
+        self, layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience]
     ) -> str | None:
         return ASKED
 

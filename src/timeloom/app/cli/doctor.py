@@ -22,10 +22,11 @@ from timeloom.app.train.comparison import synchronize
 from timeloom.app.train.config import at_least
 from timeloom.kernels.cpu import build, packaged
 from timeloom.kernels.cuda import nvrtc
-from timeloom.kernels.gpu.sweeper import has_triton
+from timeloom.kernels.cuda.sweeper import usable
 from timeloom.nn import parallelize
 from timeloom.nn.base import Recurrent
 from timeloom.report import describe
+from timeloom.scan.launch import has_triton
 
 LIBRARIES = ("numpy", "triton", "rich", "safetensors", "tyro", "pyarrow", "tensorboard", "aeon", "matplotlib")
 STEPS, UNITS, BATCH = 4096, 32, 1
@@ -121,9 +122,10 @@ def _version(name: str) -> str:
 def _gpu_kernels() -> str:
     if not torch.cuda.is_available():
         return "no GPU that torch can use"
-    reason, wide = nvrtc.unavailable(), "usable" if has_triton() else "need Triton: pip install 'timeloom[triton]'"
-    registers = "usable" if reason is None else f"not usable, torch's own layers run: {reason}"
-    return f"up to 512 units {registers}; wider ones {wide}"
+    if usable(torch.device("cuda", torch.cuda.current_device())):
+        return "usable" + ("" if has_triton() else "; scans need Triton: pip install 'timeloom[triton]'")
+    reason = nvrtc.unavailable() or "they are for NVIDIA's GPUs from the A100's generation on"
+    return f"not usable, torch's own layers run: {reason}"
 
 
 def self_test(device: str, steps: int) -> SelfTest:

@@ -53,19 +53,35 @@ def most_single(variant: Variant, device: int) -> int:
     return max(1, int(CLUSTERED * processors / variant.cluster))
 
 
+def usable(device: torch.device) -> bool:
+    """Whether kernels can be compiled for a device, and run on it."""
+    return device.type == "cuda" and _usable(_index(device))
+
+
+@cache
+def _usable(index: int) -> bool:
+    if nvrtc.unavailable() is not None or not torch.cuda.is_available() or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(index) >= (8, 0)
+
+
 def fits(kernel: str | None, units: int, device: torch.device) -> bool:
     """Whether there are kernels for a layer of so many units on this device."""
-    return device.type == "cuda" and _fits(kernel, units, _index(device))
+    return usable(device) and _fits(kernel, units, _index(device))
 
 
 @cache
 def _fits(kernel: str | None, units: int, index: int) -> bool:
-    if kernel not in CELLS or nvrtc.unavailable() is not None or not torch.cuda.is_available():
+    if kernel not in CELLS:
         return False
-    capability = (0, 0) if torch.version.hip is not None else torch.cuda.get_device_capability(index)
     tile = Variant(kernel, units, 0, True, False, 1, True, True)
-    tiled = units > CELLS[kernel].most_units or tile.ring(shared_room(index)) is not None
-    return capability >= (8, 0) and tiled
+    return units > CELLS[kernel].most_units or tile.ring(shared_room(index)) is not None
+
+
+def has_kernels(problem: Recurrence) -> bool:
+    """Whether whole layers of this problem's kind are swept by kernels, in float32 or in half precision."""
+    cell = problem.cell
+    return problem.initial.dtype == torch.float32 and fits(cell.kernel, cell.parts[0], problem.u.device)
 
 
 @lru_cache(maxsize=256)
@@ -96,8 +112,7 @@ class CUDASweeper(ReferenceSweeper):
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
-        float32 = problem.u.dtype == problem.initial.dtype == torch.float32
-        return float32 and fits(problem.cell.kernel, problem.cell.parts[0], problem.u.device)
+        return problem.u.dtype == torch.float32 and has_kernels(problem)
 
     def __init__(self, problem: Recurrence, saved: Tensor | None = None) -> None:
         super().__init__(problem)

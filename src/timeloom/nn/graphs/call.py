@@ -14,7 +14,6 @@ from torch.nn import Parameter
 
 from timeloom.distributed.context import entered, shared
 from timeloom.kernels.cuda import nvrtc
-from timeloom.kernels.gpu.sweeper import has_triton
 from timeloom.nn import torch_layer
 from timeloom.nn.base import Hidden, Recurrent
 from timeloom.nn.graphs import operators
@@ -23,7 +22,7 @@ from timeloom.nn.sequence import check_input, check_resets, mask_padding, revers
 from timeloom.torch_state.precision import SOLVED, products_in, returned_in, solved_in
 from timeloom.torch_state.transforms import WHERE, transformed
 
-KERNELS = nvrtc.unavailable() is None or has_triton()
+KERNELS = nvrtc.unavailable() is None
 
 
 def _kept_out(function: Any, reason: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,11 @@ from torch import Tensor
 MOST_KNOWN = 512
 """Compiled kernels that are remembered: one for each kind of launch."""
 INT32 = 1 << 31
+
+
+@cache
+def has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 class _Known(NamedTuple):

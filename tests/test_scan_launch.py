@@ -19,9 +19,8 @@ pytest.importorskip("triton.knobs")
 
 from triton import knobs
 
-from timeloom.kernels.gpu import launch as launches
-from timeloom.kernels.gpu import wide
-from timeloom.kernels.gpu.launch import launch
+from timeloom.scan import launch as launches
+from timeloom.scan.launch import launch
 
 GRID = (3, 1, 1)
 X = torch.zeros(65)
@@ -209,15 +208,3 @@ def test_only_so_many_kernels_are_remembered(monkeypatch: pytest.MonkeyPatch) ->
         assert len(launches._known) <= 3
     go(kernel, ROWS=16)
     assert kernel.ways() == ["plain"] * 5 + ["prepared"]
-
-
-def test_wide_sweeps_look_at_the_first_step_alone() -> None:
-    kernel = Kernel()
-    kernel.arg_names = ("state", "rows", "step", "KEEP", "ROWS", "UNITS")
-    steps = wide._Launches(kernel, 33, 40, {"UNITS": 32, "ROWS": 16, "KEEP": True, "num_warps": 1})
-    for step in range(3):
-        steps((X,), (33, step))
-    assert kernel.ways() == ["plain", "prepared", "prepared"]
-    assert [call[1:] for call in kernel.calls] == [((3, 2, 1), X, 33, step, True, 16, 32, 1) for step in range(3)]
-    wide._Launches(kernel, 0, 40, {"UNITS": 32, "ROWS": 16})((X,), (0, 0))
-    assert len(kernel.calls) == 3

@@ -1,0 +1,133 @@
+"""A layer's own CUDA graphs behind eager calls: what they read, when they are made anew, how much they keep."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import torch
+
+import timeloom as tl
+from tests.gpu.around import results, trio
+from tests.gpu.checks import Check, Unfit, as_good_as_torch
+from timeloom.kernels import replay
+
+CALLS = 7
+
+
+def replays() -> list[Check]:
+    sizes = (
+        ("gru", 32, 1, 2048),
+        ("lstm", 33, 2, 1024),
+        ("rnn", 64, 3, 1000),
+        ("gru", 200, 1, 2000),
+        ("gru", 700, 2, 600),
+    )
+    found = [
+        Check(f"{kind} n={n} B={batch} T={steps}", partial(_trained, kind, n, batch, steps))
+        for kind, n, batch, steps in sizes
+    ]
+    found += [Check(f"weights that move, {kind}", partial(_moved, kind)) for kind in ("gru", "lstm")]
+    found += [
+        Check(f"dense transfers, {kind} n={n}", partial(_dense, kind, n)) for kind, n in (("gru", 32), ("lstm", 16))
+    ]
+    return [*found, Check("one module, many threads", _shared), Check("bounded memory", _bounded)]
+
+
+def _on_a_gpu(device: str) -> None:
+    if device == "cpu":
+        raise Unfit("CUDA graphs need a GPU")
+    replay.RECORDINGS.clear()
+
+
+def _recorded() -> int:
+    return sum(not isinstance(known, int) for known in replay.RECORDINGS._known.values())
+
+
+def _trained(kind: str, n: int, batch: int, steps: int, device: str) -> str:
+    """Weights change in place from call to call, inputs are others; a replay must see both."""
+    _on_a_gpu(device)
+    own, theirs, exact = trio(kind, n, device)
+    said = ""
+    for _ in range(CALLS):
+        x = torch.randn(steps, batch, 8, device=device)
+        said = as_good_as_torch(results(own, x), results(theirs, x), results(exact, x.double()))
+        with torch.no_grad():
+            for ours, right, truth in zip(own.parameters(), theirs.parameters(), exact.parameters(), strict=True):
+                ours.add_(0.02 * torch.randn_like(ours))
+                right.copy_(ours)
+                truth.copy_(ours)
+    if _recorded() < 2:
+        raise AssertionError(f"{_recorded()} recordings after {CALLS} calls, expected one for each pass")
+    return said
+
+
+def _moved(kind: str, device: str) -> str:
+    _on_a_gpu(device)
+    own, theirs, exact = trio(kind, 32, device)
+    x, said = torch.randn(2048, 1, 8, device=device), ""
+    for call in range(CALLS + 3):
+        if call >= CALLS - 2:
+            for ours, right, truth in zip(own.parameters(), theirs.parameters(), exact.parameters(), strict=True):
+                ours.data = ours.data + 0.02 * torch.randn_like(ours)
+                right.data, truth.data = ours.data.clone(), ours.data.double()
+        said = as_good_as_torch(results(own, x), results(theirs, x), results(exact, x.double()))
+    return said
+
+
+def _dense(kind: str, n: int, device: str) -> str:
+    """Gradients that fade over thousands of steps."""
+    _on_a_gpu(device)
+    own, theirs, exact = trio(kind, n, device)
+    for model in (own, theirs, exact):
+        with torch.no_grad():
+            model.layer.bias_ih_l0[n : 2 * n] += 7.0  # the update gate, or the forget gate
+    x, said, reasons = torch.randn(16384, 1, 8, device=device), "", set()
+    for _ in range(4):
+        said = as_good_as_torch(results(own, x), results(theirs, x), results(exact, x.double()))
+        layer = own.layer
+        assert isinstance(layer, tl.GRU | tl.LSTM)
+        backward = layer.reports[0].backward
+        reasons.add("" if backward is None else backward.reason)
+    if not any("dense" in reason for reason in reasons):
+        raise AssertionError(f"no dense transfers: {reasons}")
+    return said
+
+
+def _shared(device: str) -> str:
+    """All on one stream: replays of one recording must not mix."""
+    _on_a_gpu(device)
+    own, _, exact = trio("gru", 32, device)
+    inputs = [torch.randn(4096, 2, 8, device=device) for _ in range(4)]
+    with torch.no_grad():
+        right = [exact.layer(torch.tanh(exact.encode(x.double())))[0] for x in inputs]
+    worst: list[float] = []
+
+    def work(index: int) -> None:
+        for _ in range(15):
+            y, _ = own.layer(torch.tanh(own.encode(inputs[index])))
+            worst.append(float((y.detach().double() - right[index]).abs().max()))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if len(worst) != 60 or max(worst) > 1e-3:  # the linear layer before it may round to tf32
+        raise AssertionError(f"{len(worst)} calls of 60, off by {max(worst, default=0):.1e}")
+    return f"{max(worst):.1e}"
+
+
+def _bounded(device: str) -> str:
+    _on_a_gpu(device)
+    layer = tl.GRU(8, 64, device=device)
+    limit = replay._memory(torch.device(device, torch.cuda.current_device())) // replay.SHARE_OF_ALL
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_reserved()
+    for steps in range(4096, 4096 + 40 * 64, 64):
+        for _ in range(5):
+            layer(torch.randn(steps, 4, 8, device=device))[0].sum().backward()
+    grown = torch.cuda.memory_reserved() - before
+    if replay.RECORDINGS.size > limit or grown > 2 * limit + 2**31:
+        raise AssertionError(f"recordings take {replay.RECORDINGS.size:,} of {limit:,} bytes; {grown:,} more reserved")
+    return f"{_recorded()} recordings, {grown / 2**20:.0f} MiB more"

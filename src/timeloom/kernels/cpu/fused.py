@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -57,10 +58,11 @@ def _fused_of(problem: Recurrence) -> Fused | Compiled | None:
     cell = problem.cell
     if isinstance(cell, FusedCell):
         return cell.fused
-    if not cell.generated or problem.steps < remember.FEWEST_STEPS or build.unavailable() is not None:
+    if not cell.generated or build.unavailable() is not None:
         return None
     given = (problem.initial.detach(),), False, problem.u.detach()
-    compiled = remember.compiled_for(partial(type(cell).step, cell), *given, fewest=0)
+    fewest = 0.0 if problem.steps >= remember.FEWEST_STEPS else math.inf  # a short one: where it is compiled already
+    compiled = remember.compiled_for(partial(type(cell).step, cell), *given, fewest=fewest)
     return None if isinstance(compiled, str) or compiled.fused.gate_width != cell.gate_width else compiled
 
 

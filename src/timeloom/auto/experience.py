@@ -88,6 +88,8 @@ class Experience:
     """Plans for which there are to be none, since they failed."""
     planned: int = 0
     """Steps of the last warm-up that was planned."""
+    newton_steps: int | None = None
+    """Newton's steps that the last solve by fused kernels took."""
     extra_cycles: int = 0
     """Cycles that multigrid was given beyond the number asked for, since its gradients were too far off."""
 

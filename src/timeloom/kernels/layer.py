@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.base import Cell
+from timeloom.kernels.newton import NewtonSteps
 from timeloom.kernels.reference import ReferenceSweeper
 from timeloom.problem import Recurrence
 
@@ -106,6 +108,24 @@ class Layer(ABC):
         too many for one graph.
         """
         return False
+
+    def newton(self, share_of_box: float, keep: bool) -> tuple[NewtonSteps, list[Tensor]] | None:
+        """Newton's steps on all states of this layer, and what they keep for `backward`, where there are kernels that
+        make them.
+        """
+        return None
+
+    def backward_by_scan(
+        self,
+        kept: list[Tensor],
+        grads: tuple[Tensor | None, Tensor | None],
+        want_x: bool,
+        enough: Callable[[Tensor | float], bool],
+    ) -> tuple[Gradients, list[Tensor | float]] | None:
+        """`backward` by a scan over the affine maps of all chunks, where there are kernels for that, with the
+        certificates of its sweeps; the last one holds. `enough(certificate)` says whether to sweep once more.
+        """
+        return None
 
     @property
     def n(self) -> int:

@@ -28,6 +28,7 @@ from timeloom.solve.autograd import Adjoint, Note, Solved, Tape, attach, output_
 from timeloom.solve.backward import solve_adjoint
 from timeloom.solve.first_sweep import first_sweep
 from timeloom.solve.forward import final_state, solve_states
+from timeloom.solve.newton import PLAIN, newton_layer, scanned_gradients
 from timeloom.solve.plan import Direction, Plan, Planner
 from timeloom.solve.recurrence import Record, noting, raise_if_asked, run
 from timeloom.solve.residual import SHARE_OF_BOX
@@ -144,6 +145,11 @@ class LayerSolve:
         kind = self.kind_of(inputs, cell)
         if kind is not None:
             layer = layer_of(kind, cell, inputs)
+            if plan.linearization == PLAIN:
+                scanned = scanned_gradients(layer, plan, kept, grads, want_x)
+                if scanned is not None:
+                    note(scanned[1])
+                    return *scanned[0], None
             sweep = partial(replay.backward, layer, kept=kept, grads=(grads[0], grads[1]), want_x=want_x)
             swept = first_sweep(sweep, layer, plan, self.experience.backward, self._replan(cell, inputs, "backward"))
             if swept.report is not None:
@@ -172,6 +178,10 @@ class LayerSolve:
     ) -> tuple[list[Tensor], SolveReport]:
         """Kept tensors and report: by the planned sweeps where they are certified, else from there by the driver."""
         layer, found, replan = layer_of(kind, cell, inputs), Found(), self._replan(cell, inputs, "forward")
+        if plan.linearization == PLAIN:
+            solved = newton_layer(layer, plan, self.experience.forward, taped)
+            if solved is not None:
+                return solved
         if replan is not None and layer.corrects:  # other plans follow where one does not do, and no driver
             sweep = partial(replay.forward, layer, share_of_box=SHARE_OF_BOX, keep=taped)
         else:

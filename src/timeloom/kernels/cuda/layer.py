@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from timeloom.cells.base import Cell, sum_outer
 from timeloom.kernels.cuda import dense
+from timeloom.kernels.cuda.newton import CUDANewton
+from timeloom.kernels.cuda.newton import fits as newton_fits
 from timeloom.kernels.cuda.programs import CELLS
 from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
@@ -20,6 +23,8 @@ from timeloom.torch_state import tf32
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 MOST_RECORDED = 2048
 """Steps of a wide layer, each some launches, that a CUDA graph may hold."""
+MOST_SCANNED = 3
+"""Corrected sweeps of a scan: the recurrence is linear, so more of them mend nothing."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +89,66 @@ class CUDALayer(Layer):
             found.starts, found.ends, found.decay, found.u = starts, ends, decay, u
         return self._kept(states, tape), sweeper.certify(starts, ends, share_of_box, decay)
 
-    def backward(
-        self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
-    ) -> tuple[Gradients, Tensor | float]:
-        cell, (steps, batch), sweeps = self.cell, self.x.shape[:2], cutting.sweeps
+    def newton(self, share_of_box: float, keep: bool) -> tuple[CUDANewton, list[Tensor]] | None:
+        if not self._has_newton():
+            return None
+        problem = Recurrence(self.cell, self._inputs(), self.initial)
+        saved = CUDASweeper.room_for_saved(problem) if keep else None
+        return CUDANewton(problem, share_of_box, saved), [] if saved is None else [saved]
+
+    def _has_newton(self) -> bool:
+        return self.x.dtype == torch.float32 and newton_fits(self.cell.kernel, self.cell.size, self.x.device)
+
+    def backward_by_scan(
+        self,
+        kept: list[Tensor],
+        grads: tuple[Tensor | None, Tensor | None],
+        want_x: bool,
+        enough: Callable[[Tensor | float], bool],
+    ) -> tuple[Gradients, list[Tensor | float]] | None:
+        """Two sweeps before the first look: what one leaves is rounding of the maps, most often over the tolerance."""
+        if not self._has_newton():
+            return None
+        sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads)
+        batch, size = self.initial.shape
+        kernels = CUDANewton(sweeper.problem, 0.0, sweeper.saved)
+        segments = cut_evenly(len(self.x), batch, kernels.chunk, True)
+        reading, writing = AdjointData(states, incoming), AdjointData(states, incoming, gate_grads)
+        errors: list[Tensor | float] = []
+        if kernels.links == 1:
+            begins, _ = sweeper.adjoint(segments, self.at_ends(final, 1), writing)
+            errors.append(0.0)
+        else:
+            maps = kernels.compose_adjoint(states, incoming)
+            ends = kernels.chain(maps, final)
+            begins, _ = sweeper.adjoint(segments, ends.view(-1, size), reading)
+            for _ in range(MOST_SCANNED):
+                ends = kernels.correct(maps, ends, begins)
+                begins, _ = sweeper.adjoint(segments, ends.view(-1, size), writing)
+                errors.append(sweeper.certify(ends.view(-1, size), begins, 0.0, fading=True))
+                if enough(errors[-1]):
+                    break
+        return self._gradients(states[0], gate_grads.flatten(0, 1), begins[-batch:], want_x), errors
+
+    def _backwards(
+        self, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None]
+    ) -> tuple[CUDASweeper, list[Tensor], Tensor | None, Tensor | None, Tensor]:
+        """What a backward pass reads and writes: a sweeper over the gates' values, the states, the loss's gradients by
+        the outputs and the final state, and room for gate gradients.
+        """
+        steps, batch = self.x.shape[:2]
         states = [part.float() for part in kept[: len(self.parts)]]
         saved = kept[-1] if len(kept) > len(self.parts) else None
         incoming, final = (None if grad is None else grad.float() for grad in grads)
         inputs = self.x.new_empty(steps, batch, 0)  # no sweep looks at them: the gates' values are there
-        sweeper = CUDASweeper(Recurrence(cell, inputs, self.initial), saved)
-        gate_grads = self.initial.new_empty(steps, batch, cell.gate_width)
+        sweeper = CUDASweeper(Recurrence(self.cell, inputs, self.initial), saved)
+        return sweeper, states, incoming, final, self.initial.new_empty(steps, batch, self.cell.gate_width)
+
+    def backward(
+        self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
+    ) -> tuple[Gradients, Tensor | float]:
+        (steps, batch), sweeps = self.x.shape[:2], cutting.sweeps
+        sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads)
         segments = cut_evenly(steps, batch, cutting.chunk, True)
         links = -(-steps // cutting.chunk)
         error: Tensor | float = 0.0

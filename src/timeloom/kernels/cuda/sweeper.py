@@ -124,7 +124,7 @@ class CUDASweeper(ReferenceSweeper):
         self._vectors = units_of(problem.cell).float()
         self._initial = problem.initial.contiguous()
         self._marks = None if problem.resets is None else problem.resets.contiguous().view(torch.uint8)
-        self._saved = saved
+        self.saved = saved
         self._device = _index(problem.initial.device)
 
     def forward(
@@ -146,8 +146,8 @@ class CUDASweeper(ReferenceSweeper):
         decay = torch.empty_like(starts) if want_decay else None
         tensors = {"inputs": aligned(self.problem.u), "starts": starts, "ends": ends, "decay": decay}
         if states is not None:
-            tensors["saved"] = self._saved
-        stores = 0 if states is None else 1 if self._saved is None else 2
+            tensors["saved"] = self.saved
+        stores = 0 if states is None else 1 if self.saved is None else 2
         self._launch(ForwardArgs, segments, states, lead, stores, tensors)
         return starts, ends, decay
 
@@ -270,13 +270,13 @@ class CUDASweeper(ReferenceSweeper):
 
     def _saved_at(self, states: list[Tensor]) -> Tensor | None:
         """The values of the gates at all states, computed once for all sweeps of a backward pass."""
-        if self._saved is None and self._text.saved:
+        if self.saved is None and self._text.saved:
             previous = states[0][:-1]
             if self.problem.resets is not None:
                 origin = self._initial[:, : self._n]
                 previous = torch.where(self.problem.resets.unsqueeze(-1), origin, previous)
-            self._saved = torch.cat(self.cell._gates(previous, self.problem.u), -1)  # type: ignore[attr-defined]
-        return self._saved
+            self.saved = torch.cat(self.cell._gates(previous, self.problem.u), -1)  # type: ignore[attr-defined]
+        return self.saved
 
     @staticmethod
     def room_for_saved(problem: Recurrence) -> Tensor | None:

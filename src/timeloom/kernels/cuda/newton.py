@@ -1,0 +1,174 @@
+"""Newton's method on all states at once by CUDA kernels that keep Jacobians on the chip: the host's side of newton.cuh.
+
+For states of up to 32 numbers: GRU and RNN of up to 32 units, LSTM of up to 16. Twin: `solve.newton_reference`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.kernels.cuda import nvrtc
+from timeloom.kernels.cuda.driver import Function
+from timeloom.kernels.cuda.nvrtc import compile_source
+from timeloom.kernels.cuda.programs import CELLS, architecture, headers
+from timeloom.kernels.cuda.sweeper import aligned, on_device
+from timeloom.kernels.faults import broken, guarded
+from timeloom.kernels.newton import Maps, NewtonSteps, States
+from timeloom.kernels.reference import floor_of, units_of
+from timeloom.problem import Recurrence
+
+MOST_NUMBERS = 32
+"""Of a state: a row of its map for each lane of a warp."""
+CHAIN_SHARE = 4.0
+"""Time of a chunk's step in the two walks over that of a link in the chain: decides how many chunks there are."""
+WARPS = 2048
+"""Chunks of all sequences that keep the device busy; more of them only make the chain longer."""
+FORWARD, ADJOINT = ("compose", "apply", "finish"), ("compose_adjoint",)
+
+
+@dataclass(frozen=True)
+class NewtonVariant:
+    """What is compiled in: a cell and its width."""
+
+    kernel: str
+    units: int
+
+    @property
+    def split(self) -> int:
+        """Lanes that share a unit."""
+        return next(32 // lanes for lanes in (8, 16, 32) if self.units <= lanes)
+
+    def source(self, adjoint: bool) -> str:
+        lines = [f"#define UNITS {self.units}", f"#define SPLIT {self.split}"]
+        lines += [f"#define {define}" for define in CELLS[self.kernel].defines]
+        return "\n".join([*lines, f'#include "newton{"_adjoint" * adjoint}.cu"', ""])
+
+
+class NewtonArgs(ctypes.Structure):
+    """As in newton.cuh. What is not given is NULL or zero."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("inputs", "weights", "vectors", "origin")],
+        ("states", ctypes.c_void_p * 2),
+        ("found", ctypes.c_void_p * 2),
+        *[
+            (name, ctypes.c_void_p)
+            for name in ("saved", "incoming", "maps", "sources", "starts", "first", "ends", "worst")
+        ],
+        *[(name, ctypes.c_int) for name in ("steps", "batch", "chunk", "links")],
+        ("floor", ctypes.c_float * 2),
+    ]
+
+
+@cache
+def newton_function(device: int, variant: NewtonVariant, name: str) -> Function:
+    """`compose`, `chain`, `apply`, `finish` or `compose_adjoint`."""
+    text = headers(CELLS[variant.kernel].file)
+    code = compile_source(variant.source(name in ADJOINT), architecture(device), text)
+    return Function(device, code, name, 32, 0)
+
+
+def fits(kernel: str | None, size: int, device: torch.device) -> bool:
+    """Whether there are kernels for this cell with states of so many numbers on this device."""
+    if device.type != "cuda" or kernel not in CELLS or size > MOST_NUMBERS or nvrtc.unavailable() is not None:
+        return False
+    capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return capable and broken(fault_of(kernel)) is None
+
+
+def fault_of(kernel: str) -> str:
+    """What a kernel that cannot run is called."""
+    return f"cuda newton {kernel}"
+
+
+def chunk_for(steps: int, batch: int) -> int:
+    """Steps of a chunk: the walks take as long as a chunk is, and the chain as there are chunks."""
+    balanced = math.sqrt(steps / CHAIN_SHARE)
+    return max(1, math.ceil(max(balanced, steps * batch / WARPS)))
+
+
+class CUDANewton(NewtonSteps):
+    """Newton's steps of a problem; `u` `(T, B, K)` in float32 may be missing where gradients alone are asked for.
+
+    saved: `(T, B, SAVED n)`, receives the values of the gates in `finish`; `compose_adjoint` reads them.
+    """
+
+    def __init__(
+        self, problem: Recurrence, share_of_box: float, saved: Tensor | None, chunk: int | None = None
+    ) -> None:
+        cell, batch = problem.cell, problem.batch
+        super().__init__(problem.steps, chunk or chunk_for(problem.steps, batch))
+        self._cell, self._steps, self._batch, self._saved = cell, problem.steps, batch, saved
+        self._variant = NewtonVariant(str(cell.kernel), cell.parts[0])
+        self._initial, self._device = problem.initial.contiguous(), problem.initial.device.index or 0
+        self._fixed = {
+            "inputs": problem.u if problem.u.shape[-1] == 0 else aligned(problem.u),
+            "weights": cell.weights[0].float().contiguous(),
+            "vectors": units_of(cell).float().contiguous(),
+            "origin": self._initial,
+        }
+        self._floor = floor_of(cell, share_of_box)
+
+    def compose(self, states: States | None, residual: Tensor) -> Maps:
+        return self._compose("compose", states, worst=residual)
+
+    def compose_adjoint(self, states: States, incoming: Tensor | None) -> Maps:
+        incoming = None if incoming is None else incoming.contiguous()
+        return self._compose("compose_adjoint", states, incoming=incoming)
+
+    def _compose(self, name: str, states: States | None, **tensors: Any) -> Maps:
+        size = self._cell.size
+        maps = Maps(
+            self._initial.new_empty(self.links, self._batch, size, size),
+            self._initial.new_empty(self.links, self._batch, size),
+        )
+        self._run(name, self.links * self._batch, states, maps=maps.matrices, sources=maps.sources, **tensors)
+        return maps
+
+    def chain(self, maps: Maps, first: Tensor | None = None) -> Tensor:
+        starts = torch.empty_like(maps.sources)
+        first = None if first is None else first.contiguous()
+        self._run("chain", self._batch, None, maps=maps.matrices, sources=maps.sources, starts=starts, first=first)
+        return starts
+
+    def correct(self, maps: Maps, starts: Tensor, ends: Tensor) -> Tensor:
+        moved = starts.clone()
+        self._run("chain", self._batch, None, maps=maps.matrices, starts=moved, ends=ends.contiguous())
+        return moved
+
+    def apply(self, states: States | None, starts: Tensor) -> States:
+        found = self._room()
+        self._run("apply", self.links * self._batch, states, found, starts=starts)
+        return found
+
+    def finish(self, states: States | None, residual: Tensor) -> States:
+        found = self._room()
+        self._run("finish", self.links * self._batch, states, found, saved=self._saved, worst=residual)
+        return found
+
+    def _room(self) -> States:
+        return [self._initial.new_empty(self._steps + 1, self._batch, width) for width in self._cell.parts]
+
+    def _run(self, name: str, blocks: int, states: States | None, found: States | None = None, **tensors: Any) -> None:
+        given = {key: value.data_ptr() for key, value in (self._fixed | tensors).items() if value is not None}
+        if name in ADJOINT and self._saved is not None:
+            given["saved"] = self._saved.data_ptr()
+        args = NewtonArgs(steps=self._steps, batch=self._batch, chunk=self.chunk, links=self.links, **given)
+        for field, parts in (("states", states), ("found", found)):
+            for i, part in enumerate(parts or ()):
+                getattr(args, field)[i] = part.data_ptr()
+        args.floor[0] = self._floor
+        self._launch(name, blocks, args)
+
+    def _launch(self, name: str, blocks: int, args: NewtonArgs) -> None:
+        with on_device(self._device):
+            guarded(
+                fault_of(self._variant.kernel), lambda: newton_function(self._device, self._variant, name)(blocks, args)
+            )

@@ -1,0 +1,45 @@
+"""The Newton kernels' own text on a CPU: a C++ compiler, warp.h in place of CUDA, and the host's own code around it."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from timeloom.kernels.cuda.newton import ADJOINT, FORWARD, CUDANewton, NewtonArgs, NewtonVariant
+from timeloom.kernels.cuda.programs import CELLS, FOLDER
+
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+SHIM = Path(__file__).with_name("warp.h")
+
+
+@cache
+def library(variant: NewtonVariant, adjoint: bool) -> ctypes.CDLL:
+    """Functions `run_NAME(blocks, args)`."""
+    assert COMPILER is not None
+    names = (*(ADJOINT if adjoint else FORWARD), "chain")
+    runs = [
+        f'extern "C" void run_{name}(int blocks, const NewtonArgs *args) '
+        f"{{ Launch<NewtonArgs>::run({name}, blocks, args); }}"
+        for name in names
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "functions.cuh").write_text(f'#pragma once\n#include "{SHIM}"\n')
+        (place / "cell.cuh").write_text((FOLDER / "cells" / f"{CELLS[variant.kernel].file}.cuh").read_text())
+        for path in FOLDER.glob("newton*.cu*"):
+            (place / path.name).write_text(path.read_text())
+        (place / "kernels.cpp").write_text("\n".join([variant.source(adjoint), *runs, ""]))
+        flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
+        subprocess.run([COMPILER, *flags, "kernels.cpp", "-o", "kernels.so"], cwd=place, check=True)
+        return ctypes.CDLL(str(place / "kernels.so"))
+
+
+class WarpNewton(CUDANewton):
+    """The host's side of the kernels, launching them on the CPU."""
+
+    def _launch(self, name: str, blocks: int, args: NewtonArgs) -> None:
+        getattr(library(self._variant, name in ADJOINT), f"run_{name}")(blocks, ctypes.byref(args))

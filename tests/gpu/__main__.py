@@ -31,6 +31,7 @@ PIECES: dict[str, Callable[[], list[Check]]] = {
     "ragged": layers.ragged,
     "dtypes": layers.dtypes,
     "solvers": layers.solvers,
+    "newton": layers.newton,
     "cells": layers.cells,
     "regimes": layers.regimes,
     "scans": operations.scans,

@@ -87,6 +87,25 @@ def solvers() -> list[Check]:
     return cases(found)
 
 
+def newton() -> list[Check]:
+    """The fused kernels of Newton's steps and of the gradients' scan: every width they have, long memory, overflow."""
+    found = []
+    by: tuple[dict[str, Any], ...] = ({"solver": "DEER"}, {"solver": "Shooting", "options": {"adjoint": "scan"}})
+    widths = [("GRU", n) for n in (1, 2, 7, 8, 9, 16, 20, 31, 32)] + [("LSTM", n) for n in (1, 6, 8, 15, 16)]
+    for cell, n in [*widths, ("RNN", 5), ("RNN", 20), ("RNN", 32), ("RNN_RELU", 12)]:
+        common: dict[str, Any] = {"cell": cell, "n": n, "inputs": 3, "tf32": False}
+        for given in by:
+            found += [Case(T=700, B=3, h0=True, calls=2, **common, **given), Case(T=1, B=2, **common, **given)]
+            found.append(Case(T=4097, B=1, layers=2, bidirectional=True, **common, **given))
+    for (cell, n), given in product((("GRU", 16), ("GRU", 32), ("LSTM", 16), ("RNN", 20)), by):
+        common = {"cell": cell, "n": n, "T": 2048, "B": 2, "tf32": False}
+        found += [Case(scale=scale, **common, **given) for scale in (2.0, 4.0)]
+        if cell != "RNN":
+            found += [Case(gate_bias=bias, **common, **given) for bias in (3.0, 6.0)]
+    found += [Case(cell="GRU", n=20, T=1500, B=256, **given) for given in by]
+    return cases(found)
+
+
 def cells() -> list[Check]:
     """The implicit GRU, and cells of a user's own."""
     found = []

@@ -5,8 +5,8 @@ With states s guessed,
     f[t] = f(s[t-1], u[t])    J[t] = ∂f/∂s    δ[t] = J[t] δ[t-1] + f[t] − s[t]    s ← s + δ,
 
 and backwards `λ[t-1] = J[t]ᵀ (λ[t] + incoming[t])`. Both are affine from step to step, so a chunk of steps is one
-affine map `v → A v + b`. `compose` makes the maps of all chunks side by side, `chain` runs through them, and a last walk
-over the chunks (`apply` forward, an adjoint sweep backward) has all between them.
+affine map `v → A v + b`. `compose` makes the maps of all chunks side by side, `chain` runs through them, and a last
+walk over the chunks (`apply` forward, an adjoint sweep backward) has all between them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class NewtonReference(NewtonSteps):
         previous, guess = self._around(states)
         following, rows = self._evaluate(previous), self._inputs()
         elements = self.cell.jacobian(previous.flatten(0, 1), rows).view(*previous.shape, -1)
-        moves = []
+        moves: list[Tensor] = []
         for t in range(self.problem.steps):
             before = starts[t // self.chunk] if t % self.chunk == 0 else moves[-1]
             moves.append((elements[t] @ before.unsqueeze(-1)).squeeze(-1) + following[t] - guess[t])

@@ -2,107 +2,64 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
-from test_newton_kernels import in_double, problem_of, run_in_order
 from torch import Tensor, nn
 
 import timeloom as tl
-from timeloom.auto.experience import Experience
 from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.kernels.faults import KernelFault
-from timeloom.kernels.layer import Gradients
-from timeloom.kernels.newton import NewtonSteps, States
+from timeloom.kernels.layer import Cutting, Found, Gradients
+from timeloom.kernels.newton import newton_steps
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper
 from timeloom.problem import Recurrence, cut_evenly
 from timeloom.solve import trunk
-from timeloom.solve.newton import FIRST_STEPS, MORE_STEPS, newton_states
+from timeloom.solve.newton import FIRST_STEPS, MOST_SWEEPS, SWEEPS
 from timeloom.solve.newton_reference import NewtonReference
-from timeloom.solve.plan import Plan
 from timeloom.solve.residual import certificate, relative, scales
 from timeloom.solvers import DEER
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def plan_of(problem: Recurrence, **options: object) -> Plan:
-    return DEER(**options).plan(problem, Experience())  # type: ignore[arg-type]
-
-
-class Counted(NewtonReference):
-    """The twin, which counts its looks."""
-
-    finished = 0
-
-    def finish(self, states: States | None, residual: Tensor) -> States:
-        self.finished += 1
-        return super().finish(states, residual)
-
-
-def test_states_are_certified_and_the_next_solve_looks_once() -> None:
-    problem, experience, looks = in_double(problem_of("gru", 6, 60, 2, scale=4.0)), Experience(), []
-    for _ in range(2):
-        kernels = Counted(problem)
-        states, report, met = newton_states(kernels, plan_of(problem), experience, problem.initial)
-        assert met
-        assert report.converged
-        assert (report.solver, report.chunk, report.fell_back) == ("deer", 1, False)
-        assert report.residuals[-1] <= report.tolerance
-        assert report.iterations == len(report.residuals)
-        looks.append(kernels.finished)
-        torch.testing.assert_close(states[0], run_in_order(problem)[0], rtol=1e-12, atol=1e-13)
-    assert looks[0] > 1
-    assert looks[1] == 1
-    assert experience.newton_steps == report.iterations - 1
-
-
-def test_few_steps_allowed_are_what_is_taken() -> None:
-    problem = in_double(problem_of("gru", 6, 60, 2, scale=3.0))
-    for most in (1, 2, 4):
-        states, report, met = newton_states(
-            NewtonReference(problem), plan_of(problem, max_iters=most), Experience(), problem.initial
-        )
-        assert not met
-        assert not report.converged
-        assert len(report.residuals) == most
-        assert f"max_iters={most}" in report.reason
-        assert len(states[0]) == 61
-
-
-def test_what_is_not_finite_is_given_up_at_once() -> None:
-    problem = problem_of("gru", 4, 30, 1)
-    problem.u[3] = torch.nan
-    _, report, met = newton_states(NewtonReference(problem), plan_of(problem), Experience(), problem.initial)
-    assert not met
-    assert report.iterations <= FIRST_STEPS + MORE_STEPS + 1
-    assert "not finite" in report.reason
-
-
 class FusedLayer(CPULayer):
     """A layer of the CPU's kernels with the twin in place of fused ones, which are there on a GPU alone."""
 
-    fails = False
+    fails: ClassVar[bool] = False
+    errors: ClassVar[float | None] = None
+    looks: ClassVar[list[int]] = []
 
-    def newton(self, share_of_box: float, keep: bool) -> tuple[NewtonSteps, list[Tensor]] | None:
-        if self.fails:
-            raise KernelFault("told before")
-        return NewtonReference(self._problem()), []
+    @property
+    def has_newton(self) -> bool:
+        return True
 
-    def backward_by_scan(self, kept, grads, want_x, enough):  # type: ignore[no-untyped-def]
-        if self.fails:
-            raise KernelFault("told before")
-        problem, parts = self._problem(), len(self.parts)
-        states, (incoming, final) = kept[:parts], grads
-        final = torch.zeros_like(self.initial) if final is None else final
-        twin, sweeper = NewtonReference(problem), ReferenceSweeper(problem)
+    def forward(
+        self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
+    ) -> tuple[list[Tensor], Tensor | float]:
+        if cutting.newton is None:
+            return super().forward(cutting, share_of_box, keep, found)
+        self._count(cutting.newton)
+        return newton_steps(NewtonReference(self._problem()), cutting.newton, self.initial)
+
+    def backward(
+        self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
+    ) -> tuple[Gradients, Tensor | float]:
+        if cutting.newton is None:
+            return super().backward(cutting, kept, grads, want_x)
+        self._count(cutting.newton)
+        problem, states, incoming = self._problem(), kept[: len(self.parts)], grads[0]
+        final = torch.zeros_like(self.initial) if grads[1] is None else grads[1]
+        twin, gates = NewtonReference(problem), self.x.new_zeros(*self.x.shape[:2], self.cell.gate_width)
         maps = twin.compose_adjoint(states, incoming)
-        ends, gates = twin.chain(maps, final), self.x.new_zeros(*self.x.shape[:2], self.cell.gate_width)
-        segments = cut_evenly(len(self.x), len(final), twin.chunk, True)
-        begins, _ = sweeper.adjoint(segments, ends.flatten(0, 1), AdjointData(states, incoming, gates))
-        arriving = torch.cat([ends[:1], begins.view_as(ends)[:-1]])
-        scale = scales(ends, arriving, self.parts, torch.full((1, parts), 1e-30, dtype=ends.dtype), True, joint=True)
-        error = certificate(relative(arriving - ends, scale, self.parts))
-        enough(error)
+        ends, segments = twin.chain(maps, final), cut_evenly(len(self.x), len(final), twin.chunk, True)
+        for _ in range(cutting.newton):
+            data = AdjointData(states, incoming, gates)
+            begins, _ = ReferenceSweeper(problem).adjoint(segments, ends.flatten(0, 1), data)
+            arriving = torch.cat([ends[:1], begins.view_as(ends)[:-1]])
+            jump, ends = arriving - ends, twin.correct(maps, ends, begins.view_as(ends))
+        scale = scales(ends, arriving, self.parts, torch.full((1, len(self.parts)), 1e-30), True, joint=True)
         w_hh, b_hn = self.cell.weight_grads([part[:-1].flatten(0, 1) for part in states], gates.flatten(0, 1))
         d_u = self.cell.input_grads(gates).flatten(0, 1)
         total = d_u.sum(0)
@@ -110,7 +67,13 @@ class FusedLayer(CPULayer):
             (d_u @ self.w_ih).view_as(self.x) if want_x else None, begins[-len(final):], d_u.t() @ self.x.flatten(0, 1),
             w_hh, total, torch.cat([total[: 2 * self.n], b_hn]),
         )  # fmt: skip
-        return gradients, [error]
+        error = certificate(relative(jump, scale, self.parts))
+        return gradients, error if self.errors is None else self.errors
+
+    def _count(self, steps: int) -> None:
+        self.looks.append(steps)
+        if self.fails:
+            raise KernelFault("told before")
 
     def _problem(self) -> Recurrence:
         bias = self.bias()
@@ -121,8 +84,52 @@ class FusedLayer(CPULayer):
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> type[FusedLayer]:
     monkeypatch.setattr(trunk, "layer_kind", lambda cell, x: FusedLayer)
-    monkeypatch.setattr(FusedLayer, "fails", False)
+    for name, value in (("fails", False), ("errors", None), ("looks", [])):
+        monkeypatch.setattr(FusedLayer, name, value)
     return FusedLayer
+
+
+def test_the_next_solve_makes_as_many_steps_as_the_last_one_took(fused: type[FusedLayer]) -> None:
+    torch.manual_seed(0)
+    layer = tl.GRU(3, 5, solver=DEER())
+    with torch.no_grad():
+        layer.weight_hh_l0 *= 4
+    x = torch.randn(80, 2, 3)
+    for _ in range(2):
+        with torch.no_grad():
+            layer(x)
+    report = layer.reports[0]
+    first, *others, last = fused.looks
+    assert first == FIRST_STEPS
+    assert others[:1] == [2 * FIRST_STEPS]
+    assert last == report.iterations - 1 < others[-1]
+    assert (report.solver, report.chunk, report.fell_back, report.converged) == ("deer", 1, False, True)
+    assert report.residuals[-1] <= report.tolerance
+    assert report.iterations == len(report.residuals)
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_few_steps_allowed_are_what_is_taken(fused: type[FusedLayer], most: int) -> None:
+    layer = tl.GRU(3, 5, solver=DEER(max_iters=most, on_divergence="ignore"))
+    with torch.no_grad():
+        layer.weight_hh_l0 *= 3
+        layer(torch.randn(60, 2, 3))
+    report = layer.reports[0]
+    assert not report.converged
+    assert len(report.residuals) == most
+    assert f"max_iters={most}" in report.reason
+    assert fused.looks == [most - 1]
+
+
+def test_what_is_not_finite_is_given_up_at_once(fused: type[FusedLayer]) -> None:
+    layer, x = tl.GRU(3, 5, solver=DEER()), torch.randn(30, 1, 3)
+    x[3] = torch.nan
+    with torch.no_grad():
+        y = layer(x)[0]
+    assert "not finite" in layer.reports[0].reason
+    assert fused.looks == [FIRST_STEPS]
+    assert y[:3].isfinite().all()
+    assert y[3:].isnan().all()
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -168,13 +175,13 @@ def test_raise_is_heeded(fused: type[FusedLayer]) -> None:
         layer(torch.randn(80, 2, 3))
 
 
-def test_a_gradient_that_is_not_certified_is_solved_for_again(
-    fused: type[FusedLayer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest = FusedLayer.backward_by_scan
-    monkeypatch.setattr(FusedLayer, "backward_by_scan", lambda self, *given: (honest(self, *given)[0], [1.0]))
+def test_a_gradient_that_is_not_certified_is_solved_for_again(fused: type[FusedLayer]) -> None:
     layer = tl.GRU(3, 5, solver=DEER())
-    layer(torch.randn(30, 2, 3))[0].sum().backward()
+    y = layer(torch.randn(30, 2, 3))[0]
+    fused.errors = 1.0
+    fused.looks.clear()
+    y.sum().backward()
+    assert fused.looks == list(range(SWEEPS, MOST_SWEEPS + 1))
     assert layer.reports[0].backward is not None
     assert "on the chip" not in layer.reports[0].backward.reason
     assert layer.reports[0].certified

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.base import Cell
-from timeloom.kernels.newton import NewtonSteps
 from timeloom.kernels.reference import ReferenceSweeper
 from timeloom.problem import Recurrence
 
@@ -30,6 +28,9 @@ class Cutting:
     sweeps: int = 1
     dense: bool = False
     """Whether gradients at chunk ends are found by dense transfers, where the kernels have them."""
+    newton: int | None = None
+    """Newton's steps on all states at once, in place of sweeps, where a layer makes them (`has_newton`); of gradients,
+    sweeps behind a scan over the maps of chunks."""
 
 
 @dataclass
@@ -89,8 +90,8 @@ class Layer(ABC):
     ) -> tuple[list[Tensor], Tensor | float]:
         """States of h and c `(T + 1, B, n)`, what is kept for `backward` behind them, and a certificate: behind one
         sweep the largest relative jump between chunks; behind more, with corrections by the decay between them, the
-        largest relative error of a chunk's start, as one more correction tells it. `found` receives what was found at
-        the boundaries.
+        largest relative error of a chunk's start, as one more correction tells it; of Newton's steps, the largest
+        relative residuals before each of them and behind the last. `found` receives what was found at the boundaries.
         """
 
     @abstractmethod
@@ -109,23 +110,10 @@ class Layer(ABC):
         """
         return False
 
-    def newton(self, share_of_box: float, keep: bool) -> tuple[NewtonSteps, list[Tensor]] | None:
-        """Newton's steps on all states of this layer, and what they keep for `backward`, where there are kernels that
-        make them.
-        """
-        return None
-
-    def backward_by_scan(
-        self,
-        kept: list[Tensor],
-        grads: tuple[Tensor | None, Tensor | None],
-        want_x: bool,
-        enough: Callable[[Tensor | float], bool],
-    ) -> tuple[Gradients, list[Tensor | float]] | None:
-        """`backward` by a scan over the affine maps of all chunks, where there are kernels for that, with the
-        certificates of its sweeps; the last one holds. `enough(certificate)` says whether to sweep once more.
-        """
-        return None
+    @property
+    def has_newton(self) -> bool:
+        """Whether there are kernels for Newton's steps on this layer."""
+        return False
 
     @property
     def n(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 States = list[Tensor]
@@ -52,3 +53,14 @@ class NewtonSteps(ABC):
     @abstractmethod
     def compose_adjoint(self, states: States, incoming: Tensor | None) -> Maps:
         """The maps of gradients over all chunks, last one first; `incoming` `(T, B, n)` or nothing."""
+
+
+def newton_steps(kernels: NewtonSteps, steps: int, like: Tensor) -> tuple[States, Tensor]:
+    """What follows the states that so many steps from the initial one have led to, and the residuals `(steps + 1,)`
+    before each of them and behind the last, on the device of `like`.
+    """
+    worst = torch.zeros(steps + 1, dtype=like.dtype, device=like.device)
+    states: States | None = None
+    for done in range(steps):
+        states = kernels.apply(states, kernels.chain(kernels.compose(states, worst[done])))
+    return kernels.finish(states, worst[steps]), worst

@@ -142,7 +142,8 @@ def _key(layer: Layer, cutting: Cutting) -> Hashable:
     places = tuple(None if weight is None else (weight.data_ptr(), weight.stride()) for weight in weights)
     x = layer.x
     sizes = x.shape, x.dtype, layer.w_ih.dtype, layer.w_hh.shape, layer.initial.dtype, layer.kernel
-    return type(layer), x.device, sizes, cutting.chunk, cutting.warmup, cutting.sweeps, cutting.dense, places
+    plan = cutting.chunk, cutting.warmup, cutting.sweeps, cutting.dense, cutting.newton
+    return type(layer), x.device, sizes, plan, places
 
 
 def _size(layer: Layer) -> int:

@@ -28,7 +28,7 @@ from timeloom.solve.autograd import Adjoint, Note, Solved, Tape, attach, output_
 from timeloom.solve.backward import solve_adjoint
 from timeloom.solve.first_sweep import first_sweep
 from timeloom.solve.forward import final_state, solve_states
-from timeloom.solve.newton import PLAIN, newton_layer, scanned_gradients
+from timeloom.solve.newton import PLAIN, newton_states, scanned_gradients
 from timeloom.solve.plan import Direction, Plan, Planner
 from timeloom.solve.recurrence import Record, noting, raise_if_asked, run
 from timeloom.solve.residual import SHARE_OF_BOX
@@ -145,8 +145,8 @@ class LayerSolve:
         kind = self.kind_of(inputs, cell)
         if kind is not None:
             layer = layer_of(kind, cell, inputs)
-            if plan.linearization == PLAIN:
-                scanned = scanned_gradients(layer, plan, kept, grads, want_x)
+            if layer.has_newton and plan.linearization == PLAIN:
+                scanned = scanned_gradients(layer, plan, kept, (grads[0], grads[1]), want_x)
                 if scanned is not None:
                     note(scanned[1])
                     return *scanned[0], None
@@ -178,8 +178,8 @@ class LayerSolve:
     ) -> tuple[list[Tensor], SolveReport]:
         """Kept tensors and report: by the planned sweeps where they are certified, else from there by the driver."""
         layer, found, replan = layer_of(kind, cell, inputs), Found(), self._replan(cell, inputs, "forward")
-        if plan.linearization == PLAIN:
-            solved = newton_layer(layer, plan, self.experience.forward, taped)
+        if layer.has_newton and plan.linearization == PLAIN:
+            solved = newton_states(layer, plan, self.experience.forward, taped)
             if solved is not None:
                 return solved
         if replan is not None and layer.corrects:  # other plans follow where one does not do, and no driver

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +15,7 @@ from timeloom.kernels.cuda.newton import fits as newton_fits
 from timeloom.kernels.cuda.programs import CELLS
 from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
+from timeloom.kernels.newton import newton_steps
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.torch_state import tf32
@@ -23,8 +23,6 @@ from timeloom.torch_state import tf32
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 MOST_RECORDED = 2048
 """Steps of a wide layer, each some launches, that a CUDA graph may hold."""
-MOST_SCANNED = 3
-"""Corrected sweeps of a scan: the recurrence is linear, so more of them mend nothing."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,8 @@ class CUDALayer(Layer):
         return torch.float32
 
     def recordable(self, cutting: Cutting) -> bool:
+        if cutting.newton is not None:
+            return True
         steps, batch = self.x.shape[:2]
         steps_launched = (cutting.chunk + cutting.warmup) * cutting.sweeps
         rows = -(-steps // cutting.chunk) * batch
@@ -66,6 +66,8 @@ class CUDALayer(Layer):
     def forward(
         self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
     ) -> tuple[list[Tensor], Tensor | float]:
+        if cutting.newton is not None:
+            return self._newton(cutting.newton, share_of_box, keep)
         (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
         u = self._inputs()
         sweeper, tape = self.sweeper(Recurrence(self.cell, u, self.initial), keep)
@@ -89,46 +91,33 @@ class CUDALayer(Layer):
             found.starts, found.ends, found.decay, found.u = starts, ends, decay, u
         return self._kept(states, tape), sweeper.certify(starts, ends, share_of_box, decay)
 
-    def newton(self, share_of_box: float, keep: bool) -> tuple[CUDANewton, list[Tensor]] | None:
-        if not self._has_newton():
-            return None
-        problem = Recurrence(self.cell, self._inputs(), self.initial)
-        saved = CUDASweeper.room_for_saved(problem) if keep else None
-        return CUDANewton(problem, share_of_box, saved), [] if saved is None else [saved]
-
-    def _has_newton(self) -> bool:
+    @property
+    def has_newton(self) -> bool:
         return self.x.dtype == torch.float32 and newton_fits(self.cell.kernel, self.cell.size, self.x.device)
 
-    def backward_by_scan(
-        self,
-        kept: list[Tensor],
-        grads: tuple[Tensor | None, Tensor | None],
-        want_x: bool,
-        enough: Callable[[Tensor | float], bool],
-    ) -> tuple[Gradients, list[Tensor | float]] | None:
-        """Two sweeps before the first look: what one leaves is rounding of the maps, most often over the tolerance."""
-        if not self._has_newton():
-            return None
+    def _newton(self, steps: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor]:
+        problem = Recurrence(self.cell, self._inputs(), self.initial)
+        saved = CUDASweeper.room_for_saved(problem) if keep else None
+        states, residuals = newton_steps(CUDANewton(problem, share_of_box, saved), steps, self.initial)
+        return states if saved is None else [*states, saved], residuals
+
+    def _scanned(
+        self, sweeps: int, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
+    ) -> tuple[Gradients, Tensor | float]:
+        """By a scan over the maps of all chunks; sweeps behind it mend the rounding of the maps."""
         sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads)
         batch, size = self.initial.shape
         kernels = CUDANewton(sweeper.problem, 0.0, sweeper.saved)
         segments = cut_evenly(len(self.x), batch, kernels.chunk, True)
-        reading, writing = AdjointData(states, incoming), AdjointData(states, incoming, gate_grads)
-        errors: list[Tensor | float] = []
-        if kernels.links == 1:
-            begins, _ = sweeper.adjoint(segments, self.at_ends(final, 1), writing)
-            errors.append(0.0)
-        else:
-            maps = kernels.compose_adjoint(states, incoming)
-            ends = kernels.chain(maps, final)
-            begins, _ = sweeper.adjoint(segments, ends.view(-1, size), reading)
-            for _ in range(MOST_SCANNED):
+        maps = kernels.compose_adjoint(states, incoming)
+        ends = kernels.chain(maps, final)
+        for left in reversed(range(sweeps)):
+            writing = AdjointData(states, incoming, None if left else gate_grads)
+            begins, _ = sweeper.adjoint(segments, ends.view(-1, size), writing)
+            if left:
                 ends = kernels.correct(maps, ends, begins)
-                begins, _ = sweeper.adjoint(segments, ends.view(-1, size), writing)
-                errors.append(sweeper.certify(ends.view(-1, size), begins, 0.0, fading=True))
-                if enough(errors[-1]):
-                    break
-        return self._gradients(states[0], gate_grads.flatten(0, 1), begins[-batch:], want_x), errors
+        error = sweeper.certify(ends.view(-1, size), begins, 0.0, fading=True) if kernels.links > 1 else 0.0
+        return self._gradients(states[0], gate_grads.flatten(0, 1), begins[-batch:], want_x), error
 
     def _backwards(
         self, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None]
@@ -147,6 +136,8 @@ class CUDALayer(Layer):
     def backward(
         self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
     ) -> tuple[Gradients, Tensor | float]:
+        if cutting.newton is not None:
+            return self._scanned(cutting.newton, kept, grads, want_x)
         (steps, batch), sweeps = self.x.shape[:2], cutting.sweeps
         sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads)
         segments = cut_evenly(steps, batch, cutting.chunk, True)

@@ -230,7 +230,7 @@ class AdjointArgs(ctypes.Structure):
     )
 
 
-_STEP = [*_fields("product of_weights operand scales carried", "step")]
+_STEP = [*fields("product of_weights operand scales carried", "step")]
 
 
 class WideForwardArgs(ctypes.Structure):

@@ -18,12 +18,12 @@ from transformers import ResNetConfig, ResNetForImageClassification
 
 from experiments.mgrit_hmdb51.standin import write_clip, write_clips, write_net
 from timeloom.app import cli
-from timeloom.app.data import Record, load, split
+from timeloom.app.data import Record, load, prepare, split
 from timeloom.app.errors import InputError
 from timeloom.app.train.config import preset
 from timeloom.app.video import Video, resnet, source
 from timeloom.app.video.cache import FeatureCache
-from timeloom.app.video.clips import SPLITS, Clip
+from timeloom.app.video.clips import SPLITS, Clip, find_clips
 from timeloom.app.video.decode import read_frames
 from timeloom.app.video.resnet import DEVIATION, MEAN, Extractor, fingerprint
 
@@ -204,6 +204,21 @@ def test_features_are_kept_by_content_and_settings(few: Path, net: Path, tmp_pat
     assert half.stat().st_size > 200
     assert fingerprint(str(net)) != fingerprint(str(write_net(tmp_path / "other", FEATURES, width=4, stages=2)))
     assert len({fingerprint(name) for name in ("resnet-18", "resnet-34", "resnet-50")}) == 3
+
+
+def test_processes_share_the_features(few: Path, net: Path, tmp_path: Path) -> None:
+    source, cache = spec(few, net, tmp_path / "shared"), tmp_path / "shared"
+    clips = len(find_clips(few, "all"))
+    for index in range(3):
+        prepare(source, index, 3)
+        assert len(kept(cache)) == sum(len(range(i, clips, 3)) for i in range(index + 1))
+    before = kept(cache)
+    shared, alone = load(source), load(spec(few, net, tmp_path / "alone"))
+    assert kept(cache) == before
+    for mine, other in zip(shared.records, alone.records, strict=True):
+        assert torch.equal(torch.as_tensor(mine.values), torch.as_tensor(other.values))
+    prepare("video:nowhere", 0, 2)  # left for `load` to tell of
+    prepare(source, 0, 1)
 
 
 def test_a_corrupt_clip_is_told_and_costs_no_other(few: Path, net: Path, tmp_path: Path) -> None:

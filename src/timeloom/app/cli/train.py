@@ -15,7 +15,7 @@ import tyro
 import timeloom
 from timeloom.app.cli import first_rank
 from timeloom.app.cli.display import CONSOLE, training_bar
-from timeloom.app.data import Splits, load, split
+from timeloom.app.data import Splits, load, prepare, split
 from timeloom.app.device import device_of
 from timeloom.app.errors import InputError
 from timeloom.app.files import write_json
@@ -133,6 +133,8 @@ def _from_file(path: str, words: list[str]) -> TrainConfig:
 
 def _run(config: TrainConfig, words: list[str], folder: Path, start: Checkpoint | None, ranks: Alone) -> int:
     """Read the data, choose what was left open, train."""
+    prepare(config.data, ranks.index, ranks.size)
+    ranks.wait()
     with ranks.in_turn():
         fold = (config.fold, config.folds)
         table = load(config.data, config.reading)

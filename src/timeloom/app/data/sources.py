@@ -15,6 +15,14 @@ from timeloom.app.errors import InputError
 from timeloom.app.named_options import split_spec, with_options
 
 
+def prepare(source: str, index: int, count: int) -> None:
+    """One of `count` processes' share of what is costly to read, kept for all of them: the features of clips."""
+    if source.startswith("video:") and count > 1:
+        from timeloom.app.video import prepare_video
+
+        prepare_video(source.removeprefix("video:"), index, count)
+
+
 def load(source: str, reading: Reading = EVERYTHING) -> Table:
     """Series from `turning[:options]`, `video:FOLDER`, a file, a folder, or a set's name in the archive.
 

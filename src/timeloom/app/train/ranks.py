@@ -99,6 +99,8 @@ class Alone:
     """Whether this process writes files and speaks to the user."""
     size = 1
     """Processes in all."""
+    index = 0
+    """Of this one among them."""
     seed = 0
     """Added to that of a step's dropout."""
 
@@ -170,7 +172,8 @@ class Ranks(Alone):
         everyone = dist.group.WORLD
         assert everyone is not None
         self._world = self._time if self._of == 1 else TimeGroup(everyone, TIMEOUT)
-        self.size, self.first, self.seed = self._world.size, self._world.rank == 0, SEED_STRIDE * self._world.rank
+        self.size, self.index = self._world.size, self._world.rank
+        self.first, self.seed = self.index == 0, SEED_STRIDE * self.index
 
     def device(self, asked: str) -> str:
         return self._device

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from timeloom.app.data.records import Record, Table
@@ -52,6 +53,22 @@ class Video:
 
 def load_video(spec: str) -> Table:
     """The clips of `FOLDER,option=value,…`."""
+    return read_clips(*_parsed(spec))
+
+
+def prepare_video(spec: str, index: int, count: int) -> None:
+    """One of `count` processes' share of the features that are missing, into the cache. What cannot be computed is left
+    for `load_video` to tell of.
+    """
+    with suppress(InputError):
+        folder, options = _parsed(spec)
+        _, places, missing = _cached(find_clips(folder, options.classes)[index::count], options)
+        jobs = [(path, places[path]) for path in missing.values()]
+        if jobs:
+            _compute(jobs, replace(options, workers=options.workers or max(1, _cores() // count)), shown=index == 0)
+
+
+def _parsed(spec: str) -> tuple[Path, Video]:
     name, _, rest = spec.partition(",")
     if not name or "=" in name:
         raise InputError(f"video:{spec}: expected video:FOLDER,option=value,option=value")
@@ -59,7 +76,7 @@ def load_video(spec: str) -> Table:
     given = split_spec(f"video:{rest}")[1]
     for key in given.keys() & {"splits", "net", "cache"}:
         given[key] = os.path.expanduser(given[key])  # inside a word the shell leaves ~ alone
-    return read_clips(folder, with_options(Video(), given, "video"))
+    return folder, with_options(Video(), given, "video")
 
 
 def read_clips(folder: Path, options: Video) -> Table:
@@ -70,11 +87,16 @@ def read_clips(folder: Path, options: Video) -> Table:
     return Table(str(folder), None if clips[0].label is None else "classification", _records(clips, options))
 
 
-def _records(clips: list[Clip], options: Video) -> list[Record]:
+def _cached(clips: list[Clip], options: Video) -> tuple[FeatureCache, dict[Path, Path], dict[Path, Path]]:
+    """The cache, the place of every clip in it, and the clips of places where there is nothing yet."""
     settings = Settings(fingerprint(options.net), options.frames, options.size, options.pad)
     cache = FeatureCache(Path(options.cache) if options.cache else default_root(), settings)
     places = {clip.path: cache.place(clip.path) for clip in clips}
-    missing = {place: path for path, place in places.items() if cache.load(place) is None}
+    return cache, places, {place: path for path, place in places.items() if cache.load(place) is None}
+
+
+def _records(clips: list[Clip], options: Video) -> list[Record]:
+    cache, places, missing = _cached(clips, options)
     failed = _compute([(path, place) for place, path in missing.items()], options) if missing else {}
     if failed and not options.skip:
         first, *others = failed.values()
@@ -93,8 +115,8 @@ def _records(clips: list[Clip], options: Video) -> list[Record]:
     return records
 
 
-def _compute(jobs: list[tuple[Path, Path]], options: Video) -> dict[Path, str]:
-    """Show a bar while the features of clips are computed."""
+def _compute(jobs: list[tuple[Path, Path]], options: Video, shown: bool = True) -> dict[Path, str]:
+    """Show a bar while the features of clips are computed, unless another process does."""
     try:
         import av  # noqa: F401
     except ModuleNotFoundError:
@@ -106,10 +128,10 @@ def _compute(jobs: list[tuple[Path, Path]], options: Video) -> dict[Path, str]:
     device_of(options.device, "device=")
     work = Work(fetched(options.net), options.device, options.frames, options.size, options.pad)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=not shown) as progress:
         bar = progress.add_task("features of clips", total=len(jobs))
         failed = extract(jobs, work, options.workers or _cores(), lambda done: progress.update(bar, completed=done))
-    if failed and options.skip:
+    if failed and options.skip and shown:
         console.print(f"{len(failed)} clips cannot be decoded and are left out: {_some(list(failed))}", markup=False)
     return failed
 

@@ -59,6 +59,7 @@ static inline void atomicMax(uint32_t *at, uint32_t x) { *at = std::max(*at, x);
 using std::max;
 using std::min;
 
+static inline float reciprocal(float x) { return 1.0f / x; }
 static inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 static inline float tanh_(float x) { return std::tanh(x); }
 static inline void *address_of(const void *p) { return (void *)p; }

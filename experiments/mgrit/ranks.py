@@ -1,7 +1,7 @@
 """The multigrid paper's headline: one sequence over many processes, against the serial networks.
 
     python -m experiments.mgrit.ranks                              # T = 128 … 16,384 on 1, 2, 4, 8, 16 processes
-    python -m experiments.mgrit.ranks --ranks 1 2 --longest 1024   # a part of it
+    python -m experiments.mgrit.ranks --ranks 1 2 --steps 128 1024   # a part of it
 
 Starts its own processes (torchrun, gloo, one thread each). Strong scaling: the length stays, the processes grow. The
 implicit GRU by multigrid, as published and exact, forward and backward apart, beside torch's GRU and the implicit GRU
@@ -268,15 +268,14 @@ def draw(results: Results, path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command(__doc__)
     parser.add_argument("--ranks", type=whole, nargs="+", help=f"processes (default: {RANKS})")
-    parser.add_argument("--longest", type=whole, help="steps (default: 16384)")
+    parser.add_argument("--steps", type=whole, nargs="+", help=f"lengths (default: {LENGTHS})")
     parser.add_argument("--hidden", type=whole, help="units (default: 16)")
     parser.add_argument("--batch", type=whole, help="sequences (default: 4)")
     options = begin(parser, arguments)
     sizes = dict(FAST if options.fast else FULL)
     sizes |= {name: getattr(options, name) for name in ("hidden", "batch") if getattr(options, name)}
     ranks = options.ranks or ((2,) if options.fast else RANKS)
-    longest = options.longest or (256 if options.fast else LENGTHS[-1])
-    lengths = [steps for steps in LENGTHS if steps <= longest] or [longest]
+    lengths = sorted(options.steps or ((128, 256) if options.fast else LENGTHS))
     machine = facts()
     results: dict[str, Any] = {
         "machine": machine,

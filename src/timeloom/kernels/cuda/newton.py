@@ -26,10 +26,12 @@ from timeloom.problem import Recurrence
 
 MOST_NUMBERS = 32
 """Of a state: a row of its map for each lane of a warp."""
-CHAIN_SHARE = 4.0
+CHAIN_SHARE = 8.0
 """Time of a chunk's step in the two walks over that of a link in the chain: decides how many chunks there are."""
 WARPS = 2048
 """Chunks of all sequences that keep the device busy; more of them only make the chain longer."""
+SHORTEST, FINISHING = 8, 4096
+"""Steps of a chunk at least, and chunks of all sequences about, where steps are only evaluated."""
 FORWARD, ADJOINT = ("compose", "apply", "finish"), ("compose_adjoint",)
 
 
@@ -145,18 +147,24 @@ class CUDANewton(NewtonSteps):
         return found
 
     def finish(self, states: States | None, residual: Tensor) -> States:
-        found = self._room()
-        self._run("finish", self.links * self._batch, states, found, saved=self._saved, worst=residual)
+        found, chunk = self._room(), min(self.chunk, max(SHORTEST, -(-self._steps * self._batch // FINISHING)))
+        links = -(-self._steps // chunk)  # no step waits for another here
+        self._run(
+            "finish", links * self._batch, states, found, saved=self._saved, worst=residual, chunk=chunk, links=links
+        )
         return found
 
     def _room(self) -> States:
         return [self._initial.new_empty(self._steps + 1, self._batch, width) for width in self._cell.parts]
 
-    def _run(self, name: str, blocks: int, states: States | None, found: States | None = None, **tensors: Any) -> None:
-        given = {key: value.data_ptr() for key, value in (self._fixed | tensors).items() if value is not None}
+    def _run(self, name: str, blocks: int, states: States | None, found: States | None = None, **more: Any) -> None:
+        given = {"steps": self._steps, "batch": self._batch, "chunk": self.chunk, "links": self.links}
+        for key, value in (self._fixed | more).items():
+            if value is not None:
+                given[key] = value.data_ptr() if isinstance(value, Tensor) else value
         if name in ADJOINT and self._saved is not None:
             given["saved"] = self._saved.data_ptr()
-        args = NewtonArgs(steps=self._steps, batch=self._batch, chunk=self.chunk, links=self.links, **given)
+        args = NewtonArgs(**given)
         for field, parts in (("states", states), ("found", found)):
             for i, part in enumerate(parts or ()):
                 getattr(args, field)[i] = part.data_ptr()

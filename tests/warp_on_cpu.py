@@ -9,7 +9,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from timeloom.kernels.cuda.newton import ADJOINT, FORWARD, CUDANewton, NewtonArgs, NewtonVariant
+from timeloom.kernels.cuda.newton import ADJOINT, BOTH, FORWARD, CUDANewton, NewtonArgs, NewtonVariant
 from timeloom.kernels.cuda.programs import CELLS, FOLDER
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -20,7 +20,7 @@ SHIM = Path(__file__).with_name("warp.h")
 def library(variant: NewtonVariant, adjoint: bool) -> ctypes.CDLL:
     """Functions `run_NAME(blocks, args)`."""
     assert COMPILER is not None
-    names = (*(ADJOINT if adjoint else FORWARD), "chain")
+    names = (*(ADJOINT if adjoint else FORWARD), *BOTH)
     runs = [
         f'extern "C" void run_{name}(int blocks, const NewtonArgs *args) '
         f"{{ Launch<NewtonArgs>::run({name}, blocks, args); }}"

@@ -6,8 +6,9 @@
 
 Forward alone and forward + backward in float32, the fastest of several turns, with the error of outputs and of the
 weights' gradient against torch in float64. torch's layer runs in windows with its state carried on beyond 32,768 steps,
-where cuDNN refuses. The plain loop calls `torch.nn.GRUCell` step by step; beyond 500 steps it is timed over 500 and
-scaled (marked). Coarse points come first, so that a run of few minutes spans the grid.
+where cuDNN refuses. On a GPU, DEER is also timed as a CUDA graph that is replayed. The plain loop calls
+`torch.nn.GRUCell` step by step; beyond 500 steps it is timed over 500 and scaled (marked). Coarse points come first, so
+that a run of few minutes spans the grid.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ LENGTHS = (1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 BATCHES = (1, 2, 4, 8, 16)
 COARSE = ({1, 4, 16, 64}, {1000, 10_000, 100_000, 1_000_000}, {1, 16})
 FAST = ((2, 5), (40, 90), (2,))
-WAYS = ("torch", "loop", "DEER", "quasi-DEER", "ELK", "shooting", "default")
+CAPTURED = "DEER, captured"
+WAYS = ("torch", "loop", "DEER", CAPTURED, "quasi-DEER", "ELK", "shooting", "default")
 SOLVERS = {"DEER": "deer", "quasi-DEER": "quasi-deer", "ELK": "elk", "shooting": "shooting", "default": "auto"}
+SOLVERS[CAPTURED] = "deer"
+"""The same in a CUDA graph that is replayed, without the host's time."""
 INPUTS, TURNS, ENOUGH = 4, 5, 1.0
 """Input width; most turns, and seconds after which no further turn of a case begins."""
 WINDOW = 32768
@@ -59,6 +63,8 @@ PATIENCE = 6.0
 """Seconds of forward + backward beyond which a case is not begun, as a shorter sequence of the same way foretells."""
 MOST_JACOBIANS = 2**32
 """Entries of all Jacobians, 16 GiB, beyond which DEER and ELK are not measured."""
+FUSED = 32
+"""Units up to which DEER on a GPU has no Jacobians in memory."""
 PAPER = "its GPU evaluation up to 3 orders of magnitude faster than its sequential loop, training more than 10 times"
 
 Forward = Callable[[], Tensor]
@@ -109,6 +115,42 @@ def turns(forward: Forward, weights: nn.Module, device: str, clock: Clock) -> tu
     return 1e3 * min(alone[1:] or alone), 1e3 * min(both[1:] or both), y.detach()
 
 
+def replays(layer: nn.GRU, x: Tensor, clock: Clock) -> tuple[float, float, Tensor]:
+    """`turns` of a CUDA graph of each of the two."""
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return layer(x)[0]
+
+    def both() -> Tensor:
+        y = layer(x)[0]
+        y.square().mean().backward()
+        return y
+
+    taken = []
+    for run in (forward, both):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        layer.zero_grad()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = run()
+        graph.replay()
+        times: list[float] = []
+        while len(times) < TURNS and not (times and clock.over):
+            began = now("cuda")
+            graph.replay()
+            times.append(1e3 * (now("cuda") - began))
+        taken.append(min(times))
+    layer.zero_grad(set_to_none=False)  # replays have added up
+    graph.replay()
+    return taken[0], taken[1], y.detach().clone()
+
+
 def foretold(rows: list[Results], way: str, hidden: int, steps: int, batch: int) -> float:
     """Seconds that a case may take: those of the longest shorter sequence of no more units and sequences, scaled."""
     seen = [
@@ -119,7 +161,8 @@ def foretold(rows: list[Results], way: str, hidden: int, steps: int, batch: int)
 
 def case(way: str, hidden: int, steps: int, batch: int, device: str, clock: Clock) -> Results:
     """One way at one size."""
-    if way in ("DEER", "ELK") and steps * batch * hidden**2 > MOST_JACOBIANS:
+    held = way == "ELK" or (way.startswith("DEER") and (device == "cpu" or hidden > FUSED))
+    if held and steps * batch * hidden**2 > MOST_JACOBIANS:
         raise MemoryError(f"not run: Jacobians of {steps * batch * hidden**2 * 4 / 2**30:.0f} GiB")
     torch.manual_seed(0)
     x, state = torch.randn(steps, batch, INPUTS), nn.GRU(INPUTS, hidden).state_dict()
@@ -130,7 +173,7 @@ def case(way: str, hidden: int, steps: int, batch: int, device: str, clock: Cloc
     layer.load_state_dict(state)
     layer = layer.to(device)
     run = (lambda: outputs(layer, x)) if way == "torch" else (lambda: layer(x)[0])
-    forward, both, y = turns(run, layer, device, clock)
+    forward, both, y = replays(layer, x, clock) if way == CAPTURED else turns(run, layer, device, clock)
     found: Results = {"forward_ms": forward, "both_ms": both}
     if steps <= WINDOW:
         exact = nn.GRU(INPUTS, hidden, device=device, dtype=torch.float64)
@@ -285,6 +328,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     done = {(row["way"], row["n"], row["T"], row["B"]) for row in results["rows"]}
     for n, steps, batch in order(sizes, lengths, batches):
         for way in options.ways:
+            if way == CAPTURED and options.device == "cpu":
+                continue
             if options.clock.over or (way, n, steps, batch) in done:
                 continue
             where = {"way": way, "n": n, "T": steps, "B": batch}

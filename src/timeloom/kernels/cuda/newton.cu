@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(32) compose(const __grid_constant__
     step = later;
   }
   __syncwarp();
-  map.store(a, place);
+  map.store(a.maps, a.sources, blockIdx.x);
   residual.tell(a);
 }
 

@@ -30,11 +30,11 @@ struct NewtonArgs {
   float *saved;                                   // (T, B, SAVED n): `finish` out, or NULL; the adjoint: in
   const float *incoming;                          // (T, B, n) or NULL: the loss's gradient on part 0 after every step
   float *maps, *sources;                          // (links, B, SIZE, SIZE) and (links, B, SIZE): v → map v + source
+  float *gathered, *gathered_sources;             // (groups, B, SIZE, SIZE) and (groups, B, SIZE): those of whole groups
   float *starts;                                  // (links, B, SIZE): what each link starts from
-  const float *first;                             // (B, SIZE) or NULL (zero): what the first link starts from
-  const float *ends;                              // (links, B, SIZE) or NULL: `chain` adds to starts what they lack
+  const float *first;                             // (groups, B, SIZE) or NULL (zero): what each group starts from
   unsigned *worst;                                // the largest relative residual, as the bits of a float
-  int steps, batch, chunk, links;
+  int steps, batch, chunk, links, span;           // span: links of a group
   float floor[2];                                 // what a part's scale is at least
 };
 
@@ -79,10 +79,9 @@ struct Map {
     for (int c = 0; c < COLUMNS; c += 4) *(float4 *)(to + c) = {sum[c], sum[c + 1], sum[c + 2], sum[c + 3]};
     if (slice == 0) source[row] = sum_of_source;
   }
-  __device__ __forceinline__ void store(const NewtonArgs &a, const Place &place) const {
-    const index_t at_link = (index_t)place.link * a.batch + place.sequence;
-    for (int i = threadIdx.x; i < SIZE * SIZE; i += 32) a.maps[at_link * (SIZE * SIZE) + i] = rows[i / SIZE * PITCH + i % SIZE];
-    for (int i = threadIdx.x; i < SIZE; i += 32) a.sources[at_link * SIZE + i] = source[i];
+  __device__ __forceinline__ void store(float *maps, float *sources, index_t at) const {
+    for (int i = threadIdx.x; i < SIZE * SIZE; i += 32) maps[at * (SIZE * SIZE) + i] = rows[i / SIZE * PITCH + i % SIZE];
+    for (int i = threadIdx.x; i < SIZE; i += 32) sources[at * SIZE + i] = source[i];
   }
 };
 

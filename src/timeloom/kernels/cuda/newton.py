@@ -26,13 +26,15 @@ from timeloom.problem import Recurrence
 
 MOST_NUMBERS = 32
 """Of a state: a row of its map for each lane of a warp."""
-CHAIN_SHARE = 8.0
+CHAIN_SHARE = 16.0
 """Time of a chunk's step in the two walks over that of a link in the chain: decides how many chunks there are."""
+ONE_GROUP = 32
+"""Links that are run through one after the other; more of them in groups."""
 WARPS = 2048
 """Chunks of all sequences that keep the device busy; more of them only make the chain longer."""
 SHORTEST, FINISHING = 8, 4096
 """Steps of a chunk at least, and chunks of all sequences about, where steps are only evaluated."""
-FORWARD, ADJOINT = ("compose", "apply", "finish"), ("compose_adjoint",)
+FORWARD, ADJOINT, BOTH = ("compose", "apply", "finish"), ("compose_adjoint",), ("chain", "gather")
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ class NewtonArgs(ctypes.Structure):
         *fields("inputs weights vectors origin", ""),
         ("states", ctypes.c_void_p * 2),
         ("found", ctypes.c_void_p * 2),
-        *fields("saved incoming maps sources starts first ends worst", "steps batch chunk links"),
+        *fields(
+            "saved incoming maps sources gathered gathered_sources starts first worst", "steps batch chunk links span"
+        ),
         ("floor", ctypes.c_float * 2),
     ]
 
@@ -122,24 +126,39 @@ class CUDANewton(NewtonSteps):
         return self._compose("compose_adjoint", states, incoming=incoming)
 
     def _compose(self, name: str, states: States | None, **tensors: Any) -> Maps:
-        size = self._cell.size
-        maps = Maps(
-            self._initial.new_empty(self.links, self._batch, size, size),
-            self._initial.new_empty(self.links, self._batch, size),
-        )
+        maps = self._room_for_maps(self.links)
         self._run(name, self.links * self._batch, states, maps=maps.matrices, sources=maps.sources, **tensors)
         return maps
 
+    def _room_for_maps(self, links: int) -> Maps:
+        size, empty = self._cell.size, self._initial.new_empty
+        return Maps(empty(links, self._batch, size, size), empty(links, self._batch, size))
+
     def chain(self, maps: Maps, first: Tensor | None = None) -> Tensor:
+        """Many links in groups: one map of each, the groups one after the other, then all of them side by side."""
+        links = len(maps.sources)
+        if links > ONE_GROUP:
+            span = math.ceil(math.sqrt(links / 2))
+            groups = self._room_for_maps(-(-links // span))
+            gathered = {"gathered": groups.matrices, "gathered_sources": groups.sources}
+            self._over_links("gather", maps, span, **gathered)
+            return self._chained(maps, self.chain(groups, first), span)
+        return self._chained(maps, None if first is None else first.contiguous(), links)
+
+    def _chained(self, maps: Maps, first: Tensor | None, span: int) -> Tensor:
         starts = torch.empty_like(maps.sources)
-        first = None if first is None else first.contiguous()
-        self._run("chain", self._batch, None, maps=maps.matrices, sources=maps.sources, starts=starts, first=first)
+        self._over_links("chain", maps, span, starts=starts, first=first)
         return starts
 
+    def _over_links(self, name: str, maps: Maps, span: int, **more: Any) -> None:
+        links = len(maps.sources)
+        more |= {"maps": maps.matrices, "sources": maps.sources, "links": links, "span": span}
+        self._run(name, -(-links // span) * self._batch, None, **more)
+
     def correct(self, maps: Maps, starts: Tensor, ends: Tensor) -> Tensor:
-        moved = starts.clone()
-        self._run("chain", self._batch, None, maps=maps.matrices, starts=moved, ends=ends.contiguous())
-        return moved
+        jumps = torch.zeros_like(starts)
+        torch.sub(ends.view_as(starts)[:-1], starts[1:], out=jumps[:-1])
+        return self.chain(Maps(maps.matrices, jumps)).add_(starts)
 
     def apply(self, states: States | None, starts: Tensor) -> States:
         found = self._room()

@@ -91,5 +91,5 @@ extern "C" __global__ void __launch_bounds__(32) compose_adjoint(const __grid_co
     fetch(step + RING - 1);
   }
   __syncwarp();
-  map.store(a, place);
+  map.store(a.maps, a.sources, blockIdx.x);
 }

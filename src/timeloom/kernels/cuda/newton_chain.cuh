@@ -1,6 +1,6 @@
-// The affine maps of all links applied one after the other, a warp to a sequence: v ← map v + source. Every link starts
-// from the v before it. With `ends`, what the links ended with, the starts are corrected instead: v is what each start
-// lacks, and the sources are the jumps ends[p] − starts[p + 1].
+// The affine maps of links, v → map v + source, in groups of `span` links; a warp has a group of one sequence.
+// `chain` runs through a group, and tells what every link starts from. `gather` makes one map of a group, so that many
+// links can be run through in three passes: gather the groups, chain them, and chain inside all of them side by side.
 //
 // Maps come through a ring in shared memory. Loads to registers would not do: a warp can tell few of them apart, and so
 // waits for the last ones where it needs the first.
@@ -8,44 +8,58 @@
 #include "newton.cuh"
 #define LINKS_AHEAD 8                             // links in the ring
 #define ROW (SIZE % 8 == 4 ? SIZE : (SIZE + 3) / 4 * 4 + ((SIZE + 3) / 4 % 2 ? 0 : 4))   // so that rows meet different banks
-#define LINK (SIZE * ROW + 2 * 32)                // numbers of a link: its map, then source and ends, or ends and starts
+#define LINK (SIZE * ROW + 32)                    // numbers of a link: its map, then its source
 #define PIECE (SIZE % 4 == 0 ? 4 : 1)             // numbers of one copy
+
+// A group's links on their way.
+struct Links {
+  const NewtonArgs &a;
+  float *ring;
+  int sequence, first, count, fetched;
+  const float *map, *source;                      // of the next link to be fetched
+  __device__ __forceinline__ Links(const NewtonArgs &a, float *ring) : a(a), ring(ring), fetched(0) {
+    sequence = blockIdx.x % a.batch, first = blockIdx.x / a.batch * a.span, count = min(a.span, a.links - first);
+    const index_t at = (index_t)first * a.batch + sequence;
+    map = a.maps + at * (SIZE * SIZE) + threadIdx.x * PIECE, source = a.sources + at * SIZE + threadIdx.x;
+    for (int i = threadIdx.x; i < LINKS_AHEAD * LINK; i += 32) ring[i] = 0.0f;   // of numbers that are never copied
+    __syncwarp();
+    for (int link = 0; link < LINKS_AHEAD - 1; link++) fetch();
+  }
+  __device__ __forceinline__ const float *slot(int link) const { return ring + link % LINKS_AHEAD * LINK; }
+  __device__ __forceinline__ void fetch() {
+    if (fetched < count) {
+      float *const to = ring + fetched % LINKS_AHEAD * LINK;
+#pragma unroll
+      for (int from = 0; from < SIZE * SIZE; from += 32 * PIECE) {
+        const int i = from + threadIdx.x * PIECE;
+        if (i < SIZE * SIZE) copy_ahead<4 * PIECE>(address_of(to + i / SIZE * ROW + i % SIZE), map + from);
+      }
+      if (threadIdx.x < SIZE) copy_ahead<4>(address_of(to + SIZE * ROW + threadIdx.x), source);
+    }
+    map += (index_t)a.batch * (SIZE * SIZE), source += (index_t)a.batch * SIZE, fetched++;
+    copies_end();
+  }
+  __device__ __forceinline__ void arrive() const {
+    wait_for_copies<LINKS_AHEAD - 2>();
+    __syncwarp();
+  }
+};
 
 extern "C" __global__ void __launch_bounds__(32) chain(const __grid_constant__ NewtonArgs a) {
   __shared__ __align__(16) float ring[LINKS_AHEAD * LINK], operand[2][32];
-  const int row = threadIdx.x, sequence = blockIdx.x;
-  const bool there = row < SIZE, corrects = a.ends != nullptr;
-  for (int i = row; i < LINKS_AHEAD * LINK; i += 32) ring[i] = 0.0f;   // of numbers that are never copied
-  __syncwarp();
-  auto slot = [&](int link) { return ring + link % LINKS_AHEAD * LINK; };
-  auto fetch = [&](int link) {
-    if (link < a.links) {
-      const index_t at = (index_t)link * a.batch + sequence;
-      float *const to = slot(link);
-      const float *const from = a.maps + at * (SIZE * SIZE);
-      for (int i = row * PIECE; i < SIZE * SIZE; i += 32 * PIECE)
-        copy_ahead<4 * PIECE>(address_of(to + i / SIZE * ROW + i % SIZE), from + i);
-      if (there) {
-        copy_ahead<4>(address_of(to + SIZE * ROW + row), (corrects ? a.ends : a.sources) + at * SIZE + row);
-        if (corrects && link + 1 < a.links)
-          copy_ahead<4>(address_of(to + SIZE * ROW + 32 + row), a.starts + (at + a.batch) * SIZE + row);
-      }
-    }
-    copies_end();
-  };
-  for (int link = 0; link < LINKS_AHEAD - 1; link++) fetch(link);
-  float v = there && a.first ? a.first[(index_t)sequence * SIZE + row] : 0.0f;
-  float before = there && corrects ? a.starts[(index_t)sequence * SIZE + row] : 0.0f;   // of this link's start
+  Links links(a, ring);
+  const int row = threadIdx.x;
+  const bool there = row < SIZE;
+  float v = there && a.first ? a.first[(index_t)blockIdx.x * SIZE + row] : 0.0f;
+  float *start = a.starts + ((index_t)links.first * a.batch + links.sequence) * SIZE + row;
 #pragma unroll 1
-  for (int link = 0; link < a.links; link++) {
+  for (int link = 0; link < links.count; link++) {
     operand[link & 1][row] = v;
-    wait_for_copies<LINKS_AHEAD - 2>();
-    __syncwarp();
-    const float *const at = slot(link);
-    const float given = at[SIZE * ROW + row], next = corrects ? at[SIZE * ROW + 32 + row] : 0.0f;
-    const float source = corrects ? (link + 1 < a.links ? given - next : 0.0f) : given;
-    if (there) a.starts[((index_t)link * a.batch + sequence) * SIZE + row] = before + v;
-    before = next;
+    links.arrive();
+    const float *const at = links.slot(link);
+    const float source = at[SIZE * ROW + row];
+    if (there) *start = v;
+    start += (index_t)a.batch * SIZE;
     float sums[4] = {};
     if (there)
 #pragma unroll
@@ -56,6 +70,41 @@ extern "C" __global__ void __launch_bounds__(32) chain(const __grid_constant__ N
       }
     v = (sums[0] + sums[1]) + (sums[2] + sums[3]) + source;
     if (!(fabsf(v) < INFINITY)) v = source;       // the maps have overflowed
-    fetch(link + LINKS_AHEAD - 1);
+    links.fetch();
   }
+}
+
+extern "C" __global__ void __launch_bounds__(32) gather(const __grid_constant__ NewtonArgs a) {
+  __shared__ __align__(16) float ring[LINKS_AHEAD * LINK], rows[SIZE * PITCH], source[SIZE];
+  const int slice = threadIdx.x % SPLIT, unit = threadIdx.x / SPLIT;
+  const bool there = unit < UNITS;
+  Links links(a, ring);
+  const Map map = {rows, source, slice};
+  map.begin(threadIdx.x);
+#pragma unroll 1
+  for (int link = 0; link < links.count; link++) {
+    links.arrive();                               // the map of the links before is there, too
+    const float *const at = links.slot(link);
+    float sum[PARTS][COLUMNS] = {}, of_source[PARTS];
+    if (there)
+#pragma unroll
+      for (int q = 0; q < PARTS; q++) {
+        const float *const own = at + (q * UNITS + unit) * ROW;
+        of_source[q] = at[SIZE * ROW + q * UNITS + unit];
+#pragma unroll
+        for (int k = 0; k < SIZE; k += 4) {
+          const float4 four = quad(own + k);
+#pragma unroll
+          for (int i = 0; i < 4; i++)
+            if (k + i < SIZE) map.add(sum[q], of_source[q], part_of(four, i), k + i);
+        }
+      }
+    __syncwarp();                                 // all have read the map
+    if (there)
+#pragma unroll
+      for (int q = 0; q < PARTS; q++) map.put(q * UNITS + unit, sum[q], of_source[q]);
+    links.fetch();
+  }
+  __syncwarp();
+  map.store(a.gathered, a.gathered_sources, blockIdx.x);
 }

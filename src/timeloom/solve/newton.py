@@ -11,7 +11,7 @@ from torch import Tensor
 from timeloom.auto.experience import Experience
 from timeloom.kernels import replay
 from timeloom.kernels.faults import KernelFault
-from timeloom.kernels.layer import Gradients, Layer
+from timeloom.kernels.layer import Cutting, Gradients, Layer
 from timeloom.report import SolveReport, contraction
 from timeloom.solve.driver import why_stop
 from timeloom.solve.linearize import Linearization
@@ -21,6 +21,8 @@ from timeloom.torch_state.streams import capturing
 
 FIRST_STEPS = 5
 """Newton's steps before the first look at a network nothing is known about; twice as many where they were too few."""
+NEARLY = 8
+"""Residuals within so many times the tolerance are about rounding: one step more may be what is missing."""
 SWEEPS, MOST_SWEEPS = 2, 4
 """Sweeps behind a scan of gradients, and most of them. One leaves the rounding of the maps, most often too much."""
 PLAIN = Linearization("dense")
@@ -40,7 +42,7 @@ def newton_states(
     steps = min(experience.newton_steps or FIRST_STEPS, most)
     try:
         while True:
-            kept, worst = replay.forward(layer, replace(plan, newton=steps), SHARE_OF_BOX, keep)
+            kept, worst = replay.forward(layer, Cutting(plan.chunk, 0, newton=steps), SHARE_OF_BOX, keep)
             assert isinstance(worst, Tensor)
             if capturing(layer.x.device):
                 return kept, _report(plan, [math.nan] * (steps + 1), "", began, worst[-1])
@@ -50,17 +52,17 @@ def newton_states(
             given_up = "" if met else _why_stop(residuals, plan)
             if given_up or (met and (polished or steps == most)):
                 break
-            steps = min(steps + 1 if met else 2 * steps, most)
+            near = residuals[-1] <= NEARLY * plan.tolerance
+            steps = min(steps + 1 if near else 2 * steps, most)
         if met:
             good = next(step for step, residual in enumerate(residuals) if residual <= plan.tolerance)
-            experience.newton_steps = min(good + (residuals[good] > plan.polish), steps)
+            enough = min(good + (residuals[good] > plan.polish), steps)
+            experience.newton_steps = enough if max(residuals[enough:]) <= plan.tolerance else steps
         elif plan.on_divergence == "sequential":
-            kept, _ = layer.forward(replace(plan, chunk=len(layer.x), warmup=0, sweeps=1), SHARE_OF_BOX, keep)
+            kept, _ = layer.forward(Cutting(len(layer.x), 0), SHARE_OF_BOX, keep)
     except KernelFault:  # it has been told, and the driver has other ways
         return None
-    report = _report(plan, residuals, given_up, began)
-    fell_back = not met and plan.on_divergence == "sequential"
-    return kept, replace(report, converged=met or fell_back, fell_back=fell_back)
+    return kept, _report(plan, residuals, given_up, began)
 
 
 def scanned_gradients(
@@ -72,7 +74,7 @@ def scanned_gradients(
     began = time.perf_counter()
     try:
         for sweeps in range(SWEEPS, MOST_SWEEPS + 1):
-            found, error = replay.backward(layer, replace(plan, newton=sweeps), kept, grads, want_x)
+            found, error = replay.backward(layer, Cutting(plan.chunk, 0, newton=sweeps), kept, grads, want_x)
             if isinstance(error, Tensor) and capturing(layer.x.device):
                 return found, _report(plan, [math.nan] * sweeps, "", began, error)
             if float(error) <= plan.tolerance:
@@ -92,14 +94,15 @@ def _report(
     plan: Plan, residuals: list[float], given_up: str, began: float, certificate: Tensor | None = None
 ) -> SolveReport:
     unread = "" if certificate is None else "captured in a CUDA graph: look at `certified` after a replay"
+    fell_back = bool(given_up) and plan.on_divergence == "sequential"
     return SolveReport(
         solver=plan.name,
         chunk=plan.chunk,
         iterations=len(residuals),
         residuals=tuple(residuals) if certificate is None else (math.nan,),
         tolerance=plan.tolerance,
-        converged=certificate is None and not given_up,
-        fell_back=False,
+        converged=certificate is None and (not given_up or fell_back),
+        fell_back=fell_back,
         contraction=None if certificate is not None else contraction(residuals),
         seconds=time.perf_counter() - began,
         reason="; ".join(filter(None, (plan.reason, "Jacobians on the chip", given_up, unread))),

@@ -17,7 +17,7 @@ from torch import Tensor
 from timeloom.kernels.cuda import nvrtc
 from timeloom.kernels.cuda.driver import Function
 from timeloom.kernels.cuda.nvrtc import compile_source
-from timeloom.kernels.cuda.programs import CELLS, architecture, fields, headers
+from timeloom.kernels.cuda.programs import CELLS, architecture, headers
 from timeloom.kernels.cuda.sweeper import aligned, on_device
 from timeloom.kernels.faults import broken, guarded
 from timeloom.kernels.newton import Maps, NewtonSteps, States
@@ -59,12 +59,12 @@ class NewtonArgs(ctypes.Structure):
     """As in newton.cuh. What is not given is NULL or zero."""
 
     _fields_ = [
-        *fields("inputs weights vectors origin", ""),
+        *[(name, ctypes.c_void_p) for name in ("inputs", "weights", "vectors", "origin")],
         ("states", ctypes.c_void_p * 2),
         ("found", ctypes.c_void_p * 2),
-        *fields(
-            "saved incoming maps sources gathered gathered_sources starts first worst", "steps batch chunk links span"
-        ),
+        *[(name, ctypes.c_void_p) for name in ("saved", "incoming", "maps", "sources", "gathered", "gathered_sources")],
+        *[(name, ctypes.c_void_p) for name in ("starts", "first", "worst")],
+        *[(name, ctypes.c_int) for name in ("steps", "batch", "chunk", "links", "span")],
         ("floor", ctypes.c_float * 2),
     ]
 

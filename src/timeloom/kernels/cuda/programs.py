@@ -208,14 +208,14 @@ def shared_room(device: int) -> int:
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 227 << 10))
 
 
-def fields(pointers: str, numbers: str) -> list[tuple[str, type]]:
+def _fields(pointers: str, numbers: str) -> list[tuple[str, type]]:
     return [(name, ctypes.c_void_p) for name in pointers.split()] + [(name, ctypes.c_int) for name in numbers.split()]
 
 
 class ForwardArgs(ctypes.Structure):
     """As in forward_args.cuh. What is not given is NULL or zero."""
 
-    _fields_ = fields(
+    _fields_ = _fields(
         "inputs weights vectors origin starts ends decay h c saved sequence begin end resets", "steps batch rows lead"
     )
 
@@ -223,14 +223,14 @@ class ForwardArgs(ctypes.Structure):
 class AdjointArgs(ctypes.Structure):
     """As in adjoint_args.cuh."""
 
-    _fields_ = fields(
+    _fields_ = _fields(
         "saved h c incoming weights vectors origin final starts ends decay gate_grads reset_grads sequence begin end "
         "lengths resets",
         "steps batch rows lead",
     )
 
 
-_STEP = [*fields("product of_weights operand scales carried", "step")]
+_STEP = [*_fields("product of_weights operand scales carried", "step")]
 
 
 class WideForwardArgs(ctypes.Structure):
@@ -249,7 +249,7 @@ class ChainArgs(ctypes.Structure):
     """As in chain.cu."""
 
     _fields_ = [
-        *fields("starts ends decay bound moves corrected measured worst", "links batch parts n fading"),
+        *_fields("starts ends decay bound moves corrected measured worst", "links batch parts n fading"),
         ("floor", ctypes.c_float * 2),
     ]
 

@@ -225,7 +225,7 @@ CLAIMS = (
         "… and against torch's own layer",
         "not reported",
         ("deer/grid_cuda", "deer/grid_cpu"),
-        grid_best("DEER", "quasi-DEER", "ELK", "shooting", "default"),
+        grid_best("DEER", "DEER, captured", "quasi-DEER", "ELK", "shooting", "default"),
         "cuDNN is a far better loop than JAX's scan.",
         "deer.grid",
     ),

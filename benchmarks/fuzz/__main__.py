@@ -34,10 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
     given = _arguments(arguments)
     if given.case is not None:
         return _one(Case.of(given.case), given.device)
-    began = facts(given.device)
+    began, start = facts(given.device), time.monotonic()
     cases = _cases(given)
     answers = run(cases, given.device, given.minutes, given.workers, given.threads)
     told = {"cases": given.cases.name if given.cases else "random", "seed": given.seed, "workers": given.workers}
+    told["minutes"] = round((time.monotonic() - start) / 60, 1)
     result = summary(answers, began | told)
     print(
         f"{result['configurations']:,} configurations, {sum(result['skipped'].values())} skipped, "

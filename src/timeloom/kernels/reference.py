@@ -29,6 +29,9 @@ class AdjointData:
 class ReferenceSweeper:
     """Runs stretches of a recurrence, forward or adjoint, all stretches as one batch, one step at a time."""
 
+    of_layer = False
+    """Whether a whole layer is swept, which has its own ways where kernels fail."""
+
     @staticmethod
     def supports(problem: Recurrence) -> bool:
         return True

@@ -182,6 +182,8 @@ class LayerSolve:
         problem = self._problem(inputs) if found.u is None else Recurrence(cell, found.u, inputs.initial)
         if swept.result is None or found.starts is None or found.ends is None:
             sweeper, tape = layer.sweeper(problem, taped)
+            if not sweeper.supports(problem):  # its kernels cannot run, as was told
+                sweeper = choose_sweeper(problem)
             states, report = solve_states(problem, plan, sweeper)
         else:
             states, tape = swept.result[: len(cell.parts)], swept.result[len(cell.parts) :]
@@ -191,8 +193,11 @@ class LayerSolve:
         return [part.to(inputs.x.dtype) for part in states] + tape, report
 
     def _problem(self, inputs: Inputs) -> Recurrence:
-        """The recurrence over projected inputs."""
-        cell, u = self.project(inputs.x, *inputs.weights)
+        """The recurrence over projected inputs, in the state's precision: half precision is for kernels alone."""
+        x, *weights = (
+            None if tensor is None else tensor.to(inputs.initial.dtype) for tensor in (inputs.x, *inputs.weights)
+        )
+        cell, u = self.project(x, *weights)
         return Recurrence(cell, u, inputs.initial, inputs.lengths, inputs.resets)
 
     def _on_tape(self, inputs: Inputs, solution: Solution, record: Record, taped: bool) -> tuple[Tensor, Tensor]:

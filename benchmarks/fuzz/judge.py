@@ -156,11 +156,9 @@ class _Problem:
         return self._run(module, forward, x, h0, dtype, dtypes)
 
     def shrunk(self, truth: Tensors) -> Tensors:
-        """What float64 may be off by: as much as float32 is, but for the ratio of their roundings."""
+        """What float64 may be off by, as float32 tells."""
         module, forward = torchs(self.case, self.state, self.ragged, torch.float32)
-        found = self._run(module, forward, self.inputs[-1], self.h0, torch.float32)
-        ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-        return {name: truth[name] + ratio * (value - truth[name]).nan_to_num() for name, value in found.items()}
+        return shrunk(self._run(module, forward, self.inputs[-1], self.h0, torch.float32), truth)
 
     def _perturbed(self, value: Tensor) -> Tensor:
         eps = torch.finfo(DTYPES[self.case.dtype]).eps
@@ -201,6 +199,12 @@ class _Problem:
                 for name, leaf in leaves.items()
             }
         return {name: value.detach().double() for name, value in results.items()}
+
+
+def shrunk(single: Tensors, truth: Tensors) -> Tensors:
+    """What float64, its own truth, may be off by: as much as a run in float32 is, but for the ratio of roundings."""
+    ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    return {name: truth[name] + ratio * (value.double() - truth[name]).nan_to_num() for name, value in single.items()}
 
 
 def floor(dtype: torch.dtype) -> float:

@@ -21,7 +21,7 @@ FLOOR = {torch.float64: 16, torch.float32: 16, torch.float16: 2, torch.bfloat16:
 """Roundings of a dtype, relative to a tensor's largest number, that are never a finding."""
 FAINT = 1e-4
 """A tensor smaller than this share of the largest one of its kind (outputs, gradients) is measured by that share."""
-PERTURBED = 4
+PERTURBED = 8
 """Runs of torch on numbers changed by a rounding, where timeloom's error is beyond what torch's single run had: where a
 network amplifies roundings, one run is good or bad by luck."""
 PROMISED = 3.0

@@ -74,8 +74,15 @@ class Plan(Cutting):
 
     @property
     def limit(self) -> float:
-        """What the certificate of the planned sweeps must not exceed: a jump behind one sweep, an error behind more."""
-        return self.tolerance if self.sweeps == 1 else self.accepts
+        """What the certificate of the planned sweeps must not exceed: a jump behind one sweep, an error behind more.
+
+        A warm-up of w steps that leaves errors of the tolerance leaves the share tolerance^(c/w) of them over c steps:
+        so much of an error does not show as a jump between chunks of c steps.
+        """
+        if self.sweeps > 1:
+            return self.accepts
+        shows = 1.0 if self.warmup <= self.chunk else 1.0 - self.tolerance ** (self.chunk / self.warmup)
+        return self.tolerance * shows
 
     def insisting(self, missed: float) -> Plan | None:
         """A plan that makes more of the same, where that is likely to mend a certificate that is over its limit."""

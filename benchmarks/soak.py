@@ -1,9 +1,9 @@
 """`python -m benchmarks.soak --device cpu|cuda --minutes N`: a long training with changing shapes, lengths and solvers.
 
-Timeloom's model and torch's begin with the same weights and see the same batches, each with its optimizer; so does an
-echo, torch's again with weights that are one rounding off: where training amplifies roundings, that is how far two right
-runs part. Looked at all the while: the host's and the device's memory, the kernels' files, Python's objects, and how far
-timeloom's loss is from torch's, and the echo's. Beside
+Timeloom's model and torch's begin with the same weights and see the same batches, each with its optimizer. So does an
+echo, torch's again with weights that are one rounding off: where training amplifies roundings, that is how far two
+right runs part. Looked at all the while: the host's and the device's memory, the kernels' files, Python's objects, and
+how far timeloom's loss, and the echo's, is from torch's. Beside
 the training, now and then: threads that use modules at once (each on its stream), DataLoader workers that run a layer,
 and a fork after the device was used. It ends with status 1 where memory grows or losses part.
 """

@@ -50,7 +50,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             state.run(rows, want_decay)
         residuals.append(state.measure(plan.tolerance))
         if state.converged:
-            before, left = left, state.outstanding(_rate(residuals), plan.tolerance)
+            before, left = left, state.outstanding(_rate(residuals), plan.tolerance) if plan.counts_errors else 0.0
             enough = left <= plan.tolerance or not left < before / 2
             if len(residuals) >= plan.max_iters or (enough and (polished or residuals[-1] <= plan.polish)):
                 break

@@ -59,6 +59,9 @@ class Plan(Cutting):
     accepts: float = 0.0
     """Largest error of a start to accept behind them, as the next correction tells it: jumps add up over a long memory,
     and errors tell what they add up to."""
+    counts_errors: bool = False
+    """Whether what jumps add up to must be within the tolerance, not each of them alone: not where a user has said how
+    large a jump may be."""
     polish: float = math.inf
     """Residual above which a solve that meets the tolerance is corrected and swept once more."""
     check_gradient: bool = False
@@ -81,8 +84,9 @@ class Plan(Cutting):
         """
         if self.sweeps > 1:
             return self.accepts
-        shows = 1.0 if self.warmup <= self.chunk else 1.0 - self.tolerance ** (self.chunk / self.warmup)
-        return self.tolerance * shows
+        if not self.counts_errors or self.warmup <= self.chunk:
+            return self.tolerance
+        return self.tolerance * (1.0 - self.tolerance ** (self.chunk / self.warmup))
 
     def insisting(self, missed: float) -> Plan | None:
         """A plan that makes more of the same, where that is likely to mend a certificate that is over its limit."""

@@ -148,11 +148,13 @@ class Solver:
         **decided: Any,
     ) -> PlanKind:
         """A plan of chunks of so many steps, with what all plans of this solver have in common."""
+        tolerance = self.tolerance(problem) if tolerance is None else tolerance
         return kind(
             chunk=chunk,
             warmup=warmup,
             driver=driver,
-            tolerance=self.tolerance(problem) if tolerance is None else tolerance,
+            tolerance=tolerance,
+            counts_errors=tolerance <= default_tolerance(problem, "forward"),
             max_iters=max_iters or self.max_iters or MOST_SWEEPS,
             on_divergence=self.on_divergence,
             **decided,

@@ -46,8 +46,8 @@ def summary(answers: Sequence[Answer], given: dict[str, Any]) -> dict[str, Any]:
         "kinds": dict(kinds),
         "findings": [{"case": answer["case"], "found": answer["findings"][:3]} for answer in found],
         "slowest": [
-            {"seconds": answer["seconds"], "case": answer["case"]}
-            for answer in sorted(answers, key=lambda answer: -answer["seconds"])[:SLOWEST]
+            {"seconds": answer.get("seconds", 0.0), "case": answer["case"]}
+            for answer in sorted(answers, key=lambda answer: -answer.get("seconds", 0.0))[:SLOWEST]
         ],
         "errors": regimes(answers),
     }

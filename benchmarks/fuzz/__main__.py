@@ -27,6 +27,8 @@ from benchmarks.fuzz.worker import Worker
 
 LONGEST = 120.0
 """Seconds that a case may take, the start of its process counted, before it is called a hang."""
+GRACE = 20.0
+"""Seconds that a case may take at the end of a run, before it is left unfinished."""
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -60,7 +62,10 @@ def run(cases: Iterator[Case], device: str, minutes: float, workers: int, thread
                     case = next(cases, None)
                 if case is None:
                     return
-                answer = worker.judge(case, min(LONGEST, max(20.0, end - time.monotonic())))
+                seconds = min(LONGEST, max(GRACE, end - time.monotonic()))
+                answer = worker.judge(case, seconds)
+                if seconds < LONGEST and any(finding["kind"] == "hang" for finding in answer["findings"]):
+                    continue  # the run was over before the case was
                 with lock:
                     answers.append(answer)
                     _tell(answer, device, len(answers))

@@ -86,7 +86,8 @@ class Plan(Cutting):
             return self.accepts
         if not self.counts_errors or self.warmup <= self.chunk:
             return self.tolerance
-        return self.tolerance * (1.0 - self.tolerance ** (self.chunk / self.warmup))
+        hidden: float = self.tolerance ** (self.chunk / self.warmup)
+        return self.tolerance * (1.0 - hidden)
 
     def insisting(self, missed: float) -> Plan | None:
         """A plan that makes more of the same, where that is likely to mend a certificate that is over its limit."""

@@ -49,6 +49,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors on the CPU are taken for a GPU's, as far as the launch of a kernel."""
     monkeypatch.setattr(layers, "KINDS", (CUDALayer,))
     monkeypatch.setattr(kernels, "KINDS", (cuda.CUDASweeper, kernels.ReferenceSweeper))
+    monkeypatch.setattr(CUDALayer, "supports", lambda *_: True)
+    for kind in (CUDALayer, GPULayer):  # which would ask for a real GPU
+        monkeypatch.setattr(kind, "recordable", lambda *_: False)
     monkeypatch.setattr(cuda, "fits", lambda *_: True)
     monkeypatch.setattr(cuda, "most_single", lambda *_: 1000)
     monkeypatch.setattr(cuda, "on_device", lambda _: nullcontext())
@@ -171,6 +174,7 @@ def test_tritons_kernels(monkeypatch: pytest.MonkeyPatch, direction: str) -> Non
     """In the forward pass, or only in the backward pass, where a forward pass by kernels has kept what they need."""
     pytest.importorskip("triton")
     monkeypatch.setattr(layers, "KINDS", (GPULayer,))
+    monkeypatch.setattr(GPULayer, "recordable", lambda *_: False)
     monkeypatch.setattr(kernels, "KINDS", (kernels.ReferenceSweeper,))
     monkeypatch.setattr(GPULayer, "supports", lambda *_: True)
     right, failing = triton.launch, Calls(RuntimeError("PassManager::run failed\nlong text"))

@@ -239,8 +239,8 @@ def _structure(how: Linearization) -> Structure:
 
 
 def _refuse_bad_elements(elements: Tensor, previous: Tensor, sources: Tensor, first: int, sequences: slice) -> None:
-    """Name the first step that is finite and has a Jacobian that is not. Where an iteration has run away, squares of its
-    states overflow in cells that are fine: that is for the driver to end.
+    """Name the first step that is finite and has a Jacobian that is not. Where an iteration has run away, squares of
+    its states overflow in cells that are fine: that is for the driver to end.
     """
     fine = (previous.abs().amax(-1) < torch.finfo(previous.dtype).max ** RUN_AWAY) & sources.isfinite().all(-1)
     bad = (fine & ~elements.flatten(2).isfinite().all(-1)).nonzero()

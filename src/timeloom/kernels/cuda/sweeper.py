@@ -138,7 +138,7 @@ class CUDASweeper(ReferenceSweeper):
         self._text, self._kernel, self._n = CELLS[kernel], kernel, problem.cell.parts[0]
         weights = problem.cell.weights[0]
         self._dtype, self._wide = weights.dtype, WideWeights(weights)
-        self._told_as = told_as(kernel, self._n, weights.dtype)
+        self.told_as = told_as(kernel, self._n, weights.dtype)
         self._weights = aligned(weights.float())
         self._vectors = units_of(problem.cell).float()
         self._initial = problem.initial.contiguous()
@@ -223,7 +223,7 @@ class CUDASweeper(ReferenceSweeper):
         args = kind(steps=self.problem.steps, batch=self.problem.batch, rows=rows, lead=lead, **pointers)
         variant = self._variant(kind is AdjointArgs, rows, stores, tensors["decay"] is not None)
         with on_device(self._device):
-            faults.guarded(self._told_as, lambda: self._start(variant, segments.longest + lead, args))
+            faults.guarded(self.told_as, lambda: self._start(variant, segments.longest + lead, args))
 
     def _start(self, variant: Variant | Wide, steps: int, args: Any) -> None:
         if isinstance(variant, Wide):
@@ -294,7 +294,7 @@ class CUDASweeper(ReferenceSweeper):
 
     def _run_chain(self, name: str, blocks: int, args: ChainArgs) -> None:
         with on_device(self._device):
-            faults.guarded(self._told_as, lambda: chain_function(self._device, name)(blocks, args))
+            faults.guarded(self.told_as, lambda: chain_function(self._device, name)(blocks, args))
 
     def _chain_args(self, **tensors: Tensor | None) -> ChainArgs:
         pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}

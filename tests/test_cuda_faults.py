@@ -1,14 +1,11 @@
-"""CUDA's and Triton's kernels that cannot be compiled or launched, by faults put in: no GPU is needed."""
+"""CUDA's kernels that cannot be compiled or launched, by faults put in: no GPU is needed."""
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
-
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
 
 import pytest
 import torch
@@ -22,8 +19,6 @@ from timeloom.kernels.cuda import nvrtc, programs
 from timeloom.kernels.cuda import sweeper as cuda
 from timeloom.kernels.cuda.driver import LaunchError
 from timeloom.kernels.cuda.layer import CUDALayer
-from timeloom.kernels.gpu import sweeper as triton
-from timeloom.kernels.gpu.layer import GPULayer
 from timeloom.scan import gpu as gpu_scan
 from timeloom.solve.trunk import Inputs, LayerSolve
 from timeloom.solvers import Shooting
@@ -50,8 +45,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(layers, "KINDS", (CUDALayer,))
     monkeypatch.setattr(kernels, "KINDS", (cuda.CUDASweeper, kernels.ReferenceSweeper))
     monkeypatch.setattr(CUDALayer, "supports", lambda *_: True)
-    for kind in (CUDALayer, GPULayer):  # which would ask for a real GPU
-        monkeypatch.setattr(kind, "recordable", lambda *_: False)
+    monkeypatch.setattr(CUDALayer, "recordable", lambda *_: False)  # which would ask for a real GPU
     monkeypatch.setattr(cuda, "fits", lambda *_: True)
     monkeypatch.setattr(cuda, "most_single", lambda *_: 1000)
     monkeypatch.setattr(cuda, "on_device", lambda _: nullcontext())
@@ -136,13 +130,8 @@ def test_a_driver_without_memory_is_torchs_error(monkeypatch: pytest.MonkeyPatch
     assert not faults._broken
 
 
-@pytest.mark.parametrize("kind", [CUDALayer, GPULayer])
 @pytest.mark.usefixtures("on_gpu")
-def test_half_precision_goes_on_in_float32(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    pytest.importorskip("triton")
-    monkeypatch.setattr(layers, "KINDS", (kind,))
-    monkeypatch.setattr(GPULayer, "supports", lambda *_: True)
-    monkeypatch.setattr(triton, "launch", Calls(RuntimeError("PassManager::run failed")))
+def test_half_precision_goes_on_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, "compiler")
     torch.manual_seed(0)
     ours, exact = tl.GRU(3, 5).half(), nn.GRU(3, 5)
@@ -158,7 +147,7 @@ def test_half_precision_goes_on_in_float32(monkeypatch: pytest.MonkeyPatch, kind
 
     found, said = told(run)
     assert {text.split(" kernel cannot run")[0] for text in said} <= {
-        f"timeloom: the {device} gru n=5 {dtype}" for device in ("cuda", "triton") for dtype in ("float16", "float32")
+        f"timeloom: the cuda gru n=5 {dtype}" for dtype in ("float16", "float32")
     }
     twin = x.detach().double().requires_grad_()
     y, _ = exact(twin)
@@ -167,35 +156,6 @@ def test_half_precision_goes_on_in_float32(monkeypatch: pytest.MonkeyPatch, kind
     for value, truth in zip(found, right, strict=True):
         assert value.dtype == torch.float16
         torch.testing.assert_close(value.double(), truth, rtol=0.0, atol=1e-3 * float(truth.detach().abs().max()))
-
-
-@pytest.mark.parametrize("direction", ["forward", "adjoint"])
-def test_tritons_kernels(monkeypatch: pytest.MonkeyPatch, direction: str) -> None:
-    """In the forward pass, or only in the backward pass, where a forward pass by kernels has kept what they need."""
-    pytest.importorskip("triton")
-    monkeypatch.setattr(layers, "KINDS", (GPULayer,))
-    monkeypatch.setattr(GPULayer, "recordable", lambda *_: False)
-    monkeypatch.setattr(kernels, "KINDS", (kernels.ReferenceSweeper,))
-    monkeypatch.setattr(GPULayer, "supports", lambda *_: True)
-    right, failing = triton.launch, Calls(RuntimeError("PassManager::run failed\nlong text"))
-    monkeypatch.setattr(
-        triton,
-        "launch",
-        lambda kernel, *given, **more: (failing if direction in kernel.fn.__name__ else right)(kernel, *given, **more),
-    )
-    torch.manual_seed(0)
-    ours, exact = tl.GRU(3, 5, solver=Shooting(chunk=16, warmup=40)), nn.GRU(3, 5).double()
-    exact.load_state_dict(ours.state_dict())
-    x = torch.randn(60, 2, 3)
-    first, said = told(lambda: results(ours, x))
-    again, more = told(lambda: results(ours, x))
-    faults._broken.clear()
-    assert len(said) == 1
-    assert "the triton gru n=5 float32 kernel cannot run (RuntimeError: PassManager::run failed)" in said[0]
-    assert (failing.count, more) == (1, [])
-    for found in (first, again):
-        for value, truth in zip(found, results(exact, x.double()), strict=True):
-            torch.testing.assert_close(value.double(), truth, rtol=1e-5, atol=1e-5)
 
 
 def test_scans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,12 +176,12 @@ def test_scans(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_compiler_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "unavailable", lambda: "no NVRTC library found")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for remembered in (cuda._fits, cuda._compiler_is_there):
+    for remembered in (cuda._usable, cuda._compiler_is_there):
         remembered.cache_clear()
     try:
         with pytest.warns(RuntimeWarning, match=r"timeloom: no CUDA kernels \(no NVRTC library found\)") as caught:
             assert not any(cuda.fits("gru", units, torch.device("cuda", 0)) for units in (8, 16))
         assert len(caught) == 1
     finally:
-        for remembered in (cuda._fits, cuda._compiler_is_there):
+        for remembered in (cuda._usable, cuda._compiler_is_there):
             remembered.cache_clear()

@@ -18,8 +18,6 @@ from tests.gpu.checks import Check, Unfit, as_good_as_torch
 from timeloom.kernels import faults
 from timeloom.kernels.cuda import dense, nvrtc, programs
 from timeloom.kernels.cuda.driver import LaunchError
-from timeloom.kernels.gpu import sweeper as triton
-from timeloom.kernels.gpu import wide
 
 CHUNKS = tl.solvers.Shooting(chunk=32)
 
@@ -28,7 +26,7 @@ def faulty() -> list[Check]:
     cases: list[tuple[str, int, Any, str]] = [
         ("gru", 32, CHUNKS, "compiler"), ("gru", 32, "auto", "compiler"), ("lstm", 64, "auto", "forward"),
         ("gru", 64, CHUNKS, "adjoint"), ("rnn", 33, "auto", "adjoint"), ("lstm", 40, CHUNKS, "carry"),
-        ("gru", 48, CHUNKS, "measure"), ("gru", 600, CHUNKS, "triton forward"), ("lstm", 600, "auto", "triton adjoint"),
+        ("gru", 48, CHUNKS, "measure"), ("gru", 600, CHUNKS, "compiler"), ("lstm", 600, "auto", "compiler"),
     ]  # fmt: skip
     found = [
         Check(f"{kind} n={n} {'auto' if solver == 'auto' else 'chunks'}: no {part}", partial(_goes_on, *case))
@@ -63,11 +61,6 @@ def put_in(part: str, counted: list[str]) -> Iterator[None]:
     if part == "compiler":
         error = nvrtc.CompileError("NVRTC did not compile with --gpu-architecture=sm_999:\nand more")
         patches = [patch.object(programs, "compile_source", broken(programs.compile_source, lambda *_: True, error))]
-    elif part.startswith("triton"):
-        error, word = RuntimeError("PassManager::run failed"), part.split()[1]
-        chosen = lambda kernel, *_: word in getattr(kernel, "__name__", kernel.fn.__name__)  # noqa: E731
-        patches = [patch.object(where, "launch", broken(where.launch, chosen, error)) for where in (triton, wide)]
-        patches.append(patch.object(programs, "compile_source", _no_compiler))  # its kernels would come first
     else:
         words = "out of memory (2)" if part == "memory" else "no kernel image is available (209)"
         refused = LaunchError(f"CUDA's driver refused cuModuleLoadData: {words}")
@@ -93,8 +86,7 @@ def _goes_on(kind: str, n: int, solver: Any, part: str, device: str) -> str:
     counted: list[str] = []
     with put_in(part, counted):
         said = _told(lambda: as_good_as_torch(results(own, x), *expected))
-        lines = 2 if part.startswith("triton") else 1
-        if counted and not (len(counted) == 1 and len(said) == lines and "kernel cannot run" in said[0]):
+        if counted and not (len(counted) == 1 and len(said) == 1 and "kernel cannot run" in said[0]):
             raise AssertionError(f"tried {len(counted)} times, told {said}")
         if not counted and (solver != "auto" or part == "compiler"):
             raise AssertionError(f"no {part} was asked for")
@@ -102,11 +94,7 @@ def _goes_on(kind: str, n: int, solver: Any, part: str, device: str) -> str:
         if more or len(counted) > 1:
             raise AssertionError(f"tried {len(counted)} times, told again: {more}")
     as_good_as_torch(results(own, x), *expected)
-    return (said or ["never asked for"])[-1]
-
-
-def _no_compiler(*_: Any) -> bytes:
-    raise nvrtc.CompileError("NVRTC is not to be asked")
+    return (said or ["never asked for"])[0]
 
 
 def _told(run: Callable[[], Any]) -> list[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 import timeloom as tl
 from tests.gpu.around import results, trio
 from tests.gpu.checks import Check, Unfit, as_good_as_torch
-from timeloom.kernels import faults
+from timeloom.kernels import faults, replay
 from timeloom.kernels.cuda import dense, nvrtc, programs
 from timeloom.kernels.cuda.driver import LaunchError
 
@@ -46,6 +46,7 @@ def put_in(part: str, counted: list[str]) -> Iterator[None]:
     def forget() -> None:
         for ready in (programs.sweep_function, programs.chain_function, programs.wide_function, dense.chain_function):
             ready.cache_clear()
+        replay.RECORDINGS.clear()  # which would launch nothing anew
         faults._broken.clear()
 
     def broken(right: Callable[..., Any], chosen: Callable[..., bool], error: Exception) -> Callable[..., Any]:

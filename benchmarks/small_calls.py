@@ -11,14 +11,17 @@ import argparse
 import statistics
 import time
 from itertools import product
+from pathlib import Path
 
 import torch
 from torch import nn
 
 import timeloom as tl
+from benchmarks.fuzz.record import facts
 
 STEPS = (1, 2, 4, 8)
 WIDTHS = (8, 32, 128)
+HEAD = "| layer | n | T | torch µs | timeloom µs | ratio | of the fastest |\n|---|---|---|---|---|---|---|"
 CALLS = 8
 """Calls in a turn."""
 
@@ -53,12 +56,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.small_calls", description="Short calls beside torch's.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--turns", type=int, default=1500)
+    parser.add_argument("--out", type=Path, default=None, help="a page for the table")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| layer | n | T | torch µs | timeloom µs | ratio | of the fastest |\n|---|---|---|---|---|---|---|")
+    about, rows = facts(given.device), list[str]()
+    print(HEAD)
     for name, n, steps in product(("GRU", "LSTM", "RNN"), WIDTHS, STEPS):
         theirs, ours, ratio, fastest = measure(name, n, steps, given.device, given.turns)
-        print(f"| {name} | {n} | {steps} | {theirs:.1f} | {ours:.1f} | {ratio:.3f} | {fastest:.3f} |", flush=True)
+        rows.append(f"| {name} | {n} | {steps} | {theirs:.1f} | {ours:.1f} | {ratio:.3f} | {fastest:.3f} |")
+        print(rows[-1], flush=True)
+    if given.out is not None:
+        where = f"{about['date']}, {about.get('gpu') or about['processor']}, torch {about['torch']}"
+        words = (
+            "Written by `python -m benchmarks.small_calls`: a call without gradients of batch 1, beside torch's layer."
+        )
+        given.out.write_text(
+            f"# Small calls\n\n{words}\n{where}, {given.turns} turns each.\n\n{HEAD}\n" + "\n".join(rows) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ QUICK = [piece for piece in runner.PIECES if piece not in ("compile", "streams",
 @pytest.mark.parametrize("piece", QUICK)
 def test_the_first_check_of_a_piece_holds_on_a_cpu(piece: str) -> None:
     first = runner.PIECES[piece]()[0]
-    if piece in ("graphs", "machines", "replays"):
+    if piece in ("graphs", "machines", "replays", "faults"):
         with pytest.raises(Unfit):
             first.run("cpu")
     else:
-        assert "torch" in first.run("cpu")
+        assert first.run("cpu")
 
 
 def test_names_are_told_apart() -> None:

@@ -120,7 +120,7 @@ def test_float32_is_polished_once() -> None:
         met = [residual <= report.tolerance for residual in report.residuals]
         assert met.index(True) in (len(met) - 1, len(met) - 2)
         assert len(met) - met.index(True) == (1 if report.residuals[met.index(True)] <= 2.5e-7 else 2)
-        assert as_asked.iterations == met.index(True) + 1
+        assert as_asked.iterations in (met.index(True) + 1, met.index(True) + 2)  # two where jumps add up to more
 
 
 # ---- what tells the methods apart ----------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ from benchmarks.fuzz.worker import Worker
 
 LONGEST = 120.0
 """Seconds that a case may take, the start of its process counted, before it is called a hang."""
+GRACE = 20.0
+"""Seconds that a case may take at the end of a run, before it is left unfinished."""
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -34,10 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
     given = _arguments(arguments)
     if given.case is not None:
         return _one(Case.of(given.case), given.device)
-    began = facts(given.device)
+    began, start = facts(given.device), time.monotonic()
     cases = _cases(given)
     answers = run(cases, given.device, given.minutes, given.workers, given.threads)
     told = {"cases": given.cases.name if given.cases else "random", "seed": given.seed, "workers": given.workers}
+    told["minutes"] = round((time.monotonic() - start) / 60, 1)
     result = summary(answers, began | told)
     print(
         f"{result['configurations']:,} configurations, {sum(result['skipped'].values())} skipped, "
@@ -59,7 +62,10 @@ def run(cases: Iterator[Case], device: str, minutes: float, workers: int, thread
                     case = next(cases, None)
                 if case is None:
                     return
-                answer = worker.judge(case, min(LONGEST, max(20.0, end - time.monotonic())))
+                seconds = min(LONGEST, max(GRACE, end - time.monotonic()))
+                answer = worker.judge(case, seconds)
+                if seconds < LONGEST and any(finding["kind"] == "hang" for finding in answer["findings"]):
+                    continue  # the run was over before the case was
                 with lock:
                     answers.append(answer)
                     _tell(answer, device, len(answers))

@@ -28,16 +28,20 @@ class Limits:
     """Most steps in torch's own loop, layers and directions together."""
     loop: int
     """Most steps of a loop in Python, which cells without a layer in torch are compared with."""
+    trained: int
+    """Most units of a network that is trained first."""
 
 
-LIMITS = {"cuda": Limits((6.0, 11.0), 12_000, 300), "cpu": Limits((4.5, 8.0), 9_000, 150)}
+LIMITS = {"cuda": Limits((6.0, 11.0), 12_000, 300, 129), "cpu": Limits((4.5, 8.0), 9_000, 150, 33)}
+LONG, LONGEST = 1000, 9000
+"""Most steps of usual cases, and of one in four: long ones take most of the time, and find no more than others do."""
 
 
 def draw(seed: int, index: int, device: str) -> Case:
     """The configuration number `index` of a seed: the same on every machine."""
     random, limits = Random(f"{seed}:{index}"), LIMITS[device]
     case = _network(random)
-    case = replace(case, seed=random.randrange(2**31), **_regime(random, case))
+    case = replace(case, seed=random.randrange(2**31), **_regime(random, case, limits.trained))
     case = replace(case, **_precision(random, case, device))
     case = replace(case, **_input(random, case))
     solver, options = _solver(random, case, device)
@@ -59,9 +63,11 @@ def _network(random: Random) -> Case:
     )  # fmt: skip
 
 
-def _regime(random: Random, case: Case) -> dict[str, Any]:
+def _regime(random: Random, case: Case, most_trained: int) -> dict[str, Any]:
     if case.cell in TWINS and random.random() < 0.1:
-        return {"trained": random.choice((10, 30)), "n": min(case.n, 129), "inputs": min(case.inputs, 64)}
+        n = min(case.n, most_trained)
+        sizes = {"n": n, "inputs": min(case.inputs, 64), "proj": min(case.proj, n - 1)}
+        return {"trained": random.choice((10, 30)), **sizes}
     biased = case.bias and case.cell not in ("RNN", "RNN_RELU") and random.random() < 0.5
     scaled = random.random() < 0.4
     return {
@@ -81,8 +87,9 @@ def _precision(random: Random, case: Case, device: str) -> dict[str, Any]:
 
 def _input(random: Random, case: Case) -> dict[str, Any]:
     batch = random.choice(BATCHES)
+    longest = LONGEST if random.random() < 0.25 else LONG
     chosen: dict[str, Any] = {
-        "T": 1 + int(math.exp(random.uniform(0.0, math.log(9000)))),
+        "T": 1 + int(math.exp(random.uniform(0.0, math.log(longest)))),
         "B": batch,
         "h0": random.random() < 0.4,
         "grad": random.random() < 0.85,
@@ -137,6 +144,7 @@ def _bounded(case: Case, work: float, limits: Limits, shorten: bool) -> Case:
     if case.work > work:
         case = replace(case, B=min(case.B, max(1, int(case.B * work / case.work))))
     if case.work > work:
-        n = max(min(case.n, 3), int(case.n * (work / case.work) ** 0.5))
+        most = max(min(case.n, 3), int(case.n * (work / case.work) ** 0.5))
+        n = max(width for width in WIDTHS if width <= most)  # few widths: kernels are compiled for each
         case = replace(case, n=n, inputs=min(case.inputs, n), proj=min(case.proj, n - 1))
     return replace(case, T=max(1, int(case.T * work / case.work))) if case.work > work else case

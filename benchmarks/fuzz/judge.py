@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ FLOOR = {torch.float64: 16, torch.float32: 16, torch.float16: 2, torch.bfloat16:
 """Roundings of a dtype, relative to a tensor's largest number, that are never a finding."""
 FAINT = 1e-4
 """A tensor smaller than this share of the largest one of its kind (outputs, gradients) is measured by that share."""
-PERTURBED = 4
+PERTURBED = 8
 """Runs of torch on numbers changed by a rounding, where timeloom's error is beyond what torch's single run had: where a
-network amplifies roundings, one run is good or bad by luck."""
+network amplifies roundings, one run is good or bad by luck. What autograd keeps is changed, too: of a state near 1, the
+derivative 1 − h² has few digits left, and no change of the inputs moves it."""
 PROMISED = 3.0
 """Tolerances that a certified result may be off by."""
 PROMISED_GRADIENT = 30.0
@@ -153,18 +155,20 @@ class _Problem:
             x, h0 = self._perturbed(x), None if h0 is None else tuple(map(self._perturbed, h0))
         dtype = DTYPES[self.case.dtype]
         module, forward = torchs(self.case, state, self.ragged, dtype)
-        return self._run(module, forward, x, h0, dtype, dtypes)
+        kept = torch.autograd.graph.saved_tensors_hooks(self._perturbed, lambda value: value)
+        with kept if perturbed else nullcontext():
+            return self._run(module, forward, x, h0, dtype, dtypes)
 
     def shrunk(self, truth: Tensors) -> Tensors:
-        """What float64 may be off by: as much as float32 is, but for the ratio of their roundings."""
+        """What float64 may be off by, as float32 tells."""
         module, forward = torchs(self.case, self.state, self.ragged, torch.float32)
-        found = self._run(module, forward, self.inputs[-1], self.h0, torch.float32)
-        ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-        return {name: truth[name] + ratio * (value - truth[name]).nan_to_num() for name, value in found.items()}
+        return shrunk(self._run(module, forward, self.inputs[-1], self.h0, torch.float32), truth)
 
     def _perturbed(self, value: Tensor) -> Tensor:
-        eps = torch.finfo(DTYPES[self.case.dtype]).eps
-        return value * (1 + eps * (2 * torch.rand_like(value) - 1))
+        if not value.is_floating_point():
+            return value
+        eps = torch.finfo(DTYPES[self.case.autocast or self.case.dtype]).eps
+        return (value.double() * (1 + eps * (2 * torch.rand_like(value, dtype=torch.float64) - 1))).to(value.dtype)
 
     def ours(self) -> tuple[Tensors, list[Any], dict[str, torch.dtype]]:
         module, forward, reports = ours(self.case, self.state, self.ragged)
@@ -201,6 +205,12 @@ class _Problem:
                 for name, leaf in leaves.items()
             }
         return {name: value.detach().double() for name, value in results.items()}
+
+
+def shrunk(single: Tensors, truth: Tensors) -> Tensors:
+    """What float64, its own truth, may be off by: as much as a run in float32 is, but for the ratio of roundings."""
+    ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    return {name: truth[name] + ratio * (value.double() - truth[name]).nan_to_num() for name, value in single.items()}
 
 
 def floor(dtype: torch.dtype) -> float:

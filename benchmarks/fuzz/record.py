@@ -16,6 +16,8 @@ from benchmarks.fuzz.case import Case
 from benchmarks.results import machine_facts
 
 Answer = dict[str, Any]
+SLOWEST = 10
+"""Configurations named for the time they took."""
 
 
 def facts(device: str) -> dict[str, Any]:
@@ -43,6 +45,10 @@ def summary(answers: Sequence[Answer], given: dict[str, Any]) -> dict[str, Any]:
         "with_findings": len(found),
         "kinds": dict(kinds),
         "findings": [{"case": answer["case"], "found": answer["findings"][:3]} for answer in found],
+        "slowest": [
+            {"seconds": answer.get("seconds", 0.0), "case": answer["case"]}
+            for answer in sorted(answers, key=lambda answer: -answer.get("seconds", 0.0))[:SLOWEST]
+        ],
         "errors": regimes(answers),
     }
 
@@ -92,6 +98,7 @@ def write(folder: Path, device: str, run: dict[str, Any]) -> Path:
     runs = json.loads(path.read_text())["runs"] if path.exists() else []
     for earlier in runs:
         earlier.pop("errors", None)
+        earlier.pop("slowest", None)
     runs.append(run)
     path.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
     page = path.with_suffix(".md")

@@ -23,7 +23,7 @@ import torch
 from benchmarks.fuzz.judge import context_lost, first_line
 from benchmarks.fuzz.record import facts
 from benchmarks.process import surroundings
-from tests.gpu import around, layers, operations, replays
+from tests.gpu import around, faulty, layers, operations, processes, replays
 from tests.gpu.checks import Check, Unfit
 
 PIECES: dict[str, Callable[[], list[Check]]] = {
@@ -42,6 +42,8 @@ PIECES: dict[str, Callable[[], list[Check]]] = {
     "streams": around.streams,
     "replays": replays.replays,
     "machines": around.machines,
+    "faults": faulty.faulty,
+    "processes": processes.processes,
 }
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 Row = dict[str, Any]

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from timeloom.auto.costs import fewest_to_cut, register_cost
 from timeloom.auto.experience import LayerExperience, assumed_warmup
-from timeloom.kernels.cuda.sweeper import fits, launches_each_step
+from timeloom.kernels import faults
+from timeloom.kernels.cuda.sweeper import fits, launches_each_step, told_as
 from timeloom.solve.tolerance import TOLERANCE
 from timeloom.torch_state.precision import products_in
 from timeloom.torch_state.streams import capturing
@@ -74,6 +75,8 @@ def why_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
     if steps > MOST_STEPS:
         return None
     if _in_registers(layer, x, batch):
+        if faults.broken(told_as(layer.mode.lower(), layer.hidden_size, products_in(x))) is not None:
+            return "auto: the kernels for this layer cannot run here"
         needed = _longer_than_our_fixed_cost(layer, x, int(batch), LEAST_TIME_OF_REGISTERS)
         return f"auto: {steps} steps are too few to gain" if steps < needed else None
     kernels = _has_kernels(layer, x)

@@ -60,8 +60,12 @@ class GRUCell(Cell):
         """Share of h that a step keeps, from z."""
         return update
 
+    def _taken(self, update: Tensor) -> Tensor:
+        """The rest, which the candidate gets."""
+        return 1 - update
+
     def _keep_slope(self, update: Tensor) -> Tensor:
-        """Derivative of that share by the update gate's argument."""
+        """Derivative of the share that is kept by the update gate's argument."""
         return update * (1 - update)
 
     def step(self, state: Tensor, u: Tensor) -> Tensor:
@@ -71,15 +75,16 @@ class GRUCell(Cell):
     def _slopes(self, h: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What of h is kept, and ∂h⁺ by the arguments of the reset gate, the update gate, the candidate, and by M."""
         gates = self._gates(h, u)
-        return self._slopes_of(h, gates, self._keep(gates[1]), self._keep_slope(gates[1]))
+        laws = self._keep(gates[1]), self._taken(gates[1]), self._keep_slope(gates[1])
+        return self._slopes_of(h, gates, *laws)
 
     @staticmethod
     def _slopes_of(
-        h: Tensor, gates: tuple[Tensor, Tensor, Tensor, Tensor], keep: Tensor, slope: Tensor
+        h: Tensor, gates: tuple[Tensor, Tensor, Tensor, Tensor], keep: Tensor, taken: Tensor, slope: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The same for any share that is kept."""
         reset, _, inner, candidate = gates
-        by_candidate = (1 - keep) * (1 - candidate * candidate)
+        by_candidate = taken * (1 - candidate * candidate)
         by_reset = by_candidate * inner * reset * (1 - reset)
         by_update = (h - candidate) * slope
         return keep, by_reset, by_update, by_candidate, by_candidate * reset
@@ -145,7 +150,8 @@ class GRUCoarse(Coarse):
 
     def linearise(self, state: Tensor, u: Tensor, span: Tensor) -> Pull:
         gates = self.cell._gates(state, u)
-        laws = self._keep(gates[1], span), self._keep_slope(gates[1], span)
+        kept = self._keep(gates[1], span)
+        laws = kept, 1 - kept, self._keep_slope(gates[1], span)
         keep, by_reset, by_update, _, by_inner = self.cell._slopes_of(state, gates, *laws)
         slopes, w_hh = torch.stack([by_reset, by_update, by_inner], -2), self.cell.weights[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from timeloom.cells.gru import GRUCell, implicit_keep, implicit_keep_slope
@@ -26,6 +27,15 @@ class ImplicitGRUCell(GRUCell):
 
     def _keep(self, update: Tensor) -> Tensor:
         return implicit_keep(update, self.gamma)
+
+    def _taken(self, update: Tensor) -> Tensor:
+        """`1 − k`, from 1 − z: k itself, near 1, has lost its digits."""
+        rate = self.gamma * (1 - update)
+        return rate / (1 + rate)
+
+    def step(self, state: Tensor, u: Tensor) -> Tensor:
+        _, update, _, candidate = self._gates(state, u)
+        return torch.lerp(state, candidate, self._taken(update))
 
     def _keep_slope(self, update: Tensor) -> Tensor:
         return implicit_keep_slope(update, self.gamma)

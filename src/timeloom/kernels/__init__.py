@@ -6,11 +6,17 @@ from timeloom.kernels.cuda.sweeper import CUDASweeper
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper
 from timeloom.problem import Recurrence
 
+KINDS: tuple[type[ReferenceSweeper], ...] = (CPUSweeper, FusedSweeper, CUDASweeper, ReferenceSweeper)
+
 
 def sweeper(problem: Recurrence) -> ReferenceSweeper:
     """The fastest sweeper that can run this problem."""
-    kinds = (CPUSweeper, FusedSweeper, CUDASweeper, ReferenceSweeper)
-    return next(kind for kind in kinds if kind.supports(problem))(problem)
+    return sweeper_kind(problem)(problem)
+
+
+def sweeper_kind(problem: Recurrence) -> type[ReferenceSweeper]:
+    """Its class."""
+    return next(kind for kind in KINDS if kind.supports(problem))
 
 
 def in_compiled_code(problem: Recurrence) -> bool:
@@ -26,4 +32,5 @@ __all__ = [
     "ReferenceSweeper",
     "in_compiled_code",
     "sweeper",
+    "sweeper_kind",
 ]

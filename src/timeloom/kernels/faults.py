@@ -3,10 +3,10 @@
 `guarded(kernel, launch)` runs a kernel. Where that fails it warns, remembers the kernel as broken, and raises
 `KernelFault`; whoever called it then takes the next way: a sweep the reference's method of the same name
 (`or_reference`), a whole layer the general solver. `supports` of sweepers asks `broken(kernel)`, so that later calls
-take that way at once.
+take that way at once. A layer's `supports` does not: what its forward pass has kept, its backward pass must meet.
 
-A kernel is named by device and cell (`cpu gru`), forward and adjoint together: what a forward pass by the reference
-leaves behind is nothing that the kernel's adjoint could read.
+A kernel is named by device and cell (`cpu gru`; on a GPU by its width and precision too), forward and adjoint together:
+what a forward pass by the reference leaves behind is nothing that the kernel's adjoint could read.
 """
 
 from __future__ import annotations
@@ -40,20 +40,22 @@ def broken(kernel: str) -> str | None:
 def guarded(kernel: str, launch: Callable[[], Result]) -> Result:
     """What `launch()` returns; KernelFault where it cannot be compiled or launched, now or at an earlier call.
 
-    A lack of memory is not the kernel's fault and goes through as it is, as does an error that cost the device.
+    A lack of memory is not the kernel's fault and goes through as torch's error, as does one that cost the device.
     """
     if kernel in _broken:
         raise KernelFault(f"{kernel}: {_broken[kernel]}")
     try:
         return launch()
-    except (MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError, KernelFault):
         raise
     except Exception as error:
+        if "out of memory" in str(error):  # a driver's words
+            raise torch.OutOfMemoryError(f"the {kernel} kernel: {error}") from error
         if any(words in str(error) for words in _LOST):
             raise
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
         _broken[kernel] = reason
-        tell(f"the {kernel} kernel cannot run ({reason})", "sweeps run in torch instead: same results, slower")
+        tell(f"the {kernel} kernel cannot run ({reason})", "its work is done another way: same results, slower")
         raise KernelFault(f"{kernel}: {reason}") from error
 
 
@@ -63,7 +65,10 @@ def tell(what: str, instead: str) -> None:
 
 
 def or_reference(method: Method) -> Method:
-    """A sweeper's method, or the reference's of the same name where its kernel is broken."""
+    """A sweeper's method, or the reference's of the same name where its kernel is broken.
+
+    Not where a whole layer is swept: it has kept nothing that the reference could go on with.
+    """
     reference = getattr(ReferenceSweeper, method.__name__)
 
     @functools.wraps(method)
@@ -71,6 +76,8 @@ def or_reference(method: Method) -> Method:
         try:
             return method(self, *arguments, **named)
         except KernelFault:
+            if self.of_layer:
+                raise
             return reference(self, *arguments, **named)
 
     return swept  # type: ignore[return-value]

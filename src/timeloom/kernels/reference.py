@@ -10,6 +10,7 @@ from torch import Tensor
 
 from timeloom.cells.base import Cell
 from timeloom.problem import Recurrence, Segments
+from timeloom.torch_state.precision import solved_in
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class AdjointData:
 
 class ReferenceSweeper:
     """Runs stretches of a recurrence, forward or adjoint, all stretches as one batch, one step at a time."""
+
+    of_layer = False
+    """Whether a whole layer is swept, which has its own ways where kernels fail."""
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
@@ -144,7 +148,8 @@ class ReferenceSweeper:
         """
         time, alive, sequence = self._layout(segments)
         at_reset, origin = self._resets(time, sequence, alive)
-        product = torch.eye(self.cell.size, dtype=self.problem.initial.dtype, device=self.problem.u.device)
+        given = self.problem.initial.dtype  # products of half precision lose what transfers are for, and are slow
+        product = torch.eye(self.cell.size, dtype=solved_in(self.problem.initial), device=self.problem.u.device)
         product = product.repeat(len(segments), 1, 1)
         for j in range(len(time)):
             if j == 0 and starts is not None:
@@ -153,11 +158,11 @@ class ReferenceSweeper:
                 previous = torch.cat([part[time[j], sequence] for part in states], -1)
             if at_reset is not None:
                 previous = torch.where(at_reset[j], origin, previous)
-            following = self.cell.jacobian(previous, self.problem.u[time[j], sequence]) @ product
+            following = self.cell.jacobian(previous, self.problem.u[time[j], sequence]).to(product.dtype) @ product
             if at_reset is not None:
                 following = following.masked_fill(at_reset[j].unsqueeze(-1), 0)
             product = following if alive is None else torch.where(alive[j].unsqueeze(-1), following, product)
-        return product
+        return product.to(given)
 
     def _layout(self, segments: Segments) -> tuple[Tensor, Tensor | None, Tensor]:
         """Times `(L, R)` clamped into the sequence, which of them are inside `(L, R, 1)` or None if all, sequences

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -72,7 +71,7 @@ class Recurrent(nn.RNNBase):
         self._known: dict[Any, list[SolveReport]] = {}
         """Inputs that torch's own layer is to run, by shape, dtype, device, autocast and gradients, and what to report;
         no reports where it was found out that it is not to."""
-        self._last: _LeftToTorch | None = None
+        self._last: torch_layer.LeftToTorch | None = None
         """The last call, where torch's layer ran it and is to run the next one like it."""
         self._handle = handle_of(self)
         self.reports = []
@@ -147,7 +146,7 @@ class Recurrent(nn.RNNBase):
         last = self._last
         if last is not None and unmarked and type(input) is Tensor and last.fits(input) and alone():
             self.__dict__["reports"] = list(last.reports)
-            return torch_layer.call_again(self, input, hx)  # type: ignore[no-any-return]
+            return torch_layer.call_again(self, input, hx, last)  # type: ignore[no-any-return]
         key, group = None, time_group(self)
         if group is None and type(input) is Tensor and unmarked:
             lowered = input.is_cuda and torch.is_autocast_enabled("cuda")
@@ -157,7 +156,7 @@ class Recurrent(nn.RNNBase):
             result: tuple[Any, Any] = torch_layer.call(self, input, hx)
             self.__dict__["reports"] = list(known)
             if type(input) is Tensor and input.dim() == 3:
-                self._last = _LeftToTorch.of(input, known)
+                self._last = torch_layer.LeftToTorch.of(self, input, known)
             return result
         packed = input if isinstance(input, PackedSequence) else None
         ragged = lengths is not None or resets is not None
@@ -376,30 +375,3 @@ class Recurrent(nn.RNNBase):
         b_hh = getattr(self, "bias_hh" + suffix) if self.bias else None
         w_hr = getattr(self, "weight_hr" + suffix) if self.proj_size else None
         return w_ih, w_hh, b_ih, b_hh, w_hr
-
-
-@dataclass(frozen=True, slots=True)
-class _LeftToTorch:
-    """A call that torch's own layer is to run: every look at a short one counts."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    taped: bool
-    lowered: bool
-    reports: list[SolveReport]
-
-    @staticmethod
-    def of(input: Tensor, reports: list[SolveReport]) -> _LeftToTorch:
-        modes = torch.is_grad_enabled(), torch.is_autocast_enabled(input.device.type)
-        return _LeftToTorch(input.shape, input.dtype, input.device, *modes, reports)
-
-    def fits(self, input: Tensor) -> bool:
-        """Whether another call is like it."""
-        return (
-            input.shape == self.shape
-            and input.dtype is self.dtype
-            and input.device == self.device
-            and torch.is_grad_enabled() == self.taped
-            and torch.is_autocast_enabled(self.device.type) == self.lowered
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -69,35 +70,64 @@ def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:
     return layer(module).forward(module, input, hx)
 
 
-def call_again(module: Recurrent, input: Tensor, hx: Any) -> Any:
-    """Torch's forward pass on a batch of a shape that it has accepted before, without its checks of that shape.
+@dataclass(frozen=True, slots=True)
+class LeftToTorch:
+    """A call that torch's own layer has run, and is to run when one like it comes: every look at a short one counts."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    taped: bool
+    lowered: bool
+    hidden: tuple[tuple[int, int, int], ...]
+    """Shapes of the parts of the initial state."""
+    run: Any
+    """Torch's operator."""
+    reports: list[SolveReport]
+
+    @staticmethod
+    def of(module: Recurrent, input: Tensor, reports: list[SolveReport]) -> LeftToTorch:
+        _, batch = size(module, input)
+        widths = (module.proj_size or module.hidden_size, module.hidden_size)[: 2 if module.mode == "LSTM" else 1]
+        hidden = tuple((module._stacked, batch, width) for width in widths)
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled(input.device.type)
+        return LeftToTorch(input.shape, input.dtype, input.device, *modes, hidden, RUNS[module.mode], reports)
+
+    def fits(self, input: Tensor) -> bool:
+        """Whether another call is like it."""
+        return (
+            input.shape == self.shape
+            and input.dtype is self.dtype
+            and torch.is_grad_enabled() is self.taped
+            and input.device == self.device
+            and torch.is_autocast_enabled(self.device.type) is self.lowered
+        )
+
+
+def call_again(module: Recurrent, input: Tensor, hx: Any, last: LeftToTorch) -> Any:
+    """Torch's forward pass on a batch like the last one, which it has accepted, without its checks of that shape.
 
     What is around torch's operators in Python is a quarter of a call of few steps.
     """
-    stacked, batch = module._stacked, input.shape[0 if module.batch_first else 1]
-    run: Any = RUNS[module.mode]
-    if module.mode == "LSTM":
-        width = module.proj_size or module.hidden_size
-        if hx is None:
-            zeros = torch.zeros(stacked, batch, width, dtype=input.dtype, device=input.device)
-            hx = zeros, zeros if width == module.hidden_size else input.new_zeros(stacked, batch, module.hidden_size)
-        elif not (
-            isinstance(hx, tuple)
-            and len(hx) == 2
-            and hx[0].shape == (stacked, batch, width)
-            and hx[1].shape == (stacked, batch, module.hidden_size)
-        ):
+    hidden = last.hidden
+    if hx is None:
+        hx = tuple(torch.zeros(shape, dtype=last.dtype, device=last.device) for shape in hidden)
+        hx = hx if len(hx) == 2 else hx[0]
+    elif len(hidden) == 1:
+        if hx.shape != hidden[0]:
             return call(module, input, hx)  # which says what is wrong with it
-    elif hx is None:
-        hx = torch.zeros(stacked, batch, module.hidden_size, dtype=input.dtype, device=input.device)
-    elif hx.shape != (stacked, batch, module.hidden_size):
+    elif type(hx) is not tuple or len(hx) != 2 or hx[0].shape != hidden[0] or hx[1].shape != hidden[1]:
         return call(module, input, hx)
-    module._update_flat_weights()
-    output, *final = run(
+    parameters = module._parameters
+    for reference, name in zip(module._flat_weight_refs, module._flat_weights_names, strict=True):
+        if reference is None or reference() is not parameters.get(name):  # other weights, or none that are parameters
+            module._update_flat_weights()
+            break
+    found = last.run(
         input, hx, module._flat_weights, module.bias, module.num_layers, module.dropout, module.training,
         module.bidirectional, module.batch_first,
     )  # fmt: skip
-    return output, tuple(final) if len(final) == 2 else final[0]
+    return found if len(found) == 2 else (found[0], found[1:])
 
 
 def layer(module: Recurrent) -> Any:

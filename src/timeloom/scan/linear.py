@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from timeloom.kernels import faults
 from timeloom.options import check_count
 from timeloom.scan import blelloch, chunked, cpu, gpu, reference
 from timeloom.scan import elements as el
@@ -60,11 +62,18 @@ class _Way:
         self.levels, self.reverse, self.transpose = levels, reverse, transpose
 
     def by_kernels(self, b: Tensor) -> bool:
-        return self.method == "auto" and gpu.supports(b, self.structure)
+        return self.method == "auto" and gpu.supports(b, self.structure) and faults.broken(self.kernel) is None
+
+    @property
+    def kernel(self) -> str:
+        """Its name where it is told of."""
+        return f"triton {self.structure} scan"
 
     def run(self, a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
         if self.by_kernels(b):
-            return gpu.scan(a, b, h0, self.structure, self.reverse, self.transpose)
+            with suppress(faults.KernelFault):  # it has been told
+                given = self.structure, self.reverse, self.transpose
+                return faults.guarded(self.kernel, lambda: gpu.scan(a, b, h0, *given))
         h0 = el.start(b, h0)
         if (self.method == "auto" or self.levels == 0) and cpu.supports(b):
             return cpu.scan(a, b, h0, self.structure, self.reverse, self.transpose)
@@ -150,8 +159,10 @@ class _LinearScan(torch.autograd.Function):
         )
         wants_a, wants_h0 = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
         if structure == "diagonal" and way.by_kernels(grad) and not torch.is_grad_enabled():
-            adjoint, d_a = gpu.diagonal_adjoint(a, grad, h0, states, way.reverse, wants_a)
-            return d_a, adjoint, a[first] * adjoint[first] if wants_h0 else None, None
+            with suppress(faults.KernelFault):
+                given = a, grad, h0, states, way.reverse, wants_a
+                adjoint, d_a = faults.guarded(way.kernel, lambda: gpu.diagonal_adjoint(*given))
+                return d_a, adjoint, a[first] * adjoint[first] if wants_h0 else None, None
         rest = linear_scan(
             a[later].conj(), grad[earlier], grad[last], not way.reverse,
             transpose=not way.transpose, structure=structure, method=way.method, levels=way.levels,

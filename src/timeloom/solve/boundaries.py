@@ -37,6 +37,8 @@ class Boundaries:
         self.scale = torch.ones_like(self.starts)
         self.converged = False
         self._bad = torch.zeros_like(self.unknown)
+        self._transfers: Tensor | None = None
+        """What carries jumps on, as last known: the decay, or dense transfers once there were some."""
         self._damping = Damping(batch, device) if damped else None
         if entered is not None:
             starts, ends, decay = (None if value is None else value.view(self.shape) for value in entered)
@@ -46,6 +48,7 @@ class Boundaries:
             self.starts, self.ends = (torch.where(inside, value, self.starts) for value in (starts, ends))
             # Where it was not asked for, nothing is known to be carried on: jumps alone move the starts.
             self.decay = torch.zeros_like(self.starts) if decay is None else decay
+            self._transfers = decay
 
     def run(self, rows: Tensor, want_decay: bool) -> None:
         """Sweep these rows from their starts."""
@@ -57,6 +60,8 @@ class Boundaries:
         self.ends.view(-1, size)[at] = ends
         if decay is not None:
             self.decay.view(-1, size)[at] = decay
+            if self._transfers is None:
+                self._transfers = self.decay
 
     def measure(self, tolerance: float) -> float:
         """The largest relative jump between a link's end and the next one's start; also who is over the tolerance."""
@@ -75,6 +80,16 @@ class Boundaries:
     def demand(self, tolerance: float) -> None:
         """Count what is over another tolerance as unfinished."""
         self._bad = ~(self.error <= tolerance)
+
+    def outstanding(self, rate: float, tolerance: float) -> float:
+        """How far the starts are off, relative, where every sweep leaves `rate` of that: jumps add up along the chain,
+        as far as transfers are known, and corrections do. Counts who is over the tolerance as unfinished.
+        """
+        known = None if self.chain.carry is not None else self._transfers
+        moves = self.jump if known is None else self._or_jump(linear_scan(before_each(known), self.jump))
+        error = relative(moves, self._scales(), self.chain.parts) / (1 - rate)
+        self._bad = ~(error <= tolerance)
+        return float(certificate(error))
 
     def _scales(self, before: Tensor | None = None) -> Tensor:
         """Scale of the state at each link, part by part, `(C, B, P)`; `before`: that of what came before them all."""
@@ -127,7 +142,9 @@ class Boundaries:
         """`A[p]` of each link, diagonal `(C, B, S)` or dense `(C, B, S, S)`."""
         if correction == "diag":
             return self.decay
-        return self.chain.transfer(self.chain.segments, self.starts.flatten(0, 1)).view(*self.shape, self.shape[2])
+        dense = self.chain.transfer(self.chain.segments, self.starts.flatten(0, 1))
+        self._transfers = dense.view(*self.shape, self.shape[2])
+        return self._transfers
 
     def _or_jump(self, delta: Tensor) -> Tensor:
         if all_finite(delta):

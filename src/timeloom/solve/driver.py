@@ -17,6 +17,8 @@ from timeloom.torch_state.streams import capturing
 
 DIAGONAL_WORTH = 1e-3
 """A decay below this over a whole chunk corrects nothing that the next sweep does not correct by itself."""
+MOST_LEFT = 0.99
+"""Of a residual, by a sweep that still counts as contracting."""
 SLOW = 0.3
 """Factor of a sweep from which `correction="auto"` looks for a stronger correction."""
 
@@ -42,20 +44,23 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     state = Boundaries(chain, entered, plan.linearization is not None and plan.linearization.damped)
     residuals: list[float] = []
     rows = state.solvable
-    given_up, polished = "", False
+    given_up, polished, left = "", False, math.inf
     while True:
         if residuals or entered is None:
             state.run(rows, want_decay)
         residuals.append(state.measure(plan.tolerance))
         if state.converged:
-            if polished or residuals[-1] <= plan.polish or len(residuals) >= plan.max_iters:
+            before, left = left, state.outstanding(_rate(residuals), plan.tolerance) if plan.counts_errors else 0.0
+            enough = left <= plan.tolerance or not left < before / 2
+            if len(residuals) >= plan.max_iters or (enough and (polished or residuals[-1] <= plan.polish)):
                 break
             polished = True
-            state.demand(plan.polish)
+            if enough:
+                state.demand(plan.polish)
         given_up = "" if state.converged else why_stop(residuals, plan)
         if given_up:
             break
-        correction = _choose(plan, correction, residuals, state)
+        correction = _choose(plan, correction, [] if state.converged else residuals, state)
         rows = state.correct(correction, plan.tolerance)
         if rows.numel() == 0 and state.converged:
             break
@@ -121,6 +126,11 @@ def why_stop(residuals: list[float], plan: Plan) -> str:
     if len(residuals) > plan.patience and not residuals[-1] < 0.5 * residuals[-1 - plan.patience]:
         return f"gave up: {plan.patience} sweeps did not halve the residual"
     return ""
+
+
+def _rate(residuals: list[float]) -> float:
+    """What the last sweep left of the residual, as far as there was one before; below 1."""
+    return 0.0 if len(residuals) < 2 else min(residuals[-1] / residuals[-2], MOST_LEFT)
 
 
 def contracts_slowly(residuals: list[float]) -> bool:

@@ -25,6 +25,10 @@ COPIES = 6
 """Tensors of the elements' size that are alive at once while a window is linearised and scanned."""
 
 
+RUN_AWAY = 0.4
+"""Power of a dtype's largest number from which a state is no state of a network any more."""
+
+
 @dataclass(frozen=True)
 class Linearization:
     """How a jump at one state moves the states behind it, `δ[t] = A[t-1] δ[t-1] + jump[t]`, for chunks of one step.
@@ -235,8 +239,10 @@ def _structure(how: Linearization) -> Structure:
 
 
 def _refuse_bad_elements(elements: Tensor, previous: Tensor, sources: Tensor, first: int, sequences: slice) -> None:
-    """Name the first step that is finite and has a Jacobian that is not."""
-    fine = previous.isfinite().all(-1) & sources.isfinite().all(-1)
+    """Name the first step that is finite and has a Jacobian that is not. Where an iteration has run away, squares of
+    its states overflow in cells that are fine: that is for the driver to end.
+    """
+    fine = (previous.abs().amax(-1) < torch.finfo(previous.dtype).max ** RUN_AWAY) & sources.isfinite().all(-1)
     bad = (fine & ~elements.flatten(2).isfinite().all(-1)).nonzero()
     if len(bad):
         step, sequence = bad[0].tolist()

@@ -59,6 +59,9 @@ class Plan(Cutting):
     accepts: float = 0.0
     """Largest error of a start to accept behind them, as the next correction tells it: jumps add up over a long memory,
     and errors tell what they add up to."""
+    counts_errors: bool = False
+    """Whether what jumps add up to must be within the tolerance, not each of them alone: not where a user has said how
+    large a jump may be."""
     polish: float = math.inf
     """Residual above which a solve that meets the tolerance is corrected and swept once more."""
     check_gradient: bool = False
@@ -74,8 +77,17 @@ class Plan(Cutting):
 
     @property
     def limit(self) -> float:
-        """What the certificate of the planned sweeps must not exceed: a jump behind one sweep, an error behind more."""
-        return self.tolerance if self.sweeps == 1 else self.accepts
+        """What the certificate of the planned sweeps must not exceed: a jump behind one sweep, an error behind more.
+
+        A warm-up of w steps that leaves errors of the tolerance leaves the share tolerance^(c/w) of them over c steps:
+        so much of an error does not show as a jump between chunks of c steps.
+        """
+        if self.sweeps > 1:
+            return self.accepts
+        if not self.counts_errors or self.warmup <= self.chunk:
+            return self.tolerance
+        hidden: float = self.tolerance ** (self.chunk / self.warmup)
+        return self.tolerance * (1.0 - hidden)
 
     def insisting(self, missed: float) -> Plan | None:
         """A plan that makes more of the same, where that is likely to mend a certificate that is over its limit."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells.base import Cell
-from timeloom.kernels import replay
+from timeloom.kernels import ReferenceSweeper, replay, sweeper_kind
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels.layer import Found, Gradients, Layer
 from timeloom.kernels.layers import layer_kind
@@ -192,6 +192,8 @@ class LayerSolve:
         problem = self._problem(inputs) if found.u is None else Recurrence(cell, found.u, inputs.initial)
         if swept.result is None or found.starts is None or found.ends is None:
             sweeper, tape = layer.sweeper(problem, taped)
+            if not type(sweeper).supports(problem):  # its kernels cannot run, as was told
+                sweeper = choose_sweeper(problem)
             states, report = solve_states(problem, plan, sweeper)
         else:
             states, tape = swept.result[: len(cell.parts)], swept.result[len(cell.parts) :]
@@ -201,9 +203,14 @@ class LayerSolve:
         return [part.to(inputs.x.dtype) for part in states] + tape, report
 
     def _problem(self, inputs: Inputs) -> Recurrence:
-        """The recurrence over projected inputs."""
+        """The recurrence over projected inputs; in the state's precision where no kernels take any less."""
+        dtype = inputs.initial.dtype
         cell, u = self.project(inputs.x, *inputs.weights)
-        return Recurrence(cell, u, inputs.initial, inputs.lengths, inputs.resets)
+        problem = Recurrence(cell, u, inputs.initial, inputs.lengths, inputs.resets)
+        if u.dtype == dtype or sweeper_kind(problem) is not ReferenceSweeper:
+            return problem
+        cast = (None if tensor is None else tensor.to(dtype) for tensor in inputs.live)
+        return self._problem(inputs.with_live(cast))
 
     def _on_tape(self, inputs: Inputs, solution: Solution, record: Record, taped: bool) -> tuple[Tensor, Tensor]:
         """Report a solution, and put it on autograd's tape where that is on."""

@@ -75,6 +75,7 @@ class Auto(Solver):
             driver=march,
             correction="auto" if chosen.sweeps == 1 else "newton" if chosen.dense else "diag",
             tolerance=chosen.tolerance,
+            counts_errors=self.tol is None,
             max_iters=self.max_iters or chosen.patience,
             on_divergence=self.on_divergence,
             reason=chosen.reason,

@@ -35,7 +35,8 @@ class Solver:
 
     adjoint: how the backward pass solves for the gradients: the same way as the forward pass, by a scan over the
         transposed Jacobians of all steps (BPPSA), by multigrid, or sequentially.
-    tol: largest relative jump between chunks to accept; None takes the dtype's default.
+    tol: largest relative jump between chunks to accept; None takes the dtype's default, and accepts no more than it of
+        what jumps add up to.
     max_iters: sweeps after which to give up; None leaves it to the solver.
     adjoint_levels: with `adjoint="scan"`, levels of the scan's tree that multiply matrices; the roots above them are
         run one after the other. None chooses: no level on a CPU, where matrix-vector products in order are fastest (a
@@ -148,11 +149,13 @@ class Solver:
         **decided: Any,
     ) -> PlanKind:
         """A plan of chunks of so many steps, with what all plans of this solver have in common."""
+        tolerance = self.tolerance(problem) if tolerance is None else tolerance
         return kind(
             chunk=chunk,
             warmup=warmup,
             driver=driver,
-            tolerance=self.tolerance(problem) if tolerance is None else tolerance,
+            tolerance=tolerance,
+            counts_errors=tolerance <= default_tolerance(problem, "forward"),
             max_iters=max_iters or self.max_iters or MOST_SWEEPS,
             on_divergence=self.on_divergence,
             **decided,

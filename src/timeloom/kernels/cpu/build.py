@@ -68,6 +68,8 @@ def generated(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL | str:
     try:
         return _library("step", text, flags)
     except (KernelBuildError, OSError) as error:
+        first = str(error).strip().splitlines()[0]
+        faults.tell(f"a cell's step could not be compiled ({first})", "it runs in torch: same results, slower")
         return str(error)
 
 

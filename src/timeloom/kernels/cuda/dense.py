@@ -7,11 +7,12 @@ memory is; one more sweep gives the rest.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor
 
+from timeloom.kernels import faults
 from timeloom.kernels.cuda.driver import Function
 from timeloom.kernels.cuda.nvrtc import compile_source
 from timeloom.kernels.cuda.programs import FOLDER, DenseChainArgs, architecture
@@ -36,11 +37,11 @@ def solve(
     units = torch.eye(size, dtype=nothing.dtype, device=nothing.device).repeat(len(segments), 1)
     silent = AdjointData(reading.states, None)
     matrices, _ = sweeper.adjoint(_each(problem.steps, problem.batch, chunk, size), units, silent)
-    ends = chain(matrices, offsets, final, problem.batch)
+    ends = faults.guarded(sweeper.told_as, partial(chain, matrices, offsets, final, problem.batch))
     begins, _ = sweeper.adjoint(segments, ends, writing)
     jumps = torch.zeros_like(begins)
     jumps[: -problem.batch] = begins[: -problem.batch] - ends[problem.batch :]
-    moves = chain(matrices, jumps, None, problem.batch)
+    moves = faults.guarded(sweeper.told_as, partial(chain, matrices, jumps, None, problem.batch))
     return begins, sweeper.measure(ends, begins, 0.0, moves, fading=True)
 
 

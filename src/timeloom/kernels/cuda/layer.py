@@ -71,6 +71,7 @@ class CUDALayer(Layer):
         (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
         u = self._inputs()
         sweeper, tape = self.sweeper(Recurrence(self.cell, u, self.initial), keep)
+        sweeper.of_layer = True
         states = empty_states(steps, self.initial, self.parts)
         segments = cut_evenly(steps, batch, cutting.chunk, False)
         links = -(-steps // cutting.chunk)
@@ -131,6 +132,7 @@ class CUDALayer(Layer):
         incoming, final = (None if grad is None else grad.float() for grad in grads)
         inputs = self.x.new_empty(steps, batch, 0)  # no sweep looks at them: the gates' values are there
         sweeper = CUDASweeper(Recurrence(self.cell, inputs, self.initial), saved)
+        sweeper.of_layer = True
         return sweeper, states, incoming, final, self.initial.new_empty(steps, batch, self.cell.gate_width)
 
     def backward(

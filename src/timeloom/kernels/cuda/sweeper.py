@@ -6,16 +6,18 @@ do. Inputs, states, starts and ends are float32 in every case. Signature and twi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from timeloom.buffers import empty
+from timeloom.kernels import faults
 from timeloom.kernels.cuda import nvrtc, wide
 from timeloom.kernels.cuda.programs import (
     CELLS,
@@ -60,7 +62,7 @@ def usable(device: torch.device) -> bool:
 
 @cache
 def _usable(index: int) -> bool:
-    if nvrtc.unavailable() is not None or not torch.cuda.is_available() or torch.version.hip is not None:
+    if not torch.cuda.is_available() or torch.version.hip is not None or not _compiler_is_there():
         return False
     return torch.cuda.get_device_capability(index) >= (8, 0)
 
@@ -82,6 +84,19 @@ def has_kernels(problem: Recurrence) -> bool:
     """Whether whole layers of this problem's kind are swept by kernels, in float32 or in half precision."""
     cell = problem.cell
     return problem.initial.dtype == torch.float32 and fits(cell.kernel, cell.parts[0], problem.u.device)
+
+
+@cache
+def _compiler_is_there() -> bool:
+    reason = nvrtc.unavailable()
+    if reason is not None:
+        faults.tell(f"no CUDA kernels ({reason})", "torch's own layers and sweeps in torch run instead")
+    return reason is None
+
+
+def told_as(kernel: str | None, units: int, dtype: torch.dtype) -> str:
+    """The name by which users know the kernels of a layer: `cuda gru n=64 float32`."""
+    return f"cuda {kernel} n={units} {str(dtype).removeprefix('torch.')}"
 
 
 @lru_cache(maxsize=256)
@@ -112,7 +127,10 @@ class CUDASweeper(ReferenceSweeper):
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
-        return problem.u.dtype == torch.float32 and has_kernels(problem)
+        cell = problem.cell
+        if problem.u.dtype != torch.float32 or not has_kernels(problem):
+            return False
+        return faults.broken(told_as(cell.kernel, cell.parts[0], cell.weights[0].dtype)) is None
 
     def __init__(self, problem: Recurrence, saved: Tensor | None = None) -> None:
         super().__init__(problem)
@@ -120,6 +138,7 @@ class CUDASweeper(ReferenceSweeper):
         self._text, self._kernel, self._n = CELLS[kernel], kernel, problem.cell.parts[0]
         weights = problem.cell.weights[0]
         self._dtype, self._wide = weights.dtype, WideWeights(weights)
+        self.told_as = told_as(kernel, self._n, weights.dtype)
         self._weights = aligned(weights.float())
         self._vectors = units_of(problem.cell).float()
         self._initial = problem.initial.contiguous()
@@ -127,12 +146,14 @@ class CUDASweeper(ReferenceSweeper):
         self.saved = saved
         self._device = _index(problem.initial.device)
 
+    @faults.or_reference
     def forward(
         self, segments: Segments, starts: Tensor, states: list[Tensor] | None = None, want_decay: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         _, ends, decay = self._forward(segments, starts.contiguous(), states, want_decay, 0)
         return ends, decay
 
+    @faults.or_reference
     def forward_entering(
         self, segments: Segments, lead: int, states: list[Tensor] | None, want_decay: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -151,12 +172,14 @@ class CUDASweeper(ReferenceSweeper):
         self._launch(ForwardArgs, segments, states, lead, stores, tensors)
         return starts, ends, decay
 
+    @faults.or_reference
     def adjoint(
         self, segments: Segments, ends: Tensor, data: AdjointData, want_decay: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         _, begins, decay = self._adjoint(segments, ends.contiguous(), data, want_decay, 0, None)
         return begins, decay
 
+    @faults.or_reference
     def adjoint_entering(
         self, segments: Segments, lead: int, final: Tensor | None, data: AdjointData, want_decay: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -200,21 +223,31 @@ class CUDASweeper(ReferenceSweeper):
         args = kind(steps=self.problem.steps, batch=self.problem.batch, rows=rows, lead=lead, **pointers)
         variant = self._variant(kind is AdjointArgs, rows, stores, tensors["decay"] is not None)
         with on_device(self._device):
-            if isinstance(variant, Wide):
-                wide.sweep(args, segments.longest + lead, variant, self._wide, self._initial.device)
-            else:
-                blocks = rows * variant.cluster if variant.single else -(-rows // ROWS)
-                sweep_function(self._device, variant)(blocks, args)
+            faults.guarded(self.told_as, lambda: self._start(variant, segments.longest + lead, args))
+
+    def _start(self, variant: Variant | Wide, steps: int, args: Any) -> None:
+        if isinstance(variant, Wide):
+            wide.sweep(args, steps, variant, self._wide, self._initial.device)
+        else:
+            blocks = args.rows * variant.cluster if variant.single else -(-args.rows // ROWS)
+            sweep_function(self._device, variant)(blocks, args)
 
     def _variant(self, adjoint: bool, rows: int, stores: int, decay: bool) -> Variant | Wide:
         return _variant(
             self._kernel, self._n, self._dtype, adjoint, rows, stores, decay, self._marks is not None, self._device
         )
 
-    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor] | None:
+    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor | float] | None:
         if self.problem.lengths is not None:
             return None
-        return partial(self.certify, share_of_box=share_of_box, fading=fading)
+
+        def certify(starts: Tensor, ends: Tensor) -> Tensor | float:
+            try:
+                return self.certify(starts, ends, share_of_box, fading=fading)
+            except faults.KernelFault:
+                return math.inf  # nothing is known: the driver measures by itself
+
+        return certify
 
     def certify(
         self, starts: Tensor, ends: Tensor, share_of_box: float, decay: Tensor | None = None, fading: bool = False
@@ -237,9 +270,8 @@ class CUDASweeper(ReferenceSweeper):
         args.floor[0] = floor_of(self.cell, share_of_box)
         if fading:  # of an LSTM's gradients, that by h is small and all rounding, and enters the gates beside that by c
             args.parts, args.n = 1, self.cell.size
-        with on_device(self._device):
-            chain_function(self._device, "measure")(-(-links * self.problem.batch * parts // 8), args)
-            chain_function(self._device, "compare")(1, args)
+        self._run_chain("measure", -(-links * self.problem.batch * parts // 8), args)
+        self._run_chain("compare", 1, args)
         return found[-1]
 
     def correct(self, starts: Tensor, ends: Tensor, decay: Tensor, boxed: bool) -> Tensor:
@@ -257,9 +289,12 @@ class CUDASweeper(ReferenceSweeper):
         """How far each start is off, as the jumps before it and the decay tell."""
         moves = torch.empty_like(starts)
         args = self._chain_args(starts=starts, ends=ends, decay=decay, moves=moves, corrected=corrected, bound=bound)
-        with on_device(self._device):
-            chain_function(self._device, "carry")(-(-self._initial.numel() // CHAIN_THREADS["carry"]), args)
+        self._run_chain("carry", -(-self._initial.numel() // CHAIN_THREADS["carry"]), args)
         return moves
+
+    def _run_chain(self, name: str, blocks: int, args: ChainArgs) -> None:
+        with on_device(self._device):
+            faults.guarded(self.told_as, lambda: chain_function(self._device, name)(blocks, args))
 
     def _chain_args(self, **tensors: Tensor | None) -> ChainArgs:
         pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}

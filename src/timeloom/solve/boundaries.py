@@ -9,8 +9,11 @@ from timeloom.buffers import all_finite
 from timeloom.scan import linear_scan
 from timeloom.solve.chain import Chain, Entered
 from timeloom.solve.damping import Damping
+from timeloom.solve.lowrank import LowRank
 from timeloom.solve.plan import Correction
 from timeloom.solve.residual import by_unit, certificate, floors, relative, scales
+from timeloom.solve.secant import Secants
+from timeloom.solve.tangents import RANK, Tangents
 
 WORTH_MOVING = 0.1
 """Part of the tolerance up to which a start stays where it is: corrections left out must not add up to a jump."""
@@ -19,7 +22,9 @@ WORTH_MOVING = 0.1
 class Boundaries:
     """The unknowns: starts and ends of all links, `(C, B, S)`, and what is known about them so far."""
 
-    def __init__(self, chain: Chain, entered: Entered | None, damped: bool = False) -> None:
+    def __init__(
+        self, chain: Chain, entered: Entered | None, damped: bool = False, secant: bool = False, rank: int = RANK
+    ) -> None:
         self.chain = chain
         (batch, size), links = chain.first.shape, chain.links
         self.shape = (links, batch, size)
@@ -38,6 +43,12 @@ class Boundaries:
         self.converged = False
         self._bad = torch.zeros_like(self.unknown)
         self._damping = Damping(batch, device) if damped else None
+        self._secants = Secants() if secant else None
+        self._tangents = Tangents(rank)
+        self._transfers: Tensor | LowRank | None = None
+        """What the last correction knew of the links."""
+        self.moved_by = 0.0
+        """The largest relative move of the last correction."""
         if entered is not None:
             starts, ends, decay = (None if value is None else value.view(self.shape) for value in entered)
             assert starts is not None
@@ -46,6 +57,7 @@ class Boundaries:
             self.starts, self.ends = (torch.where(inside, value, self.starts) for value in (starts, ends))
             # Where it was not asked for, nothing is known to be carried on: jumps alone move the starts.
             self.decay = torch.zeros_like(self.starts) if decay is None else decay
+            self._note_sweep()
 
     def run(self, rows: Tensor, want_decay: bool) -> None:
         """Sweep these rows from their starts."""
@@ -57,6 +69,13 @@ class Boundaries:
         self.ends.view(-1, size)[at] = ends
         if decay is not None:
             self.decay.view(-1, size)[at] = decay
+        elif everything:
+            self.decay.zero_()
+        self._note_sweep()
+
+    def _note_sweep(self) -> None:
+        if self._secants is not None:
+            self._secants.note(self.starts, self.ends, self.decay)
 
     def measure(self, tolerance: float) -> float:
         """The largest relative jump between a link's end and the next one's start; also who is over the tolerance."""
@@ -86,11 +105,15 @@ class Boundaries:
         """Move the starts by what the jumps mean for them; returns the rows that moved and must be run again."""
         if self._damping is not None:
             self._damping.adapt(self.error, tolerance)
+        if self._secants is not None:
+            self._secants.doubt(self.error, tolerance)
         return self.move(self._carry(correction), tolerance)
 
     def move(self, delta: Tensor, tolerance: float) -> Tensor:
         """Move the starts by `delta`, unfinished sequences alone; returns the rows that moved and must be run again."""
-        moved = (delta.abs() / self.scale).amax(-1) > WORTH_MOVING * tolerance
+        moves = self._relative(delta)
+        self.moved_by = float(certificate(moves))
+        moved = moves > WORTH_MOVING * tolerance
         moved &= self.unknown & self._unfinished()
         # starts + δ, written so that a start whose predecessor does not move becomes its end to the last bit
         starts = self.arriving() + (delta - self.jump)
@@ -98,6 +121,17 @@ class Boundaries:
             starts = torch.clamp(starts, -self.chain.bound, self.chain.bound)
         self.starts = torch.where(moved.unsqueeze(-1), starts, self.starts)
         return moved.reshape(-1).nonzero().squeeze(-1).cpu()
+
+    def foreseen(self, correction: Correction) -> Tensor:
+        """The relative size of the correction that would be next, `(C, B)`, by what is known: nothing is swept."""
+        if correction in ("diag", "secant"):
+            self._transfers = self._transfers_by(correction)
+        if self._transfers is None:
+            return self._relative(self.jump)
+        return self._relative(self._or_jump(carried(self._transfers, self.jump)))
+
+    def _relative(self, moves: Tensor) -> Tensor:
+        return (moves.abs() / self.scale).amax(-1)
 
     def rests(self, moved: Tensor) -> bool:
         """Whether there is nothing to run again where these rows have moved."""
@@ -121,13 +155,24 @@ class Boundaries:
             return self._or_jump(self.chain.carry(self.jump, self.starts, strength))
         if correction in ("none", "auto"):
             return self.jump
-        return self._or_jump(linear_scan(before_each(self._transfers_by(correction)), self.jump))
+        self._transfers = self._transfers_by(correction)
+        return self._or_jump(carried(self._transfers, self.jump))
 
-    def _transfers_by(self, correction: Correction) -> Tensor:
-        """`A[p]` of each link, diagonal `(C, B, S)` or dense `(C, B, S, S)`."""
+    def _transfers_by(self, correction: Correction) -> Tensor | LowRank:
+        """`A[p]` of each link, diagonal `(C, B, S)`, dense `(C, B, S, S)` or in between."""
         if correction == "diag":
             return self.decay
+        if correction == "secant":
+            assert self._secants is not None
+            return self._secants.model(self.decay)
+        if correction == "lowrank":
+            return self._tangents.model(self._along, self.jump, self.decay)
         return self.chain.transfer(self.chain.segments, self.starts.flatten(0, 1)).view(*self.shape, self.shape[2])
+
+    def _along(self, directions: Tensor) -> Tensor:
+        """What all links make of directions `(C, B, S, K)`."""
+        starts, ends, scale = (values.flatten(0, 1) for values in (self.starts, self.ends, self.scale))
+        return self.chain.tangent(directions.flatten(0, 1), starts, ends, scale).view_as(directions)
 
     def _or_jump(self, delta: Tensor) -> Tensor:
         if all_finite(delta):
@@ -144,6 +189,13 @@ class Boundaries:
             return
         first_bad = bad.to(torch.uint8).argmax(0)[sequences]
         self.chain.finish(first_bad, sequences, self.ends[first_bad - 1, sequences])
+
+
+def carried(transfers: Tensor | LowRank, jumps: Tensor) -> Tensor:
+    """`δ[p] = A[p−1] δ[p−1] + jump[p]`, `(C, B, S)`."""
+    if isinstance(transfers, LowRank):
+        return transfers.carry(jumps)
+    return linear_scan(before_each(transfers), jumps)
 
 
 def before_each(transfers: Tensor) -> Tensor:

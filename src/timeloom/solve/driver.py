@@ -13,10 +13,13 @@ from timeloom.report import SolveReport, contraction
 from timeloom.solve.boundaries import Boundaries
 from timeloom.solve.chain import Chain
 from timeloom.solve.plan import Correction, Plan
+from timeloom.solve.residual import certificate, error_estimate, rate_of_warmup
 from timeloom.torch_state.streams import capturing
 
 DIAGONAL_WORTH = 1e-3
 """A decay below this over a whole chunk corrects nothing that the next sweep does not correct by itself."""
+WORTH_MENDING = 10.0
+"""Times the tolerance that small jumps may add up to."""
 SLOW = 0.3
 """Factor of a sweep from which `correction="auto"` looks for a stronger correction."""
 
@@ -29,7 +32,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         chain.sweep(chain.segments, chain.first, rows, False)
         return SolveReport.sequential(plan.chunk, plan.reason, plan.tolerance, time.perf_counter() - began)
     correction: Correction = plan.correction
-    want_decay = correction == "diag" or (correction == "auto" and plan.decay_is_cheap)
+    want_decay = plan.wants_decay
     entered = chain.entered
     if chain.guess is not None:
         plan = replace(plan, warmup=0)  # the guess takes its place
@@ -39,31 +42,60 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             report = certified(chain.certify(*entered[:2]), plan, began)
             if report is not None:
                 return report
-    state = Boundaries(chain, entered, plan.linearization is not None and plan.linearization.damped)
+    damped = plan.linearization is not None and plan.linearization.damped
+    state = Boundaries(chain, entered, damped, correction == "secant", plan.rank)
     residuals: list[float] = []
-    rows = state.solvable
+    moves: list[float] = []
+    rows, demand, estimate = state.solvable, plan.tolerance, math.inf
     given_up, polished = "", False
     while True:
         if residuals or entered is None:
             state.run(rows, want_decay)
         residuals.append(state.measure(plan.tolerance))
+        correction = _choose(plan, correction, residuals, state)
         if state.converged:
-            if polished or residuals[-1] <= plan.polish or len(residuals) >= plan.max_iters:
+            before, estimate = estimate, _estimate(state, plan, correction, residuals, moves)
+            smaller = _demand(plan, residuals[-1], estimate, before, polished)
+            if smaller is None or len(residuals) >= plan.max_iters:
                 break
-            polished = True
-            state.demand(plan.polish)
+            polished, demand = True, smaller
+            state.demand(demand)
         given_up = "" if state.converged else why_stop(residuals, plan)
         if given_up:
             break
-        correction = _choose(plan, correction, residuals, state)
-        rows = state.correct(correction, plan.tolerance)
+        rows = state.correct(correction, min(demand, plan.tolerance))
+        moves.append(state.moved_by)
         if rows.numel() == 0 and state.converged:
             break
         if rows.numel() == 0:
             given_up = "the values are not finite" if not math.isfinite(residuals[-1]) else "the corrections vanished"
             break
     used = "none" if correction == "auto" else correction
-    return conclude(state, plan, plan.name or f"shooting[{used}]", residuals, given_up, began)
+    report = conclude(state, plan, plan.name or f"shooting[{used}]", residuals, given_up, began)
+    return replace(report, error_estimate=estimate if state.converged else None)
+
+
+def _estimate(
+    state: Boundaries, plan: Plan, correction: Correction, residuals: list[float], moves: list[float]
+) -> float:
+    """The error of the starts, from what the corrections so far have shown."""
+    if plan.linearization is None:
+        following = float(certificate(state.foreseen(correction)))
+    else:  # another scan over all steps would cost as much as a sweep: jumps add up as they did before it
+        following = residuals[-1] * (moves[-1] / residuals[-2] if moves and residuals[-2] > 0 else 1.0)
+    rate = rate_of_warmup(residuals[0], plan.warmup, plan.chunk)
+    return error_estimate([*moves, following], state.chain.links - len(residuals), rate)
+
+
+def _demand(plan: Plan, residual: float, estimate: float, before: float, polished: bool) -> float | None:
+    """The jumps to go on for where they meet the tolerance and what they add up to does not; None where they do, or
+    where going on does not help, since what is left is rounding.
+    """
+    if not polished and residual > plan.polish:
+        return plan.polish
+    if plan.linearization is not None or estimate <= WORTH_MENDING * plan.tolerance or not estimate < 0.5 * before:
+        return None
+    return residual * WORTH_MENDING * plan.tolerance / estimate
 
 
 def conclude(

@@ -10,6 +10,7 @@ from timeloom.auto.experience import Experience, assumed_warmup
 from timeloom.options import check_choice, check_count
 from timeloom.problem import Recurrence
 from timeloom.solve.plan import Correction, Plan, RankPlan
+from timeloom.solve.tangents import RANK
 from timeloom.solvers.base import Solver, cheapest_chunk, within
 
 
@@ -30,18 +31,20 @@ class Shooting(Solver):
     chunk: int | None = None
     correction: Correction = "auto"
     warmup: int | None = None
+    rank: int = RANK
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("correction", self.correction, get_args(Correction))
         check_count("chunk", self.chunk)
         check_count("warmup", self.warmup, least=0)
+        check_count("rank", self.rank)
 
     def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
         steps, warmup = max(problem.steps, 1), self._warmup(problem)
         chunk = min(self.chunk or cheapest_chunk(problem, warmup, steps), steps)
         warmup = min(warmup, chunk) if copies_inputs(problem) else warmup
-        return self._plan_shooting(problem, chunk, warmup, correction=self.correction)
+        return self._plan_shooting(problem, chunk, warmup, correction=self.correction, rank=self.rank)
 
     def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:
         return RankPlan(self._plan_states(problem, experience), within(self._warmup(problem), sizes))

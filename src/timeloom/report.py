@@ -69,9 +69,7 @@ class SolveReport:
     @classmethod
     def sequential(cls, steps: int, reason: str, tolerance: float = 0.0, seconds: float = 0.0) -> SolveReport:
         """Of a run of one step after the other: exact, nothing to fit together."""
-        return cls(
-            "sequential", steps, 1, (), tolerance, True, False, None, seconds, reason, error_estimate=0.0
-        )
+        return cls("sequential", steps, 1, (), tolerance, True, False, None, seconds, reason, error_estimate=0.0)
 
     @property
     def certified(self) -> bool:

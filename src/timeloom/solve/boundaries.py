@@ -10,7 +10,7 @@ from timeloom.scan import linear_scan
 from timeloom.solve.chain import Chain, Entered
 from timeloom.solve.damping import Damping
 from timeloom.solve.lowrank import LowRank
-from timeloom.solve.plan import Correction
+from timeloom.solve.plan import Correction, Plan
 from timeloom.solve.residual import by_unit, certificate, floors, relative, scales
 from timeloom.solve.secant import Secants
 from timeloom.solve.tangents import RANK, Tangents
@@ -22,9 +22,8 @@ WORTH_MOVING = 0.1
 class Boundaries:
     """The unknowns: starts and ends of all links, `(C, B, S)`, and what is known about them so far."""
 
-    def __init__(
-        self, chain: Chain, entered: Entered | None, damped: bool = False, secant: bool = False, rank: int = RANK
-    ) -> None:
+    def __init__(self, chain: Chain, entered: Entered | None, plan: Plan | None = None) -> None:
+        """`plan` tells what is to be remembered for its corrections."""
         self.chain = chain
         (batch, size), links = chain.first.shape, chain.links
         self.shape = (links, batch, size)
@@ -42,10 +41,11 @@ class Boundaries:
         self.scale = torch.ones_like(self.starts)
         self.converged = False
         self._bad = torch.zeros_like(self.unknown)
-        self._damping = Damping(batch, device) if damped else None
-        self._secants = Secants() if secant else None
-        self._tangents = Tangents(rank)
-        self._transfers: Tensor | LowRank | None = None
+        self._damping = Damping(batch, device) if plan is not None and plan.damped else None
+        self._secants = Secants(chain.fading) if plan is not None and plan.correction == "secant" else None
+        self._tangents = Tangents(RANK if plan is None else plan.rank)
+        self._has_decay = False
+        self._known: Tensor | LowRank | None = None
         """What the last correction knew of the links."""
         self.moved_by = 0.0
         """The largest relative move of the last correction."""
@@ -57,6 +57,7 @@ class Boundaries:
             self.starts, self.ends = (torch.where(inside, value, self.starts) for value in (starts, ends))
             # Where it was not asked for, nothing is known to be carried on: jumps alone move the starts.
             self.decay = torch.zeros_like(self.starts) if decay is None else decay
+            self._has_decay = decay is not None
             self._note_sweep()
 
     def run(self, rows: Tensor, want_decay: bool) -> None:
@@ -71,6 +72,7 @@ class Boundaries:
             self.decay.view(-1, size)[at] = decay
         elif everything:
             self.decay.zero_()
+        self._has_decay = decay is not None
         self._note_sweep()
 
     def _note_sweep(self) -> None:
@@ -107,7 +109,10 @@ class Boundaries:
             self._damping.adapt(self.error, tolerance)
         if self._secants is not None:
             self._secants.doubt(self.error, tolerance)
-        return self.move(self._carry(correction), tolerance)
+        rows = self.move(self._carry(correction), tolerance)
+        if rows.numel() == 0 and isinstance(self._known, LowRank):  # its moves cancel the jumps, and leave them
+            rows = self.move(self.jump, tolerance)
+        return rows
 
     def move(self, delta: Tensor, tolerance: float) -> Tensor:
         """Move the starts by `delta`, unfinished sequences alone; returns the rows that moved and must be run again."""
@@ -122,13 +127,16 @@ class Boundaries:
         self.starts = torch.where(moved.unsqueeze(-1), starts, self.starts)
         return moved.reshape(-1).nonzero().squeeze(-1).cpu()
 
-    def foreseen(self, correction: Correction) -> Tensor:
-        """The relative size of the correction that would be next, `(C, B)`, by what is known: nothing is swept."""
-        if correction in ("diag", "secant"):
-            self._transfers = self._transfers_by(correction)
-        if self._transfers is None:
-            return self._relative(self.jump)
-        return self._relative(self._or_jump(carried(self._transfers, self.jump)))
+    def foreseen(self) -> Tensor:
+        """The relative size of the correction that would be next, `(C, B)`, by the best that is known of the links:
+        nothing is swept.
+        """
+        known = self._known
+        if self._secants is not None:
+            known = self._secants.model(self.decay)
+        elif known is None or known is self.decay:
+            known = self.decay if self._has_decay else None
+        return self._relative(self.jump if known is None else self._or_jump(carried(known, self.jump)))
 
     def _relative(self, moves: Tensor) -> Tensor:
         return (moves.abs() / self.scale).amax(-1)
@@ -155,8 +163,8 @@ class Boundaries:
             return self._or_jump(self.chain.carry(self.jump, self.starts, strength))
         if correction in ("none", "auto"):
             return self.jump
-        self._transfers = self._transfers_by(correction)
-        return self._or_jump(carried(self._transfers, self.jump))
+        self._known = self._transfers_by(correction)
+        return self._or_jump(carried(self._known, self.jump))
 
     def _transfers_by(self, correction: Correction) -> Tensor | LowRank:
         """`A[p]` of each link, diagonal `(C, B, S)`, dense `(C, B, S, S)` or in between."""

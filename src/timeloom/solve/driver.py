@@ -18,6 +18,8 @@ from timeloom.torch_state.streams import capturing
 
 DIAGONAL_WORTH = 1e-3
 """A decay below this over a whole chunk corrects nothing that the next sweep does not correct by itself."""
+MOST_LINKS = 2**40
+"""No chain is longer."""
 WORTH_MENDING = 10.0
 """Times the tolerance that small jumps may add up to."""
 SLOW = 0.3
@@ -42,8 +44,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             report = certified(chain.certify(*entered[:2]), plan, began)
             if report is not None:
                 return report
-    damped = plan.linearization is not None and plan.linearization.damped
-    state = Boundaries(chain, entered, damped, correction == "secant", plan.rank)
+    state = Boundaries(chain, entered, plan)
     residuals: list[float] = []
     moves: list[float] = []
     rows, demand, estimate = state.solvable, plan.tolerance, math.inf
@@ -52,9 +53,8 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         if residuals or entered is None:
             state.run(rows, want_decay)
         residuals.append(state.measure(plan.tolerance))
-        correction = _choose(plan, correction, residuals, state)
         if state.converged:
-            before, estimate = estimate, _estimate(state, plan, correction, residuals, moves)
+            before, estimate = estimate, _estimate(state, plan, residuals, moves)
             smaller = _demand(plan, residuals[-1], estimate, before, polished)
             if smaller is None or len(residuals) >= plan.max_iters:
                 break
@@ -63,6 +63,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         given_up = "" if state.converged else why_stop(residuals, plan)
         if given_up:
             break
+        correction = _choose(plan, correction, residuals, state)
         rows = state.correct(correction, min(demand, plan.tolerance))
         moves.append(state.moved_by)
         if rows.numel() == 0 and state.converged:
@@ -72,15 +73,15 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             break
     used = "none" if correction == "auto" else correction
     report = conclude(state, plan, plan.name or f"shooting[{used}]", residuals, given_up, began)
-    return replace(report, error_estimate=estimate if state.converged else None)
+    if not state.converged and not report.fell_back:
+        estimate = _estimate(state, plan, residuals, moves)
+    return replace(report, error_estimate=None if report.fell_back else estimate)
 
 
-def _estimate(
-    state: Boundaries, plan: Plan, correction: Correction, residuals: list[float], moves: list[float]
-) -> float:
+def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list[float]) -> float:
     """The error of the starts, from what the corrections so far have shown."""
     if plan.linearization is None:
-        following = float(certificate(state.foreseen(correction)))
+        following = float(certificate(state.foreseen()))
     else:  # another scan over all steps would cost as much as a sweep: jumps add up as they did before it
         following = residuals[-1] * (moves[-1] / residuals[-2] if moves and residuals[-2] > 0 else 1.0)
     rate = rate_of_warmup(residuals[0], plan.warmup, plan.chunk)
@@ -130,6 +131,9 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
     if not captured and not residual <= plan.limit:
         return None
     unread = "captured in a CUDA graph: look at `certified` after a replay"
+    error = residual  # of several sweeps it is that already
+    if plan.sweeps == 1:
+        error = error_estimate([residual], MOST_LINKS, rate_of_warmup(residual, plan.warmup, plan.chunk))
     return SolveReport(
         solver=plan.method,
         chunk=plan.chunk,
@@ -142,6 +146,7 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
         seconds=time.perf_counter() - began,
         reason="; ".join(filter(None, (plan.reason, unread if captured else ""))),
         warmup=plan.warmup,
+        error_estimate=None if captured else error,
         certificate=worst if captured and isinstance(worst, Tensor) else None,
     )
 

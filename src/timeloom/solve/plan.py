@@ -75,6 +75,10 @@ class Plan(Cutting):
         return self.correction == "diag" or (self.correction in ("auto", "secant", "lowrank") and self.decay_is_cheap)
 
     @property
+    def damped(self) -> bool:
+        return self.linearization is not None and self.linearization.damped
+
+    @property
     def method(self) -> str:
         """What ran where the planned sweeps were enough, for the report."""
         chosen = "none" if self.sweeps == 1 else "diag"

@@ -88,7 +88,8 @@ def _mapped(
     for first in range(0, count, together):
         some = directions[..., first : first + together]
         width = some.shape[-1]
-        repeated = Segments(*(column.repeat(width) for column in segments.columns))
+        sequence, begin, end = (column.repeat(width) for column in segments.columns)
+        repeated = Segments(sequence, begin, end)
         at = torch.arange(rows, device=directions.device).repeat(width)
         swept = sweep(repeated, some.permute(2, 0, 1).reshape(width * rows, -1), at)
         images[..., first : first + together] = swept.view(width, rows, -1).permute(1, 2, 0)

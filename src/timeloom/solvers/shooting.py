@@ -44,7 +44,8 @@ class Shooting(Solver):
         steps, warmup = max(problem.steps, 1), self._warmup(problem)
         chunk = min(self.chunk or cheapest_chunk(problem, warmup, steps), steps)
         warmup = min(warmup, chunk) if copies_inputs(problem) else warmup
-        return self._plan_shooting(problem, chunk, warmup, correction=self.correction, rank=self.rank)
+        patient = {} if self.max_iters is None else {"patience": self.max_iters}
+        return self._plan_shooting(problem, chunk, warmup, correction=self.correction, rank=self.rank, **patient)
 
     def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:
         return RankPlan(self._plan_states(problem, experience), within(self._warmup(problem), sizes))

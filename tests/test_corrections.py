@@ -105,8 +105,8 @@ def test_a_higher_rank_is_closer_to_newton() -> None:
     assert by_rank[-1][1] == newton[1] == 2, "the adjoint is linear: one correction is exact"
 
 
-def test_secants_make_a_linear_network_exact_once_they_span_it() -> None:
-    """Of 3 units, 3 changes tell all: a rotation, of which the decay knows nothing."""
+def test_secants_make_gradients_exact_once_they_span_the_state() -> None:
+    """Of 3 units, 3 changes tell all of a linear chain: here of a rotation, of which the decay knows nothing."""
     turn = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
 
     def cell(h: Tensor, x: Tensor) -> Tensor:
@@ -117,12 +117,12 @@ def test_secants_make_a_linear_network_exact_once_they_span_it() -> None:
 
     net = zoo.Network((3,), {}, recurrence, cell)
     x, initial = zoo.data(net, 200, 2)
-    solver = Shooting(chunk=4, correction="secant", warmup=0, tol=1e-12, max_iters=60)
-    report = zoo.check_against_truth(net, x, initial, solver, 1e-10).report
-    assert report.iterations <= 8, report
-    assert report.backward.iterations <= 8
-    plain = zoo.solve(net, x, initial, Shooting(chunk=4, correction="none", warmup=0, tol=1e-12, max_iters=60)).report
-    assert plain.iterations == 50, "without them every sweep makes one chunk exact"
+    found = {}
+    for correction in ("none", "secant"):
+        solver = Shooting(chunk=4, correction=correction, warmup=0, tol=1e-12, max_iters=60)  # type: ignore[arg-type]
+        found[correction] = zoo.check_against_truth(net, x, initial, solver, 1e-10).report.backward.iterations
+    assert found["none"] == 50, "every sweep makes one chunk exact"
+    assert found["secant"] <= 8
 
 
 @pytest.mark.parametrize("correction", NEW)
@@ -188,29 +188,43 @@ def test_a_basis_maps_what_it_was_told_and_the_rest_by_the_decay() -> None:
     assert zoo.difference(model.apply(across), decay * across) < 1e-12
 
 
+def note(secants: Secants, starts: Tensor, ends: Tensor, decay: Tensor) -> None:
+    """A sweep around a state of 10: changes of 1 are small beside it."""
+    secants.note(10 + starts, ends, decay)
+
+
 def test_pairs_that_foretell_worse_than_the_decay_are_forgotten() -> None:
     decay, secants = torch.full((1, 1, 3), 0.5), Secants()
-    secants.note(torch.zeros(1, 1, 3), torch.zeros(1, 1, 3), decay)
-    secants.note(torch.tensor([[[1.0, 0, 0]]]), torch.tensor([[[5.0, 0, 0]]]), decay)  # far from the decay's 0.5
+    note(secants, torch.zeros(1, 1, 3), torch.zeros(1, 1, 3), decay)
+    note(secants, torch.tensor([[[1.0, 0, 0]]]), torch.tensor([[[5.0, 0, 0]]]), decay)  # far from the decay's 0.5
     along = torch.tensor([[[1.0, 0, 0]]])
-    assert secants.model(decay).apply(along)[0, 0, 0] == 5
-    secants.note(torch.tensor([[[2.0, 1.0, 0]]]), torch.tensor([[[5.5, 0.5, 0]]]), decay)  # as the decay says
-    assert zoo.difference(secants.model(decay).apply(along), 0.5 * along) < 1e-6
-    for step in range(2 * MOST_PAIRS):
-        secants.note(torch.randn(1, 1, 3) + step, torch.randn(1, 1, 3), decay)
+    assert zoo.difference(secants.model(decay).apply(along), 5 * along) < 1e-5
+    note(secants, torch.tensor([[[2.0, 1.0, 0]]]), torch.tensor([[[5.5, 0.5, 0]]]), decay)  # as the decay says
+    assert zoo.difference(secants.model(decay).apply(along), 0.5 * along) < 1e-5
+    for _ in range(2 * MOST_PAIRS):
+        note(secants, torch.randn(1, 1, 3), torch.randn(1, 1, 3), decay)
     assert secants.model(decay).left.shape[-1] == MOST_PAIRS
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_large_changes_tell_nothing_of_small_ones_unless_all_is_linear(linear: bool) -> None:
+    decay, secants = torch.full((1, 1, 3), 0.5), Secants(linear)
+    secants.note(torch.zeros(1, 1, 3), torch.zeros(1, 1, 3), decay)
+    secants.note(torch.ones(1, 1, 3), 3 * torch.ones(1, 1, 3), decay)
+    found = secants.model(decay).apply(torch.ones(1, 1, 3))
+    assert zoo.difference(found, torch.full((1, 1, 3), 3.0 if linear else 0.5)) < 1e-5
 
 
 def test_a_sequence_that_got_worse_begins_anew() -> None:
     """By the mean of the jumps' logarithms; the sequence beside it keeps what it knows."""
     decay, secants = torch.full((1, 2, 3), 0.5), Secants()
-    secants.note(torch.zeros(1, 2, 3), torch.zeros(1, 2, 3), decay)
+    note(secants, torch.zeros(1, 2, 3), torch.zeros(1, 2, 3), decay)
     secants.doubt(torch.tensor([[1e-2, 1e-2]]), 1e-6)
-    secants.note(torch.ones(1, 2, 3), 3 * torch.ones(1, 2, 3), decay)
+    note(secants, torch.ones(1, 2, 3), 3 * torch.ones(1, 2, 3), decay)
     secants.doubt(torch.tensor([[1e-3, 1e-1]]), 1e-6)
     images = secants.model(decay).apply(torch.ones(1, 2, 3))
-    assert zoo.difference(images[0, 0], torch.full((3,), 3.0)) < 1e-6
-    assert zoo.difference(images[0, 1], torch.full((3,), 0.5)) < 1e-6
+    assert zoo.difference(images[0, 0], torch.full((3,), 3.0)) < 1e-5
+    assert zoo.difference(images[0, 1], torch.full((3,), 0.5)) < 1e-5
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-6), (torch.float32, 2e-2)])

@@ -21,6 +21,8 @@ from timeloom.solvers import Solver
 
 TOO_LITTLE, TOO_MUCH = 3.0, 30.0
 """Factors by which an estimate may be below and above the error."""
+CHAOS = 16
+"""Times that one rounding may come to more than another, where a network amplifies all of them."""
 ROUNDINGS = 1000
 """Roundings, in the dtype's own, that any long run adds up."""
 
@@ -38,7 +40,7 @@ class Audit:
 
     @property
     def floor(self) -> float:
-        return 2 * self.rounding + ROUNDINGS * torch.finfo(self.dtype).eps / 8
+        return CHAOS * self.rounding + ROUNDINGS * torch.finfo(self.dtype).eps / 8
 
     @property
     def told(self) -> bool:

@@ -78,6 +78,7 @@ class RankBoundaries(Boundaries):
         plan: Plan | None = None,
     ) -> None:
         super().__init__(chain, entered, plan)
+        self._gains = None  # each rank would know those of its own links alone
         device, links = chain.first.device, chain.links
         alive = (chain.segments.end > chain.segments.begin).view(links, -1)
         self.line, self._settle, self._check = line, settle, check

@@ -9,6 +9,7 @@ from timeloom.buffers import all_finite
 from timeloom.scan import linear_scan
 from timeloom.solve.chain import Chain, Entered
 from timeloom.solve.damping import Damping
+from timeloom.solve.gains import Gains
 from timeloom.solve.lowrank import LowRank
 from timeloom.solve.plan import Correction, Plan
 from timeloom.solve.residual import by_unit, certificate, floors, relative, scales
@@ -44,6 +45,7 @@ class Boundaries:
         self._damping = Damping(batch, device) if plan is not None and plan.damped else None
         self._secants = Secants(chain.fading) if plan is not None and plan.correction == "secant" else None
         self._tangents = Tangents(RANK if plan is None else plan.rank)
+        self._gains = Gains(self.starts) if plan is not None and plan.learns_gains else None
         self._has_decay = False
         self._known: Tensor | LowRank | None = None
         """What the last correction knew of the links."""
@@ -86,6 +88,8 @@ class Boundaries:
         self._measure_by(self._scales())
         self._bad = ~(self.error <= tolerance)
         self.converged = not bool(self._bad.any())
+        if self._gains is not None:
+            self._gains.note(self.starts, self.ends, self.scale)
         return float(certificate(self.error))
 
     def _measure_by(self, scale: Tensor) -> None:
@@ -137,6 +141,18 @@ class Boundaries:
         elif known is None or known is self.decay:
             known = self.decay if self._has_decay else None
         return self._relative(self.jump if known is None else self._or_jump(carried(known, self.jump)))
+
+    def added_up(self) -> Tensor:
+        """What the relative jumps add up to, `(C, B)`, by the gains of the links; the jumps where those are not asked
+        for, since more is known than they tell.
+        """
+        if (
+            self._gains is None
+            or isinstance(self._known, LowRank)
+            or (self._known is not None and self._known.dim() > 3)
+        ):
+            return self.error
+        return self._gains.add_up(self.error)
 
     def _relative(self, moves: Tensor) -> Tensor:
         return (moves.abs() / self.scale).amax(-1)

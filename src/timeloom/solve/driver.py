@@ -85,7 +85,8 @@ def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list
     else:  # another scan over all steps would cost as much as a sweep: jumps add up as they did before it
         following = residuals[-1] * (moves[-1] / residuals[-2] if moves and residuals[-2] > 0 else 1.0)
     rate = rate_of_warmup(residuals[0], plan.warmup, plan.chunk)
-    return error_estimate([*moves, following], state.chain.links - len(residuals), rate)
+    series = error_estimate([*moves, following], state.chain.links - len(residuals), rate)
+    return max(series, float(certificate(state.added_up())))
 
 
 def _demand(plan: Plan, residual: float, estimate: float, before: float, polished: bool) -> float | None:

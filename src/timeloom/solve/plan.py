@@ -75,6 +75,11 @@ class Plan(Cutting):
         return self.correction == "diag" or (self.correction in ("auto", "secant", "lowrank") and self.decay_is_cheap)
 
     @property
+    def learns_gains(self) -> bool:
+        """Whether links are to show how much they amplify, since no transfers of several directions tell."""
+        return self.linearization is None and self.correction in ("auto", "none", "diag")
+
+    @property
     def damped(self) -> bool:
         return self.linearization is not None and self.linearization.damped
 

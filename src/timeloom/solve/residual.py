@@ -8,7 +8,8 @@ box counts as a share of the box at least. The certificate is the largest relati
 
 Jumps are not errors: over a long memory they add up. A start is off by all corrections that it would still get, so the
 error is estimated by the size of the next one, which carries the jumps along by the best transfers that are known, and
-by the rate at which corrections have shrunk so far, at which those behind it will.
+by the rate at which corrections have shrunk so far, at which those behind it will. Where no more than the decay of a
+link is known, jumps are added up by the gains that it has shown, too (`gains`): the larger of the two counts.
 
 Boundaries, on one process and over ranks, call this file. The kernels compute the same numbers by themselves (C
 `timeloom_jump`, Triton `jumps_kernel`): tests/test_residual.py holds them against it.
@@ -23,6 +24,9 @@ from torch import Tensor
 
 SHARE_OF_BOX = 0.1
 """A state that lives in a box is measured against this much at least: its step rounds values of up to 1."""
+
+SMOOTHED = 3
+"""Corrections whose mean rate tells that of those to come: from one to the next it goes up and down."""
 
 
 def by_part(values: Tensor, parts: tuple[int, ...]) -> Tensor:
@@ -87,8 +91,9 @@ def error_estimate(moves: Sequence[float], most: int, rate: float = 0.0) -> floa
     rate: by which corrections shrink, where only one is known.
     """
     *before, following = moves
-    if before and before[-1] > 0:
-        rate = following / before[-1]
+    last = before[-SMOOTHED:]
+    if last and last[0] > 0:
+        rate = (following / last[0]) ** (1 / len(last))
     if not rate < 1:
         return following * max(most, 1)
     return following * (1 - rate ** max(most, 1)) / (1 - rate)

@@ -65,4 +65,5 @@ class Secants:
 
 
 def _size(values: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    size: Tensor = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    return size

@@ -56,7 +56,7 @@ def test_outputs_inside_chunks_are_no_further_off() -> None:
             states = zoo.truth(net, x, initial)[0].detach()
             scale = states.abs().amax(-1).clamp(min=0.1)
             error = float(((solution.outputs.detach() - states).abs().amax(-1) / scale).max())
-            assert error <= 3 * solution.report.error_estimate, (seed, correction)
+            assert error <= 3 * solution.report.error_estimate + 1e-13, (seed, correction)
 
 
 def test_a_series_of_corrections() -> None:

@@ -18,7 +18,7 @@ from timeloom.nn.sequence import unpack
 from timeloom.problem import Recurrence, Segments, cut, empty_states
 from timeloom.solve.trunk import LayerSolve
 
-BLOCK = 16
+BLOCK = 8
 """Steps between which a tangent is brought back to length 1: even a network that forgets at once leaves some of it."""
 LONGEST = 4096
 """Steps that are looked at."""

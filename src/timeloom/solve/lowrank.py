@@ -7,6 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from timeloom.buffers import room
+from timeloom.scan import linear_scan
+
+COPIES = 4
+"""Tensors of the matrices' size that are alive at once while they are scanned."""
 PARALLEL = 1e-3
 """A direction of which less than this is new, beside those before it, tells nothing but rounding."""
 
@@ -28,7 +33,19 @@ class LowRank:
         return self.decay * changes + torch.matmul(self.left, along).squeeze(-1)
 
     def carry(self, jumps: Tensor) -> Tensor:
-        """`δ[p] = M[p−1] δ[p−1] + jumps[p]`, `(C, B, S)`: three small operations for each link."""
+        """`δ[p] = M[p−1] δ[p−1] + jumps[p]`, `(C, B, S)`. On a GPU, where a link's three small operations take longer
+        than its numbers, by a scan of the matrices if these fit beside them.
+        """
+        needed = COPIES * jumps.nbytes * jumps.shape[-1]
+        return self.scan(jumps) if jumps.is_cuda and needed <= room(jumps) else self.in_order(jumps)
+
+    def scan(self, jumps: Tensor) -> Tensor:
+        """`carry`, in the depth of a scan."""
+        matrices = self.dense()
+        return linear_scan(torch.cat([torch.zeros_like(matrices[:1]), matrices[:-1]]), jumps)
+
+    def in_order(self, jumps: Tensor) -> Tensor:
+        """`carry`, one link after the other."""
         move = jumps[0].unsqueeze(-1)
         moves = [move]
         decay, sources = self.decay.unsqueeze(-1), jumps.unsqueeze(-1)

@@ -30,7 +30,8 @@ class SolveReport:
     """What was decided, what it took, and what was reached: the certificate of one solve."""
 
     solver: str
-    """The method that ran: `sequential`, `shooting[none|diag|newton]`, `mgrit[cycle, levels]`, the solver's name."""
+    """The method that ran: `sequential`, `shooting[none|diag|secant|lowrank|newton]`, `mgrit[cycle, levels]`, or the
+    solver's name."""
     chunk: int
     """Steps in a chunk; T for a sequential run."""
     iterations: int

@@ -40,8 +40,11 @@ class Secants:
                 good = by_model <= by_decay
                 self._pairs = [(torch.where(good, s, 0), torch.where(good, e, 0)) for s, e in self._pairs]
             if not self._linear:
-                small = _size(change) <= LARGE * _size(starts)
-                change, image = torch.where(small, change, 0), torch.where(small, image, 0)
+                # A secant is off by what the network bends over the move: less known than that is better left to diag.
+                moved = _size(change)
+                bends = moved.square() / _size(starts).clamp(min=torch.finfo(moved.dtype).tiny)
+                telling = (moved <= LARGE * _size(starts)) & (_size(image - decay * change) > bends)
+                change, image = torch.where(telling, change, 0), torch.where(telling, image, 0)
             self._pairs = [(change, image), *self._pairs[: MOST_PAIRS - 1]]
         self._last = (starts.clone(), ends.clone())
 

@@ -70,12 +70,12 @@ def memory_of(problem: Recurrence, tolerance: float) -> Memory:
         sweeper.forward(cut(problem, problem.steps), problem.initial, states)
         generator = torch.Generator().manual_seed(0)  # any direction will do, but for that of a single unit
         tangent = torch.randn(problem.initial.shape, generator=generator).to(problem.initial)
-        tangent /= torch.linalg.vector_norm(tangent, dim=-1, keepdim=True)
+        tangent /= tangent.abs().amax(-1, keepdim=True)
         growth, counted = torch.zeros(problem.batch, dtype=torch.float64), 0
         for end in range(problem.steps, 0, -BLOCK):
             begin = max(0, end - BLOCK)
             tangent, _ = sweeper.adjoint(_all(problem, begin, end), tangent, AdjointData(states, None))
-            size = torch.linalg.vector_norm(tangent, dim=-1, keepdim=True)
+            size = tangent.abs().amax(-1, keepdim=True)  # squares of what is left might underflow
             tangent = tangent / size.clamp(min=torch.finfo(size.dtype).tiny)
             if problem.steps - end >= SETTLING * problem.steps or begin == 0 == counted:
                 growth += size.squeeze(-1).double().clamp(min=1e-300).log().cpu()

@@ -20,6 +20,8 @@ DIAGONAL_WORTH = 1e-3
 """A decay below this over a whole chunk corrects nothing that the next sweep does not correct by itself."""
 MOST_LINKS = 2**40
 """No chain is longer."""
+MOST_BY_GAINS = 20.0
+"""Times the corrections to come that gains may add jumps up to: along a long chain they know of no cancelling."""
 WORTH_MENDING = 10.0
 """Times the tolerance that small jumps may add up to."""
 SLOW = 0.3
@@ -86,7 +88,7 @@ def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list
         following = residuals[-1] * (moves[-1] / residuals[-2] if moves and residuals[-2] > 0 else 1.0)
     rate = rate_of_warmup(residuals[0], plan.warmup, plan.chunk)
     series = error_estimate([*moves, following], state.chain.links - len(residuals), rate)
-    return max(series, float(certificate(state.added_up())))
+    return max(series, min(float(certificate(state.added_up())), MOST_BY_GAINS * series))
 
 
 def _demand(plan: Plan, residual: float, estimate: float, before: float, polished: bool) -> float | None:

@@ -42,6 +42,8 @@ SOLVERS: dict[str, Solver] = {
     "none": Shooting(chunk=5, correction="none"),
     "diag": Shooting(chunk=4, correction="diag", warmup=3),
     "newton": Shooting(chunk=7, correction="newton"),
+    "secant": Shooting(chunk=4, correction="secant", warmup=3),
+    "lowrank": Shooting(chunk=4, correction="lowrank", rank=2),
     "one chunk a rank": Shooting(chunk=1000, correction="diag", warmup=2),
     "auto": Auto(),
     "sequential": Sequential(),
@@ -215,7 +217,7 @@ def misses_the_express_lane(mesh: DeviceMesh) -> None:
 
 def converges_as_one_process(mesh: DeviceMesh) -> None:
     """The corrections cross ranks: long memory takes as few sweeps as on one process."""
-    for correction, most in (("diag", 14), ("newton", 6)):
+    for correction, most in (("diag", 14), ("secant", 14), ("lowrank", 8), ("newton", 6)):
         solver = Shooting(chunk=4, correction=correction, warmup=0, tol=1e-10)
         model = compare("GRU", solver, mesh, steps=16 * mesh["time"].size(), regime=(4.0, 1.0), tolerance=1e-6)
         assert not model.layer.reports[0].fell_back
@@ -289,7 +291,9 @@ def any_cell(mesh: DeviceMesh) -> None:
 def few_bytes(mesh: DeviceMesh) -> None:
     """What travels does not grow with T: O(B n) an iteration without dense transfers, O(B n²) with, in one exchange."""
     ranks = mesh["time"].size()
-    for correction, width in (("none", 2 * H + 3), ("diag", 4 * H + 3), ("newton", 3 * H + H * H + 3)):
+    dense = 3 * H + H * H + 3
+    widths = {"none": 2 * H + 3, "diag": 4 * H + 3, "secant": dense, "lowrank": dense, "newton": dense}
+    for correction, width in widths.items():
         for steps in (40, 400) if ranks > 1 else ():
             solver = Shooting(chunk=steps, correction=correction, warmup=0, max_iters=50)
             (forward, backward), report = sent(solver, steps, mesh)

@@ -44,10 +44,11 @@ def test_the_stronger_correction_needs_fewer_sweeps_on_a_long_memory(one_thread:
     found = tl.inspect(model_of(bias=4.0), torch.randn(800, 1, 2), None)
     assert found.chunk == 50
     sweeps = {trial.name: trial.sweeps() for trial in found.trials}
-    assert list(sweeps) == ["torch", "auto", "shooting none", "shooting diag", "shooting newton", "mgrit"]
+    corrections = [f"shooting {name}" for name in ("none", "diag", "secant", "lowrank", "newton")]
+    assert list(sweeps) == ["torch", "auto", *corrections, "mgrit"]
     for way in (FORWARD, BACKWARD):
-        none, diag, newton = (sweeps[f"shooting {name}"][way] for name in ("none", "diag", "newton"))
-        assert none > diag >= newton
+        none, diag, secant, lowrank, newton = (sweeps[name][way] for name in corrections)
+        assert none > diag >= secant >= lowrank >= newton
     for trial in found.trials:
         assert trial.difference < 1e-4
     assert found.trials[0].difference == 0
@@ -78,14 +79,18 @@ def test_the_timeline_draws_chunks_and_their_warm_ups() -> None:
     assert "1,000 chunks of 1" in timeline([("forward", many)], 1000)
 
 
-def test_what_auto_learned_of_the_memory_grows_with_it(one_thread: None) -> None:
+def test_the_memory_is_told_in_words(one_thread: None) -> None:
     short, long = (tl.inspect(model_of(bias), torch.randn(2000, 1, 2), None) for bias in (0.0, 2.0))
-    assert short.memory[0][1] is not None
-    assert long.memory[0][1] is not None
-    assert short.memory[0][1] < long.memory[0][1]
+    (where, memory), (_, longer) = short.memory[0], long.memory[0]
+    assert where == "layer 1"
+    assert memory.exponent < longer.exponent < 0
+    assert memory.steps is not None
+    assert longer.steps is not None
+    assert memory.steps < longer.steps
     words = " ".join(short.words())
     assert "auto, layer 1 forward: ran 2,000 steps in parallel over" in words
-    assert f"after about {short.memory[0][1]:,} of 2,000 steps" in words
+    assert f"layer 1 forgets: largest Lyapunov exponent {memory.exponent:+.3g} a step" in words
+    assert f"after about {memory.steps:,} steps a state no longer depends on where it started" in words
     assert "Fastest on this batch" in words
 
 

@@ -141,11 +141,12 @@ def test_a_looser_tolerance_is_met_and_saves_sweeps() -> None:
             assert report.tolerance == tol
             assert report.converged
             assert not report.fell_back
-            assert report.residuals[-1] <= tol < report.residuals[-2]
+            assert report.residuals[-1] <= tol < report.residuals[0]
+            assert report.error_estimate <= 10 * tol, "jumps add up over a long memory: they go on until that is small"
         assert solution.report.iterations < strict.iterations
         states, _ = zoo.truth(net, x, initial)
         error = zoo.difference(solution.outputs, states)
-        assert 1e-13 < error < 100 * tol
+        assert 1e-13 < error < 30 * tol
 
 
 def integrator(width: int = 3) -> zoo.Network:
@@ -654,7 +655,10 @@ def test_kernels_and_reference_agree_on_a_whole_solve(monkeypatch: pytest.Monkey
 
 def test_options_are_checked() -> None:
     for options, message in (
-        ({"correction": "quasi"}, "correction must be one of 'auto', 'none', 'diag', 'newton'; got 'quasi'"),
+        (
+            {"correction": "quasi"},
+            "correction must be one of 'auto', 'none', 'diag', 'secant', 'lowrank', 'newton'; got 'quasi'",
+        ),
         ({"chunk": 0}, "chunk must be a whole number ≥ 1 or None, got 0"),
         ({"chunk": 2.5}, "chunk must be a whole number"),
         ({"chunk": True}, "chunk must be a whole number"),

@@ -1,7 +1,9 @@
 """`python -m benchmarks.zoo`: trained networks, torch's layer beside timeloom's, forward and backward, eager.
 
 Every row: milliseconds of torch's layer, of ours in one chunk (the kernel alone) and as `auto` runs it (kernel and
-time-parallelism), and the errors of all results against float64, as the largest of relative norms.
+time-parallelism), and the errors of all results against float64, as the largest of relative norms. Then the largest
+Lyapunov exponent, the steps after which a difference has shrunk to 1e-6, and the sweeps, forward/backward, that each
+correction takes over chunks of 256 steps until all jumps are below 1e-4 (`python -m benchmarks.corrections` has more).
 """
 
 from __future__ import annotations
@@ -20,9 +22,13 @@ import torch
 from torch import Tensor, nn
 
 import timeloom as tl
+from benchmarks.zoo.memory import remembered, sweeps, told
 from benchmarks.zoo.networks import ZOO, Model, Network, drawn, trained
 from benchmarks.zoo.tasks import TASKS
 
+CHUNK, TOLERANCE = 256, 1e-4
+"""Of the sweeps by correction."""
+MEMORY = ("exponent", "memory", "sweeps")
 WARM_UP = 6
 """Calls before anything is timed: `auto` learns from the first ones."""
 
@@ -77,6 +83,7 @@ def measured(network: Network, model: Model, steps: int, batch: int, device: tor
         for name, module in contenders.items():
             rounds[name].append(clock(partial(results, module, x, pull)))
     row |= {f"{name} ms": statistics.median(times) for name, times in rounds.items()}
+    row |= remembered(own, x) | {"sweeps": told(sweeps(own, x, CHUNK, TOLERANCE))}
     report = own.reports[0]
     row["forward"], row["backward"] = str(report).split("\n")[0], str(report.backward)
     return row
@@ -130,6 +137,9 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         alone,
         auto,
         *errors,
+        f"{row['exponent']:+.2g}",
+        "never" if row["memory"] is None else f"{row['memory']:,}",
+        ", ".join(f"{name} {text}" for name, text in row["sweeps"].items()),
         row["forward"],
     )
 
@@ -141,7 +151,20 @@ def save(rows: list[dict[str, Any]], device: torch.device, folder: Path) -> None
     target = folder / f"trained-{device.type}"
     target.with_suffix(".json").write_text(json.dumps({"where": where, "rows": rows}, indent=1) + "\n")
     ratios = [row["torch ms"] / row["auto ms"] for row in rows]
-    columns = ("network", "T", "B", "torch, ms", "one chunk", "auto", "torch's error", "ours", "forward")
+    columns = (
+        "network",
+        "T",
+        "B",
+        "torch, ms",
+        "one chunk",
+        "auto",
+        "torch's error",
+        "ours",
+        "exponent",
+        "memory",
+        "sweeps",
+        "forward",
+    )
     lines = [columns, ("---",) * len(columns), *map(cells, rows)]
     table = "".join(f"| {' | '.join(entries)} |\n" for entries in lines)
     summary = f"Median {statistics.median(ratios):.1f}×, worst {min(ratios):.1f}×.\n" if ratios else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -29,7 +30,8 @@ class SolveReport:
     """What was decided, what it took, and what was reached: the certificate of one solve."""
 
     solver: str
-    """The method that ran: `sequential`, `shooting[none|diag|newton]`, `mgrit[cycle, levels]`, the solver's name."""
+    """The method that ran: `sequential`, `shooting[none|diag|secant|lowrank|newton]`, `mgrit[cycle, levels]`, or the
+    solver's name."""
     chunk: int
     """Steps in a chunk; T for a sequential run."""
     iterations: int
@@ -51,6 +53,10 @@ class SolveReport:
     """Steps of each chunk that the warm-up ran to guess the chunk starts."""
     certificate: Tensor | None = None
     """A bound of the residual as a number on the GPU, where a CUDA graph was captured and it could not be read."""
+    error_estimate: float | None = None
+    """How far chunk starts are off from those of a sequential run, relative to the state's scale, as the jumps, the
+    known transfers and the rate of the sweeps tell: see `timeloom.solve.residual`. Rounding is not in it. None where
+    the method does not tell (multigrid, ranks)."""
     levels: tuple[tuple[float, ...], ...] = ()
     """Multigrid: for every cycle, the relative residual that it left on each level but the coarsest, finest first; the
     fine level alone where relaxation was enough."""
@@ -64,7 +70,7 @@ class SolveReport:
     @classmethod
     def sequential(cls, steps: int, reason: str, tolerance: float = 0.0, seconds: float = 0.0) -> SolveReport:
         """Of a run of one step after the other: exact, nothing to fit together."""
-        return cls("sequential", steps, 1, (), tolerance, True, False, None, seconds, reason)
+        return cls("sequential", steps, 1, (), tolerance, True, False, None, seconds, reason, error_estimate=0.0)
 
     @property
     def certified(self) -> bool:
@@ -83,6 +89,8 @@ class SolveReport:
     def __str__(self) -> str:
         state = "NOT converged" if not self.converged else "fell back to sequential" if self.fell_back else "converged"
         residual = f", residual {self.residuals[-1]:.1e} (tolerance {self.tolerance:.0e})" if self.residuals else ""
+        if self.residuals and self.error_estimate is not None:
+            residual += f", error about {self.error_estimate:.1e}"
         if self.certificate is not None:
             state, residual = "not read yet", f" (tolerance {self.tolerance:.0e})"
         factor = f", last factor {self.contraction:.2g}" if self.levels and self.contraction is not None else ""
@@ -133,6 +141,8 @@ def describe(report: SolveReport, length: int) -> str:
                 f"; the largest jump left between two chunks is {report.residuals[-1]:.1e} "
                 f"(tolerance {report.tolerance:.0e})"
             )
+        if report.residuals and report.error_estimate is not None and math.isfinite(report.error_estimate):
+            text += f", and states are off by about {report.error_estimate:.1e}"
         if report.fell_back:
             text += "; the sweeps did not contract, so the rest was run in one chunk"
     return f"{text}. Why: {report.reason}." if report.reason else f"{text}."

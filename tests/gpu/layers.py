@@ -70,6 +70,7 @@ def solvers() -> list[Check]:
     """Every solver, and the options that change what runs."""
     shooting: list[dict[str, Any]] = [
         {"chunk": 3}, {"chunk": 16, "correction": "diag"}, {"chunk": 16, "correction": "newton"},
+        {"chunk": 16, "correction": "secant"}, {"chunk": 16, "correction": "lowrank", "rank": 4},
         {"chunk": 100, "warmup": 0}, {"chunk": 32, "correction": "none", "warmup": 40}, {"adjoint": "scan"},
         {"adjoint": "mgrit", "chunk": 16}, {"adjoint": "sequential", "chunk": 16},
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from timeloom.auto.costs import Cost, cheapest, cheapest_dense, copies_inputs, cost_of, step_cost
-from timeloom.auto.experience import Experience, assumed_warmup
+from timeloom.auto.experience import NEVER, Experience, assumed_warmup
 from timeloom.kernels.cuda.sweeper import has_kernels
 from timeloom.problem import Recurrence
 
@@ -73,17 +73,20 @@ def decide(
                 tolerance=tolerance if given else SHARE_OF_JUMPS * tolerance, accepts=tolerance if given else accepts
             )
     if chunk >= steps:
+        memory = experience.warmup(tolerance)
         experience.rest()
-        return _one_chunk(steps, experience, tolerance)
+        return _one_chunk(steps, experience, tolerance, memory)
     experience.note_plan(1)
-    known = "assumed" if experience.forgetting is None else "learned"
+    known = "assumed" if experience.forgetting is None else "learned: so long is its memory"
     return Choice(chunk, warmup, f"auto: {-(-steps // chunk)} chunks, warm-up of {warmup} steps {known}", tolerance)
 
 
-def _one_chunk(steps: int, experience: Experience, tolerance: float) -> Choice:
+def _one_chunk(steps: int, experience: Experience, tolerance: float, memory: int = NEVER) -> Choice:
+    """Everything in order; `memory`: steps in which the network forgets, where that is known."""
     experience.note_plan(1)
     again = f"looking again in {experience.pause + 1} calls"
-    return Choice(steps, 0, f"auto: one chunk, the network forgets too slowly; {again}", tolerance)
+    slowly = "forgets too slowly" if memory >= NEVER else f"forgets too slowly, in about {memory:,} steps"
+    return Choice(steps, 0, f"auto: one chunk, the network {slowly}; {again}", tolerance)
 
 
 def _several_sweeps(

@@ -16,7 +16,8 @@ from timeloom.scan import linear_scan
 from timeloom.scan.elements import Structure, apply, compose
 from timeloom.solve.boundaries import Boundaries, before_each
 from timeloom.solve.chain import Chain, Entered
-from timeloom.solve.plan import Correction
+from timeloom.solve.lowrank import LowRank
+from timeloom.solve.plan import Correction, Plan
 from timeloom.solve.residual import by_part, floors, relative, scales
 
 Settle = Callable[[Tensor], None]
@@ -74,8 +75,10 @@ class RankBoundaries(Boundaries):
         line: Line,
         settle: Settle,
         check: Check,
+        plan: Plan | None = None,
     ) -> None:
-        super().__init__(chain, entered)
+        super().__init__(chain, entered, plan)
+        self._gains = None  # each rank would know those of its own links alone
         device, links = chain.first.device, chain.links
         alive = (chain.segments.end > chain.segments.begin).view(links, -1)
         self.line, self._settle, self._check = line, settle, check
@@ -101,14 +104,14 @@ class RankBoundaries(Boundaries):
 
     @classmethod
     def entering(
-        cls, chain: Chain, warmup: int, want_decay: bool, reenter: bool, line: Line, settle: Settle, check: Check
+        cls, chain: Chain, plan: Plan, want_decay: bool, reenter: bool, line: Line, settle: Settle, check: Check
     ) -> tuple[RankBoundaries, Tensor]:
         """Boundaries behind a warm-up, where there is one, and the rows that are left to run.
 
         reenter: whether `chain.enter` does not know of `chain.first`.
         """
-        entered = chain.enter_all(warmup, want_decay) if warmup and chain.links > 1 else None
-        state = cls(chain, entered, line, settle, check)
+        entered = chain.enter_all(plan.warmup, want_decay) if plan.warmup and chain.links > 1 else None
+        state = cls(chain, entered, line, settle, check, plan)
         if entered is None:
             return state, state.solvable
         first = state.solvable[state.solvable < len(chain.first)]
@@ -286,7 +289,8 @@ class RankBoundaries(Boundaries):
             return self.chain.leave(self._moves, self.starts)
         if self.correction == "none":
             return None
-        transfers = self._transfers = self._transfers_by(self.correction)
+        known = self._transfers_by(self.correction)
+        transfers = self._transfers = known.dense() if isinstance(known, LowRank) else known
         structure = _structure(transfers[0])
         moves = linear_scan(before_each(transfers), self.jump)
         through = transfers[0]

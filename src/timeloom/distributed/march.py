@@ -42,12 +42,12 @@ def march_over_ranks(
     correction: Correction = plan.correction
     if correction == "auto":
         correction = "diag" if plan.decay_is_cheap else "none"
-    state, rows = RankBoundaries.entering(chain, plan.warmup, correction == "diag", reenter, line, settle, check)
+    state, rows = RankBoundaries.entering(chain, plan, plan.wants_decay, reenter, line, settle, check)
     residuals: list[float] = []
     polished = False
     while True:
         if rows.numel():
-            state.run(rows, correction == "diag")
+            state.run(rows, plan.wants_decay)
         state.correction = correction
         residuals.append(state.measure(plan.tolerance))
         given_up = "" if state.converged else _why_stop(residuals, plan, state.heard.moved)

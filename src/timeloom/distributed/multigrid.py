@@ -32,7 +32,7 @@ def cycle_over_ranks(
     """`march_over_ranks` by multigrid."""
     assert isinstance(plan, MGRITPlan)
     began = time.perf_counter()
-    state, rows = RankBoundaries.entering(chain, plan.warmup, False, reenter, line, settle, check)
+    state, rows = RankBoundaries.entering(chain, plan, False, reenter, line, settle, check)
     report = Cycles(chain, plan, state, rows, began, partial(_over_ranks, state=state, plan=plan)).run()
     return state.marched(over_ranks(report, line, lead))
 

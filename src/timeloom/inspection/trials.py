@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from timeloom.inspection.memory import Memory, memories
 from timeloom.inspection.plot import plot
 from timeloom.nn import parallelize, sequentialize
 from timeloom.nn.base import Recurrent
@@ -74,8 +75,8 @@ class Inspection:
     """Steps in a chunk of shooting from plain guesses."""
     trials: list[Trial]
     """torch's own layers first, `auto` second."""
-    memory: list[tuple[str, int | None]]
-    """Of each layer and direction, the steps after which it has forgotten where it started; None where not known."""
+    memory: list[tuple[str, Memory]]
+    """Of each layer and direction, how fast it forgets, along the first sequence."""
 
     @property
     def reports(self) -> dict[str, list[SolveReport]]:
@@ -102,12 +103,11 @@ class Inspection:
         """What `auto` does and why, and what the others would take."""
         torchs, auto, *others = self.trials
         told = [f"auto, {where}: {text}" for where, text in of_reports(auto.reports, self.steps)]
-        told += [
-            f"{where} forgets: after about {steps:,} of {self.steps:,} steps a state no longer depends on where it "
-            f"started, to within the tolerance. The shorter this is beside a chunk, the less a warm-up costs."
-            for where, steps in self.memory
-            if steps is not None
-        ]
+        told += [f"{where} {memory.words}." for where, memory in self.memory]
+        if any(memory.steps is not None for _, memory in self.memory):
+            told.append(
+                "The shorter a memory is beside a chunk, the less a warm-up costs and the fewer sweeps it takes."
+            )
         part = [trial.name for trial in others if trial.stretch is not None]
         if part:
             told.append(f"On the first steps of one series alone, as many as took seconds: {', '.join(part)}.")
@@ -173,7 +173,9 @@ def inspect(
         slow = over_single_steps().items()
         others = [trial for trial in others if trial.name not in dict(slow)]
         others += [_on_a_stretch(model, series, time, name, solver, seconds) for name, solver in slow]
-    return Inspection(steps, batch, chunk, [torchs, auto, *others], _memory(own))
+    places = [where for where, _ in auto.reports]
+    remembered = memories(_layers(own), lambda: run(own), [report.tolerance for _, report in auto.reports])
+    return Inspection(steps, batch, chunk, [torchs, auto, *others], list(zip(places, remembered, strict=True)))
 
 
 def _first_series(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor, int]:
@@ -208,7 +210,7 @@ def _on_a_stretch(
 
 def usual(model: nn.Module, chunk: int, every: bool) -> dict[str, str | Solver]:
     """Solvers to try, by the name to show."""
-    corrections: tuple[Correction, ...] = ("none", "diag", "newton")
+    corrections: tuple[Correction, ...] = ("none", "diag", "secant", "lowrank", "newton")
     tried: dict[str, str | Solver] = {
         f"shooting {name}": Shooting(chunk=chunk, correction=name, warmup=0) for name in corrections
     }
@@ -300,13 +302,3 @@ def _size(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> tuple[int, in
 
 def _apart(one: Tensor, other: Tensor) -> float:
     return ((one - other).abs().max() / other.abs().max().clamp_min(torch.finfo(other.dtype).tiny)).item()
-
-
-def _memory(model: nn.Module) -> list[tuple[str, int | None]]:
-    """What `auto` has learned about how long each layer remembers."""
-    known = [layer._experiences.get(index) for layer in _layers(model) for index in range(len(layer.reports))]
-    found: list[tuple[str, int | None]] = []
-    for (where, report), experience in zip(reports_of(model), known, strict=True):
-        told = experience is not None and experience.forward.forgetting is not None
-        found.append((where, experience.forward.warmup(report.tolerance) if told and experience else None))
-    return found

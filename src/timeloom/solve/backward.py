@@ -22,6 +22,7 @@ from timeloom.solve.driver import march
 from timeloom.solve.forward import solve_states
 from timeloom.solve.linearize import carry, leaving, window_of
 from timeloom.solve.plan import Plan
+from timeloom.solve.tangents import by_adjoint
 
 Found = TypeVar("Found")
 
@@ -73,6 +74,7 @@ def solve_backwards(
         sweep=sweeps.sweep,
         enter=sweeps.enter,
         transfer=lambda rows, _: sweeps.sweeper.transfer(rows, states).transpose(-1, -2),
+        tangent=by_adjoint(sweeps.through, segments, problem.u),
         finish=sweeps.finish,
         fading=True,
         guess=_guess(problem, carrying, incoming, final_grad),
@@ -113,6 +115,10 @@ class _Sweeps:
         begins, decay = self.sweeper.adjoint(rows, ends, data, want_decay)
         self._keep(rows, where, begins, data.reset_grads)
         return begins, decay
+
+    def through(self, rows: Segments, ends: Tensor) -> Tensor:
+        """What comes of gradients at the ends alone, without those that the loss adds on the way."""
+        return self.sweeper.adjoint(rows, ends, AdjointData(self.data.states, None))[0]
 
     def enter(self, rows: Segments, lead: int, where: Tensor, want_decay: bool) -> Entered:
         data = self._data_for(rows)

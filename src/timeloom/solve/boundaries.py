@@ -9,8 +9,12 @@ from timeloom.buffers import all_finite
 from timeloom.scan import linear_scan
 from timeloom.solve.chain import Chain, Entered
 from timeloom.solve.damping import Damping
-from timeloom.solve.plan import Correction
+from timeloom.solve.gains import Gains
+from timeloom.solve.lowrank import LowRank
+from timeloom.solve.plan import Correction, Plan
 from timeloom.solve.residual import by_unit, certificate, floors, relative, scales
+from timeloom.solve.secant import Secants
+from timeloom.solve.tangents import RANK, Tangents
 
 WORTH_MOVING = 0.1
 """Part of the tolerance up to which a start stays where it is: corrections left out must not add up to a jump."""
@@ -19,7 +23,8 @@ WORTH_MOVING = 0.1
 class Boundaries:
     """The unknowns: starts and ends of all links, `(C, B, S)`, and what is known about them so far."""
 
-    def __init__(self, chain: Chain, entered: Entered | None, damped: bool = False) -> None:
+    def __init__(self, chain: Chain, entered: Entered | None, plan: Plan | None = None) -> None:
+        """`plan` tells what is to be remembered for its corrections."""
         self.chain = chain
         (batch, size), links = chain.first.shape, chain.links
         self.shape = (links, batch, size)
@@ -37,9 +42,15 @@ class Boundaries:
         self.scale = torch.ones_like(self.starts)
         self.converged = False
         self._bad = torch.zeros_like(self.unknown)
-        self._transfers: Tensor | None = None
-        """What carries jumps on, as last known: the decay, or dense transfers once there were some."""
-        self._damping = Damping(batch, device) if damped else None
+        self._damping = Damping(batch, device) if plan is not None and plan.damped else None
+        self._secants = Secants(chain.fading) if plan is not None and plan.correction == "secant" else None
+        self._tangents = Tangents(RANK if plan is None else plan.rank)
+        self._gains = Gains(self.starts) if plan is not None and plan.learns_gains else None
+        self._has_decay = False
+        self._known: Tensor | LowRank | None = None
+        """What the last correction knew of the links."""
+        self.moved_by = 0.0
+        """The largest relative move of the last correction."""
         if entered is not None:
             starts, ends, decay = (None if value is None else value.view(self.shape) for value in entered)
             assert starts is not None
@@ -48,7 +59,8 @@ class Boundaries:
             self.starts, self.ends = (torch.where(inside, value, self.starts) for value in (starts, ends))
             # Where it was not asked for, nothing is known to be carried on: jumps alone move the starts.
             self.decay = torch.zeros_like(self.starts) if decay is None else decay
-            self._transfers = decay
+            self._has_decay = decay is not None
+            self._note_sweep()
 
     def run(self, rows: Tensor, want_decay: bool) -> None:
         """Sweep these rows from their starts."""
@@ -60,8 +72,14 @@ class Boundaries:
         self.ends.view(-1, size)[at] = ends
         if decay is not None:
             self.decay.view(-1, size)[at] = decay
-            if self._transfers is None:
-                self._transfers = self.decay
+        elif everything:
+            self.decay.zero_()
+        self._has_decay = decay is not None
+        self._note_sweep()
+
+    def _note_sweep(self) -> None:
+        if self._secants is not None:
+            self._secants.note(self.starts, self.ends, self.decay)
 
     def measure(self, tolerance: float) -> float:
         """The largest relative jump between a link's end and the next one's start; also who is over the tolerance."""
@@ -70,6 +88,8 @@ class Boundaries:
         self._measure_by(self._scales())
         self._bad = ~(self.error <= tolerance)
         self.converged = not bool(self._bad.any())
+        if self._gains is not None:
+            self._gains.note(self.starts, self.ends, self.scale)
         return float(certificate(self.error))
 
     def _measure_by(self, scale: Tensor) -> None:
@@ -81,16 +101,6 @@ class Boundaries:
         """Count what is over another tolerance as unfinished."""
         self._bad = ~(self.error <= tolerance)
 
-    def outstanding(self, rate: float, tolerance: float) -> float:
-        """How far the starts are off, relative, where every sweep leaves `rate` of that: jumps add up along the chain,
-        as far as transfers are known, and corrections do. Counts who is over the tolerance as unfinished.
-        """
-        known = None if self.chain.carry is not None else self._transfers
-        moves = self.jump if known is None else self._or_jump(linear_scan(before_each(known), self.jump))
-        error = relative(moves, self._scales(), self.chain.parts) / (1 - rate)
-        self._bad = ~(error <= tolerance)
-        return float(certificate(error))
-
     def _scales(self, before: Tensor | None = None) -> Tensor:
         """Scale of the state at each link, part by part, `(C, B, P)`; `before`: that of what came before them all."""
         chain = self.chain
@@ -101,11 +111,18 @@ class Boundaries:
         """Move the starts by what the jumps mean for them; returns the rows that moved and must be run again."""
         if self._damping is not None:
             self._damping.adapt(self.error, tolerance)
-        return self.move(self._carry(correction), tolerance)
+        if self._secants is not None:
+            self._secants.doubt(self.error, tolerance)
+        rows = self.move(self._carry(correction), tolerance)
+        if rows.numel() == 0 and isinstance(self._known, LowRank):  # its moves cancel the jumps, and leave them
+            rows = self.move(self.jump, tolerance)
+        return rows
 
     def move(self, delta: Tensor, tolerance: float) -> Tensor:
         """Move the starts by `delta`, unfinished sequences alone; returns the rows that moved and must be run again."""
-        moved = (delta.abs() / self.scale).amax(-1) > WORTH_MOVING * tolerance
+        moves = self._relative(delta)
+        self.moved_by = float(certificate(moves))
+        moved = moves > WORTH_MOVING * tolerance
         moved &= self.unknown & self._unfinished()
         # starts + δ, written so that a start whose predecessor does not move becomes its end to the last bit
         starts = self.arriving() + (delta - self.jump)
@@ -113,6 +130,32 @@ class Boundaries:
             starts = torch.clamp(starts, -self.chain.bound, self.chain.bound)
         self.starts = torch.where(moved.unsqueeze(-1), starts, self.starts)
         return moved.reshape(-1).nonzero().squeeze(-1).cpu()
+
+    def foreseen(self) -> Tensor:
+        """The relative size of the correction that would be next, `(C, B)`, by the best that is known of the links:
+        nothing is swept.
+        """
+        known = self._known
+        if self._secants is not None:
+            known = self._secants.model(self.decay)
+        elif known is None or known is self.decay:
+            known = self.decay if self._has_decay else None
+        return self._relative(self.jump if known is None else self._or_jump(carried(known, self.jump)))
+
+    def added_up(self) -> Tensor:
+        """What the relative jumps add up to, `(C, B)`, by the gains of the links; the jumps where those are not asked
+        for, since more is known than they tell.
+        """
+        if (
+            self._gains is None
+            or isinstance(self._known, LowRank)
+            or (self._known is not None and self._known.dim() > 3)
+        ):
+            return self.error
+        return self._gains.add_up(self.error)
+
+    def _relative(self, moves: Tensor) -> Tensor:
+        return (moves.abs() / self.scale).amax(-1)
 
     def rests(self, moved: Tensor) -> bool:
         """Whether there is nothing to run again where these rows have moved."""
@@ -136,15 +179,24 @@ class Boundaries:
             return self._or_jump(self.chain.carry(self.jump, self.starts, strength))
         if correction in ("none", "auto"):
             return self.jump
-        return self._or_jump(linear_scan(before_each(self._transfers_by(correction)), self.jump))
+        self._known = self._transfers_by(correction)
+        return self._or_jump(carried(self._known, self.jump))
 
-    def _transfers_by(self, correction: Correction) -> Tensor:
-        """`A[p]` of each link, diagonal `(C, B, S)` or dense `(C, B, S, S)`."""
+    def _transfers_by(self, correction: Correction) -> Tensor | LowRank:
+        """`A[p]` of each link, diagonal `(C, B, S)`, dense `(C, B, S, S)` or in between."""
         if correction == "diag":
             return self.decay
-        dense = self.chain.transfer(self.chain.segments, self.starts.flatten(0, 1))
-        self._transfers = dense.view(*self.shape, self.shape[2])
-        return self._transfers
+        if correction == "secant":
+            assert self._secants is not None
+            return self._secants.model(self.decay)
+        if correction == "lowrank":
+            return self._tangents.model(self._along, self.jump, self.decay)
+        return self.chain.transfer(self.chain.segments, self.starts.flatten(0, 1)).view(*self.shape, self.shape[2])
+
+    def _along(self, directions: Tensor) -> Tensor:
+        """What all links make of directions `(C, B, S, K)`."""
+        starts, ends, scale = (values.flatten(0, 1) for values in (self.starts, self.ends, self.scale))
+        return self.chain.tangent(directions.flatten(0, 1), starts, ends, scale).view_as(directions)
 
     def _or_jump(self, delta: Tensor) -> Tensor:
         if all_finite(delta):
@@ -161,6 +213,13 @@ class Boundaries:
             return
         first_bad = bad.to(torch.uint8).argmax(0)[sequences]
         self.chain.finish(first_bad, sequences, self.ends[first_bad - 1, sequences])
+
+
+def carried(transfers: Tensor | LowRank, jumps: Tensor) -> Tensor:
+    """`δ[p] = A[p−1] δ[p−1] + jump[p]`, `(C, B, S)`."""
+    if isinstance(transfers, LowRank):
+        return transfers.carry(jumps)
+    return linear_scan(before_each(transfers), jumps)
 
 
 def before_each(transfers: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from timeloom.mgrit.grid import Coarsening
 from timeloom.mgrit.propagators import Propagator
 from timeloom.problem import Segments
+from timeloom.solve.tangents import Tangent
 
 Sweep = Callable[[Segments, Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
 """`sweep(segments, starts, rows, want_decay) -> ends, decay`; `rows` says where the segments stand in the chain."""
@@ -40,6 +41,8 @@ class Chain:
     enter: Enter
     transfer: Callable[[Segments, Tensor], Tensor]
     """`transfer(segments, starts)`: the dense transfers of all links."""
+    tangent: Tangent
+    """`tangent(directions, starts, ends, scale)`: those transfers in a few directions of each link."""
     finish: Callable[[Tensor, Tensor, Tensor], Tensor]
     """`finish(links, sequences, starts)`: run these sequences sequentially from these links on; returns their ends."""
     bound: Tensor | None = None

@@ -13,12 +13,17 @@ from timeloom.report import SolveReport, contraction
 from timeloom.solve.boundaries import Boundaries
 from timeloom.solve.chain import Chain
 from timeloom.solve.plan import Correction, Plan
+from timeloom.solve.residual import certificate, error_estimate, rate_of_warmup
 from timeloom.torch_state.streams import capturing
 
 DIAGONAL_WORTH = 1e-3
 """A decay below this over a whole chunk corrects nothing that the next sweep does not correct by itself."""
-MOST_LEFT = 0.99
-"""Of a residual, by a sweep that still counts as contracting."""
+MOST_LINKS = 2**40
+"""No chain is longer."""
+MOST_BY_GAINS = 20.0
+"""Times the corrections to come that gains may add jumps up to: along a long chain they know of no cancelling."""
+WORTH_MENDING = 10.0
+"""Times the tolerance that small jumps may add up to, where a user gave the tolerance of a jump."""
 SLOW = 0.3
 """Factor of a sweep from which `correction="auto"` looks for a stronger correction."""
 
@@ -31,7 +36,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         chain.sweep(chain.segments, chain.first, rows, False)
         return SolveReport.sequential(plan.chunk, plan.reason, plan.tolerance, time.perf_counter() - began)
     correction: Correction = plan.correction
-    want_decay = correction == "diag" or (correction == "auto" and plan.decay_is_cheap)
+    want_decay = plan.wants_decay
     entered = chain.entered
     if chain.guess is not None:
         plan = replace(plan, warmup=0)  # the guess takes its place
@@ -41,34 +46,61 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             report = certified(chain.certify(*entered[:2]), plan, began)
             if report is not None:
                 return report
-    state = Boundaries(chain, entered, plan.linearization is not None and plan.linearization.damped)
+    state = Boundaries(chain, entered, plan)
     residuals: list[float] = []
-    rows = state.solvable
-    given_up, polished, left = "", False, math.inf
+    moves: list[float] = []
+    rows, demand, estimate = state.solvable, plan.tolerance, math.inf
+    given_up, polished = "", False
     while True:
         if residuals or entered is None:
             state.run(rows, want_decay)
         residuals.append(state.measure(plan.tolerance))
         if state.converged:
-            before, left = left, state.outstanding(_rate(residuals), plan.tolerance) if plan.counts_errors else 0.0
-            enough = left <= plan.tolerance or not left < before / 2
-            if len(residuals) >= plan.max_iters or (enough and (polished or residuals[-1] <= plan.polish)):
+            before, estimate = estimate, _estimate(state, plan, residuals, moves)
+            smaller = _demand(plan, residuals[-1], estimate, before, polished)
+            if smaller is None or len(residuals) >= plan.max_iters:
                 break
-            polished = True
-            if enough:
-                state.demand(plan.polish)
+            polished, demand = True, smaller
+            state.demand(demand)
         given_up = "" if state.converged else why_stop(residuals, plan)
         if given_up:
             break
-        correction = _choose(plan, correction, [] if state.converged else residuals, state)
-        rows = state.correct(correction, plan.tolerance)
+        correction = _choose(plan, correction, residuals, state)
+        rows = state.correct(correction, min(demand, plan.tolerance))
+        moves.append(state.moved_by)
         if rows.numel() == 0 and state.converged:
             break
         if rows.numel() == 0:
             given_up = "the values are not finite" if not math.isfinite(residuals[-1]) else "the corrections vanished"
             break
     used = "none" if correction == "auto" else correction
-    return conclude(state, plan, plan.name or f"shooting[{used}]", residuals, given_up, began)
+    report = conclude(state, plan, plan.name or f"shooting[{used}]", residuals, given_up, began)
+    if not state.converged and not report.fell_back:
+        estimate = _estimate(state, plan, residuals, moves)
+    return replace(report, error_estimate=None if report.fell_back else estimate)
+
+
+def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list[float]) -> float:
+    """The error of the starts, from what the corrections so far have shown."""
+    if plan.linearization is None:
+        following = float(certificate(state.foreseen()))
+    else:  # another scan over all steps would cost as much as a sweep: jumps add up as they did before it
+        following = residuals[-1] * (moves[-1] / residuals[-2] if moves and residuals[-2] > 0 else 1.0)
+    rate = rate_of_warmup(residuals[0], plan.warmup, plan.chunk)
+    series = error_estimate([*moves, following], state.chain.links - len(residuals), rate)
+    return max(series, min(float(certificate(state.added_up())), MOST_BY_GAINS * series))
+
+
+def _demand(plan: Plan, residual: float, estimate: float, before: float, polished: bool) -> float | None:
+    """The jumps to go on for where they meet the tolerance and what they add up to does not; None where they do, or
+    where going on does not help, since what is left is rounding.
+    """
+    if not polished and residual > plan.polish:
+        return plan.polish
+    most = plan.tolerance if plan.counts_errors else WORTH_MENDING * plan.tolerance
+    if plan.linearization is not None or estimate <= most or not estimate < 0.5 * before:
+        return None
+    return residual * most / estimate
 
 
 def conclude(
@@ -103,6 +135,9 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
     if not captured and not residual <= plan.limit:
         return None
     unread = "captured in a CUDA graph: look at `certified` after a replay"
+    error = residual  # of several sweeps it is that already
+    if plan.sweeps == 1:
+        error = error_estimate([residual], MOST_LINKS, rate_of_warmup(residual, plan.warmup, plan.chunk))
     return SolveReport(
         solver=plan.method,
         chunk=plan.chunk,
@@ -115,6 +150,7 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
         seconds=time.perf_counter() - began,
         reason="; ".join(filter(None, (plan.reason, unread if captured else ""))),
         warmup=plan.warmup,
+        error_estimate=None if captured else error,
         certificate=worst if captured and isinstance(worst, Tensor) else None,
     )
 
@@ -126,11 +162,6 @@ def why_stop(residuals: list[float], plan: Plan) -> str:
     if len(residuals) > plan.patience and not residuals[-1] < 0.5 * residuals[-1 - plan.patience]:
         return f"gave up: {plan.patience} sweeps did not halve the residual"
     return ""
-
-
-def _rate(residuals: list[float]) -> float:
-    """What the last sweep left of the residual, as far as there was one before; below 1."""
-    return 0.0 if len(residuals) < 2 else min(residuals[-1] / residuals[-2], MOST_LEFT)
 
 
 def contracts_slowly(residuals: list[float]) -> bool:

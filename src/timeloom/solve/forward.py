@@ -16,6 +16,7 @@ from timeloom.solve.chain import Chain, Entered
 from timeloom.solve.linearize import carry, leaving, window_of
 from timeloom.solve.plan import Plan
 from timeloom.solve.residual import SHARE_OF_BOX
+from timeloom.solve.tangents import by_differences
 
 
 def solve_states(
@@ -65,6 +66,7 @@ def forward_chain(
         sweep=sweep,
         enter=enter,
         transfer=lambda rows, starts: sweeper.transfer(rows, states, starts),
+        tangent=by_differences(lambda rows, starts: sweeper.forward(rows, starts)[0], segments, problem.u),
         finish=finish,
         bound=problem.cell.bound(problem.initial),
         guess=_starts_from(problem.guess, plan.chunk, problem.initial),

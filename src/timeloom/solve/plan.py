@@ -13,11 +13,12 @@ from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve.chain import Chain
 from timeloom.solve.linearize import Linearization
+from timeloom.solve.tangents import RANK
 
 Direction = Literal["forward", "backward"]
 OnDivergence = Literal["sequential", "raise", "ignore"]
 Adjoint = Literal["same", "scan", "mgrit", "sequential"]
-Correction = Literal["auto", "none", "diag", "newton"]
+Correction = Literal["auto", "none", "diag", "secant", "lowrank", "newton"]
 Driver = Callable[[Chain, "Plan"], SolveReport]
 """Makes a chain's links fit together as a plan says: `solve.driver.march`, or a loop of a method's own."""
 GIVE_UP_AFTER = 5
@@ -44,6 +45,8 @@ class Plan(Cutting):
     max_iters: int
     on_divergence: OnDivergence
     correction: Correction = "none"
+    rank: int = RANK
+    """Directions of each link that `correction="lowrank"` looks at."""
     reason: str = ""
     """For the report."""
     decay_is_cheap: bool = True
@@ -68,6 +71,20 @@ class Plan(Cutting):
     """Whether to compare the gradients of a backward solve with the exact ones."""
     gradient_tolerance: float | None = None
     """Largest relative error of the gradient to accept in such a comparison."""
+
+    @property
+    def wants_decay(self) -> bool:
+        """Whether sweeps are to tell the decay: where it alone corrects, and beside others where it is cheap."""
+        return self.correction == "diag" or (self.correction in ("auto", "secant", "lowrank") and self.decay_is_cheap)
+
+    @property
+    def learns_gains(self) -> bool:
+        """Whether links are to show how much they amplify, since no transfers of several directions tell."""
+        return self.linearization is None and self.correction in ("auto", "none", "diag")
+
+    @property
+    def damped(self) -> bool:
+        return self.linearization is not None and self.linearization.damped
 
     @property
     def method(self) -> str:

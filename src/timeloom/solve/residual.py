@@ -6,17 +6,27 @@ the chain, as gradients do away from the loss, the scale is the largest value th
 all: what is nothing beside the last state may be all of an early one, and the other way round. A part that lives in a
 box counts as a share of the box at least. The certificate is the largest relative jump; what is not finite is infinite.
 
+Jumps are not errors: over a long memory they add up. A start is off by all corrections that it would still get, so the
+error is estimated by the size of the next one, which carries the jumps along by the best transfers that are known, and
+by the rate at which corrections have shrunk so far, at which those behind it will. Where no more than the decay of a
+link is known, jumps are added up by the gains that it has shown, too (`gains`): the larger of the two counts.
+
 Boundaries, on one process and over ranks, call this file. The kernels compute the same numbers by themselves (C
 `timeloom_jump`, Triton `jumps_kernel`): tests/test_residual.py holds them against it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 SHARE_OF_BOX = 0.1
 """A state that lives in a box is measured against this much at least: its step rounds values of up to 1."""
+
+SMOOTHED = 3
+"""Corrections whose mean rate tells that of those to come: from one to the next it goes up and down."""
 
 
 def by_part(values: Tensor, parts: tuple[int, ...]) -> Tensor:
@@ -71,3 +81,24 @@ def certificate(errors: Tensor) -> Tensor:
     if errors.numel() == 0:
         return errors.new_zeros(())
     return errors.nan_to_num(nan=torch.inf, posinf=torch.inf).max()
+
+
+def error_estimate(moves: Sequence[float], most: int, rate: float = 0.0) -> float:
+    """How far starts are off, relative to their scale, from the sizes of the corrections so far, `moves`, the last of
+    which is the next one: not made yet. All corrections that would follow are a geometric series of at most `most`
+    terms, since so many make every start exact.
+
+    rate: by which corrections shrink, where only one is known.
+    """
+    *before, following = moves
+    last = before[-SMOOTHED:]
+    if last and last[0] > 0:
+        rate = (following / last[0]) ** (1 / len(last))
+    if not rate < 1:
+        return following * max(most, 1)
+    return following * (1 - rate ** max(most, 1)) / (1 - rate)
+
+
+def rate_of_warmup(jump: float, warmup: int, chunk: int) -> float:
+    """The factor by which a chunk shrinks a difference, where a warm-up from a neutral state has left this jump."""
+    return min(jump, 1.0) ** (chunk / warmup) if warmup else 0.0

@@ -10,6 +10,7 @@ from timeloom.auto.experience import Experience, assumed_warmup
 from timeloom.options import check_choice, check_count
 from timeloom.problem import Recurrence
 from timeloom.solve.plan import Correction, Plan, RankPlan
+from timeloom.solve.tangents import RANK
 from timeloom.solvers.base import Solver, cheapest_chunk, within
 
 
@@ -19,29 +20,38 @@ class Shooting(Solver):
 
     chunk: steps in a chunk; None chooses. The last chunk may be shorter.
     correction: how a jump at one chunk's start changes the starts after it: `none` (Jacobi, F-relaxation: it moves
-        one chunk a sweep), `diag` (through the product of the cell's decay: z of a GRU, f of an LSTM), `newton`
-        (through the dense product of Jacobians), or `auto` (diag where a decay is cheap to have and large, else none;
-        newton for a small state if that is slow, except beside compiled sweeps, which finish sequentially in less).
+        one chunk a sweep), `diag` (through the product of the cell's decay: z of a GRU, f of an LSTM), `secant`
+        (as diag, and in the directions in which the last 8 sweeps moved a start as its end moved then: it costs no
+        step of the cell), `lowrank` (as diag, and in `rank` directions by small differences that are swept beside the
+        chunks, as more rows), `newton` (through the dense product of Jacobians), or `auto` (diag where a decay is
+        cheap to have and large, else none; newton for a small state if that is slow, except beside compiled sweeps,
+        which finish sequentially in less).
     warmup: steps before each chunk that are run first, from the initial state, to guess the chunk's start (at most a
         chunk's, where sweeps run in torch operations); 0 guesses the initial state itself; None chooses.
+    rank: directions of each chunk for `lowrank`; with as many as the state has units it is Newton's method.
+
+    If `max_iters` is given it is the only limit; otherwise sweeps also end where 5 of them did not halve the residual.
     """
 
     name: ClassVar[str] = "shooting"
     chunk: int | None = None
     correction: Correction = "auto"
     warmup: int | None = None
+    rank: int = RANK
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("correction", self.correction, get_args(Correction))
         check_count("chunk", self.chunk)
         check_count("warmup", self.warmup, least=0)
+        check_count("rank", self.rank)
 
     def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
         steps, warmup = max(problem.steps, 1), self._warmup(problem)
         chunk = min(self.chunk or cheapest_chunk(problem, warmup, steps), steps)
         warmup = min(warmup, chunk) if copies_inputs(problem) else warmup
-        return self._plan_shooting(problem, chunk, warmup, correction=self.correction)
+        patient = {} if self.max_iters is None else {"patience": self.max_iters}
+        return self._plan_shooting(problem, chunk, warmup, correction=self.correction, rank=self.rank, **patient)
 
     def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:
         return RankPlan(self._plan_states(problem, experience), within(self._warmup(problem), sizes))

@@ -1,0 +1,80 @@
+"""`python -m benchmarks.corrections`: sweeps that trained networks need, by correction, forward / backward.
+
+Chunks begin from a warm-up of one chunk; sweeps end when all jumps are below the tolerance and what they add up to is
+below ten times that. Beside them the largest Lyapunov exponent of each network, and the steps after which a difference
+has shrunk to 1e-6. The networks are trained anew, or read from a file of their state_dicts by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.zoo.memory import CORRECTIONS, remembered, sweeps, told
+from benchmarks.zoo.networks import ZOO, Model, drawn, trained
+from benchmarks.zoo.tasks import TASKS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = argparse.ArgumentParser(prog="python -m benchmarks.corrections", description=__doc__)
+    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options.add_argument("--weights", default="", help="file of state_dicts by the networks' names")
+    options.add_argument("--only", default="", help="networks whose name has this word")
+    options.add_argument("--steps", type=int, default=8192)
+    options.add_argument("--batch", type=int, default=2)
+    options.add_argument("--chunks", type=int, nargs="+", default=[64, 256])
+    options.add_argument("--tol", type=float, default=1e-4)
+    options.add_argument("--out", default="build/zoo", help="folder for corrections-DEVICE.json and .md")
+    given = options.parse_args(arguments)
+    device, rows = torch.device(given.device), []
+    stored = torch.load(given.weights, map_location=device) if given.weights else {}
+    for network in (network for network in ZOO if given.only in network.name):
+        if network.name in stored:
+            model = Model(network).to(device)
+            model.load_state_dict(stored[network.name])
+        else:
+            model, _ = trained(network, device)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            x = model.features(drawn(TASKS[network.task], given.steps, given.batch, generator, device)[0])
+        known = remembered(model.layer, x)
+        for chunk in given.chunks:
+            row = {"network": network.name, "chunk": chunk} | known
+            row |= {"sweeps": sweeps(model.layer, x, chunk, given.tol)}
+            print(line(row), flush=True)
+            rows.append(row)
+    save(rows, Path(given.out), device, given)
+    return 0
+
+
+def line(row: dict[str, Any]) -> str:
+    counts = ", ".join(f"{name} {text}" for name, text in told(row["sweeps"]).items())
+    times = ", ".join(f"{name} {one['ms']:.1f}" for name, one in row["sweeps"].items())
+    memory = "never" if row["memory"] is None else f"{row['memory']:,} steps"
+    return f"{row['network']}, chunk {row['chunk']}, exponent {row['exponent']:+.2g}, {memory}: {counts}; ms: {times}"
+
+
+def save(rows: list[dict[str, Any]], folder: Path, device: torch.device, given: argparse.Namespace) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"corrections-{device.type}"
+    target.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+    columns = ("network", "exponent", "memory, steps", "chunk", *CORRECTIONS)
+    lines = [columns, ("---",) * len(columns)]
+    for row in rows:
+        counts = told(row["sweeps"])
+        memory = "never" if row["memory"] is None else f"{row['memory']:,}"
+        first = (row["network"], f"{row['exponent']:+.2g}", memory, str(row["chunk"]))
+        lines.append((*first, *(counts.get(name, "") for name in CORRECTIONS)))
+    table = "".join(f"| {' | '.join(entries)} |\n" for entries in lines)
+    where = f"T={given.steps}, B={given.batch}, tolerance {given.tol:g}, {device.type}, torch {torch.__version__}"
+    target.with_suffix(".md").write_text(f"# Sweeps by correction\n\n{where}.\n{__doc__}\n{table}")
+    print(target.with_suffix(".md"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from timeloom.auto import cudnn
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells.base import Cell
+from timeloom.cells.masked import masked
 from timeloom.distributed.context import alone, time_group
 from timeloom.distributed.group import TimeGroup
 from timeloom.distributed.solve import Ranks
@@ -22,6 +23,7 @@ from timeloom.distributed.span import Span, agree
 from timeloom.distributed.trunk import RankSolve
 from timeloom.kernels.layers import multiplies_as_given
 from timeloom.nn import torch_layer
+from timeloom.nn.dropping import NOTHING, Dropping
 from timeloom.nn.graphs.handles import handle_of, traced_apart
 from timeloom.nn.sequence import (
     check_input,
@@ -61,6 +63,7 @@ class Recurrent(nn.RNNBase):
 
     has_torch_twin = True
     """Whether torch has this very layer, to be run where it is the better answer."""
+    _dropping: Dropping = NOTHING
     reports: list[SolveReport]
     """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …"""
 
@@ -86,6 +89,39 @@ class Recurrent(nn.RNNBase):
     def solver(self, solver: str | Solver) -> None:
         self._start(solver)
 
+    @property
+    def recurrent_dropout(self) -> float:
+        """Share of h that the recurrent product does not see, the same units for all of a sequence; in training."""
+        return self._dropping.state
+
+    @recurrent_dropout.setter
+    def recurrent_dropout(self, share: float) -> None:
+        self._drop(share, self.zoneout, self.weight_dropout)
+
+    @property
+    def zoneout(self) -> float | tuple[float, ...]:
+        """Probability that a unit keeps its value over a step, of h, or of h and c; its expectation in `eval()`."""
+        shares = self._dropping.zoneout
+        return shares[0] if len(set(shares)) == 1 else shares
+
+    @zoneout.setter
+    def zoneout(self, share: float | tuple[float, ...]) -> None:
+        self._drop(self.recurrent_dropout, share, self.weight_dropout)
+
+    @property
+    def weight_dropout(self) -> float:
+        """Share of the recurrent matrices' entries that a call leaves out; in training."""
+        return self._dropping.weights
+
+    @weight_dropout.setter
+    def weight_dropout(self, share: float) -> None:
+        self._drop(self.recurrent_dropout, self.zoneout, share)
+
+    def _drop(self, state: Any, zoneout: Any, weights: Any) -> None:
+        """Set what is dropped inside the recurrence."""
+        self._dropping = Dropping.checked(state, zoneout, weights, 2 if self.mode == "LSTM" else 1)
+        self._last = None
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._handle = handle_of(self)  # a copy is a module of its own
@@ -98,7 +134,7 @@ class Recurrent(nn.RNNBase):
         )
 
     def extra_repr(self) -> str:
-        text = super().extra_repr()
+        text = f"{super().extra_repr()}{self._dropping}"
         return text if self._solver_given == "auto" else f"{text}, solver={self._solver_given!r}"
 
     @abstractmethod
@@ -143,7 +179,8 @@ class Recurrent(nn.RNNBase):
         return_states: whether to return, behind output and final state, the states after every step of every layer and
             direction, `(layers · directions, T, B, n)`, B before T if batch_first (an LSTM: a pair h, c).
         """
-        unmarked = lengths is None and resets is None and guess is None and not return_states
+        masks, weights = self._masks, None  # drawn below: dropout inside the recurrence
+        unmarked = lengths is None and resets is None and guess is None and not return_states and not self._drops
         last = self._last
         if last is not None and unmarked and type(input) is Tensor and last.fits(input) and alone():
             self.__dict__["reports"] = list(last.reports)
@@ -172,15 +209,23 @@ class Recurrent(nn.RNNBase):
         if obstacle and (ragged or return_states):
             given = "lengths= and resets= are" if ragged else "return_states= is"
             raise NotImplementedError(f"{given} for timeloom's own sweeps, and there are {obstacle}")
+        if obstacle and masks and (type(data) not in (Tensor, nn.Parameter) or data.layout != torch.strided):
+            raise NotImplementedError(f"recurrent_dropout= and zoneout= are for timeloom's own steps: {obstacle}")
         if return_states and (packed is not None or group is not None):
             where = "over many ranks" if packed is None else "for a PackedSequence: give a padded tensor and lengths="
             raise NotImplementedError(f"there is no return_states= {where}")
+        if group is not None and self._drops:
+            raise NotImplementedError(
+                f"over many ranks there is no dropout inside the recurrence{self._dropping}: every rank would draw its "
+                "own masks; set it to 0"
+            )
         if group is not None and (obstacle or packed is not None or guess is not None):
             no = "no guess=" if guess is not None else "no packed sequences: give a padded tensor and lengths="
             raise NotImplementedError(f"over many ranks there are {obstacle or no}")
         reason = "" if group is not None else obstacle or (torch_layer.why(self, input) if known is None else "")
-        if reason and not ragged and not return_states:
-            result = self._run_torch_layer(input, hx, reason)
+        weights = self._present_weights() if self._drops else None
+        if reason and not ragged and not return_states and not masks:
+            result = self._run_torch_layer(input, hx, reason, weights)
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
                 permutation = None if packed is None else packed.sorted_indices
                 self._guess(guess, packed is not None or data.dim() == 3, *torch_layer.size(self, input), permutation)
@@ -190,13 +235,17 @@ class Recurrent(nn.RNNBase):
             return result
         if key is not None and known is None and data.device.type == "cpu" and len(self._known) < MOST_KNOWN:
             self._known[key] = []  # there, size alone decides
-        return self._run_own(data, packed, hx, lengths, resets, guess, group, return_states)
+        return self._run_own(
+            data, packed, hx, lengths, resets, guess, group, return_states, weights or self._present_weights(), obstacle
+        )
 
-    def _run_torch_layer(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
+    def _run_torch_layer(
+        self, input: Tensor | PackedSequence, hx: Any, reason: str, weights: list[Weights] | None = None
+    ) -> tuple[Any, Any]:
         """Torch's own layer: what is fastest, or what was asked for."""
         if not self.has_torch_twin:
             raise NotImplementedError(f"{self._get_name()} runs by timeloom's sweeps alone, and there are {reason}")
-        result: tuple[Any, Any] = torch_layer.call(self, input, hx)
+        result: tuple[Any, Any] = torch_layer.call(self, input, hx, weights)
         self.reports = [torch_layer.report(self, input, reason)] * self._stacked
         return result
 
@@ -210,11 +259,13 @@ class Recurrent(nn.RNNBase):
         guess: Tensor | tuple[Tensor, ...] | WarmBatch | None,
         group: TimeGroup | None,
         return_states: bool,
+        weights: list[Weights],
+        obstacle: str | None = None,
     ) -> tuple[Any, ...]:
+        """By timeloom's sweeps; where there is an obstacle to them, and torch has no such layer, step by step."""
         if packed is None and data.dim() not in (2, 3):
             raise ValueError(f"{self._get_name()}: Expected input to be 2D or 3D, got {data.dim()}D instead")
         batched = packed is not None or data.dim() == 3
-        weights = [self._weights_of(index) for index in range(self._stacked)]
         check_input(data, packed, self.input_size, weights[0][0])
         if packed is not None:
             x, lengths = unpack(packed)
@@ -237,7 +288,7 @@ class Recurrent(nn.RNNBase):
             resets = check_resets(resets, steps, batch, self.batch_first and batched, x.device)
         begin = None if guess is None else self._guess(guess, batched, steps, batch, permutation)
         every = AllStates(lengths, resets) if return_states else None
-        y, final = self._solve(x, hidden, weights, lengths, resets, begin, span, every)
+        y, final = self._solve(x, hidden, weights, lengths, resets, begin, span, every, obstacle)
         if packed is not None:
             assert lengths is not None
             final = tuple(permute(part, packed.unsorted_indices) for part in final)
@@ -269,12 +320,12 @@ class Recurrent(nn.RNNBase):
 
     def _solve(
         self, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Tensor | None, resets: Tensor | None,
-        guess: Guess | None, span: Span | None, every: AllStates | None = None,
+        guess: Guess | None, span: Span | None, every: AllStates | None = None, obstacle: str | None = None,
     ) -> tuple[Tensor, Hidden]:  # fmt: skip
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
         compute = solved_in(x)
         whole = lengths is None and resets is None and guess is None and span is None
-        in_one_call = whole and self._solver.in_given_precision and self._has_kernels
+        in_one_call = whole and self._solver.in_given_precision and self._has_kernels and not self._masks
         if in_one_call and multiplies_as_given(x):
             compute = products_in(x)
         returned = returned_in(torch_layer.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
@@ -282,13 +333,18 @@ class Recurrent(nn.RNNBase):
         known = self._experiences if span is None else span.group.experiences(self)
 
         def solve_one(index: int, y: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-            backwards = self.bidirectional and index % 2 == 1
-            given = self._inputs(y, initial, weights[index], lengths, resets, backwards, span)
-            out, final = self._solve_of(index, known, span).run(given, partial(reports.__setitem__, index), guess)
+            backwards, widths = self.bidirectional and index % 2 == 1, [part.shape[-1] for part in hidden]
+            shown, own = self._with_masks(y, weights[index], widths)
+            given = self._inputs(shown, initial, own, lengths, resets, backwards, span)
+            solve, record = self._solve_of(index, known, span), partial(reports.__setitem__, index)
+            out, final = solve.on_tape(given, record, obstacle) if obstacle else solve.run(given, record, guess)
             out = reverse(out, lengths) if backwards else out
-            if every is not None:
-                every.add(y, out, tuple(part[index] for part in hidden), weights[index], backwards)
-            return out, final
+            whole_states = given.masked  # its cells are a user's, in form
+            if every is not None and whole_states:
+                every.parts.append(out.split(widths, -1))
+            elif every is not None:
+                every.add(y, out, tuple(part[index] for part in hidden), own, backwards)
+            return out[..., : widths[0]] if whole_states else out, final
 
         with without_autocast(x.device):
             y, final = self._run_layers(x.to(compute), hidden, solve_one, lengths)
@@ -320,9 +376,32 @@ class Recurrent(nn.RNNBase):
         """How one layer and direction is solved; `known` is what earlier calls showed of each."""
         experience = known.get(index) or known.setdefault(index, LayerExperience())
         if span is None:
-            return LayerSolve(self._bare, self._cell, self._solver, experience, index)
+            return LayerSolve(self._bare, self._project, self._solver, experience, index)
         ranks = Ranks(span, self.bidirectional and index % 2 == 1, index)
         return RankSolve(self._bare, self._cell, self._solver, experience, index, ranks)
+
+    def _project(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
+        """A layer's cell and its projected inputs, where masks may stand behind those."""
+        (_, inputs), dropping = weights[0].shape, self._dropping
+        if x.shape[-1] == inputs:
+            return self._cell(x, *weights)
+        return masked(*self._cell(x[..., :inputs], *weights), x[..., inputs:], dropping.state > 0, dropping.zones)
+
+    def _with_masks(self, x: Tensor, weights: Weights, widths: list[int]) -> tuple[Tensor, Weights]:
+        """A layer's inputs with this call's masks behind them, and its weights, which hold the mask of one sequence."""
+        if not self._masks:
+            return x, weights
+        if x.shape[1] == 1 and not self._dropping.zones:
+            w_ih, w_hh, *others = weights
+            return x, (w_ih, w_hh * self._dropping.sequence_mask(x, widths[0], self.training), *others)
+        return torch.cat([x, self._dropping.masks(x, widths, self.training)], -1), weights
+
+    def _present_weights(self) -> list[Weights]:
+        """Of all layers and directions; in training with this call's share of the recurrent ones left out."""
+        found = [self._weights_of(index) for index in range(self._stacked)]
+        if not (self._dropping.weights and self.training):
+            return found
+        return [(w_ih, self._dropping.drop_weights(w_hh), *others) for w_ih, w_hh, *others in found]
 
     @staticmethod
     def _inputs(
@@ -361,6 +440,16 @@ class Recurrent(nn.RNNBase):
     def _has_kernels(self) -> bool:
         """Whether there are kernels of its cell, for some device."""
         return self.has_torch_twin and self.proj_size == 0
+
+    @property
+    def _masks(self) -> bool:
+        """Whether steps are other ones than torch's, at present."""
+        return self._dropping.masks_state(self.training)
+
+    @property
+    def _drops(self) -> bool:
+        """Whether anything is dropped inside the recurrence, at present."""
+        return self._masks or (self.training and self._dropping.weights > 0)
 
     @property
     def _stacked(self) -> int:

@@ -1,0 +1,91 @@
+"""Dropout inside the recurrence, as options of modules: checked, and drawn for every call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Pair = tuple[float, ...]
+
+
+class Dropping(NamedTuple):
+    """What a module drops inside its recurrence.
+
+    state: of h, before the recurrent product: one mask a sequence (variational dropout, Gal and Ghahramani, 2016).
+    zoneout: probability, of each part of the state, that a unit keeps its value over a step (Krueger et al., 2017).
+    weights: of the recurrent matrix, one mask a call (weight drop; Merity et al., 2018).
+    """
+
+    state: float = 0.0
+    zoneout: Pair = (0.0,)
+    weights: float = 0.0
+
+    @staticmethod
+    def checked(state: Any, zoneout: Any, weights: Any, parts: int) -> Dropping:
+        """From a user's options, or an error that says what is wrong."""
+        given = zoneout if isinstance(zoneout, tuple | list) else (zoneout,) * parts
+        if len(given) != parts:
+            expected = "a number" if parts == 1 else "a number, or a pair for h and c"
+            raise ValueError(f"zoneout must be {expected}, got {zoneout!r}")
+        return Dropping(
+            _probability("recurrent_dropout", state),
+            tuple(_probability("zoneout", part) for part in given),
+            _probability("weight_dropout", weights),
+        )
+
+    @property
+    def zones(self) -> bool:
+        return any(self.zoneout)
+
+    @property
+    def active(self) -> bool:
+        return bool(self.state or self.zones or self.weights)
+
+    def masks_state(self, training: bool) -> bool:
+        """Whether steps are other ones than torch's: zoneout is, with its expectation, when nothing is trained, too."""
+        return self.zones or (training and self.state > 0)
+
+    def masks(self, x: Tensor, widths: Sequence[int], training: bool) -> Tensor:
+        """What `timeloom.cells.masked` wants behind inputs x `(T, B, ·)` of a state of parts of these widths."""
+        steps, batch = x.shape[:2]
+        found: list[Tensor] = []
+        if self.state:
+            found.append(self.sequence_mask(x, widths[0], training).expand(steps, batch, widths[0]))
+        for share, width in zip(self.zoneout, widths, strict=False) if self.zones else ():
+            kept = x.new_empty(steps, batch, width)
+            found.append(kept.bernoulli_(share) if training else kept.fill_(share))
+        return torch.cat(found, -1)
+
+    def sequence_mask(self, x: Tensor, width: int, training: bool) -> Tensor:
+        """`(B, width)`: what every sequence of x `(T, B, ·)` multiplies its states by."""
+        shown = x.new_empty(x.shape[1], width)
+        return _drawn(shown, self.state) if training else shown.fill_(1)
+
+    def drop_weights(self, w_hh: Tensor) -> Tensor:
+        """A recurrent matrix with some of its entries left out and the others scaled up."""
+        return w_hh * _drawn(w_hh.detach().new_empty(w_hh.shape), self.weights)
+
+    def __str__(self) -> str:
+        zoneout = self.zoneout[0] if len(set(self.zoneout)) == 1 else self.zoneout
+        options = {"recurrent_dropout": self.state, "zoneout": zoneout, "weight_dropout": self.weights}
+        return "".join(f", {name}={value}" for name, value in options.items() if value)
+
+
+NOTHING = Dropping()
+
+
+def _drawn(room: Tensor, share: float) -> Tensor:
+    """Ones of which a share became zeros and the others were scaled up."""
+    return room.bernoulli_(1 - share).div_(1 - share)
+
+
+def _probability(name: str, value: Any) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a probability, 0 ≤ p < 1, got {type(value).__name__}")
+    if not 0 <= float(value) < 1:
+        raise ValueError(f"{name} must be a probability, 0 ≤ p < 1, got {value}")
+    return float(value)

@@ -40,11 +40,13 @@ from timeloom.nn.sequence import (
 from timeloom.nn.states import AllStates
 from timeloom.problem import joined, parts_of
 from timeloom.report import SolveReport
+from timeloom.solve import functional
 from timeloom.solve.trunk import Inputs, LayerSolve
 from timeloom.solve.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.precision import products_in, returned_in, solved_in
+from timeloom.torch_state.transforms import WHERE, transformed
 
 Hidden = tuple[Tensor, ...]
 """Initial or final states, one `(layers · directions, B, part)` for each part of the state: h, or h and c."""
@@ -180,7 +182,8 @@ class Recurrent(nn.RNNBase):
             direction, `(layers · directions, T, B, n)`, B before T if batch_first (an LSTM: a pair h, c).
         """
         masks, weights = self._masks, None  # drawn below: dropout inside the recurrence
-        unmarked = lengths is None and resets is None and guess is None and not return_states and not self._drops
+        inside = transformed()
+        unmarked = not (inside or return_states or self._drops) and lengths is None and resets is None and guess is None
         last = self._last
         if last is not None and unmarked and type(input) is Tensor and last.fits(input) and alone():
             self.__dict__["reports"] = list(last.reports)
@@ -206,6 +209,9 @@ class Recurrent(nn.RNNBase):
         if not isinstance(data, Tensor) and not hasattr(type(data), "__torch_function__"):
             raise TypeError(f"input must be a Tensor or a PackedSequence, got {type(input).__name__}")
         obstacle = torch_layer.obstacle(data, hx)
+        if inside and (group is not None or guess is not None or (return_states and masks)):
+            no = "time ranks" if group is not None else "guess=" if guess is not None else "return_states= with zoneout="
+            raise NotImplementedError(f"there are no {no} {WHERE}")
         if obstacle and (ragged or return_states):
             given = "lengths= and resets= are" if ragged else "return_states= is"
             raise NotImplementedError(f"{given} for timeloom's own sweeps, and there are {obstacle}")
@@ -222,7 +228,10 @@ class Recurrent(nn.RNNBase):
         if group is not None and (obstacle or packed is not None or guess is not None):
             no = "no guess=" if guess is not None else "no packed sequences: give a padded tensor and lengths="
             raise NotImplementedError(f"over many ranks there are {obstacle or no}")
-        reason = "" if group is not None else obstacle or (torch_layer.why(self, input) if known is None else "")
+        asked = not inside or (self._solver.on_tape and self.has_torch_twin)  # cuDNN and its kin know no transforms
+        reason = obstacle or ""
+        if not reason and group is None and known is None and asked:
+            reason = torch_layer.why(self, input) or ""
         weights = self._present_weights() if self._drops else None
         if reason and not ragged and not return_states and not masks:
             result = self._run_torch_layer(input, hx, reason, weights)
@@ -298,7 +307,7 @@ class Recurrent(nn.RNNBase):
         elif self.batch_first:
             y = y.transpose(0, 1)
         # Without a gradient, not a view for autograd: users may write into it later, with gradients on.
-        result = y if y.requires_grad else y.detach(), self._hidden_out(final)
+        result = y if y.requires_grad or transformed() else y.detach(), self._hidden_out(final)
         return result if every is None else (*result, self._hidden_out(every.stacked(self.batch_first, batched)))
 
     def _guess(self, guess: Any, batched: bool, steps: int, batch: int, permutation: Tensor | None) -> Guess:
@@ -323,7 +332,7 @@ class Recurrent(nn.RNNBase):
         guess: Guess | None, span: Span | None, every: AllStates | None = None, obstacle: str | None = None,
     ) -> tuple[Tensor, Hidden]:  # fmt: skip
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
-        compute = solved_in(x)
+        compute, inside = solved_in(x), transformed()
         whole = lengths is None and resets is None and guess is None and span is None
         in_one_call = whole and self._solver.in_given_precision and self._has_kernels and not self._masks
         if in_one_call and multiplies_as_given(x):
@@ -337,9 +346,14 @@ class Recurrent(nn.RNNBase):
             shown, own = self._with_masks(y, weights[index], widths)
             given = self._inputs(shown, initial, own, lengths, resets, backwards, span)
             solve, record = self._solve_of(index, known, span), partial(reports.__setitem__, index)
-            out, final = solve.on_tape(given, record, obstacle) if obstacle else solve.run(given, record, guess)
+            if obstacle:
+                out, final = solve.on_tape(given, record, obstacle)
+            elif inside:
+                out, final = functional.run(solve, given, record)
+            else:
+                out, final = solve.run(given, record, guess)
             out = reverse(out, lengths) if backwards else out
-            whole_states = given.masked  # its cells are a user's, in form
+            whole_states = given.masked and not inside  # its cells are a user's, in form
             if every is not None and whole_states:
                 every.parts.append(out.split(widths, -1))
             elif every is not None:

@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.report import SolveReport
 from timeloom.torch_state.precision import SOLVED
-from timeloom.torch_state.transforms import WHERE, transformed
 
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
@@ -42,8 +41,6 @@ def obstacle(data: Tensor, hx: Any = None) -> str | None:
         return f"no sweeps for a {type(data).__name__} of layout {data.layout}"
     if torch._C._get_tracing_state() is not None:
         return "no sweeps inside torch.jit.trace"
-    if transformed():
-        return f"no sweeps {WHERE}"
     return None
 
 

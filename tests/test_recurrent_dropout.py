@@ -219,7 +219,7 @@ def test_one_mask_a_sequence() -> None:
         module.weight_hh_l0.copy_(torch.tensor([[0.0, 0.0], [0.3, 0.0]]))
     torch.manual_seed(0)
     second = module(torch.ones(50, 64, 1, dtype=EXACT))[0][1:, :, 1]
-    assert torch.all((second == second[0]))
+    assert torch.all(second == second[0])
     values = second[0].unique()
     assert len(values) == 2
     assert 0 in values
@@ -308,9 +308,52 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
         tl.LSTM(D, N, zoneout=(0.1, 0.1, 0.1))
 
 
+@pytest.mark.parametrize("steps", [T, 600])
+@pytest.mark.parametrize("kind", [tl.cells.MinimalGRU, tl.cells.SLSTM])
+def test_zoneout_of_any_cell(kind: Any, steps: int) -> None:
+    torch.manual_seed(0)
+    layer = tl.Layer(kind(D, N), zoneout=0.3).double()
+    x, cell = draw(steps, B, D), layer.cells[0]
+    assert "zoneout=0.3" in repr(layer)
+
+    def plainly(x: Tensor) -> tuple[Tensor, Any]:
+        state = cell.initial(B)
+        parts = state if isinstance(state, tuple) else (state,)
+        kept = [torch.full((steps, *part.shape), 0.3, dtype=EXACT) for part in parts]
+        kept = [share.bernoulli_(0.3) if layer.training else share for share in kept]
+        found = []
+        for t, row in enumerate(x.unbind(0)):
+            after = cell(parts if isinstance(state, tuple) else parts[0], row)
+            after = after if isinstance(after, tuple) else (after,)
+            parts = tuple(k[t] * old + (1 - k[t]) * new for k, old, new in zip(kept, parts, after, strict=True))
+            found.append(parts[0])
+        final = tuple(part.unsqueeze(0) for part in parts)
+        return torch.stack(found), final if isinstance(state, tuple) else final[0]
+
+    assert_same(gradients(layer, x, layer), gradients(layer, x, plainly), 1e-8)
+    assert ("not fused" in layer.reports[0].reason) == (steps < 512)
+    layer.eval()
+    torch.testing.assert_close(layer(x)[0], plainly(x)[0])
+    with pytest.raises(ValueError, match="zoneout must be a probability"):
+        tl.Layer(kind(D, N), zoneout=1.5)
+
+
 def test_windows_refuse_masks_of_their_own() -> None:
     module, x = tl.GRU(D, N, zoneout=0.1), torch.randn(T, B, D)
     with pytest.raises(ValueError, match="would be drawn window by window"):
         tl.windowed(module, x, window=10)
     module.eval()
     torch.testing.assert_close(tl.windowed(module, x, window=10)[0], module(x)[0])
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_in_a_graph_of_torch_compile(options: str) -> None:
+    config = pytest.importorskip("torch._dynamo").config
+    if not hasattr(config, "allow_rnn"):
+        pytest.skip("this torch has no allow_rnn")
+    with config.patch(allow_rnn=True):
+        torch.manual_seed(0)
+        module = tl.LSTM(D, N, solver=Shooting(chunk=5), dtype=EXACT, **OPTIONS[options])
+        x = draw(T, B, D)
+        compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+        assert_same(gradients(module, x, compiled), gradients(module, x, lambda x: loop(module, x)))

@@ -210,7 +210,9 @@ class Recurrent(nn.RNNBase):
             raise TypeError(f"input must be a Tensor or a PackedSequence, got {type(input).__name__}")
         obstacle = torch_layer.obstacle(data, hx)
         if inside and (group is not None or guess is not None or (return_states and masks)):
-            no = "time ranks" if group is not None else "guess=" if guess is not None else "return_states= with zoneout="
+            no = (
+                "time ranks" if group is not None else "guess=" if guess is not None else "return_states= with zoneout="
+            )
             raise NotImplementedError(f"there are no {no} {WHERE}")
         if obstacle and (ragged or return_states):
             given = "lengths= and resets= are" if ragged else "return_states= is"

@@ -32,9 +32,9 @@ class Dropping(NamedTuple):
             expected = "a number" if parts == 1 else "a number, or a pair for h and c"
             raise ValueError(f"zoneout must be {expected}, got {zoneout!r}")
         return Dropping(
-            _probability("recurrent_dropout", state),
-            tuple(_probability("zoneout", part) for part in given),
-            _probability("weight_dropout", weights),
+            check_probability("recurrent_dropout", state),
+            tuple(check_probability("zoneout", part) for part in given),
+            check_probability("weight_dropout", weights),
         )
 
     @property
@@ -83,7 +83,8 @@ def _drawn(room: Tensor, share: float) -> Tensor:
     return room.bernoulli_(1 - share).div_(1 - share)
 
 
-def _probability(name: str, value: Any) -> float:
+def check_probability(name: str, value: Any) -> float:
+    """A probability below 1, or an error that says what was given."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a probability, 0 ≤ p < 1, got {type(value).__name__}")
     if not 0 <= float(value) < 1:

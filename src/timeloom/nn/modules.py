@@ -128,7 +128,8 @@ class LSTM(Recurrent, nn.LSTM):
 
     solver: a name or an object from `timeloom.solvers`.
     recurrent_dropout: in training, the share of h that the recurrent product does not see, one mask a sequence.
-    zoneout: the probability that a unit keeps its value over a step (a pair: of h and of c); in `eval()` its expectation.
+    zoneout: the probability that a unit keeps its value over a step (a pair: of h and of c); in `eval()` its
+        expectation.
     weight_dropout: in training, the share of the recurrent matrix that a call leaves out.
     A call takes `lengths=`, `resets=` and `guess=` too (see `forward`), and `reports` says what it did.
     """

@@ -151,7 +151,9 @@ class LayerCurvature(torch.autograd.Function):
         inputs = _plain(saved[:GIVEN])
         states = [part.detach() for part in saved[GIVEN : GIVEN + len(call.solve.bare(*inputs.weights).parts)]]
         with torch.enable_grad(), without_autocast(inputs.x.device):
-            given = [None if one is None else one.detach().requires_grad_() for one in (d_states, d_final, *inputs.live)]
+            given = [
+                None if one is None else one.detach().requires_grad_() for one in (d_states, d_final, *inputs.live)
+            ]
             d_states, d_final, *live = given
             found = list(
                 layer_gradients(

@@ -270,7 +270,8 @@ def _refuse_capture(cell: Cell, inputs: Inputs) -> None:
     if capturing(inputs.x.device) and LayerSolve.kind_of(inputs, cell) is None:
         raise RuntimeError(
             f"a CUDA graph cannot hold this solve, which looks at its residuals ({inputs.x.dtype}, lengths=, resets=, "
-            "zoneout=, recurrent_dropout= or a projected LSTM): compile without mode='reduce-overhead', or use solver='sequential'"
+            "zoneout=, recurrent_dropout= or a projected LSTM): compile without mode='reduce-overhead', or use "
+            "solver='sequential'"
         )
 
 

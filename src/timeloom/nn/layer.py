@@ -36,6 +36,7 @@ class Layer(nn.Module):
         expectation. Dropout of a state or of weights is the cell's own matter, since it alone knows what multiplies it.
     """
 
+    zoneout: float = 0.0
     reports: list[SolveReport]
     """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …"""
 
@@ -153,8 +154,8 @@ class Layer(nn.Module):
 
         states, final = run_fused(cell, problem, x, solve)
         y = states[..., : cell.parts[0]].unflatten(-1, cell.shapes[0])
-        parts = cell.unpack(final)
-        return (reverse(y, lengths) if backwards else y), (parts if isinstance(parts, tuple) else (parts,))
+        last = cell.unpack(final)
+        return (reverse(y, lengths) if backwards else y), (last if isinstance(last, tuple) else (last,))
 
     def _with_masks(self, x: Tensor, widths: list[int]) -> Tensor:
         """Inputs `(T, B, K)` with what every unit keeps of itself behind them."""

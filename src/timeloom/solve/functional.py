@@ -115,7 +115,8 @@ class LayerGradients(torch.autograd.Function):
         with torch.no_grad(), without_autocast(inputs.x.device):
             found = list(solve.backward(inputs, kept, (d_states[1:].contiguous(), d_final), True, plan, note))
         found[1] = _with_first(found[1], d_states)
-        return tuple(grad.clone() for grad, of in zip(found, inputs.live, strict=True) if of is not None)
+        live = [(grad, of) for grad, of in zip(found, inputs.live, strict=True) if of is not None]
+        return tuple(torch.zeros_like(of) if grad is None else grad.clone() for grad, of in live)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -133,8 +134,8 @@ class LayerGradients(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
-            "forward-mode differentiation of timeloom's gradients (jvp of grad, hessian, jacfwd of jacrev) is not there: "
-            "take grad of grad, or jacrev of jacrev"
+            "forward-mode differentiation of timeloom's gradients (jvp of grad, hessian, jacfwd of jacrev) is not "
+            "there: take grad of grad, or jacrev of jacrev"
         )
 
     @staticmethod
@@ -151,7 +152,7 @@ class LayerCurvature(torch.autograd.Function):
         inputs = _plain(saved[:GIVEN])
         states = [part.detach() for part in saved[GIVEN : GIVEN + len(call.solve.bare(*inputs.weights).parts)]]
         with torch.enable_grad(), without_autocast(inputs.x.device):
-            given = [
+            given: list[Any] = [
                 None if one is None else one.detach().requires_grad_() for one in (d_states, d_final, *inputs.live)
             ]
             d_states, d_final, *live = given
@@ -185,7 +186,8 @@ class LayerCurvature(torch.autograd.Function):
 
 def _plain(given: Any) -> Inputs:
     """Detached and contiguous, as kernels read them."""
-    return Inputs(*(None if tensor is None else tensor.detach().contiguous() for tensor in given))
+    plain: Any = (None if tensor is None else tensor.detach().contiguous() for tensor in given)
+    return Inputs(*plain)
 
 
 def _with_first(at_initial: Any, d_states: Tensor) -> Tensor:

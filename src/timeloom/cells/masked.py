@@ -19,13 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from timeloom.cells.base import Cell
-from timeloom.cells.fused import FusedCell
-from timeloom.cells.generic import GenericCell
 from timeloom.cells.gru import GRUCell
 from timeloom.cells.lstm import LSTMCell
 from timeloom.cells.rnn import RNNCell
-from timeloom.compile.remember import compiled_for
-from timeloom.torch_state.transforms import transformed
 
 Step = Callable[..., Any]
 
@@ -84,22 +80,3 @@ STEPS: dict[type[Cell], Callable[[Any], Step]] = {
     RNNCell: lambda cell: partial(rnn_step, cell.weights[0], cell.nonlinearity),
 }
 """Of each of torch's cells, its step over rows that carry masks."""
-
-
-def masked(cell: Cell, u: Tensor, masks: Tensor, dropped: bool, zoned: bool) -> tuple[Cell, Tensor]:
-    """A cell of torch's over inputs u `(T, B, K)` with masks `(T, B, ·)`, and its inputs: by kernels made for it, where
-    they can be made. On autograd's tape.
-    """
-    step: Step = partial(STEPS[type(cell)](cell), dropped, zoned)
-    rows = torch.cat([u, masks], -1)
-    start = tuple(u.new_zeros(u.shape[1], width) for width in cell.parts)
-    inside = transformed() or torch._C._get_tracing_state() is not None
-    given = "inside a transform or a trace" if inside else compiled_for(step, start, len(start) > 1, rows)
-    if isinstance(given, str):
-        plain = GenericCell(step, start if len(start) > 1 else start[0], rows.shape[2:])
-        plain.told = f"not fused: {given}"
-        return plain, rows
-    weights, inputs = given.prepare(step, rows.flatten(0, 1), start[0])
-    fused = FusedCell(given.fused, weights)
-    fused.told = "fused"
-    return fused, inputs.view(*rows.shape[:2], -1)

@@ -15,7 +15,6 @@ from torch.nn.utils.rnn import PackedSequence
 from timeloom.auto import cudnn
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells.base import Cell
-from timeloom.cells.masked import masked
 from timeloom.distributed.context import alone, time_group
 from timeloom.distributed.group import TimeGroup
 from timeloom.distributed.solve import Ranks
@@ -23,7 +22,7 @@ from timeloom.distributed.span import Span, agree
 from timeloom.distributed.trunk import RankSolve
 from timeloom.kernels.layers import multiplies_as_given
 from timeloom.nn import torch_layer
-from timeloom.nn.dropping import NOTHING, Dropping
+from timeloom.nn.dropping import NOTHING, Dropping, masked
 from timeloom.nn.graphs.handles import handle_of, traced_apart
 from timeloom.nn.sequence import (
     check_input,

@@ -22,7 +22,7 @@ from timeloom.distributed.span import Span, agree
 from timeloom.distributed.trunk import RankSolve
 from timeloom.kernels.layers import multiplies_as_given
 from timeloom.nn import torch_layer
-from timeloom.nn.dropping import NOTHING, Dropping, masked
+from timeloom.nn.dropping import DropsInside, Weights, masked
 from timeloom.nn.graphs.handles import handle_of, traced_apart
 from timeloom.nn.sequence import (
     check_input,
@@ -55,16 +55,13 @@ ANY_LENGTH = 2**62
 """No bound on lengths yet, where other ranks hold the rest of the sequences."""
 SolveOne = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """`solve_one(index, x, initial)`: outputs `(T, B, ·)` and final state `(B, S)` of one layer in one direction."""
-Weights = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]
-"""w_ih, w_hh, b_ih, b_hh and w_hr of one layer and direction; None where there is none."""
 
 
-class Recurrent(nn.RNNBase):
+class Recurrent(DropsInside, nn.RNNBase):
     """Everything that GRU, LSTM and RNN share: parameters and checks are torch's, the forward pass is timeloom's."""
 
     has_torch_twin = True
     """Whether torch has this very layer, to be run where it is the better answer."""
-    _dropping: Dropping = NOTHING
     reports: list[SolveReport]
     """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …"""
 
@@ -89,39 +86,6 @@ class Recurrent(nn.RNNBase):
     @solver.setter
     def solver(self, solver: str | Solver) -> None:
         self._start(solver)
-
-    @property
-    def recurrent_dropout(self) -> float:
-        """Share of h that the recurrent product does not see, the same units for all of a sequence; in training."""
-        return self._dropping.state
-
-    @recurrent_dropout.setter
-    def recurrent_dropout(self, share: float) -> None:
-        self._drop(share, self.zoneout, self.weight_dropout)
-
-    @property
-    def zoneout(self) -> float | tuple[float, ...]:
-        """Probability that a unit keeps its value over a step, of h, or of h and c; its expectation in `eval()`."""
-        shares = self._dropping.zoneout
-        return shares[0] if len(set(shares)) == 1 else shares
-
-    @zoneout.setter
-    def zoneout(self, share: float | tuple[float, ...]) -> None:
-        self._drop(self.recurrent_dropout, share, self.weight_dropout)
-
-    @property
-    def weight_dropout(self) -> float:
-        """Share of the recurrent matrices' entries that a call leaves out; in training."""
-        return self._dropping.weights
-
-    @weight_dropout.setter
-    def weight_dropout(self, share: float) -> None:
-        self._drop(self.recurrent_dropout, self.zoneout, share)
-
-    def _drop(self, state: Any, zoneout: Any, weights: Any) -> None:
-        """Set what is dropped inside the recurrence."""
-        self._dropping = Dropping.checked(state, zoneout, weights, 2 if self.mode == "LSTM" else 1)
-        self._last = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -402,15 +366,6 @@ class Recurrent(nn.RNNBase):
             return self._cell(x, *weights)
         return masked(*self._cell(x[..., :inputs], *weights), x[..., inputs:], dropping.state > 0, dropping.zones)
 
-    def _with_masks(self, x: Tensor, weights: Weights, widths: list[int]) -> tuple[Tensor, Weights]:
-        """A layer's inputs with this call's masks behind them, and its weights, which hold the mask of one sequence."""
-        if not self._masks:
-            return x, weights
-        if x.shape[1] == 1 and not self._dropping.zones:
-            w_ih, w_hh, *others = weights
-            return x, (w_ih, w_hh * self._dropping.sequence_mask(x, widths[0], self.training), *others)
-        return torch.cat([x, self._dropping.masks(x, widths, self.training)], -1), weights
-
     def _present_weights(self) -> list[Weights]:
         """Of all layers and directions; in training with this call's share of the recurrent ones left out."""
         found = [self._weights_of(index) for index in range(self._stacked)]
@@ -455,16 +410,6 @@ class Recurrent(nn.RNNBase):
     def _has_kernels(self) -> bool:
         """Whether there are kernels of its cell, for some device."""
         return self.has_torch_twin and self.proj_size == 0
-
-    @property
-    def _masks(self) -> bool:
-        """Whether steps are other ones than torch's, at present."""
-        return self._dropping.masks_state(self.training)
-
-    @property
-    def _drops(self) -> bool:
-        """Whether anything is dropped inside the recurrence, at present."""
-        return self._masks or (self.training and self._dropping.weights > 0)
 
     @property
     def _stacked(self) -> int:

@@ -18,6 +18,8 @@ from timeloom.compile.remember import compiled_for
 from timeloom.torch_state.transforms import transformed
 
 Pair = tuple[float, ...]
+Weights = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]
+"""w_ih, w_hh, b_ih, b_hh and w_hr of one layer and direction; None where there is none."""
 
 
 class Dropping(NamedTuple):
@@ -84,6 +86,67 @@ class Dropping(NamedTuple):
 
 
 NOTHING = Dropping()
+
+
+class DropsInside:
+    """What modules have of it: options, which may be set at any time, and what they mean at present."""
+
+    mode: str
+    training: bool
+    _dropping: Dropping = NOTHING
+    _last: Any
+
+    @property
+    def recurrent_dropout(self) -> float:
+        """Share of h that the recurrent product does not see, the same units for all of a sequence; in training."""
+        return self._dropping.state
+
+    @recurrent_dropout.setter
+    def recurrent_dropout(self, share: float) -> None:
+        self._drop(share, self.zoneout, self.weight_dropout)
+
+    @property
+    def zoneout(self) -> float | tuple[float, ...]:
+        """Probability that a unit keeps its value over a step, of h, or of h and c; its expectation in `eval()`."""
+        shares = self._dropping.zoneout
+        return shares[0] if len(set(shares)) == 1 else shares
+
+    @zoneout.setter
+    def zoneout(self, share: float | tuple[float, ...]) -> None:
+        self._drop(self.recurrent_dropout, share, self.weight_dropout)
+
+    @property
+    def weight_dropout(self) -> float:
+        """Share of the recurrent matrices' entries that a call leaves out; in training."""
+        return self._dropping.weights
+
+    @weight_dropout.setter
+    def weight_dropout(self, share: float) -> None:
+        self._drop(self.recurrent_dropout, self.zoneout, share)
+
+    def _drop(self, state: Any, zoneout: Any, weights: Any) -> None:
+        """Set what is dropped inside the recurrence."""
+        self._dropping = Dropping.checked(state, zoneout, weights, 2 if self.mode == "LSTM" else 1)
+        self._last = None
+
+    @property
+    def _masks(self) -> bool:
+        """Whether steps are other ones than torch's, at present."""
+        return self._dropping.masks_state(self.training)
+
+    @property
+    def _drops(self) -> bool:
+        """Whether anything is dropped inside the recurrence, at present."""
+        return self._masks or (self.training and self._dropping.weights > 0)
+
+    def _with_masks(self, x: Tensor, weights: Weights, widths: list[int]) -> tuple[Tensor, Weights]:
+        """A layer's inputs with this call's masks behind them, and its weights, which hold the mask of one sequence."""
+        if not self._masks:
+            return x, weights
+        if x.shape[1] == 1 and not self._dropping.zones:
+            w_ih, w_hh, *others = weights
+            return x, (w_ih, w_hh * self._dropping.sequence_mask(x, widths[0], self.training), *others)
+        return torch.cat([x, self._dropping.masks(x, widths, self.training)], -1), weights
 
 
 def _drawn(room: Tensor, share: float) -> Tensor:

@@ -5,7 +5,7 @@ A row is what the input contributes to a step, `u`, and behind it, where there a
     m            `(n,)`         what the state is multiplied by before the recurrent product (variational dropout)
     d_h, d_c     a part each    the share of every unit that a step keeps as it was (zoneout)
 
-A unit that zoneout keeps is `d s + (1 − d) s⁺`: of d = 0 or 1, exactly one of the two; of its expectation, a mixture.
+Zoneout's unit is `s⁺ + d (s − s⁺)`: of d = 0 or 1 one of the two, up to rounding; of its expectation, a mixture.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _taken_apart(
 
 
 def _zoned(following: Tensor, before: Tensor, kept: list[Tensor], part: int) -> Tensor:
-    return kept[part] * before + (1 - kept[part]) * following if kept else following
+    return following + kept[part] * (before - following) if kept else following
 
 
 def _of_lstm(cell: Any) -> Step:

@@ -364,7 +364,7 @@ class Recurrent(DropsInside, nn.RNNBase):
         (_, inputs), dropping = weights[0].shape, self._dropping
         if x.shape[-1] == inputs:
             return self._cell(x, *weights)
-        return masked(*self._cell(x[..., :inputs], *weights), x[..., inputs:], dropping.state > 0, dropping.zones)
+        return masked(*self._cell(x, *weights), dropping.state > 0, dropping.zones)
 
     def _present_weights(self) -> list[Weights]:
         """Of all layers and directions; in training with this call's share of the recurrent ones left out."""

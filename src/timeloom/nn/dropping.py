@@ -163,13 +163,12 @@ def check_probability(name: str, value: Any) -> float:
     return float(value)
 
 
-def masked(cell: Cell, u: Tensor, masks: Tensor, dropped: bool, zoned: bool) -> tuple[Cell, Tensor]:
-    """A cell of torch's over inputs u `(T, B, K)` with masks `(T, B, ·)`, and its inputs: by kernels made for it, where
-    they can be made. On autograd's tape.
+def masked(cell: Cell, rows: Tensor, dropped: bool, zoned: bool) -> tuple[Cell, Tensor]:
+    """A cell of torch's over projected inputs with masks behind them, `(T, B, ·)`, and its inputs: by kernels made for
+    it, where they can be made. On autograd's tape.
     """
     step: Step = partial(STEPS[type(cell)](cell), dropped, zoned)
-    rows = torch.cat([u, masks], -1)
-    start = tuple(u.new_zeros(u.shape[1], width) for width in cell.parts)
+    start = tuple(rows.new_zeros(rows.shape[1], width) for width in cell.parts)
     inside = transformed() or torch._C._get_tracing_state() is not None
     given = "inside a transform or a trace" if inside else compiled_for(step, start, len(start) > 1, rows)
     if isinstance(given, str):

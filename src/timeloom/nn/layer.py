@@ -184,7 +184,6 @@ def _zoned(cell: Callable[[Any, Tensor], Any], shape: tuple[int, ...], state: An
     after = cell(state, x.reshape(len(row), *shape))
     following = after if isinstance(after, tuple) else (after,)
     mixed = tuple(
-        share.reshape(old.shape) * old + (1 - share.reshape(old.shape)) * new
-        for share, old, new in zip(kept, parts, following, strict=True)
+        new + share.reshape(old.shape) * (old - new) for share, old, new in zip(kept, parts, following, strict=True)
     )
     return mixed if isinstance(state, tuple) else mixed[0]

@@ -142,7 +142,7 @@ def main() -> None:
             plt.semilogy(*zip(*curve, strict=True), label=name)
         plt.gca().set(xlabel="seconds of training", ylabel="error-to-signal ratio, unheard music")
         plt.legend()
-        plt.savefig(options.out / "amplifier.png", dpi=110)
+        plt.savefig(options.out / "amplifier.png", dpi=110, bbox_inches="tight")
 
 
 if __name__ == "__main__":

@@ -81,13 +81,13 @@ def published(path: Path | None, model: Detector) -> Any:
 
 
 def audio(samples: int) -> Tensor:
-    """Something like talk: syllables of buzzing vowels in noise, with pauses, `(samples,)`."""
-    time = torch.arange(samples) / 16_000
-    pitch = 110 + 30 * torch.sin(2 * math.pi * 0.3 * time)
-    phase = (pitch.double().cumsum(0) / 16_000 % 1 * 2 * math.pi).float()  # exact for hours
-    buzz = sum(torch.sin(k * phase) / k for k in range(1, 20))
-    syllables = torch.relu(torch.sin(2 * math.pi * 4 * time)) * (torch.sin(2 * math.pi * 0.07 * time) > 0)
-    return 0.1 * syllables * buzz + 0.003 * torch.randn(samples)
+    """Something like talk, `(samples,)`: four syllables a second, of other pitches and vowels each, with pauses."""
+    time = torch.arange(samples).double() / 16_000
+    number, count = (4 * time).long(), samples // 4000 + 1
+    phase = ((90 + 120 * torch.rand(count)[number].double()).cumsum(0) / 16_000 % 1 * 2 * math.pi).float()
+    buzz = sum(torch.rand(count)[number] * torch.sin(k * phase) / k for k in range(1, 20))
+    said = torch.sin(math.pi * (4 * time % 1)).float() * (torch.rand(count)[number // 16] > 0.5)
+    return 0.15 * said * buzz + 0.003 * torch.randn(samples)
 
 
 def main() -> None:

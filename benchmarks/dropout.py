@@ -83,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         facts = {"device": options.device, "threads": options.threads, "torch": str(torch.__version__)}
         load = asdict(meter.read())
         write_json(options.out / f"dropout-{options.device}.json", {**facts, "load": load, "rows": rows})
-        head = f"torch {torch.__version__}, {options.device}, {options.threads} thread(s), load of the machine: {load}"
+        busy = "unknown" if load["others"] is None else f"{load['others']:.1f} of {load['cores']} cores"
+        head = f"torch {torch.__version__}, {options.device}, {options.threads} thread(s); others used {busy}."
         title = "# Dropout inside the recurrence, times the plain layer's training step"
         text = "\n".join([title, "", head, "", *lines, ""])
         (options.out / f"dropout-{options.device}.md").write_text(text)

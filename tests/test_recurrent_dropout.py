@@ -294,6 +294,29 @@ def test_other_devices_have_the_plain_loop(options: str) -> None:
     assert y.shape == (T, B, N)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit.trace
+def test_a_trace_would_keep_the_number_of_steps() -> None:
+    module, x = tl.GRU(D, N, zoneout=0.1).eval(), torch.randn(T, B, D)
+    with pytest.raises(NotImplementedError, match=r"no sweeps inside torch\.jit\.trace: set them to 0"):
+        torch.jit.trace(module, x)
+    with pytest.raises(NotImplementedError, match="no sweeps for a Like"):
+        module(x.as_subclass(Like))
+
+
+class Like(Tensor):
+    """A tensor of a user's own kind."""
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_kernels_are_made_in_inference_mode_and_are_good_for_training(kind: str) -> None:
+    module, x = LAYERS[kind](D, 6, zoneout=0.1).eval(), torch.randn(600, B, D)
+    with torch.inference_mode():
+        module(x)
+    assert "not fused" not in module.reports[0].reason
+    module.train()(x)[0].sum().backward()
+    assert "not fused" not in module.reports[0].reason
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

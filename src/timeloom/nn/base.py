@@ -180,8 +180,11 @@ class Recurrent(DropsInside, nn.RNNBase):
         if obstacle and (ragged or return_states):
             given = "lengths= and resets= are" if ragged else "return_states= is"
             raise NotImplementedError(f"{given} for timeloom's own sweeps, and there are {obstacle}")
-        if obstacle and masks and (type(data) not in (Tensor, nn.Parameter) or data.layout != torch.strided):
-            raise NotImplementedError(f"recurrent_dropout= and zoneout= are for timeloom's own steps: {obstacle}")
+        traced = torch._C._get_tracing_state() is not None  # of a loop over steps it would keep their number
+        if obstacle and masks and (traced or type(data) not in (Tensor, nn.Parameter) or data.layout != torch.strided):
+            raise NotImplementedError(
+                f"recurrent_dropout= and zoneout= are for timeloom's own steps, and there are {obstacle}: set them to 0"
+            )
         if return_states and (packed is not None or group is not None):
             where = "over many ranks" if packed is None else "for a PackedSequence: give a padded tensor and lengths="
             raise NotImplementedError(f"there is no return_states= {where}")

@@ -23,7 +23,7 @@ import torch
 from benchmarks.fuzz.judge import context_lost, first_line
 from benchmarks.fuzz.record import facts
 from benchmarks.process import surroundings
-from tests.gpu import around, faulty, layers, operations, processes, replays
+from tests.gpu import around, faulty, layers, operations, options, processes, replays
 from tests.gpu.checks import Check, Unfit
 
 PIECES: dict[str, Callable[[], list[Check]]] = {
@@ -34,6 +34,8 @@ PIECES: dict[str, Callable[[], list[Check]]] = {
     "newton": layers.newton,
     "cells": layers.cells,
     "regimes": layers.regimes,
+    "dropout": options.dropout,
+    "transforms": options.transforms,
     "scans": operations.scans,
     "odes": operations.odes,
     "chains": operations.chains,

@@ -68,10 +68,16 @@ def compiled_for(
         return kept.compiled or kept.reason
     if kept.steps < (FEWEST_STEPS if fewest is None else fewest):
         return f"too few steps so far to be worth compiling ({kept.steps} of {FEWEST_STEPS})"
+    inferring = torch.is_inference_mode_enabled()
     try:
-        kept.compiled = compile_step(function, state, is_tuple, xs.flatten(0, 1))
+        with torch.inference_mode(False):  # gradients are compared, too
+            kept.compiled = compile_step(function, state, is_tuple, xs.flatten(0, 1))
     except NotFused as error:
         kept.reason = str(error)
+    except RuntimeError:
+        if not inferring:
+            raise
+        return "the step holds tensors of inference mode: call it once outside of that"
     return kept.compiled or kept.reason
 
 

@@ -11,6 +11,7 @@ from timeloom.cells.projection import project
 from timeloom.compile.lanes import ROW, ZERO, Lanes
 from timeloom.compile.refusal import NotFused
 from timeloom.compile.trace import name_of
+from timeloom.torch_state.precision import HALF
 
 _SIZED = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "repeat", "full", "zeros", "ones", "empty",
@@ -22,12 +23,26 @@ _SIZED = {
 _PROJECTIONS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
+def widened(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of half precision as float32: what is computed beforehand is no worse than the kernels' arithmetic."""
+    return {name: tensor.float() if tensor.dtype in HALF else tensor for name, tensor in tensors.items()}
+
+
+def in_single(arg: Any) -> Any:
+    """Arguments of an operation, with float32 where they name half precision."""
+    if isinstance(arg, (list, tuple)):
+        return type(arg)(in_single(item) for item in arg)
+    if isinstance(arg, dict):
+        return {key: in_single(value) for key, value in arg.items()}
+    return torch.float32 if isinstance(arg, torch.dtype) and arg in HALF else arg
+
+
 class Evaluation:
     """Values of the nodes that do not depend on the state, for given tensors and rows of x."""
 
     def __init__(self, module: fx.GraphModule, rows: int, tensors: dict[str, Tensor], x: Tensor | None = None) -> None:
         """`rows`: how many the step was traced with. `tensors`: what the module's attributes are now."""
-        self.module, self.traced_rows, self.tensors, self.x = module, rows, tensors, x
+        self.module, self.traced_rows, self.tensors, self.x = module, rows, widened(tensors), x
         self._held: dict[fx.Node, Any] = {}
 
     def __call__(self, node: fx.Node) -> Any:
@@ -51,7 +66,7 @@ class Evaluation:
                 raise NotFused(f"{node.name} where a constant is expected")
             return self.x
         rows = 1 if self.x is None else len(self.x)
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda arg: self._held[arg])
+        args, kwargs = fx.node.map_arg(in_single((node.args, node.kwargs)), lambda arg: self._held[arg])
         if hasattr(node.target, "_schema") and node.target._schema.name.split("::")[-1] in _SIZED:
             args, kwargs = self._resized((args, kwargs), rows)
         try:

@@ -189,12 +189,3 @@ template <int COUNT, bool FOURS = COUNT % 4 == 0> INLINE void copy_vector(float 
     if (at < COUNT) copy_ahead<4 * FLOATS>(address_of(to + at), from + at);
   }
 }
-template <int NUMBER> struct Part {
-  static constexpr int number = NUMBER;
-};
-template <int FIRST = 0, class Each> INLINE void each_part(const Each &each) {
-  if constexpr (FIRST < PARTS) {
-    each(Part<FIRST>{});
-    each_part<FIRST + 1>(each);
-  }
-}

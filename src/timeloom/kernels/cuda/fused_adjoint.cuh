@@ -4,6 +4,16 @@
 #define RING_ADDED (RING_STATE + ROOM)            // and what the loss itself adds to the gradient behind it
 // GRAD_IS_MULTIPLIED: whether a product is taken of the gradient as it is. IN_FOURS: whether all parts are fours of units.
 
+template <int PART> INLINE void copy_parts(const FusedArgs &a, float *slot, index_t token) {
+  if constexpr (PART < PARTS) {
+    constexpr int WIDTH = part_width[PART], PLACE = part_place[PART], OFFSET = part_offset[PART];
+    copy_vector<WIDTH>(slot + RING_STATE + PLACE, a.states[PART] + token * WIDTH);
+    if (a.incoming && OFFSET < a.incoming_width)
+      copy_vector<WIDTH, IN_FOURS>(slot + RING_ADDED + PLACE, a.incoming + token * a.incoming_width + OFFSET);
+    copy_parts<PART + 1>(a, slot, token);
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) fused_adjoint(const __grid_constant__ FusedArgs a) {
   extern __shared__ __align__(16) float shared[];
   const index_t row = blockIdx.x, b = a.sequence[row], begin = a.begin[row], end = a.end[row];
@@ -26,13 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fused_adjoint(const __grid
       const index_t token = t * a.batch + b;
       float *const slot = ring + (last - 1 - t) % RING * RING_ROOM;
       copy_vector<INPUTS>(slot, a.inputs + token * INPUTS);
-      each_part([&](auto part) {
-        constexpr int P = decltype(part)::number, WIDTH = part_width[P];
-        copy_vector<WIDTH>(slot + RING_STATE + part_place[P], a.states[P] + token * WIDTH);
-        if (a.incoming && part_offset[P] < a.incoming_width)
-          copy_vector<WIDTH, IN_FOURS>(slot + RING_ADDED + part_place[P],
-                                       a.incoming + token * a.incoming_width + part_offset[P]);
-      });
+      copy_parts<0>(a, slot, token);
     }
     copies_end();
   };

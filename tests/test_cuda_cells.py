@@ -97,12 +97,16 @@ def swept(kind: type[ReferenceSweeper], problem: Recurrence, lead: int, known: l
     gates = torch.full((STEPS, BATCH, cell.gate_width), torch.nan, dtype=dtype)
     reset_grads = None if problem.resets is None else torch.full((len(back), cell.size), torch.nan, dtype=dtype)
     data = AdjointData([part.nan_to_num(nan=0.0) for part in known or states], incoming, gates, reset_grads)
-    found += sweeper.adjoint_entering(back, lead, final, data, True) if lead else sweeper.adjoint(back, starts, data, True)
+    found += (
+        sweeper.adjoint_entering(back, lead, final, data, True) if lead else sweeper.adjoint(back, starts, data, True)
+    )
     found += [gates.nan_to_num(nan=7.0), *([] if reset_grads is None else [reset_grads])]
     return found + [part.to(dtype) for part in states]
 
 
-def problem_of(compiled: Compiled, cell: Any, initial: Tensor, x: Tensor, dtype: torch.dtype, **given: Any) -> Recurrence:
+def problem_of(
+    compiled: Compiled, cell: Any, initial: Tensor, x: Tensor, dtype: torch.dtype, **given: Any
+) -> Recurrence:
     with torch.no_grad():
         weights, u = compiled.prepare(cell, x.flatten(0, 1), initial)
     fused = FusedCell(compiled.fused, tuple(weight.detach().to(dtype) for weight in weights))

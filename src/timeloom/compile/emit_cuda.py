@@ -399,7 +399,10 @@ class _Kernel:
         """The next gradient as the sum of its places, which may overlap and leave gaps."""
         lines = ["    meet();"]
         for part, width in enumerate(self.fused.parts):
-            lines += [f"    for (int unit = threadIdx.x; unit < {width}; unit += THREADS) {{", "      float sum = 0.0f;"]
+            lines += [
+                f"    for (int unit = threadIdx.x; unit < {width}; unit += THREADS) {{",
+                "      float sum = 0.0f;",
+            ]
             for number, place in enumerate(self.program.next):
                 if place.part == part:
                     inside = f"unit >= {place.offset} && unit < {place.offset + place.width}"

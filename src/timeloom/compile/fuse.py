@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from timeloom.cells.generic import GenericCell
 from timeloom.compile.bindings import Bindings
-from timeloom.compile.hoist import Evaluation, gather_constants, gather_inputs, in_single, widened
+from timeloom.compile.hoist import ByRows, Constants, Evaluation, in_single, widened
 from timeloom.compile.lanes import Lanes
 from timeloom.compile.lower import Hoisted, Lowering, stack
 from timeloom.compile.program import Fused, complete, evaluate, gathered
@@ -45,13 +45,27 @@ class Compiled:
         """
         held = self.bindings.tensors(function)
         x = x.float() if x.dtype in HALF else x
-        constants = Evaluation(self.module, self.rows, held)
-        weights = [gather_constants(lanes, self.lanes, constants, like) for lanes in self.weights]
-        units = [self._hoisted(unit, constants, None, like) for unit in self.units]
-        by_x = Evaluation(self.module, self.rows, held, x)
-        inputs = [self._hoisted(vector, constants, by_x, like) for vector in self._joined_inputs]
+        constants, by_x = Evaluation(self.module, self.rows, held), Evaluation(self.module, self.rows, held, x)
+        gathered = self._gathered
+        weights = [constant.gather(constants, like) for constant in gathered.weights]
+        units = [_times(unit.gather(constants, like), by, constants, like) for unit, by in gathered.units]
+        inputs = [_times(vector.gather(by_x), by, constants, like) for vector, by in gathered.inputs]
         joined = inputs[0] if len(inputs) == 1 else torch.cat(inputs, -1) if inputs else x.new_zeros(len(x), 0)
         return (*weights, *units), joined.to(like)
+
+    @cached_property
+    def _gathered(self) -> _Gathered:
+        """How weights, per-unit vectors and inputs are put together."""
+
+        def by(vector: Hoisted) -> Constants | None:
+            return None if vector.weights is None else Constants(vector.weights, self.lanes)
+
+        with torch.device("cpu"):
+            return _Gathered(
+                [Constants(lanes, self.lanes) for lanes in self.weights],
+                [(Constants(unit.lanes, self.lanes), by(unit)) for unit in self.units],
+                [(ByRows(vector.lanes, self.lanes), by(vector)) for vector in self._joined_inputs],
+            )
 
     @cached_property
     def _joined_inputs(self) -> list[Hoisted]:
@@ -67,14 +81,18 @@ class Compiled:
             joined.append(vector)
         return joined
 
-    def _hoisted(self, vector: Hoisted, constants: Evaluation, by_x: Evaluation | None, like: Tensor) -> Tensor:
-        if by_x is None:
-            value = gather_constants(vector.lanes, self.lanes, constants, like)
-        else:
-            value = gather_inputs(vector.lanes, self.lanes, by_x)
-        if vector.weights is None:
-            return value
-        return value.to(like) @ gather_constants(vector.weights, self.lanes, constants, like).t()
+
+@dataclass(frozen=True)
+class _Gathered:
+    """Each per-unit vector and input perhaps times weights."""
+
+    weights: list[Constants]
+    units: list[tuple[Constants, Constants | None]]
+    inputs: list[tuple[ByRows, Constants | None]]
+
+
+def _times(value: Tensor, weights: Constants | None, evaluate: Evaluation, like: Tensor) -> Tensor:
+    return value if weights is None else value.to(like) @ weights.gather(evaluate, like).t()
 
 
 def compile_step(function: Function, state: tuple[Tensor, ...], is_tuple: bool, x: Tensor) -> Compiled:

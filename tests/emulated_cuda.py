@@ -1,4 +1,4 @@
-"""Generated CUDA kernels on a CPU: the same text, compiled as C++, its threads as fibers. See cuda_emulator/emulator.h."""
+"""Generated CUDA kernels on a CPU: the same text, compiled as C++, its threads as fibers (cuda_emulator/emulator.h)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FOLDER = Path(__file__).parent / "cuda_emulator"
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 ROOM = 227 << 10
 ENTRY = """
-extern "C" {{ alignas(16) float shared[{floats}]; }}
+extern "C" {{ alignas(16) float all_rows[{floats}]; }}
 extern "C" const char *emulate(const FusedArgs *a, int blocks, int in_reverse) {{
-  for (float &number : shared) number = NAN;
+  for (float &number : all_rows) number = NAN;
   return emulated::run(blocks, THREADS, in_reverse, [a] {{ fused_{direction}(*a); }});
 }}
 """
@@ -58,11 +58,16 @@ class EmulatedSweeper(FusedCUDASweeper):
 
     in_reverse = False
     room = ROOM
+    at_once = 10**9
+    """Rows up to which each is walked by a block of its own."""
 
     def _room(self) -> int:
         return self.room
 
-    def _launch(self, direction: Direction, source: CudaSource, rows: int, args: Any) -> None:
+    def _processors(self) -> int:
+        return self.at_once
+
+    def _launch(self, direction: Direction, source: CudaSource, blocks: int, args: Any) -> None:
         library = compiled(direction, source.text, source.shared)
-        failure = library.emulate(ctypes.byref(args), rows, self.in_reverse)
+        failure = library.emulate(ctypes.byref(args), blocks, self.in_reverse)
         assert failure is None, failure.decode()

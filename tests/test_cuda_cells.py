@@ -124,10 +124,12 @@ def assert_same(compiled: Compiled, cell: Any, initial: Tensor, x: Tensor, lead:
 
 
 @emulated
-@pytest.mark.parametrize("in_reverse", [False, True])
+@pytest.mark.parametrize("at_once", [0, 10**9], ids=["four rows", "one row"])
 @pytest.mark.parametrize("name", CELLS)
-def test_sweeps_are_the_references(name: str, in_reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EmulatedSweeper, "in_reverse", in_reverse)
+def test_sweeps_are_the_references(name: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one row and of four; threads run in order here and in reverse there."""
+    monkeypatch.setattr(EmulatedSweeper, "at_once", at_once)
+    monkeypatch.setattr(EmulatedSweeper, "in_reverse", at_once == 0)
     compiled, initial, x, cell = of_name(name)
     assert_same(compiled, cell, initial, x, lead=0)
     assert_same(compiled, cell, initial, x, lead=3)

@@ -26,7 +26,6 @@ inline ucontext_t scheduler;
 inline int running, block;
 inline bool early;
 inline const char *failure;
-inline float exchanged[1024];
 inline std::function<void()> kernel;
 
 inline Fiber &current() { return fibers[running]; }
@@ -92,11 +91,12 @@ struct alignas(16) float4 { float x, y, z, w; };
 #define __launch_bounds__(threads)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 inline void __syncthreads() { emulated::wait(&emulated::Fiber::at_block, 0, (int)emulated::fibers.size()); }
-inline float __shfl_xor_sync(unsigned, float x, int lanes) {
+template <class T> T __shfl_xor_sync(unsigned, T x, int lanes) {
+  static T exchanged[1024];
   const int own = emulated::running, first = own / 32 * 32;
-  emulated::exchanged[own] = x;
+  exchanged[own] = x;
   emulated::wait(&emulated::Fiber::at_warp, first, first + 32);
-  const float y = emulated::exchanged[own ^ lanes];
+  const T y = exchanged[own ^ lanes];
   emulated::wait(&emulated::Fiber::at_warp, first, first + 32);
   return y;
 }

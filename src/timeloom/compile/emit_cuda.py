@@ -1,9 +1,9 @@
 """A compiled step as CUDA C++: its pointwise texts, and around each the loop over units that feeds it.
 
-A block walks one row (see kernels/cuda/fused.cuh). A loop's unit belongs to a few lanes of a warp, the same for all loops
-of its width: what a later loop reads of the same unit stays in the thread's registers. What a product is taken of, and
-sums over a row, go through shared memory, behind a barrier. Weights stay in registers for all steps as far as they fit
-there, then in shared memory; what fits neither is read from memory at every step.
+A block walks one row, or a few (see kernels/cuda/fused.cuh). A loop's unit belongs to a few lanes of a warp, the same for
+all loops of its width: what a later loop reads of the same unit stays in the thread's registers. What a product is taken
+of, and sums over a row, go through shared memory, behind a barrier. Weights stay in registers for all steps as far as they
+fit there, then in shared memory; what fits neither is read from memory at every step.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class CudaSource:
     weights: tuple[Packed, ...]
     parts: int
     vectors: int
+    rows: int
+    """Rows of a block."""
     places: tuple[Where, ...]
     """Where the weights of each product are, in order."""
 
@@ -74,11 +76,13 @@ class _Product:
     where: Where = "memory"
 
 
-def emit(fused: Fused, direction: Direction, room: int) -> CudaSource:
-    """The source of one direction for blocks of so many bytes of shared memory; NotFused where they are too few."""
+def emit(fused: Fused, direction: Direction, room: int, rows: int = 1) -> CudaSource:
+    """The source of one direction for blocks of so many bytes of shared memory and so many rows (a power of two up to
+    32); NotFused where these are too many.
+    """
     program = fused.forward if direction == "forward" else fused.adjoint
     offsets = tuple(sum(fused.inputs[:i]) for i in range(len(fused.inputs)))
-    return _Kernel(fused, direction, program, schedule(program, offsets), offsets, room).emit()
+    return _Kernel(fused, direction, program, schedule(program, offsets), offsets, room, rows).emit()
 
 
 def _in_fours(number: int) -> int:
@@ -93,9 +97,11 @@ class _Kernel:
     plan: Schedule
     offsets: tuple[int, ...]
     room: int
+    rows: int
     products: list[_Product] = field(default_factory=list)
     weights: list[Packed] = field(default_factory=list)
     defines: dict[str, int | str] = field(default_factory=dict)
+    _left_places: set[int] = field(default_factory=set)
 
     def emit(self) -> CudaSource:
         fused, loops = self.fused, self.plan.loops
@@ -103,11 +109,13 @@ class _Kernel:
         self.slices = {loop.width: self._slices(loop.width) for loop in loops}
         wanted = max((loop.width * self.slices[loop.width] for loop in loops), default=1)
         self.threads = min(-(-wanted // 32) * 32, MOST_THREADS)
+        if self.rows > 1 and any(self._units(loop.width) > MOST_LOCAL for loop in loops):
+            raise NotFused(f"{max(loop.width for loop in loops)} units are too many for {self.rows} rows of a block")
         self.adds = self.direction == "adjoint" and overlap(self.program, fused.parts)
         self._find_slots()
         used = self._lay_out()
         text = self._text()
-        return CudaSource(text, self.threads, 4 * used, tuple(self.weights), len(fused.parts), len(fused.units),
+        return CudaSource(text, self.threads, 4 * used, tuple(self.weights), len(fused.parts), len(fused.units), self.rows,
                           tuple(product.where for product in self.products))  # fmt: skip
 
     # ---- products, and who shares them -------------------------------------------------------------------------------
@@ -133,7 +141,9 @@ class _Kernel:
         return value.op == "number" and value.detail[0] == 0
 
     def _slices(self, width: int) -> int:
-        """Lanes of a unit, for all loops of this width."""
+        """Lanes of a unit, for all loops of this width: one for each row where there are several."""
+        if self.rows > 1:
+            return self.rows
         terms = max(
             sum(len(p.which) * p.shape.inputs for p in self.products if p.loop == number)
             for number, loop in enumerate(self.plan.loops)
@@ -175,20 +185,21 @@ class _Kernel:
         if self.adds:
             sizes |= {f"PLACE_{number}": _in_fours(place.width) for number, place in enumerate(self.program.next)}
         fixed, most = sum(sizes.values()), self.room // 4
-        ring = next((ring for ring in RINGS if fixed + ring * step <= most), None)
+        ring = next((ring for ring in RINGS if self.rows * self._apart(fixed + ring * step) <= most), None)
         if ring is None:
             raise NotFused(
                 f"a row takes {4 * (fixed + RINGS[-1] * step)} bytes of a multiprocessor's shared memory, "
-                f"and this GPU has {self.room}"
+                f"and this GPU has {self.room} for {self.rows}"
             )
         sizes["RING"] = ring * step
         at = 0
         for name, size in sizes.items():
             self.defines[f"AT_{name}"] = at
             at += size
-        at = self._place_weights(at, most)
+        self.defines["ROW_ROOM"] = self._apart(at)
+        at = self._place_weights(self.rows * self._apart(at), most)
         self.defines |= {
-            "THREADS": self.threads, "RING": ring, "RING_ROOM": step, "PARTS": len(fused.parts), "ROOM": room,
+            "THREADS": self.threads, "ROWS": self.rows, "RING": ring, "RING_ROOM": step, "PARTS": len(fused.parts), "ROOM": room,
             "SIZE": sum(fused.parts), "PART_WIDTHS": _listed(fused.parts), "PART_PLACES": _listed(places),
             "PART_OFFSETS": _listed([sum(fused.parts[:i]) for i in range(len(fused.parts))]),
             "INPUTS": sum(fused.inputs), "WRITTEN": fused.gate_width, "TOTALS": len(self.plan.totals),
@@ -197,6 +208,10 @@ class _Kernel:
             "MATRICES": len(self.weights), "VECTORS": len(fused.units),
         }  # fmt: skip
         return at
+
+    def _apart(self, floats: int) -> int:
+        """Floats from one row to the next, so that the lanes of a warp meet different banks."""
+        return floats if self.rows == 1 else -(-floats // 32) * 32 + 32 // self.rows
 
     def _place_weights(self, at: int, most: int) -> int:
         """Weights into registers, then into shared memory from `at` on; returns where that ends."""
@@ -262,7 +277,8 @@ class _Kernel:
             "struct Step {", *members,
             "  INLINE void load(const FusedArgs &a, float *shared) {", *loads, "  }",
             f"  INLINE void run(const FusedArgs &a, float *const shared, {places}, const float *given,",
-            "                  const index_t token, const bool decay, const bool real) {", *body, "  }", "};",
+            "                  const index_t token, const bool steps, const bool decay, const bool real) {", *body, "  }",
+            "};",
         ]  # fmt: skip
         return "\n".join(
             [*head, '#include "fused.cuh"', *pointwise, *step, f'#include "fused_{self.direction}.cuh"', ""]
@@ -290,7 +306,7 @@ class _Kernel:
         lines = [self._multiply(at, product) for at, product in own]
         if sums:
             lines.append("#pragma unroll")
-            lines.append(f"        for (int c = 0; c < {sums}; c++) acc[c] = over_slices<{slices}>(acc[c]);")
+            lines.append(f"        for (int c = 0; c < {sums}; c++) sum[c] = over_slices<{slices}>(acc[c]);")
         lines += [f"        in[{i}] = {self._read(item, columns)};" for i, item in enumerate(loop.reads)]
         lines.append(f"        {name}(in, out, decay);")
         lines += [f"        {self._leave(item, i)}" for i, (item, _) in enumerate(loop.leaves[: loop.decays])]
@@ -302,12 +318,13 @@ class _Kernel:
         totals = [value for (kind, value, _), _ in loop.leaves if kind == "total"]
         before = "".join(f"      float t{value} = 0.0f;\n" for value in totals)
         after = "".join(f"      leave_total<{slices}>(shared + {self._total(value)}, t{value});\n" for value in totals)
-        acc = f"        float acc[{sums}] = {{}};\n" if sums else ""
+        acc = f"        float acc[{sums}][ROWS] = {{}}, sum[{sums}];\n" if sums else ""
+        writes = "inside && steps" if self.rows > 1 else f"inside && threadIdx.x % {slices} == 0"
         return f"""    {{
 {before}#pragma unroll {units if units <= MOST_LOCAL else 1}
       for (int i = 0; i < {units}; i++) {{
         const int own = (int)threadIdx.x / {slices} + i * {self.threads // slices};
-        const bool inside = own < {width}, writes = inside && threadIdx.x % {slices} == 0;
+        const bool inside = own < {width}, writes = {writes};
         const int unit = inside ? own : 0;
 {acc}        V in[{max(len(loop.reads), 1)}], out[{max(len(loop.leaves), 1)}];
 {chr(10).join(lines)}
@@ -354,7 +371,7 @@ class _Kernel:
     def _read(self, item: Item, columns: dict[int, int]) -> str:
         kind, number, offset = item
         if kind == "product":
-            return f"acc[{columns[number]}]"
+            return f"sum[{columns[number]}]"
         if kind == "state":
             return f"state[part_place[{number}] + {offset} + unit]"
         if kind == "grad":
@@ -393,21 +410,19 @@ class _Kernel:
             return f"t{at} += writes ? out[{number}] : 0.0f;"
         return f"if (writes) shared[AT_DECAY + part_place[{at}] + {offset} + unit] *= out[{number}];"
 
-    _left_places: set[int] = field(default_factory=set)
-
     def _gather(self) -> str:
         """The next gradient as the sum of its places, which may overlap and leave gaps."""
         lines = ["    meet();"]
         for part, width in enumerate(self.fused.parts):
             lines += [
-                f"    for (int unit = threadIdx.x; unit < {width}; unit += THREADS) {{",
+                f"    for (int unit = IN_ROW; unit < {width}; unit += THREADS / ROWS) {{",
                 "      float sum = 0.0f;",
             ]
             for number, place in enumerate(self.program.next):
                 if place.part == part:
                     inside = f"unit >= {place.offset} && unit < {place.offset + place.width}"
                     lines.append(f"      if ({inside}) sum += shared[AT_PLACE_{number} + unit - {place.offset}];")
-            lines += [f"      next[part_place[{part}] + unit] = sum;", "    }"]
+            lines += [f"      if (steps) next[part_place[{part}] + unit] = sum;", "    }"]
         return "\n".join(lines)
 
 

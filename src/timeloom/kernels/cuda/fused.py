@@ -30,18 +30,20 @@ from timeloom.problem import Recurrence, Segments
 _POINTERS = """
     sequence begin end lengths resets origin final inputs starts ends decay incoming written reset_grads
 """
-_sources: WeakKeyDictionary[Fused, dict[tuple[Direction, int], CudaSource | str]] = WeakKeyDictionary()
+ROWS = 4
+"""Rows that a block walks together where there are more of them than multiprocessors."""
+_sources: WeakKeyDictionary[Fused, dict[tuple[Direction, int, int], CudaSource | str]] = WeakKeyDictionary()
 
 
-def source_of(fused: Fused, direction: Direction, room: int) -> CudaSource | str:
-    """The generated source for blocks of so much shared memory, or why there is none."""
-    held = _sources.setdefault(fused, {})
-    if (direction, room) not in held:
+def source_of(fused: Fused, direction: Direction, room: int, rows: int = 1) -> CudaSource | str:
+    """The generated source for blocks of so much shared memory and so many rows, or why there is none."""
+    held, key = _sources.setdefault(fused, {}), (direction, room, rows)
+    if key not in held:
         try:
-            held[direction, room] = emit(fused, direction, room)
+            held[key] = emit(fused, direction, room, rows)
         except NotFused as reason:
-            held[direction, room] = str(reason)
-    return held[direction, room]
+            held[key] = str(reason)
+    return held[key]
 
 
 @cache
@@ -86,10 +88,16 @@ def arguments(parts: int, weights: int, vectors: int) -> type[Any]:
             ("states", ctypes.c_void_p * parts),
             ("weights", ctypes.c_void_p * (weights + 1)),
             ("vectors", ctypes.c_void_p * (vectors + 1)),
-            *[(name, ctypes.c_longlong) for name in ("batch", "lead", "incoming_width")],
+            *[(name, ctypes.c_longlong) for name in ("batch", "lead", "incoming_width", "rows")],
         ]
 
     return FusedArgs
+
+
+@cache
+def processors(index: int) -> int:
+    """Multiprocessors of a GPU."""
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
 @cache
@@ -193,14 +201,13 @@ class FusedCUDASweeper(ChainSweeper):
     ) -> None:
         if len(segments) == 0:
             return
-        source = source_of(self._form.fused, direction, self._room())
-        assert isinstance(source, CudaSource)
+        source = self._source(direction, len(segments))
         incoming = tensors.get("incoming")
         tensors |= {"inputs": self._inputs, "origin": self._initial, "resets": self._marks}
         tensors |= zip(("sequence", "begin", "end"), segments.on(self._initial.device), strict=True)
         pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
         args = arguments(source.parts, len(source.weights), source.vectors)(**pointers)
-        args.batch, args.lead = self.problem.batch, lead
+        args.batch, args.lead, args.rows = self.problem.batch, lead, len(segments)
         args.incoming_width = 0 if incoming is None else incoming.shape[-1]
         for name, held in (
             ("states", states or ()),
@@ -209,14 +216,25 @@ class FusedCUDASweeper(ChainSweeper):
         ):
             for number, tensor in enumerate(held):
                 getattr(args, name)[number] = tensor.data_ptr()
-        guarded(name_of(self._form.fused), partial(self._launch, direction, source, len(segments), args))
+        guarded(name_of(self._form.fused), partial(self._launch, direction, source, -(-len(segments) // source.rows), args))
+
+    def _source(self, direction: Direction, rows: int) -> CudaSource:
+        """The kernel that sweeps so many rows fastest."""
+        fused, room = self._form.fused, self._room()
+        several = source_of(fused, direction, room, ROWS) if rows > self._processors() else ""
+        source = several if isinstance(several, CudaSource) else source_of(fused, direction, room)
+        assert isinstance(source, CudaSource)
+        return source
 
     def _room(self) -> int:
         return shared_room(self._device)
 
-    def _launch(self, direction: Direction, source: CudaSource, rows: int, args: Any) -> None:
+    def _processors(self) -> int:
+        return processors(self._device)
+
+    def _launch(self, direction: Direction, source: CudaSource, blocks: int, args: Any) -> None:
         with on_device(self._device):
-            _function(self._device, direction, source.text, source.threads, source.shared)(rows, args)
+            _function(self._device, direction, source.text, source.threads, source.shared)(blocks, args)
 
     def _pack(self, how: Packed) -> Tensor:
         """A stack `(count, blocks, out, in)` as the kernel reads it; see `Packed`."""

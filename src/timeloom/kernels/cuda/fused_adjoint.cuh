@@ -15,64 +15,67 @@ template <int PART> INLINE void copy_parts(const FusedArgs &a, float *slot, inde
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) fused_adjoint(const __grid_constant__ FusedArgs a) {
-  extern __shared__ __align__(16) float shared[];
-  const index_t row = blockIdx.x, b = a.sequence[row], begin = a.begin[row], end = a.end[row];
-  const index_t length = a.lead ? a.lengths[b] : end, behind = end + a.lead;
+  extern __shared__ __align__(16) float all_rows[];
+  float *const shared = all_rows + OWN_ROW * ROW_ROOM, *const decay = shared + AT_DECAY, *const ring = shared + AT_RING;
+  const index_t row = (index_t)blockIdx.x * ROWS + OWN_ROW;
+  const bool there = row < a.rows;
+  const index_t b = there ? a.sequence[row] : 0, begin = there ? a.begin[row] : 0, end = there ? a.end[row] : 0;
+  const index_t length = a.lead && there ? a.lengths[b] : end, behind = end + a.lead;
   const bool empty = end <= begin;
   const index_t last = empty ? begin : behind < length ? behind : length;    // the walk is from last - 1 to begin
-  float *const decay = shared + AT_DECAY, *const ring = shared + AT_RING;
+  const int walk = (int)(last - begin), longest_walk = longest(walk);
   Step step;
-  step.load(a, shared);
+  step.load(a, all_rows);
   for_state([&](int i, int at) {
     const bool entered = behind >= length && a.final;
-    shared[AT_STATE + at] = !a.lead ? a.starts[row * SIZE + i] : entered ? a.final[b * SIZE + i] : 0.0f;
+    if (there) shared[AT_STATE + at] = !a.lead ? a.starts[row * SIZE + i] : entered ? a.final[b * SIZE + i] : 0.0f;
     if (a.decay) decay[at] = 1.0f;
   });
-  for (int i = threadIdx.x; i < TOTALS * WARPS_IN_FOURS; i += THREADS) shared[AT_TOTALS + i] = 0.0f;
-  for (int i = threadIdx.x; i < RING * RING_ROOM; i += THREADS) ring[i] = 0.0f;     // where nothing is added
+  for (int i = IN_ROW; i < TOTALS * WARPS_IN_FOURS; i += THREADS / ROWS) shared[AT_TOTALS + i] = 0.0f;
+  for (int i = IN_ROW; i < RING * RING_ROOM; i += THREADS / ROWS) ring[i] = 0.0f;   // where nothing is added
   meet();
-  auto fetch = [&](index_t t) {
-    if (t >= begin) {
-      const index_t token = t * a.batch + b;
-      float *const slot = ring + (last - 1 - t) % RING * RING_ROOM;
-      copy_vector<INPUTS>(slot, a.inputs + token * INPUTS);
-      copy_parts<0>(a, slot, token);
+  auto fetch = [&](int at) {
+    if (at < walk) {
+      const index_t token = (last - 1 - at) * a.batch + b;
+      copy_vector<INPUTS>(ring + at % RING * RING_ROOM, a.inputs + token * INPUTS);
+      copy_parts<0>(a, ring + at % RING * RING_ROOM, token);
     }
     copies_end();
   };
 #pragma unroll 1
-  for (int ahead = 0; ahead < RING - 1; ahead++) fetch(last - 1 - ahead);
-  bool reset = a.resets && last > begin && a.resets[(last - 1) * a.batch + b];
-  int now = 0;
+  for (int at = 0; at < RING - 1; at++) fetch(at);
+  index_t token = (last - 1) * a.batch + b;
+  bool reset = a.resets && walk > 0 && a.resets[token];
 #pragma unroll 1
-  for (index_t t = last - 1; t >= begin; t--, now ^= 1) {
-    const index_t token = t * a.batch + b;
-    const bool real = t < end, reset_next = a.resets && t > begin && a.resets[token - a.batch];
-    float *const grad = shared + AT_STATE + now * ROOM, *const next = shared + AT_STATE + (now ^ 1) * ROOM;
-    float *const slot = ring + (last - 1 - t) % RING * RING_ROOM;
+  for (int at = 0; at < longest_walk; at++, token -= a.batch) {
+    const index_t t = last - 1 - at;
+    const bool steps = at < walk, real = steps && t < end;
+    const bool reset_next = a.resets && at + 1 < walk && a.resets[token - a.batch];
+    float *const grad = shared + AT_STATE + at % 2 * ROOM, *const next = shared + AT_STATE + (at + 1) % 2 * ROOM;
+    float *const slot = ring + at % RING * RING_ROOM;
     wait_for_copies<RING - 2>();
     meet();                                       // the gradient behind this step and what it reads are there
-    if (a.lead && t == end - 1) save_state(a.starts, row, grad);
+    if (a.lead && steps && t == end - 1) save_state(a.starts, row, grad);
     if (reset) for_state([&](int i, int at) { slot[RING_STATE + at] = a.origin[b * SIZE + i]; });
-    if (GRAD_IS_MULTIPLIED) {                     // else it is added where the gradient is read
+    if (GRAD_IS_MULTIPLIED && steps) {            // else it is added where the gradient is read
       for_state([&](int, int at) { grad[at] += slot[RING_ADDED + at], slot[RING_ADDED + at] = 0.0f; });
     }
-    if (reset || GRAD_IS_MULTIPLIED) meet();
-    fetch(t - RING + 1);
-    step.run(a, shared, slot + RING_STATE, grad, slot + RING_ADDED, next, slot, token, a.decay && real,
+    if (a.resets || GRAD_IS_MULTIPLIED) meet();
+    fetch(at + RING - 1);
+    step.run(a, shared, slot + RING_STATE, grad, slot + RING_ADDED, next, slot, token, steps, a.decay && real,
              a.written && real);
-    if (reset) {
-      meet();
+    if (a.resets) meet();
+    if (reset)
       for_state([&](int i, int at) {
         if (real && a.reset_grads) a.reset_grads[row * SIZE + i] += next[at];
         if (a.decay && real) decay[at] = 0.0f;
         next[at] = 0.0f;
       });
-    }
     reset = reset_next;
   }
   meet();
+  if (!there) return;
   if (a.lead && empty) save_state(a.starts, row, shared + AT_STATE);
-  save_state(a.ends, row, shared + AT_STATE + now * ROOM);
+  save_state(a.ends, row, shared + AT_STATE + walk % 2 * ROOM);
   save_decay(a, row, decay, empty);
 }

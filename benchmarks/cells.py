@@ -1,9 +1,9 @@
-"""`python -m benchmarks.cells --device cuda|cpu`: cells of one's own beside `timeloom.GRU` and beside loops over their steps.
+"""`python -m benchmarks.cells --device cuda|cpu`: cells of one's own beside `timeloom.GRU` and loops over their steps.
 
-A row is a training step (forward + backward, eager) of a freshly initialised cell. The same module in a Python loop over
-its steps is what its authors run; it is timed over fewer steps, and its time taken times as many. Errors are the largest
-over outputs and all gradients, relative to the tensor's largest value, against the loop in float64, over those fewer
-steps, beside the float32 loop's own.
+A row is a training step (forward + backward, eager) of a freshly initialised cell. The same module in a Python loop
+over its steps is what its authors run; it is timed over fewer steps, and its time taken times as many. Errors are the
+largest over outputs and all gradients, relative to the tensor's largest value, against the loop in float64, over those
+fewer steps, beside the loop's own in the row's dtype.
 """
 
 from __future__ import annotations
@@ -196,7 +196,8 @@ def document(rows: list[Row], facts: dict[str, Any], device: str) -> str:
     where = facts.get("gpu") or f"{facts['processor']}, {facts['threads']} threads"
     lines = [
         "# Cells of one's own", "",
-        f"{where}, torch {facts['torch']}, {facts['date']}. Command: `python -m benchmarks.cells --device {device}`.", "",
+        f"{where}, torch {facts['torch']}, {facts['date']}. Command: `python -m benchmarks.cells --device {device}`.",
+        "",
         " ".join((__doc__ or "").split("\n\n", 1)[1].split()), "",
         "| cell | T | B | n | dtype | ms (fastest) | × GRU's time | × faster than its loop | error | loop's error |",
         "|---|--:|--:|--:|---|--:|--:|--:|--:|--:|",

@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from timeloom.compile.emit_cuda import CudaSource, Direction
+from timeloom.compile.cuda_layout import Direction
+from timeloom.compile.emit_cuda import CudaSource
 from timeloom.kernels.cuda.fused import FusedCUDASweeper
 from timeloom.kernels.cuda.programs import headers
 

@@ -13,7 +13,7 @@ from test_fused_cells import CELLS, INPUTS, make
 from torch import Tensor
 
 from timeloom.cells.fused import FusedCell
-from timeloom.compile import emit_cuda
+from timeloom.compile import cuda_layout
 from timeloom.compile.emit_cuda import CudaSource
 from timeloom.compile.fuse import Compiled, compile_step
 from timeloom.compile.refusal import NotFused
@@ -47,7 +47,7 @@ def sources_of(compiled: Compiled, room: int = ROOM) -> dict[str, CudaSource]:
     return found  # type: ignore[return-value]
 
 
-# ---- NVRTC takes it ----------------------------------------------------------------------------------------------------
+# ---- NVRTC takes it --------------------------------------------------------------------------------------------------
 
 
 @needs_nvrtc
@@ -73,7 +73,7 @@ def test_other_architectures_compile(name: str, architecture: str) -> None:
     nvrtc.compile_source(sources_of(compiled, 99 << 10)["adjoint"].text, architecture, headers())
 
 
-# ---- the emulator runs it ----------------------------------------------------------------------------------------------
+# ---- the emulator runs it --------------------------------------------------------------------------------------------
 
 
 def swept(kind: type[ReferenceSweeper], problem: Recurrence, lead: int, known: list[Tensor] | None) -> list[Tensor]:
@@ -92,7 +92,7 @@ def swept(kind: type[ReferenceSweeper], problem: Recurrence, lead: int, known: l
         part[1:] = torch.nan
     sweeper = kind(problem)
     found = list(sweeper.forward_entering(forward, lead, states, True)) if lead else []
-    found += [] if lead else [ends for ends in sweeper.forward(forward, 0.5 * starts, states, True)]  # type: ignore[misc]
+    found += [] if lead else list(sweeper.forward(forward, 0.5 * starts, states, True))  # type: ignore[arg-type]
     found += [part.nan_to_num(nan=7.0) for part in states]
     gates = torch.full((STEPS, BATCH, cell.gate_width), torch.nan, dtype=dtype)
     reset_grads = None if problem.resets is None else torch.full((len(back), cell.size), torch.nan, dtype=dtype)
@@ -154,9 +154,9 @@ def test_sweeps_of_random_cells_are_the_references(seed: int) -> None:
 @pytest.mark.parametrize("where", ["shared", "memory"])
 def test_weights_may_lie_in_shared_memory_or_beyond(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a thread may have several units, of which loops leave values for each other in shared memory."""
-    monkeypatch.setattr(emit_cuda, "MOST_REGISTERS", 0)
-    monkeypatch.setattr(emit_cuda, "MOST_THREADS", 32)
-    monkeypatch.setattr(emit_cuda, "MOST_LOCAL", 1)
+    monkeypatch.setattr(cuda_layout, "MOST_REGISTERS", 0)
+    monkeypatch.setattr(cuda_layout, "MOST_THREADS", 32)
+    monkeypatch.setattr(cuda_layout, "MOST_LOCAL", 1)
     for name in ("LayerNormGRU", "BlockGRU", "CfC"):
         compiled, initial, x, cell = of_name(name)
         room = ROOM

@@ -114,7 +114,7 @@ class Constants:
     def gather(self, evaluate: Evaluation, like: Tensor) -> Tensor:
         if self._pattern is not None:
             strides, first = self._pattern
-            flat = evaluate(self._sources[0].detail).to(like).flatten()
+            flat: Tensor = evaluate(self._sources[0].detail).to(like).flatten()
             return flat.as_strided(self._shape, strides, first + flat.storage_offset())
         table = [like.new_zeros(1)]
         for source in self._sources:

@@ -52,6 +52,11 @@ def _forgotten(node: fx.Node) -> Tensor:
     raise RuntimeError(f"the value of {node} has been let go")
 
 
+def _schema_name(node: Any) -> str:
+    """What torch calls an operation; nothing of what is none of its."""
+    return str(node.target._schema.name).split("::")[-1] if hasattr(node.target, "_schema") else ""
+
+
 def _keeps_value(before: torch.dtype, after: torch.dtype, wide: bool) -> bool:
     if before in (after, torch.bool):
         return True
@@ -162,10 +167,10 @@ class Lanes:
 
     def _leaf(self, node: Any) -> Any:
         """Lanes of what does not depend on the state; of what only moves lanes about, those that it moves."""
-        if node.target is operator.getitem:
+        name = _schema_name(node.args[0] if node.target is operator.getitem else node)
+        if node.target is operator.getitem and name in _FREE_MOVES:
             return self._lanes(node.args[0])[node.args[1]]
-        name = node.target._schema.name.split("::")[-1] if hasattr(node.target, "_schema") else ""
-        if name in _FREE_MOVES and (self.depends[node] == "const" or self._is_by_rows(node)):
+        if node.target is not operator.getitem and name in _FREE_MOVES and (self.depends[node] == "const" or self._is_by_rows(node)):
             return self._move(node, name)
         return self._constant(node) if self.depends[node] == "const" else self._hoisted(node)
 
@@ -455,6 +460,20 @@ class Lanes:
 
     def _op_std(self, node: fx.Node, a: Any, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Tensor:
         return self.pointwise("sqrt", self._variance(a, dim, correction, keepdim)[0])
+
+    def _op_native_layer_norm(self, node: fx.Node, a: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+        value = self._lanes(a)
+        dims = list(range(value.dim() - len(shape), value.dim()))
+        total, terms = self.total(value, dims, True)
+        mean = self._scaled(total, 1 / terms)
+        apart = self.pointwise("sub", value, mean)
+        squares, _ = self.total(self.pointwise("mul", apart, apart), dims, True)
+        shifted = self.pointwise("add", self._scaled(squares, 1 / terms), torch.tensor(self.number(float(eps))))
+        scale = self.pointwise("rsqrt", shifted)
+        found = self.pointwise("mul", apart, scale)
+        if weight is not None:
+            found = self.pointwise("mul", found, self._lanes(weight))
+        return (found if bias is None else self.pointwise("add", found, self._lanes(bias))), mean, scale
 
     # ---- products with constant matrices -----------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from timeloom.compile.emit_cuda import CudaSource, Direction, Packed, emit
+from timeloom.compile.cuda_layout import Direction, Packed
+from timeloom.compile.emit_cuda import CudaSource, emit
 from timeloom.compile.program import Fused
 from timeloom.compile.refusal import NotFused
 from timeloom.kernels.cuda import nvrtc
@@ -31,7 +32,8 @@ _POINTERS = """
     sequence begin end lengths resets origin final inputs starts ends decay incoming written reset_grads
 """
 ROWS = 4
-"""Rows that a block walks together where there are more of them than multiprocessors."""
+"""Rows that a block walks together where there are more of them than multiprocessors, and the weights are on the chip:
+reading them from memory at every step is no quicker for four rows than for one row four times."""
 _sources: WeakKeyDictionary[Fused, dict[tuple[Direction, int, int], CudaSource | str]] = WeakKeyDictionary()
 
 
@@ -216,13 +218,16 @@ class FusedCUDASweeper(ChainSweeper):
         ):
             for number, tensor in enumerate(held):
                 getattr(args, name)[number] = tensor.data_ptr()
-        guarded(name_of(self._form.fused), partial(self._launch, direction, source, -(-len(segments) // source.rows), args))
+        guarded(
+            name_of(self._form.fused), partial(self._launch, direction, source, -(-len(segments) // source.rows), args)
+        )
 
     def _source(self, direction: Direction, rows: int) -> CudaSource:
         """The kernel that sweeps so many rows fastest."""
         fused, room = self._form.fused, self._room()
         several = source_of(fused, direction, room, ROWS) if rows > self._processors() else ""
-        source = several if isinstance(several, CudaSource) else source_of(fused, direction, room)
+        together = isinstance(several, CudaSource) and "memory" not in several.places
+        source = several if together else source_of(fused, direction, room)
         assert isinstance(source, CudaSource)
         return source
 
@@ -249,5 +254,5 @@ def in_fours(weights: Tensor, transposed: bool) -> Tensor:
     by side.
     """
     weights = (weights.transpose(-1, -2) if transposed else weights).flatten(1, 2)
-    padded = pad(weights, (0, -weights.shape[-1] % 4))
+    padded: Tensor = pad(weights, (0, -weights.shape[-1] % 4))
     return padded.unflatten(-1, (-1, 4)).transpose(1, 2).contiguous()

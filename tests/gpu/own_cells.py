@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import timeloom as tl
-from tests.gpu.checks import Check, as_good_as_torch
+from tests.gpu.checks import Check, Unfit, as_good_as_torch
 from tests.random_cells import RandomCell
 from timeloom import cells
 from timeloom.compile import remember
@@ -22,27 +22,38 @@ CELLS: dict[str, dict[str, Any]] = {
     "LayerNormGRU": {}, "LayerNormLSTM": {}, "SLSTM": {"heads": 3}, "BlockGRU": {"blocks": 3}, "LiGRU": {},
     "PeepholeLSTM": {}, "CTRNN": {}, "CfC": {"backbone": 11}, "MinimalGRU": {},
 }  # fmt: skip
-SIZES = ((3, 1, 1), (33, 40, 3), (66, 300, 2), (129, 60, 2))
+SIZES = ((3, 1, 1), (33, 40, 3), (129, 40, 2))
 """Units, steps and sequences."""
+LONG = (66, 300, 2)
 WIDE = (("LayerNormGRU", 300), ("SLSTM", 258), ("BlockGRU", 513))
-RANDOM = range(40)
+MANY = (34, 60, 130)
+"""The same for more sequences than a GPU has multiprocessors: blocks walk several rows then."""
+RANDOM = range(30)
 
 
 def own_cells() -> list[Check]:
-    found = []
-    for (name, options), (units, steps, batch) in product(CELLS.items(), SIZES):
-        for kind in ("even", "ragged", "auto"):
-            if kind == "auto" and steps < 300:
-                continue
-            run = partial(_layer, name, options, units, steps, batch, kind, torch.float32)
-            found.append(Check(f"{name} n={units} T={steps} B={batch} {kind}", run))
-    for name, units in WIDE:
-        run = partial(_layer, name, CELLS[name], units, 40, 2, "even", torch.float32)
-        found.append(Check(f"{name} n={units} T=40 B=2", run))
-    for name, dtype in product(("LayerNormGRU", "SLSTM", "BlockGRU"), (torch.float16, torch.bfloat16)):
-        run = partial(_layer, name, CELLS[name], 33, 60, 2, "even", dtype)
-        found.append(Check(f"{name} n=33 T=60 B=2 {dtype}", run))
-    return found + [Check(f"random cell {seed}", partial(_random, seed)) for seed in RANDOM]
+    """Every cell, even and ragged, T = 1 and B = 1 too."""
+    sizes = [(size, kind) for size in SIZES for kind in ("even", "ragged")] + [(LONG, "auto")]
+    return [_check(name, *size, kind) for name, (size, kind) in product(CELLS, sizes)]
+
+
+def more_cells() -> list[Check]:
+    """Many rows, wide cells, and half precision."""
+    found = [_check(name, *MANY, kind) for name, kind in product(("LayerNormGRU", "CfC"), ("even", "ragged"))]
+    found += [_check(name, units, 40, 2, "even") for name, units in WIDE]
+    halves = product(("LayerNormGRU", "SLSTM", "BlockGRU"), (torch.float16, torch.bfloat16))
+    found += [_check(name, 33, 60, 2, "even", dtype) for name, dtype in halves]
+    return [*found, Check("ImplicitGRU n=33 T=600 B=3", _implicit), Check("a captured graph", _captured)]
+
+
+def random_cells() -> list[Check]:
+    """Random steps from the operations that kernels cover."""
+    return [Check(f"random cell {seed}", partial(_random, seed)) for seed in RANDOM]
+
+
+def _check(name: str, units: int, steps: int, batch: int, kind: str, dtype: torch.dtype = torch.float32) -> Check:
+    run = partial(_layer, name, CELLS[name], units, steps, batch, kind, dtype)
+    return Check(f"{name} n={units} T={steps} B={batch} {kind} {str(dtype).removeprefix('torch.')}", run)
 
 
 def _loop(cell: nn.Module, start: tuple[Tensor, ...], x: Tensor, lengths: Tensor, resets: Tensor) -> tuple[Tensor, ...]:
@@ -91,7 +102,8 @@ def _layer(
     lengths = torch.full((batch,), steps)
     resets = torch.zeros(steps, batch, dtype=torch.bool)
     if kind == "ragged":
-        lengths, resets = torch.tensor([steps, steps // 3, 0])[:batch], torch.rand(steps, batch) < 0.1
+        lengths = torch.tensor([steps, steps // 3, 0]).repeat(-(-batch // 3))[:batch]
+        resets = torch.rand(steps, batch) < 0.1
 
     def run(kind_of_numbers: torch.dtype, looped: bool) -> dict[str, Tensor]:
         cell = copy.deepcopy(exact).to(device, kind_of_numbers)
@@ -132,3 +144,46 @@ def _random(seed: int, device: str) -> str:
         return _pulled((parts[0], *(part[-1] for part in parts)), leaves)
 
     return as_good_as_torch(run(torch.float32, False), run(torch.float32, True), run(torch.float64, True))
+
+
+def _implicit(device: str) -> str:
+    """The multigrid paper's GRU, whose kernels are generated, too."""
+    torch.manual_seed(0)
+    exact = tl.ImplicitGRU(5, 33).double()
+    x = torch.randn(600, 3, 5)
+
+    def run(dtype: torch.dtype, solver: Any) -> dict[str, Tensor]:
+        module = copy.deepcopy(exact).to(device, dtype)
+        module.solver = solver
+        given = x.to(device, dtype).requires_grad_()
+        y, final = module(given)
+        return _pulled((y, final), {"x": given, **dict(module.named_parameters())})
+
+    return as_good_as_torch(
+        run(torch.float32, Shooting(chunk=50)), run(torch.float32, "sequential"), run(torch.float64, "sequential")
+    )
+
+
+def _captured(device: str) -> str:
+    """A forward pass in a CUDA graph gives what it gave outside, and its certificate tells."""
+    if device != "cuda" or hindrance(0) is not None:
+        raise Unfit("needs an NVIDIA GPU and NVRTC")
+    torch.manual_seed(0)
+    remember.FEWEST_STEPS = 0
+    layer = tl.Layer(cells.SLSTM(5, 33)).to(device)
+    x = torch.randn(2048, 2, 5, device=device)
+    stream = torch.cuda.Stream()
+    with torch.no_grad(), torch.cuda.stream(stream):
+        for _ in range(4):
+            expected = layer(x)[0]
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            y = layer(x)[0]
+        graph.replay()
+        torch.cuda.synchronize()
+        report = layer.reports[0]
+    apart = float((y - expected).abs().max())
+    if not (report.certified and apart < 2e-6):
+        raise AssertionError(f"off by {apart:.1e}, {report}")
+    return f"{apart:.1e} apart"

@@ -170,7 +170,11 @@ class Lanes:
         name = _schema_name(node.args[0] if node.target is operator.getitem else node)
         if node.target is operator.getitem and name in _FREE_MOVES:
             return self._lanes(node.args[0])[node.args[1]]
-        if node.target is not operator.getitem and name in _FREE_MOVES and (self.depends[node] == "const" or self._is_by_rows(node)):
+        if (
+            node.target is not operator.getitem
+            and name in _FREE_MOVES
+            and (self.depends[node] == "const" or self._is_by_rows(node))
+        ):
             return self._move(node, name)
         return self._constant(node) if self.depends[node] == "const" else self._hoisted(node)
 

@@ -177,8 +177,9 @@ def measure(case: Case, device: str, gru: float | None, looped: bool) -> Row:
         error = apart(gradients(cell, lambda x: tl.Layer(cell)(x)[0], few), truth)
         loop_error = apart(gradients(cell, lambda x: loop(cell, x), few), truth)
     middle = statistics.median(times)
-    return Row(case.name, case.steps, case.batch, case.units, str(case.dtype).removeprefix("torch."), middle, min(times),
-               middle / gru if gru else None, ratio, error, loop_error, report)  # fmt: skip
+    dtype, of_gru = str(case.dtype).removeprefix("torch."), middle / gru if gru else None
+    found = (middle, min(times), of_gru, ratio, error, loop_error, report)
+    return Row(case.name, case.steps, case.batch, case.units, dtype, *found)
 
 
 def measure_gru(steps: int, batch: int, units: int, device: str) -> Row:

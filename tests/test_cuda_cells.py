@@ -13,12 +13,13 @@ from test_fused_cells import CELLS, INPUTS, make
 from torch import Tensor
 
 from timeloom.cells.fused import FusedCell
-from timeloom.compile import cuda_layout
+from timeloom.compile import cuda_layout, trace
 from timeloom.compile.emit_cuda import CudaSource
-from timeloom.compile.fuse import Compiled, compile_step
+from timeloom.compile.fuse import AGREES, Compiled, compile_step
 from timeloom.compile.refusal import NotFused
+from timeloom.kernels import faults
 from timeloom.kernels.cuda import nvrtc
-from timeloom.kernels.cuda.fused import arguments, in_fours, source_of
+from timeloom.kernels.cuda.fused import arguments, in_fours, name_of, source_of
 from timeloom.kernels.cuda.programs import headers
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper
 from timeloom.problem import Recurrence, Segments, cut, empty_states
@@ -203,3 +204,52 @@ def test_empty_stretches_ask_for_nothing() -> None:
     ends, decay = EmulatedSweeper(problem).forward(none, initial[:0], None, True)
     assert ends.shape == (0, problem.cell.size)
     assert decay is not None
+
+
+class RefusedSweeper(EmulatedSweeper):
+    """A driver that launches nothing."""
+
+    def _launch(self, *_: Any) -> None:
+        raise RuntimeError("CUDA's driver refused fused_forward")
+
+
+def test_what_cannot_be_launched_is_told_once_and_finished_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_broken", {})
+    compiled, initial, x, cell = of_name("LiGRU")
+    problem = problem_of(compiled, cell, initial, x, torch.float32)
+    expected = swept(ReferenceSweeper, problem, 3, None)
+    with pytest.warns(RuntimeWarning, match=f"the {name_of(compiled.fused)} kernel cannot run") as told:
+        found = swept(RefusedSweeper, problem, 3, None)
+    assert len(told) == 1
+    for given, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(given, wanted, equal_nan=True)
+    assert faults.broken(name_of(compiled.fused)) is not None
+
+
+@pytest.mark.parametrize("name", ["LayerNormGRU", "LayerNormLSTM", "BlockGRU"])
+def test_a_layer_norm_in_one_piece_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is traced on a GPU; the compiler itself compares it with the step."""
+    apart, *_ = of_name(name)
+    monkeypatch.setattr(trace, "_DECOMPOSED_ON_CPU", [])
+    whole, *_ = of_name(name)
+    assert any("native_layer_norm" in str(node.target) for node in whole.module.graph.nodes)
+    assert whole.fused.describe() == apart.fused.describe()
+    assert whole.fused.gate_width == apart.fused.gate_width
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", CELLS)
+def test_half_precision_is_compiled_as_float32(name: str, dtype: torch.dtype) -> None:
+    """The compiler compares the normal form in float32 with the trace in float32; weights and inputs are float32."""
+    cell = make(name, dtype)
+    state = tuple(torch.rand(3, cell.hidden_size).to(dtype) for _ in range(cell.parts))
+    x = torch.randn(3, INPUTS).to(dtype)
+    compiled = compile_step(cell, state, len(state) > 1, x)
+    weights, u = compiled.prepare(cell, x, state[0].float())
+    assert {tensor.dtype for tensor in (*weights, u)} == {torch.float32}
+    u.sum().backward()
+    assert all(parameter.grad is None or parameter.grad.dtype == dtype for parameter in cell.parameters())
+    following = FusedCell(compiled.fused, weights).step(torch.cat(state, -1).float(), u)
+    expected = cell(state if len(state) > 1 else state[0], x)
+    expected = torch.cat(expected if isinstance(expected, tuple) else (expected,), -1).float()
+    assert float((following - expected).detach().abs().max() / expected.detach().abs().max()) < AGREES[dtype]

@@ -23,8 +23,8 @@ _DECOMPOSED = [
 ]  # fmt: skip
 """What torch takes apart itself. Not where its parts overflow while the whole does not (softplus, elu)."""
 _DECOMPOSED_ON_CPU = [aten.native_layer_norm]
-"""The same on a CPU alone. On a GPU a layer norm of x alone is quicker in one piece; on a CPU its own gradient, one long
-sum over all steps, is off by 1e-5 after some 10,000 of them."""
+"""The same on a CPU alone. On a GPU a layer norm of x alone is quicker in one piece; on a CPU its own gradient, one
+long sum over all steps, is off by 1e-5 after some 10,000 of them."""
 
 
 def trace(

@@ -81,31 +81,42 @@ def agrees(cell: GenericCell, problem: Recurrence, xs: Tensor, states: Tensor, d
     """
     from timeloom.compile.fuse import same_as
 
-    at, sequence, begins = _checked(problem, xs.device)
-    if begins is None or capturing(xs.device):  # nothing can be read while a CUDA graph is captured
+    if capturing(xs.device):  # nothing can be read while a CUDA graph is captured
         return True
+    checked = _checked(problem, xs.device)
+    if checked is None:
+        return True
+    tokens, sequence, begins = checked
     if problem.resets is not None:
-        begins = begins | problem.resets[at, sequence]
-    before = torch.where(begins.unsqueeze(-1), problem.initial.detach()[sequence], states[at - 1, sequence])
-    return same_as(cell, before, xs.detach()[at, sequence], states[at, sequence], dtype)
+        begins = begins | problem.resets.flatten()[tokens].unsqueeze(-1)
+    flat = states.flatten(0, 1)
+    before = flat.index_select(0, (tokens - problem.batch).clamp_(min=0))
+    before = torch.where(begins, problem.initial.detach().index_select(0, sequence), before)
+    return same_as(cell, before, xs.detach().flatten(0, 1).index_select(0, tokens), flat.index_select(0, tokens), dtype)
 
 
-def _checked(problem: Recurrence, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Steps and sequences that are looked at, and which of them are the first; None where there are no steps."""
+Checked = tuple[Tensor, Tensor, Tensor]
+"""Of the steps that are looked at: `t · B + sequence`, the sequence, and whether it is its first step `(·, 1)`."""
+
+
+def _checked(problem: Recurrence, device: torch.device) -> Checked | None:
+    """Which steps are looked at; None where there are none."""
     if problem.lengths is None:
         return _evenly_checked(problem.steps, problem.batch, device)
-    lengths = problem.ends()
-    sequence = torch.arange(CHECKED_ROWS, device="cpu") % problem.batch
-    steps = torch.linspace(0, 1, CHECKED_ROWS, dtype=torch.float64, device="cpu")
-    at = (steps * (lengths[sequence] - 1).clamp(min=0)).long()
-    alive = lengths[sequence] > 0
-    at, sequence = at[alive], sequence[alive]
-    return at.to(device), sequence.to(device), (at == 0).to(device) if len(at) else None
+    return _steps_of(problem.ends(), problem.batch, device)
 
 
 @lru_cache(maxsize=64)
-def _evenly_checked(steps: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    with torch.inference_mode(False):
-        at = (torch.linspace(0, 1, CHECKED_ROWS, dtype=torch.float64, device="cpu") * (steps - 1)).long()
-        sequence = torch.arange(CHECKED_ROWS, device="cpu") % batch
-        return at.to(device), sequence.to(device), (at == 0).to(device)
+def _evenly_checked(steps: int, batch: int, device: torch.device) -> Checked | None:
+    with torch.inference_mode(False):  # what is kept must serve calls in any mode
+        return _steps_of(torch.full((batch,), steps, device="cpu"), batch, device)
+
+
+def _steps_of(lengths: Tensor, batch: int, device: torch.device) -> Checked | None:
+    sequence = torch.arange(CHECKED_ROWS, device="cpu") % batch
+    sequence = sequence[lengths[sequence] > 0]
+    if len(sequence) == 0:
+        return None
+    share = torch.linspace(0, 1, CHECKED_ROWS, dtype=torch.float64, device="cpu")[: len(sequence)]
+    at = (share * (lengths[sequence] - 1)).long()
+    return (at * batch + sequence).to(device), sequence.to(device), (at == 0).unsqueeze(-1).to(device)

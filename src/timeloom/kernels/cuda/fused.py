@@ -255,4 +255,5 @@ def in_fours(weights: Tensor, transposed: bool) -> Tensor:
     """
     weights = (weights.transpose(-1, -2) if transposed else weights).flatten(1, 2)
     padded: Tensor = pad(weights, (0, -weights.shape[-1] % 4))
-    return padded.unflatten(-1, (-1, 4)).transpose(1, 2).contiguous()
+    packed: Tensor = padded.unflatten(-1, (-1, 4)).transpose(1, 2).contiguous()
+    return packed

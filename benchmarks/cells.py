@@ -215,7 +215,7 @@ def document(rows: list[Row], facts: dict[str, Any], device: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cells", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--only", default="", help="cells whose names have this in them")
+    parser.add_argument("--only", default="", help="cells whose names have one of these in them, by commas")
     parser.add_argument("--no-loops", action="store_true", help="leave the loops out, which take most of the time")
     parser.add_argument("--out", type=new_file, default=None, help="where to write JSON; the table goes beside it")
     given = parser.parse_args(arguments)
@@ -225,13 +225,20 @@ def main(arguments: list[str] | None = None) -> int:
     rows: list[Row] = []
     grus: dict[tuple[int, int, int], float] = {}
     for case in cases(given.device):
-        if given.only not in case.name:
+        if not any(name in case.name for name in given.only.split(",")):
             continue
         size = (case.steps, case.batch, case.units)
         if size not in grus and case.dtype == torch.float32:
             rows.append(measure_gru(*size, given.device))
             grus[size] = rows[-1].milliseconds
-        rows.append(measure(case, given.device, grus.get(size), not given.no_loops and case.batch in (1, 16)))
+        rows.append(
+            measure(
+                case,
+                given.device,
+                grus.get(size),
+                not given.no_loops and (case.batch == 1 or case.dtype != torch.float32),
+            )
+        )
         print(json.dumps(asdict(rows[-1])), flush=True)
     page = document(rows, facts, given.device)
     print(page)

@@ -189,7 +189,7 @@ def measure_gru(steps: int, batch: int, units: int, device: str) -> Row:
     times = in_turns({"gru": training_step(gru, lambda x: gru(x)[0], x)}, device)["gru"]
     middle = statistics.median(times)
     return Row(
-        "timeloom.GRU", steps, batch, units, "float32", middle, min(times), 1.0, None, None, None, str(gru.report)
+        "timeloom.GRU", steps, batch, units, "float32", middle, min(times), 1.0, None, None, None, str(gru.reports[0])
     )
 
 

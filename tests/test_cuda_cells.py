@@ -12,6 +12,7 @@ from random_cells import RandomCell
 from test_fused_cells import CELLS, INPUTS, make
 from torch import Tensor
 
+from timeloom.auto.costs import GeneratedCost, cheapest
 from timeloom.cells.fused import FusedCell
 from timeloom.compile import cuda_layout, trace
 from timeloom.compile.emit_cuda import CudaSource
@@ -253,3 +254,10 @@ def test_half_precision_is_compiled_as_float32(name: str, dtype: torch.dtype) ->
     expected = cell(state if len(state) > 1 else state[0], x)
     expected = torch.cat(expected if isinstance(expected, tuple) else (expected,), -1).float()
     assert float((following - expected).detach().abs().max() / expected.detach().abs().max()) < AGREES[dtype]
+
+
+@pytest.mark.parametrize(("batch", "chunks"), [(1, 132), (2, 64), (16, 33), (600, 1)])
+def test_auto_cuts_time_into_as_many_chunks_as_fill_a_gpu(batch: int, chunks: int) -> None:
+    chunk, warmup = cheapest(16384, batch, 50, GeneratedCost(132))
+    assert -(-16384 // chunk) == chunks
+    assert warmup == (50 if chunks > 1 else 0)

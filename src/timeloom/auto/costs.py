@@ -16,6 +16,7 @@ import torch
 from timeloom.cells.generic import GenericCell, spread
 from timeloom.kernels import FusedCUDASweeper, in_compiled_code
 from timeloom.kernels.cuda.dense import LARGEST
+from timeloom.kernels.cuda.fused import ROWS as ROWS_TOGETHER
 from timeloom.kernels.cuda.programs import Variant
 from timeloom.kernels.cuda.sweeper import has_kernels, most_single
 from timeloom.problem import Recurrence
@@ -110,10 +111,14 @@ class GeneratedCost:
 
     processors: int
 
+    def fills(self, batch: int) -> int:
+        """Chunks of so many sequences that just fill the machine, with a row or with four on every multiprocessor."""
+        return (self.processors if batch == 1 else ROWS_TOGETHER * self.processors) // batch
+
     def of(self, rows: int) -> float:
         if rows <= self.processors:
             return 1.0
-        return FOUR_ROWS * (1 + SHARED_BLOCK * (math.ceil(rows / 4 / self.processors) - 1))
+        return FOUR_ROWS * (1 + SHARED_BLOCK * (math.ceil(rows / ROWS_TOGETHER / self.processors) - 1))
 
 
 Cost = StepCost | RegisterCost | GeneratedCost

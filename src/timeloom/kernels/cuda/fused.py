@@ -138,6 +138,7 @@ class FusedCUDASweeper(ChainSweeper):
     def __init__(self, problem: Recurrence) -> None:
         super().__init__(problem)
         self._form, inputs = in_normal_form(problem)
+        self.told_as = name_of(self._form.fused)
         self._inputs = aligned(inputs)
         self._marks = None if problem.resets is None else problem.resets.contiguous().view(torch.uint8)
         self._vectors = [unit.detach().contiguous() for unit in self._form.units]

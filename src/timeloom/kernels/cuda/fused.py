@@ -219,9 +219,8 @@ class FusedCUDASweeper(ChainSweeper):
         ):
             for number, tensor in enumerate(held):
                 getattr(args, name)[number] = tensor.data_ptr()
-        guarded(
-            name_of(self._form.fused), partial(self._launch, direction, source, -(-len(segments) // source.rows), args)
-        )
+        blocks = -(-len(segments) // source.rows)
+        guarded(self.told_as, partial(self._launch, direction, source, blocks, args))
 
     def _source(self, direction: Direction, rows: int) -> CudaSource:
         """The kernel that sweeps so many rows fastest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timeloom.compile.program import Fused, Program
+from timeloom.compile.program import Fused, Program, overlap
 from timeloom.compile.schedule import Item, Loop, Schedule, schedule
 from timeloom.compile.text import pointwise_text
 
@@ -53,17 +53,10 @@ def emit(fused: Fused) -> Source:
         f"#define SCRATCH ({scratch})",
         f"#define TOTALS {totals}",
         f"#define DECAYING {sum(1 << part for part in decaying)}",
-        f"#define ADDED {int(_adds(fused.adjoint, fused.parts))}",
+        f"#define ADDED {int(overlap(fused.adjoint, fused.parts))}",
         '#include "fused.h"',
     ]
     return Source("\n".join([*head, *steps, '#include "fused_walk.h"', ""]), tuple(packs))
-
-
-def _adds(program: Program, parts: tuple[int, ...]) -> bool:
-    """Whether the places of the next gradient overlap, or leave gaps."""
-    places = sorted((place.part, place.offset, place.width) for place in program.next)
-    covered = [(part, 0, width) for part, width in enumerate(parts)]
-    return places != covered
 
 
 class _Step:
@@ -81,7 +74,7 @@ class _Step:
             at = f"{at} + ROUND_UP({width})"
         self.scratch = at
         self.total_at = {value: i for i, value in enumerate(plan.totals)}
-        self.adds = name == "adjoint" and _adds(program, fused.parts)
+        self.adds = name == "adjoint" and overlap(program, fused.parts)
 
     def emit(self) -> tuple[str, int]:
         texts, calls = [], []

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from timeloom.compile.refusal import NotFused
 from timeloom.compile.trace import name_of
+from timeloom.torch_state.precision import HALF
 
 aten = torch.ops.aten
 ROW = 1 << 40
@@ -51,6 +52,17 @@ def _forgotten(node: fx.Node) -> Tensor:
     raise RuntimeError(f"the value of {node} has been let go")
 
 
+def _schema_name(node: Any) -> str:
+    """What torch calls an operation; nothing of what is none of its."""
+    return str(node.target._schema.name).split("::")[-1] if hasattr(node.target, "_schema") else ""
+
+
+def _keeps_value(before: torch.dtype, after: torch.dtype, wide: bool) -> bool:
+    if before in (after, torch.bool):
+        return True
+    return wide and {before, after} <= {torch.float32, *HALF}
+
+
 @dataclass(frozen=True)
 class Source:
     """`width` lanes from `base` on, made together."""
@@ -74,6 +86,8 @@ class Lanes:
     rows: int
     constant: Callable[[fx.Node], Tensor]
     """The value of a node that depends on parameters alone, for one row."""
+    wide: bool = False
+    """Whether half precision is computed in float32, so that what goes from one to the other stays what it is."""
     sources: list[Source] = field(default_factory=list)
     depends: dict[fx.Node, str] = field(default_factory=dict)
     held: dict[fx.Node, Any] = field(default_factory=dict)
@@ -153,10 +167,14 @@ class Lanes:
 
     def _leaf(self, node: Any) -> Any:
         """Lanes of what does not depend on the state; of what only moves lanes about, those that it moves."""
-        if node.target is operator.getitem:
+        name = _schema_name(node.args[0] if node.target is operator.getitem else node)
+        if node.target is operator.getitem and name in _FREE_MOVES:
             return self._lanes(node.args[0])[node.args[1]]
-        name = node.target._schema.name.split("::")[-1] if hasattr(node.target, "_schema") else ""
-        if name in _FREE_MOVES and (self.depends[node] == "const" or self._is_by_rows(node)):
+        if (
+            node.target is not operator.getitem
+            and name in _FREE_MOVES
+            and (self.depends[node] == "const" or self._is_by_rows(node))
+        ):
             return self._move(node, name)
         return self._constant(node) if self.depends[node] == "const" else self._hoisted(node)
 
@@ -203,7 +221,7 @@ class Lanes:
         if node.target is operator.getitem:
             return self.held[node.args[0]][node.args[1]]
         name = node.target._schema.name.split("::")[-1] if hasattr(node.target, "_schema") else str(node.target)
-        if name == "_to_copy" and node.args[0].meta["val"].dtype not in (node.meta["val"].dtype, torch.bool):
+        if name == "_to_copy" and not _keeps_value(node.args[0].meta["val"].dtype, node.meta["val"].dtype, self.wide):
             raise NotFused(f"a change of dtype to {node.meta['val'].dtype}")
         if name == "detach":
             raise NotFused("torch.detach of the state: its gradient is not that of the step")
@@ -238,7 +256,7 @@ class Lanes:
                 return self._lanes(arg)
             if self.depends[arg] != "const":
                 raise NotFused(f"{name_of(node)} by indices that depend on x")
-            return self.constant(arg)
+            return self.constant(arg).cpu()
 
         args, kwargs = of(tuple(node.args)), {key: of(value) for key, value in node.kwargs.items()}
         return node.target(*args, **kwargs)
@@ -446,6 +464,20 @@ class Lanes:
 
     def _op_std(self, node: fx.Node, a: Any, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Tensor:
         return self.pointwise("sqrt", self._variance(a, dim, correction, keepdim)[0])
+
+    def _op_native_layer_norm(self, node: fx.Node, a: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+        value = self._lanes(a)
+        dims = list(range(value.dim() - len(shape), value.dim()))
+        total, terms = self.total(value, dims, True)
+        mean = self._scaled(total, 1 / terms)
+        apart = self.pointwise("sub", value, mean)
+        squares, _ = self.total(self.pointwise("mul", apart, apart), dims, True)
+        shifted = self.pointwise("add", self._scaled(squares, 1 / terms), torch.tensor(self.number(float(eps))))
+        scale = self.pointwise("rsqrt", shifted)
+        found = self.pointwise("mul", apart, scale)
+        if weight is not None:
+            found = self.pointwise("mul", found, self._lanes(weight))
+        return (found if bias is None else self.pointwise("add", found, self._lanes(bias))), mean, scale
 
     # ---- products with constant matrices -----------------------------------------------------------------------------
 

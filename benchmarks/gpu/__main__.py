@@ -1,7 +1,7 @@
 """Forward + backward on a GPU, in pieces of a few minutes; each writes JSON and Markdown after every row.
 
 python -m benchmarks.gpu                      # the headline
-python -m benchmarks.gpu regimes half grid    # others: solvers, rivals
+python -m benchmarks.gpu regimes half grid    # others: solvers, rivals, runs
 python -m benchmarks.gpu grid --resume        # what an earlier run did not come to
 python -m benchmarks.gpu plot                 # pictures of what is there; needs no GPU
 """

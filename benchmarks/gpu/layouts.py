@@ -88,10 +88,11 @@ RUN_COLUMNS = (
     Column("notes", table.notes, left=True),
 )
 RUN_NOTE = (
-    "Training from the first update to the last, torch's layer and timeloom's from the same weights on the same batches, "
-    "eager, Adam, float32 (cuDNN with tf32, torch's default). Seconds hold all of it: the first update with whatever is "
-    "compiled or chosen there, the read-out, the optimizer. `to the same loss`: wall-clock until the mean over the "
-    "pool's batches is at the worse of the two last ones. Losses apart: the largest relative difference over the first "
-    "20 updates; later on rounding alone makes two runs of any one. Beyond 65,535 steps, which cuDNN refuses, torch "
-    "runs blocks with the state carried and gradients cut; it knows no resets, so its episodes are packed."
+    "Training from the first update to the last, torch's layer and timeloom's from the same weights on the same "
+    "batches, eager, Adam, float32 (cuDNN with tf32, torch's default). Seconds hold all of it: the first update with "
+    "whatever is compiled or chosen there, the read-out, the optimizer. `to the same loss`: wall-clock until the "
+    "mean over the pool's batches is at the worse of the two last ones. Losses apart: the largest relative difference "
+    "over the first 20 updates; later on rounding alone makes two runs of any one. Beyond 65,535 steps, which cuDNN "
+    "refuses, torch runs blocks with the state carried and gradients cut; it knows no resets, so its episodes are "
+    "packed."
 )

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -84,6 +84,15 @@ class Curve:
             if report.reason != next(reversed(self.decisions.values()), None):
                 self.decisions[len(self.losses) - 1] = report.reason
 
+    def first(self, updates: int) -> Curve:
+        """The same up to this update."""
+        return replace(self, seconds=self.seconds[:updates], losses=self.losses[:updates])
+
+    def late(self) -> float:
+        """Seconds of an update in the second half."""
+        half = len(self.seconds) // 2
+        return statistics.median(b - a for a, b in pairwise([0.0, *self.seconds][half:]))
+
     def smooth(self, window: int) -> list[float]:
         """Means over the last so many losses: one of each batch of the pool."""
         return [statistics.fmean(self.losses[max(0, i + 1 - window) : i + 1]) for i in range(len(self.losses))]
@@ -138,14 +147,14 @@ def backward(model: Model, batch: Batch, longest: int | None) -> Tensor:
     steps = len(batch.x)
     if longest is None or steps <= longest or batch.resets is not None:
         loss = model.loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.detach()
     total, state = torch.zeros((), device=batch.x.device), None
     for x, answers in blocks(batch, longest):
         y, state = model.layer(model.features(x), state)
         state = tuple(part.detach() for part in state) if isinstance(state, tuple) else state.detach()
         loss = model.loss_of(y, answers) * (len(x) / steps)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         total += loss.detach()
     return total
 
@@ -159,7 +168,7 @@ def blocks(batch: Batch, longest: int) -> Iterator[tuple[Tensor, Tensor]]:
 def compared(theirs: Curve, ours: Curve, pool: int) -> Row:
     """Wall-clock over the updates that both made, to the same loss, and how far the losses are apart."""
     updates = min(len(theirs.losses), len(ours.losses))
-    theirs, ours = (replace(side, seconds=side.seconds[:updates], losses=side.losses[:updates]) for side in (theirs, ours))
+    theirs, ours = theirs.first(updates), ours.first(updates)
     smooth = [side.smooth(pool) for side in (theirs, ours)]
     target = max(losses[-1] for losses in smooth)
     reached = [
@@ -167,7 +176,7 @@ def compared(theirs: Curve, ours: Curve, pool: int) -> Row:
         for side, losses in zip((theirs, ours), smooth, strict=True)
     ]
     apart = [abs(a - b) / abs(a) for a, b in zip(theirs.losses[:EARLY], ours.losses[:EARLY], strict=True)]
-    late = [statistics.median(torch.tensor(side.seconds).diff()[updates // 2 :].tolist() or side.seconds) for side in (theirs, ours)]
+    late = [side.late() for side in (theirs, ours)]
     return {
         "updates": updates,
         "torch_seconds": theirs.seconds[-1],

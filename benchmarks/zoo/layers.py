@@ -1,4 +1,4 @@
-"""A network's layer as torch has it and as timeloom runs it, with episodes that begin inside a batch where it has them."""
+"""A network's layer as torch has it and as timeloom runs it, and episodes that begin inside a batch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def torch_layer(layer: str, inputs: int, units: int) -> nn.Module:
 
 
 def outputs(module: nn.Module, x: Tensor, resets: Tensor | None = None) -> Tensor:
-    """What a layer gives for x `(T, B, D)`: `(T, B, n)`. Torch's layers know no resets: episodes are packed for them."""
+    """What a layer gives for x `(T, B, D)`: `(T, B, n)`. Torch's layers know no resets: episodes are packed."""
     if resets is None:
         y: Tensor = module(x)[0]
     elif isinstance(module, tl.GRU | tl.LSTM | tl.RNN):
@@ -90,6 +90,6 @@ class Episodes:
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """`module` over x `(T, B, D)`: `(T, B, n)`."""
-        packed = PackedSequence(x.flatten(0, 1)[self._index], self._sizes, *self._orders)  # type: ignore[arg-type]
+        packed = PackedSequence(x.flatten(0, 1)[self._index], self._sizes, *self._orders)
         found: Tensor = module(packed)[0].data
         return torch.empty_like(found).index_copy(0, self._index, found).view(*x.shape[:2], -1)

@@ -84,8 +84,8 @@ def measured(subject: Subject) -> dict[str, Any]:
             if turn == 0 or row[f"{name} first ms"] <= 1e3 * SLOW:
                 rounds[name].append(clock(call)[0])
     row |= {f"{name} ms": statistics.median(times) for name, times in rounds.items()}
-    report = contenders["auto"].reports[0]  # type: ignore[index, union-attr]
-    row["forward"], row["backward"] = str(report).split("\n")[0], str(report.backward)  # type: ignore[union-attr]
+    report = contenders["auto"].reports[0]  # type: ignore[index]
+    row["forward"], row["backward"] = str(report).split("\n")[0], str(report.backward)
     return row
 
 
@@ -132,8 +132,8 @@ def sweeps_by_correction(subject: Subject) -> dict[str, int | None]:
         resets = None if subject.resets is None else subject.resets[:STRETCH, :1]
         with torch.no_grad():
             outputs(layer, subject.x[:STRETCH, :1], resets)
-        report = layer.reports[0]  # type: ignore[index, union-attr]
-        counts[correction] = report.iterations if report.converged else None  # type: ignore[union-attr]
+        report: tl.SolveReport = layer.reports[0]  # type: ignore[index, assignment]
+        counts[correction] = report.iterations if report.converged else None
     return counts
 
 

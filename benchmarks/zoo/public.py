@@ -23,9 +23,7 @@ def weights_file(given: Path | None) -> Path | None:
     """silero_vad.jit: the one that is named, or the installed package's; None where there is none."""
     if given is not None:
         if not given.is_file():
-            raise FileNotFoundError(
-                f"--weights {given}: no such file; expected silero_vad.jit of the package silero-vad"
-            )
+            raise FileNotFoundError(f"--weights {given}: no such file; expected silero-vad's silero_vad.jit")
         return given
     package = find_spec("silero_vad")
     if package is None or not package.submodule_search_locations:
@@ -35,7 +33,7 @@ def weights_file(given: Path | None) -> Path | None:
 
 def speech_lstm(file: Path) -> tuple[dict[str, Tensor], Any]:
     """The weights by the names of torch's layer, and what turns pieces `(N, PIECE + CONTEXT)` into its inputs."""
-    heard = torch.jit.load(file, map_location="cpu")._model.eval()  # type: ignore[no-untyped-call]
+    heard = torch.jit.load(file, map_location="cpu")._model.eval()
     rnn = heard.decoder.rnn.state_dict()
     weights = {f"{name}_l0": rnn[name].detach() for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
     return weights, lambda pieces: heard.encoder(heard.stft(pieces)).squeeze(-1)

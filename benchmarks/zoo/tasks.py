@@ -102,7 +102,8 @@ def _faded(x: Tensor, rate: float) -> Tensor:
     echo = rate ** torch.arange(min(len(x), LONGEST_ECHO), dtype=x.dtype)
     size = len(x) + len(echo)
     spectrum = torch.fft.rfft(x, size, 0) * torch.fft.rfft(echo, size)[:, None, None]
-    return torch.fft.irfft(spectrum, size, 0)[: len(x)]
+    faded: Tensor = torch.fft.irfft(spectrum, size, 0)[: len(x)]
+    return faded
 
 
 def corridors(steps: int, batch: int, generator: torch.Generator) -> Batch:

@@ -20,6 +20,8 @@ from timeloom.solve.plan import Plan, Planner
 from timeloom.solve.warm import Guess
 
 Record = Callable[[SolveReport], None]
+BEGUN = "begun at known states"
+"""What a report says of a solve that did."""
 
 
 def run(
@@ -65,7 +67,7 @@ def plan_from_known(solver: Planner, problem: Recurrence, experience: Experience
     if problem.guess is None or plan.chunk >= problem.steps:
         return plan
     warmup = plan.warmup if solver.adapts else 0
-    return replace(plan, warmup=warmup, reason="; ".join(filter(None, (plan.reason, "begun at known states"))))
+    return replace(plan, warmup=warmup, reason="; ".join(filter(None, (plan.reason, BEGUN))))
 
 
 def outputs_of(problem: Recurrence, states: list[Tensor]) -> Tensor:

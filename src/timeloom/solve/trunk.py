@@ -116,8 +116,11 @@ class LayerSolve:
         the backward report in it once the backward pass has run.
         """
         cell = self.bare(*inputs.weights)
-        if self.kind_of(inputs, cell) is None:
+        kind = self.kind_of(inputs, cell)
+        if kind is None:
             return run(self._problem(inputs), self.solver, self.experience, record, guess, self.slot)
+        if self.solver.adapts and not kind.begins_anywhere:
+            guess = None  # the kernels that enter chunks by themselves save more than known states do
         taped = inputs.taped
         with torch.no_grad():
             solution = self.forward(inputs, taped, cell, guess)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from timeloom.known import KnownStates
-from timeloom.options import check_number
 from timeloom.problem import Recurrence
 from timeloom.solve.kept_states import KeptStates
 
@@ -75,7 +74,8 @@ class WarmStarts:
             raise TypeError(f"dtype must be a floating-point type or None, got {dtype}")
         if every is not None and (not isinstance(every, int) or every < 1):
             raise ValueError(f"every must be a whole number of steps, 1 or more, or None; got {every!r}")
-        check_number("limit", limit)
+        if limit < 0:
+            raise ValueError(f"limit must be a number of bytes, 0 or more; got {limit}")
         self.dtype = dtype
         self.device = None if device is None else torch.device(device)
         self.every, self.limit = every, limit

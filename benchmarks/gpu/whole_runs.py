@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import timeloom as tl
 from benchmarks.gpu.compare import Row
 from benchmarks.zoo.layers import own_layer, torch_layer
 from benchmarks.zoo.networks import Model, Network
@@ -120,20 +122,34 @@ def measure(run: Run, device: str, left: float) -> Row:
     sizes = network.layer, task.inputs, network.units
     theirs = Model(network, torch_layer(*sizes)).to(device)
     ours = Model(network, own_layer(*sizes)).to(device)
-    ours.load_state_dict(theirs.state_dict())
+    again = Model(network, own_layer(*sizes)).to(device)
+    for model in (ours, again):
+        model.load_state_dict(theirs.state_dict())
     row: Row = {"name": run.name, "case": run.name, "note": run.note}
     torchs = train(theirs, run, pool, seconds, CUDNN_LIMIT if device == "cuda" else None)
     own = train(ours, run, pool, seconds)
-    return row | compared(torchs, own, run.pool) | {"torch": torchs.content(), "timeloom": own.content()}
+    warm = train(again, run, pool, seconds, store=tl.WarmStarts())
+    sides = {"torch": torchs.content(), "timeloom": own.content(), "warm": warm.content()}
+    return row | compared(torchs, own, run.pool) | {"warm_seconds": warm.first(len(own.losses)).seconds[-1]} | sides
 
 
-def train(model: Model, run: Run, pool: list[Batch], seconds: float, longest: int | None = None) -> Curve:
-    """Adam on the pool's batches in turns, until all updates are made or the time is over."""
+def train(
+    model: Model,
+    run: Run,
+    pool: list[Batch],
+    seconds: float,
+    longest: int | None = None,
+    store: tl.WarmStarts | None = None,
+) -> Curve:
+    """Adam on the pool's batches in turns, until all updates are made or the time is over; with warm starts or none."""
     optimizer, curve = torch.optim.Adam(model.parameters(), run.network.rate), Curve()
     began = time.perf_counter()
     for update in range(run.network.updates):
         optimizer.zero_grad()
-        loss = backward(model, pool[update % len(pool)], longest)
+        place = update % len(pool)
+        samples = [(place, sequence) for sequence in range(run.network.batch)]
+        with nullcontext() if store is None else store.batch(samples):
+            loss = backward(model, pool[place], longest)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         curve.note(began, float(loss), model.layer)

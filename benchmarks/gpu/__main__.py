@@ -101,9 +101,9 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 
 def plot(folder: Path) -> int:
     """Draws what is there."""
-    from benchmarks.gpu.pictures import draw  # matplotlib is imported only where it is used
+    from benchmarks.gpu import pictures, run_pictures  # matplotlib is imported only where it is used
 
-    drawn = draw(folder)
+    drawn = [*pictures.draw(folder), *run_pictures.draw(folder)]
     if not drawn:
         print(f"error: no results of {PROGRAM} to draw in {folder}", file=sys.stderr)
         return 1

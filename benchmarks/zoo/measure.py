@@ -71,7 +71,8 @@ def measured(subject: Subject) -> dict[str, Any]:
     contenders = {"torch": subject.torchs(), "one chunk": subject.own(ONE_CHUNK), "auto": subject.own()}
     exact = subject.torchs().double()
     truth = results(exact, subject.x.double(), pull.double(), subject.resets)
-    row: dict[str, Any] = {"network": subject.name, "T": steps, "B": batch, "units": subject.units} | memory(subject)
+    row: dict[str, Any] = {"network": subject.name, "T": steps, "B": batch, "units": subject.units}
+    row |= memory(exact, subject.x.double())
     calls = {name: partial(results, each, subject.x, pull, subject.resets) for name, each in contenders.items()}
     for name, call in calls.items():
         first, found = clock(call)
@@ -101,14 +102,13 @@ def error(found: list[Tensor], truth: list[Tensor]) -> float:
     return max(float((ours.double() - exact).norm() / exact.norm()) for ours, exact in zip(found, truth, strict=True))
 
 
-def memory(subject: Subject) -> dict[str, Any]:
+def memory(layer: nn.Module, x: Tensor) -> dict[str, Any]:
     """Steps after which it does not matter where the first sequence began, and the exponent with which a difference
     fades, a step, as float64 shows it; episodes run through here. Nothing of cells that torch has no layer of.
     """
-    layer = subject.torchs().double()
     if not isinstance(layer, nn.RNNBase):
         return {}
-    x = subject.x[:STRETCH, :1].double()
+    x = x[:STRETCH, :1]
     with torch.no_grad():
         one, last = layer(x)
         other, _ = layer(x, last)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import timeloom as tl
+from timeloom.app import cli
+from timeloom.app.errors import InputError
+from timeloom.app.train import checkpoint, trainer
+from timeloom.app.train.config import TrainConfig
 from timeloom.cells import GRUCell
 from timeloom.kernels.reference import ReferenceSweeper
 from timeloom.known import KnownStates
@@ -219,3 +226,38 @@ def test_a_learned_warmup_from_known_states_is_shorter() -> None:
 def test_a_permuted_batch_stays_with_its_place() -> None:
     batch = WarmBatch(tl.WarmStarts(), ["a", "b"], (3, 1)).permuted(torch.tensor([1, 0]))
     assert (batch.keys, batch.place) == (["b", "a"], (3, 1))
+
+
+# ---- timeloom train --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("devices", "more", "warm"), [(("cpu",), [], True), (("cpu",), ["--warm-starts", "0"], False),
+                                                        (("cuda",), [], False)])  # fmt: skip
+def test_a_training_begins_series_at_their_states_of_the_epoch_before(
+    devices: tuple[str, ...], more: list[str], warm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(trainer, "WARM_ON", devices)
+    options = ["--data", "turning:length=64,train=8,valid=4,test=4", "--hidden", "4", "--epochs", "3", "--batch", "4"]
+    options += ["--solver", "deer", "--compare", "0", "--out", str(tmp_path / "run"), "--debug", *more]
+    assert cli.run("train", options) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    told = " ".join(capsys.readouterr().out.split())
+    assert summary["warm_share"] == (pytest.approx(4 / 6) if warm else 0.0)
+    assert summary["warm_bytes"] == (8 * 64 * 4 * 4 * summary_layers(tmp_path / "run") if warm else 0)
+    assert ("of the steps began at their series' states of the epoch before" in told) == warm
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    sweeps = [row["sweeps"] for row in rows if row["kind"] == "step"]
+    if warm:
+        assert max(sweeps[2:]) < sweeps[0]
+
+
+def summary_layers(folder: Path) -> int:
+    """Layers and directions of the model that was trained."""
+    weights = checkpoint.load(folder / checkpoint.LAST).weights
+    return sum("weight_hh" in name for name in weights)
+
+
+def test_a_negative_bound_is_refused() -> None:
+    with pytest.raises(InputError, match="--warm-starts must be at least 0, got -1"):
+        TrainConfig(warm_starts=-1)

@@ -22,8 +22,10 @@ def draw(folder: Path) -> list[Path]:
     """Pictures beside the JSON file, one for each run; the paths of those drawn."""
     path = folder / f"{stem(PIECE)}.json"
     content = load(path)
+    if content is None:
+        return []
     drawn = []
-    for row in [] if content is None else content["rows"]:
+    for row in content["rows"]:
         if "timeloom" not in row:
             continue
         figure = picture(row)

@@ -138,7 +138,7 @@ class TrainConfig:
     compare: int = 3
     """Training steps that torch's own layer repeats beside ours, for the speedup; 0 for none."""
     warm_starts: int = 1024
-    """MiB for the states of an epoch, at which series begin in the next one where that saves work; 0 for none."""
+    """MiB on a GPU for the states of an epoch, at which series begin in the next one, to save work; 0 for none."""
     save_every: int = 50
     """Steps between two checkpoints; one is written at the end of every epoch too."""
     tensorboard: bool = False

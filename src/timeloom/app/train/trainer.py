@@ -43,6 +43,10 @@ from timeloom.solvers import Sequential
 Show = Callable[[dict[str, Any]], None]
 """Told every row of metrics as it is made."""
 
+WARM_ON = ("cuda",)
+"""Where series begin at their states of the epoch before: on a CPU that saves too little to give up that a run that is
+resumed is the same bit by bit."""
+
 
 class Trainer:
     """Trains a model on its data, in a folder of its own."""
@@ -179,8 +183,8 @@ class Trainer:
         return order(len(self.splits.train), self.config.seed, epoch)[position * size : (position + 1) * size]
 
     def _begun(self, step: int) -> AbstractContextManager[None]:
-        """Inside, series begin at their states of the epoch before, in one process and where the user lets them."""
-        wanted = self.config.warm_starts > 0 and self.ranks.size == 1
+        """Inside, series begin at their states of the epoch before, in one process and unless told otherwise."""
+        wanted = self.config.warm_starts > 0 and self.ranks.size == 1 and self.device.type in WARM_ON
         return self.warm.batch(self._chosen(step)) if wanted else nullcontext()
 
     def _update(self, model: SequenceModel, optimizer: torch.optim.Optimizer, share: Share, ranks: Alone) -> Tensor:

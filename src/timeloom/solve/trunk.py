@@ -214,6 +214,7 @@ class LayerSolve:
         if swept.report is not None:
             return swept.result, swept.report
         problem = self._problem(inputs) if found.u is None else Recurrence(cell, found.u, inputs.initial)
+        problem = replace(problem, guess=known)
         if swept.result is None or found.starts is None or found.ends is None:
             return self._march(layer, problem, plan, taped)
         states, tape = swept.result[: len(cell.parts)], swept.result[len(cell.parts) :]

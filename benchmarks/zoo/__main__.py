@@ -1,10 +1,11 @@
 """`python -m benchmarks.zoo`: trained networks, torch's layer beside timeloom's, forward and backward, eager.
 
 Every row: milliseconds of torch's layer, of ours in one chunk (the kernel alone) and as `auto` runs it (kernel and
-time-parallelism), and the errors of all results against float64, as the largest of relative norms. Memory: steps after
-which it does not matter, to a millionth, where a sequence began; the exponent is that of the fading, a step. Torch has
-no resets: episodes are packed for its layers, and the packing is not timed. Cells of one's own stand beside the
-plain loop over their steps, and count neither for the median nor for the worst.
+time-parallelism), and the errors of all results against float64, as the largest of relative norms. Then the largest
+Lyapunov exponent, the steps after which a difference has shrunk to 1e-6, and the sweeps, forward/backward, that each
+correction takes over chunks of 256 steps until all jumps are below 1e-4 (`python -m benchmarks.corrections` has more).
+Torch has no resets: episodes are packed for its layers, and the packing is not timed. Cells of one's own stand beside
+the plain loop over their steps, and count neither for the median nor for the worst.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.zoo.layers import OWN_CELLS
-from benchmarks.zoo.measure import Subject, measured, sweeps_by_correction
+from benchmarks.zoo.measure import Subject, measured
 from benchmarks.zoo.networks import ZOO, Network, trained
 from benchmarks.zoo.public import UNITS, speech_lstm, talk, weights_file
 from benchmarks.zoo.tasks import TASKS
@@ -38,7 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--minutes", type=float, default=8.0, help="no network is begun after so long")
     options.add_argument("--steps", type=int, default=0, help="measure at so many steps instead of each network's own")
     options.add_argument("--updates", type=int, default=0, help="train by so many instead of each network's own")
-    options.add_argument("--sweeps", action="store_true", help="count the sweeps that each correction takes, too")
     options.add_argument(
         "--weights", type=Path, help="silero_vad.jit, for its LSTM (default: the installed package's, where it is)"
     )
@@ -52,8 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         for subject, loss in subjects:
             row = measured(subject) | {"loss": loss}
-            if given.sweeps and subject.layer not in OWN_CELLS:
-                row["sweeps"] = sweeps_by_correction(subject)
             print(line(row), flush=True)
             rows.append(row)
     for name, why in left_out.items():
@@ -92,17 +90,17 @@ def candidates(
 
 
 def line(row: dict[str, Any]) -> str:
-    counted = f"; sweeps {row['sweeps']}" if "sweeps" in row else ""
     return (
         f"{row['network']}, T={row['T']}, B={row['B']}: torch {row['torch ms']:.1f} ms, one chunk "
         f"{row['torch ms'] / row['one chunk ms']:.1f}x, auto {row['torch ms'] / row['auto ms']:.1f}x; error "
         f"{row['torch error']:.0e}, ours {row['auto error']:.0e}; loss {row['loss']:.3g}; memory "
-        f"{row.get('memory', '–')}{counted}; {row['forward']}; back: {row['backward']}"
+        f"{row.get('memory', '–')}; {row['forward']}; back: {row['backward']}"
     )
 
 
 COLUMNS = (
-    "network", "T", "B", "memory", "exponent", "torch, ms", "one chunk", "auto", "torch's error", "ours", "forward"
+    "network", "T", "B", "torch, ms", "one chunk", "auto", "torch's error", "ours", "exponent", "memory", "sweeps",
+    "forward",
 )  # fmt: skip
 
 
@@ -110,17 +108,18 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table, ratios beside torch's time."""
     alone, auto = (f"{row['torch ms'] / row[f'{name} ms']:.1f}×" for name in ("one chunk", "auto"))
     errors = (f"{row[f'{name} error']:.0e}" for name in ("torch", "auto"))
-    steps = "–" if "memory" not in row else f"over {row['T']:,}" if row["memory"] is None else f"{row['memory']:,}"
+    steps = "–" if "memory" not in row else "never" if row["memory"] is None else f"{row['memory']:,}"
     return (
         row["network"],
         f"{row['T']:,}",
         str(row["B"]),
-        steps,
-        f"{row['exponent']:.4f}" if "exponent" in row else "–",
         f"{row['torch ms']:.2f}",
         alone,
         auto,
         *errors,
+        f"{row['exponent']:+.2g}" if "exponent" in row else "–",
+        steps,
+        ", ".join(f"{name} {text}" for name, text in row.get("sweeps", {}).items()) or "–",
         row["forward"],
     )
 
@@ -128,17 +127,6 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [columns, ("---",) * len(columns), *rows]
     return "".join(f"| {' | '.join(entries)} |\n" for entries in lines)
-
-
-def counts(rows: Sequence[dict[str, Any]]) -> str:
-    """The table of sweeps by correction, of each network once; nothing where none were counted."""
-    counted = {row["network"]: row["sweeps"] for row in rows if "sweeps" in row}
-    if not counted:
-        return ""
-    names = list(next(iter(counted.values())))
-    shown = [(name, *("–" if each[kind] is None else str(each[kind]) for kind in names))
-             for name, each in counted.items()]  # fmt: skip
-    return f"\nSweeps by correction, forward, from zeros, chunks of 256 steps:\n\n{table(('network', *names), shown)}"
 
 
 def save(rows: list[dict[str, Any]], left_out: dict[str, str], device: torch.device, folder: Path) -> None:
@@ -153,7 +141,7 @@ def save(rows: list[dict[str, Any]], left_out: dict[str, str], device: torch.dev
     summary = f"Median {statistics.median(ratios):.1f}×, worst {min(ratios):.1f}×.\n" if ratios else ""
     missing = "".join(f"\nNot measured: {name}: {why}.\n" for name, why in left_out.items())
     shown = table(COLUMNS, [cells(row) for row in rows])
-    text = f"# Trained networks\n\n{where}. `python -m benchmarks.zoo`.\n{__doc__}\n{shown}\n{summary}{counts(rows)}"
+    text = f"# Trained networks\n\n{where}. `python -m benchmarks.zoo`.\n{__doc__}\n{shown}\n{summary}"
     target.with_suffix(".md").write_text(text + missing)
     print(target.with_suffix(".md"))
 

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import timeloom as tl
-from benchmarks.zoo.layers import outputs, own_layer, torch_layer
+from benchmarks.zoo.layers import OWN_CELLS, outputs, own_layer, torch_layer
+from benchmarks.zoo.memory import remembered, sweeps, told
 from benchmarks.zoo.networks import Model, Network
 from benchmarks.zoo.tasks import TASKS
-from timeloom.solve.plan import Correction
 
 WARM_UP = 6
 """Calls before anything is timed: `auto` learns from the first ones."""
 ROUNDS = 5
 SLOW = 1.0
 """Seconds of a call beyond which it is not repeated before it is timed, and timed once."""
-FORGOTTEN = 1e-6
-"""Part of a difference between two starts that counts as nothing."""
-VISIBLE = 1e-12
-"""Part of it down to which float64 shows how fast it fades."""
-CHUNK, MOST_SWEEPS, STRETCH = 256, 64, 8192
-"""Of the count of sweeps by correction: steps in a chunk, sweeps at most, steps at most."""
+CHUNK, TOLERANCE, STRETCH = 256, 1e-4, 16384
+"""Of the sweeps by correction; and the steps, of one sequence, that they and the memory are measured on, at most."""
 ONE_CHUNK = tl.solvers.Shooting(chunk=2**40, warmup=0)
 
 
@@ -72,7 +67,6 @@ def measured(subject: Subject) -> dict[str, Any]:
     exact = subject.torchs().double()
     truth = results(exact, subject.x.double(), pull.double(), subject.resets)
     row: dict[str, Any] = {"network": subject.name, "T": steps, "B": batch, "units": subject.units}
-    row |= memory(exact, subject.x.double())
     calls = {name: partial(results, each, subject.x, pull, subject.resets) for name, each in contenders.items()}
     for name, call in calls.items():
         first, found = clock(call)
@@ -85,6 +79,10 @@ def measured(subject: Subject) -> dict[str, Any]:
             if turn == 0 or row[f"{name} first ms"] <= 1e3 * SLOW:
                 rounds[name].append(clock(call)[0])
     row |= {f"{name} ms": statistics.median(times) for name, times in rounds.items()}
+    if subject.layer not in OWN_CELLS:
+        alone = subject.x[:STRETCH, :1]  # episodes run through
+        row |= remembered(contenders["auto"], alone)
+        row["sweeps"] = told(sweeps(contenders["auto"], alone, CHUNK, TOLERANCE))
     report = contenders["auto"].reports[0]  # type: ignore[index]
     row["forward"], row["backward"] = str(report).split("\n")[0], str(report.backward)
     return row
@@ -100,41 +98,6 @@ def results(module: nn.Module, x: Tensor, pull: Tensor, resets: Tensor | None = 
 def error(found: list[Tensor], truth: list[Tensor]) -> float:
     """The largest of relative norms."""
     return max(float((ours.double() - exact).norm() / exact.norm()) for ours, exact in zip(found, truth, strict=True))
-
-
-def memory(layer: nn.Module, x: Tensor) -> dict[str, Any]:
-    """Steps after which it does not matter where the first sequence began, and the exponent with which a difference
-    fades, a step, as float64 shows it; episodes run through here. Nothing of cells that torch has no layer of.
-    """
-    if not isinstance(layer, nn.RNNBase):
-        return {}
-    x = x[:STRETCH, :1]
-    with torch.no_grad():
-        one, last = layer(x)
-        other, _ = layer(x, last)
-    apart = (one - other).abs().amax((1, 2))
-    part = (apart / apart.max().clamp_min(1e-300)).tolist()
-    lasting = 1 + max((step for step, left in enumerate(part) if left > FORGOTTEN), default=0)
-    seen = 1 + max((step for step, left in enumerate(part) if left > VISIBLE), default=0)
-    half = seen // 2
-    fades = (math.log(part[seen - 1]) - math.log(part[half])) / (seen - 1 - half) if seen > half + 1 else -math.inf
-    return {"memory": lasting if lasting < len(x) else None, "exponent": fades}
-
-
-def sweeps_by_correction(subject: Subject) -> dict[str, int | None]:
-    """Sweeps of chunks of CHUNK steps, from zeros, until the jumps are below the tolerance, the first STRETCH steps of
-    one sequence, forward; None where it is more than MOST_SWEEPS.
-    """
-    counts: dict[str, int | None] = {}
-    for correction in (each for each in get_args(Correction) if each != "auto"):
-        options = {"correction": correction, "max_iters": MOST_SWEEPS, "on_divergence": "ignore"}
-        layer = subject.own(tl.solvers.Shooting(chunk=CHUNK, warmup=0, **options))
-        resets = None if subject.resets is None else subject.resets[:STRETCH, :1]
-        with torch.no_grad():
-            outputs(layer, subject.x[:STRETCH, :1], resets)
-        report: tl.SolveReport = layer.reports[0]  # type: ignore[index, assignment]
-        counts[correction] = report.iterations if report.converged else None
-    return counts
 
 
 def clock(call: Callable[[], list[Tensor]]) -> tuple[float, list[Tensor]]:

@@ -64,6 +64,9 @@ ZOO = (
     Network("amplifier", "LiGRU", 32, 150, 256, rate=1e-3, sizes=((8192, 1),)),
 )
 
+TORCHS = tuple(network for network in ZOO if not network.own and not TASKS[network.task].needs())
+"""Those of torch's layers whose task can be drawn here."""
+
 
 class Model(nn.Module):
     """The layer between an embedding, of text, and a linear read-out. Trained by timeloom's layer: it is the same."""

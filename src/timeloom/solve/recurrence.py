@@ -9,17 +9,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.experience import Experience, LayerExperience
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.problem import Recurrence
 from timeloom.report import ConvergenceError, SolveReport
 from timeloom.solve.autograd import Note, attach
 from timeloom.solve.backward import solve_adjoint
 from timeloom.solve.forward import final_state, solve_states
-from timeloom.solve.plan import Planner
+from timeloom.solve.plan import Plan, Planner
 from timeloom.solve.warm import Guess
 
 Record = Callable[[SolveReport], None]
+BEGUN = "begun at known states"
+"""What a report says of a solve that did."""
 
 
 def run(
@@ -40,20 +42,33 @@ def run(
     detached = problem.detach()
     if guess is not None:
         detached = replace(detached, guess=guess.load(slot, detached))
+    learned = experience.beginning(detached.guess is not None)
     with torch.no_grad():
-        plan = solver.plan(detached, experience.forward)
+        plan = plan_from_known(solver, detached, learned)
         states, report = solve_states(detached, plan, choose_sweeper(detached))
-    experience.forward.learn(report)
+    learned.learn(report)
     raise_if_asked(report, solver)
     record(report)
     if guess is not None and report.converged:
-        guess.save(slot, detached, states)
+        guess.save(slot, detached, states, plan.chunk)
     final = final_state(detached, states)
     if not needs_grad(problem):
         return outputs_of(detached, states), final
     adjoint = partial(solve_adjoint, plan=solver.plan(detached, experience.backward, "backward"))
     note = noting(report, solver, experience, record)
     return attach(detached, states, final, adjoint, note, problem)
+
+
+def plan_from_known(solver: Planner, problem: Recurrence, experience: Experience) -> Plan:
+    """How to solve for the states from those that are known, if any: they take the place of a warm-up that is fixed,
+    and one that is learned begins there.
+    """
+    plan = solver.plan(problem, experience)
+    if problem.guess is None or plan.chunk >= problem.steps:
+        return plan
+    between = plan.chunk % problem.guess.every > 0  # chunks that start where no state is known are entered early
+    warmup = plan.warmup if solver.adapts else int(between)
+    return replace(plan, warmup=warmup, reason="; ".join(filter(None, (plan.reason, BEGUN))))
 
 
 def outputs_of(problem: Recurrence, states: list[Tensor]) -> Tensor:

@@ -633,3 +633,19 @@ def test_a_wide_network_that_rests_is_cudnns_for_a_while(h200: Any, monkeypatch:
     experience.forward.pause = 2
     monkeypatch.setattr(cudnn, "capturing", lambda _: True)
     assert why_cudnn(layer, h200, 16384, 1) is None
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_long_warmup_grants_what_rounding_adds_up_to() -> None:
+    """Of an error that a warm-up of many chunks leaves, only a part shows as a jump; but what float32 itself adds up to
+    over such a memory is no reason to run in one chunk.
+    """
+    experience = Experience(sweeps=10**9)  # corrections were not enough
+    experience.learn(report_of(3328, 5e-7))
+    plan = Auto().plan(problem_of(16384), experience)
+    assert plan.warmup > 8 * plan.chunk
+    assert plan.limit == plan.tolerance
+    strict = replace(plan, accepts=0.0)
+    assert strict.limit < 0.5 * plan.tolerance
+    endless = replace(plan, chunk=1)
+    assert endless.limit < plan.tolerance, "an error of 1e-5 is too much in any case"

@@ -13,38 +13,39 @@ import timeloom as tl
 from tests.gpu.around import results, trio
 from tests.gpu.checks import Check, as_good_as_torch
 
-WAIT = 120
+WAIT = 40
 
 
 def processes() -> list[Check]:
     return [
-        Check("a forked child trains on the CPU", _forked),
+        Check("a forked child runs a layer on the CPU", _forked),
         Check("a spawned child runs a layer of this device", _spawned),
         Check("workers feed a layer of this device", _fed),
     ]
 
 
-def _small() -> dict[str, Tensor]:
-    """Outputs and gradients of a layer on the CPU, the same in every process."""
+def _small() -> Tensor:
+    """Outputs of a layer on the CPU, the same in every process. Without gradients: torch itself refuses a backward pass
+    in a forked child once autograd has run on a GPU.
+    """
     torch.manual_seed(1)
     layer, x = tl.LSTM(2, 8, solver=tl.solvers.Shooting(chunk=16)), torch.randn(64, 2, 2)
-    y = layer(x)[0]
-    y.square().sum().backward()
-    return {"y": y.detach(), **{f"grad {name}": part.grad for name, part in layer.named_parameters()}}
+    with torch.no_grad():
+        found: Tensor = layer(x)[0]
+    return found
 
 
-def _train_there(answers: Any) -> None:
+def _run_small_there(answers: Any) -> None:
     torch.set_num_threads(1)  # after a fork more would wait for ever, in torch's own layers too
-    answers.put({name: value.numpy() for name, value in _small().items()})
+    answers.put(_small().numpy())
 
 
 def _forked(device: str) -> str:
     own, theirs, exact = trio("gru", 32, device, tl.solvers.Shooting(chunk=32))
     x = torch.randn(300, 2, 8, device=device)
     results(own, x)  # the device is in use before the fork
-    found = _answer("fork", _train_there)
-    for name, value in _small().items():
-        torch.testing.assert_close(torch.from_numpy(found[name]), value, rtol=1e-5, atol=1e-6)
+    found = _answer("fork", _run_small_there)
+    torch.testing.assert_close(torch.from_numpy(found), _small(), rtol=1e-5, atol=1e-6)
     return as_good_as_torch(results(own, x), results(theirs, x), results(exact, x.double()))  # and after it
 
 

@@ -18,8 +18,8 @@ CALLS = 7
 def replays() -> list[Check]:
     sizes = (
         ("gru", 32, 1, 2048),
-        ("lstm", 33, 2, 1024),
-        ("rnn", 64, 3, 1000),
+        ("lstm", 33, 2, 4096),
+        ("rnn", 64, 3, 4000),
         ("gru", 200, 1, 2000),
         ("gru", 700, 2, 600),
     )
@@ -29,7 +29,7 @@ def replays() -> list[Check]:
     ]
     found += [Check(f"weights that move, {kind}", partial(_moved, kind)) for kind in ("gru", "lstm")]
     found += [
-        Check(f"dense transfers, {kind} n={n}", partial(_dense, kind, n)) for kind, n in (("gru", 32), ("lstm", 16))
+        Check(f"dense transfers, {kind} n={n}", partial(_dense, kind, n)) for kind, n in (("gru", 32), ("gru", 5))
     ]
     return [*found, Check("one module, many threads", _shared), Check("bounded memory", _bounded)]
 

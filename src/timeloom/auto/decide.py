@@ -78,7 +78,8 @@ def decide(
         return _one_chunk(steps, experience, tolerance, memory)
     experience.note_plan(1)
     known = "assumed" if experience.forgetting is None else "learned: so long is its memory"
-    return Choice(chunk, warmup, f"auto: {-(-steps // chunk)} chunks, warm-up of {warmup} steps {known}", tolerance)
+    reason = f"auto: {-(-steps // chunk)} chunks, warm-up of {warmup} steps {known}"
+    return Choice(chunk, warmup, reason, tolerance, accepts=LEAST_ERROR if has_kernels(problem) and not given else 0.0)
 
 
 def _one_chunk(steps: int, experience: Experience, tolerance: float, memory: int = NEVER) -> Choice:

@@ -97,14 +97,15 @@ class Plan(Cutting):
         """What the certificate of the planned sweeps must not exceed: a jump behind one sweep, an error behind more.
 
         A warm-up of w steps that leaves errors of the tolerance leaves the share tolerance^(c/w) of them over c steps:
-        so much of an error does not show as a jump between chunks of c steps.
+        so much of an error does not show as a jump between chunks of c steps. The error that is granted is the
+        tolerance, or what is accepted behind several sweeps where that is more: rounding adds up over a long memory.
         """
         if self.sweeps > 1:
             return self.accepts
         if not self.counts_errors or self.warmup <= self.chunk:
             return self.tolerance
         hidden: float = self.tolerance ** (self.chunk / self.warmup)
-        return self.tolerance * (1.0 - hidden)
+        return min(self.tolerance, max(self.tolerance, self.accepts) * (1.0 - hidden))
 
     def insisting(self, missed: float) -> Plan | None:
         """A plan that makes more of the same, where that is likely to mend a certificate that is over its limit."""

@@ -105,7 +105,7 @@ def _variant(
         return single
     if units <= single.text.most_units:
         return replace(single, half=HALVES[weights], single=False)
-    return Wide(kernel, units, mode_of(weights), adjoint, stores, decay, resets)
+    return Wide(kernel, units, mode_of(kernel, weights), adjoint, stores, decay, resets)
 
 
 def launches_each_step(kernel: str, units: int, rows: int, device: torch.device) -> bool:
@@ -132,7 +132,7 @@ class CUDASweeper(ChainSweeper):
         kernel = str(problem.cell.kernel)
         self._text, self._kernel = CELLS[kernel], kernel
         weights = problem.cell.weights[0]
-        self._dtype, self._wide = weights.dtype, WideWeights(weights)
+        self._dtype, self._wide = weights.dtype, WideWeights(kernel, weights)
         self.told_as = told_as(kernel, self._n, weights.dtype)
         self._weights = aligned(weights.float())
         self._vectors = units_of(problem.cell).float()

@@ -71,7 +71,7 @@ def train(table: Table, settings: str, seed: int) -> dict[str, Any]:
     if settings == "before":  # the epoch of the lowest validation loss, as it was then
         config = replace(config, optim=replace(config.optim, metric="loss"))
     else:
-        config = fitted(config, splits).config
+        config = fitted(config, splits)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(config, splits, Path(folder), None, lambda row: None)

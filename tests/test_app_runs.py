@@ -215,31 +215,23 @@ def test_a_metric_of_another_task_is_told(capsys: pytest.CaptureFixture[str], tm
 
 def test_defaults_follow_the_data(tmp_path: Path) -> None:
     few = split(load(str(series(tmp_path / "data", "classification"))), 0.2, 0.2, 0)
-    chosen = fitted(TrainConfig(), few).config
+    chosen = fitted(TrainConfig(), few)
     assert (chosen.optim.batch, chosen.optim.epochs, chosen.model.bidirectional) == (4, 120, True)
     long = replace(few, train=replace(few.train, series=[torch.zeros(100_000, 2)] * len(few.train)))
-    chosen = fitted(TrainConfig(), long).config
+    chosen = fitted(TrainConfig(), long)
     assert (chosen.optim.epochs, chosen.model.layers, chosen.model.bidirectional) == (50, 1, False)
-    assert fitted(replace(TrainConfig(), preset="hmdb6"), few).config.model == TrainConfig().model
-    assert fitted(TrainConfig(), replace(few, source="turning")).config == TrainConfig()
+    assert fitted(replace(TrainConfig(), preset="hmdb6"), few).model == TrainConfig().model
+    assert fitted(TrainConfig(), replace(few, source="turning")) == TrainConfig()
 
 
-def test_options_come_before_defaults(tmp_path: Path) -> None:
-    data = series(tmp_path / "data", "classification")
-    options = [
-        "--data",
-        str(data),
-        "--epochs",
-        "1",
-        "--compare",
-        "0",
-        "--no-bidirectional",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    assert cli.run("train", [*options, "--debug"]) == 0
-    config = checkpoint.load(tmp_path / "run" / LAST).config
+def test_options_come_before_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, run = series(tmp_path / "data", "classification"), tmp_path / "run"
+    options = ["--epochs", "1", "--compare", "0", "--no-bidirectional"]
+    assert cli.run("train", ["--data", str(data), *options, "--out", str(run), "--debug"]) == 0
+    config = checkpoint.load(run / LAST).config
     assert (config.optim.epochs, config.model.bidirectional, config.model.hidden) == (1, False, 64)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "2 layers of 64 units in one direction, batches of 4, at most 1 epoch." in told
 
 
 def test_a_result_no_better_than_guessing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from timeloom.app.interrupt import obeyed
 from timeloom.app.train import checkpoint, config_file
 from timeloom.app.train.checkpoint import LAST, Checkpoint
 from timeloom.app.train.config import TrainConfig, at_least, preset
-from timeloom.app.train.defaults import fitted
+from timeloom.app.train.defaults import described, fitted
 from timeloom.app.train.folds import FOLD, summarize_folds
 from timeloom.app.train.model import solver_of
 from timeloom.app.train.ranks import Alone, joined
@@ -199,10 +199,9 @@ def _prepare(
     )
     if start is None and _value_of("--config", words) is None:
         chosen = fitted(config, splits)
-        config = parse(words, chosen.config) if chosen.why else config
-        CONSOLE.print(
-            f"By default for {chosen.why}." if chosen.why else "", end="\n" if chosen.why else "", markup=False
-        )
+        if chosen is not config:
+            config = parse(words, chosen)
+            CONSOLE.print(f"{described(config, splits)}.", markup=False)
     if ranks.first:
         config_file.write_config(folder / config_file.NAME, config, _heading())
     return Trainer(config, splits, folder, start, lambda row: None, ranks)

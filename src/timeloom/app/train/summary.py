@@ -13,7 +13,7 @@ import torch
 
 import timeloom
 from timeloom.app.data.records import NUMERIC, Task
-from timeloom.app.machine import Load
+from timeloom.app.machine import Load, counted
 from timeloom.app.train.objective import Score, quality_name, quality_text
 from timeloom.app.train.trainer import Trainer
 
@@ -125,9 +125,9 @@ class Summary:
         low, high = self.speedup_range
         spread = f" (from {low:.1f}x to {high:.1f}x)" if self.compared_steps > 1 else ""
         return (
-            f"{_count(self.compared_steps)} repeated by {BESIDE[self.beside]}, from the same weights: the losses "
-            f"{agree}; {theirs:.3f} s a step with {self.torch_threads} thread(s), timeloom {ours:.3f} s on the same "
-            f"steps{together}: {self.speedup:.1f}x{spread}."
+            f"{_repeated(self.compared_steps)} repeated by {BESIDE[self.beside]}, from the same weights: the losses "
+            f"{agree}; {theirs:.3f} s a step with {counted(self.torch_threads or 1, 'thread')}, timeloom {ours:.3f} s "
+            f"on the same steps{together}: {self.speedup:.1f}x{spread}."
         )
 
     def parallel_words(self) -> str:
@@ -140,7 +140,7 @@ class Summary:
         back = f"; {self.fallbacks} solves were finished in one chunk" if self.fallbacks else ""
         return (
             f"{self.parallel_share:.0%} of the steps ran in parallel over up to {self.most_chunks:,} chunks of time, "
-            f"in {self.most_sweeps} sweep{'' if self.most_sweeps == 1 else 's'} at most{back}{self._warm()}."
+            f"in {counted(self.most_sweeps, 'sweep')} at most{back}{self._warm()}."
         )
 
     def _warm(self) -> str:
@@ -243,8 +243,8 @@ def _some_answers(score: Score) -> list[list[float]]:
     return found
 
 
-def _count(steps: int) -> str:
-    return "1 step was" if steps == 1 else f"{steps} steps were"
+def _repeated(steps: int) -> str:
+    return f"{counted(steps, 'step')} {'was' if steps == 1 else 'were'}"
 
 
 def _relative(one: float, other: float) -> float:

@@ -13,6 +13,7 @@ import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -33,6 +34,7 @@ from timeloom.app.train.metrics import read
 from timeloom.app.train.objective import Score, balancing, loss_of
 from timeloom.app.train.run_folder import claimed
 from timeloom.app.train.streaming import Stream
+from timeloom.app.train.trainer import Trainer
 
 SMALL = ["--data", "turning:length=128,train=16,valid=8,test=8", "--hidden", "8", "--compare", "0"]
 SOURCE = str(Path(__file__).parents[1] / "src")
@@ -408,10 +410,34 @@ def test_ctrl_c_is_obeyed_inside_a_long_call() -> None:
         assert process.stderr.read() == b"kept\n"
 
 
+def test_the_command_leaves_at_once_when_stopped() -> None:
+    """Without taking down what was loaded, which takes torch seconds."""
+    code = f"""
+import atexit, sys, types
+sys.path.insert(0, {SOURCE!r})
+stub = types.ModuleType("timeloom.app.cli")
+stub.run = lambda command, words: int(words[0])
+sys.modules[stub.__name__] = stub
+atexit.register(print, "taken down")
+import timeloom_command
+sys.exit(timeloom_command.main())
+"""
+    for status, said in ((interrupt.STATUS, ""), (0, "taken down\n"), (1, "taken down\n")):
+        done = subprocess.run([sys.executable, "-c", code, "doctor", str(status)], capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (status, said, "")
+
+
+def test_how_to_go_on_with_a_fold_names_the_run_of_all() -> None:
+    def again(folder: str, folds: int) -> object:
+        return Trainer.again.fget(SimpleNamespace(folder=Path(folder), config=replace(TrainConfig(), folds=folds)))
+
+    assert again("runs/a", 0) == "timeloom train --resume runs/a"
+    assert again("my runs/a/fold-2", 3) == "timeloom train --resume 'my runs/a'"
+    assert again("runs/fold-2", 0) == "timeloom train --resume runs/fold-2"
+
+
 def test_a_run_that_is_ended_in_a_step_keeps_the_steps_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other thread does when a step takes too long."""
-    from timeloom.app.train.trainer import Trainer
-
     assert train(tmp_path / "whole", "--epochs", "2") == 0
     plain, said = Trainer._update, []
 

@@ -161,7 +161,6 @@ def _all_folds(config: TrainConfig, words: list[str], folder: Path, ranks: Alone
         asked = [*words, "--fold", str(number)] if words else []
         status = _run(own, asked, inner, start, ranks)
         if status:
-            CONSOLE.print(f"go on with the other folds, too: timeloom train --resume {folder}", markup=False)
             return status
     if ranks.first:
         CONSOLE.print("\n".join(summarize_folds(folder, config.folds)), markup=False)
@@ -175,7 +174,7 @@ def train(trainer: Trainer) -> int:
         trainer.show = show
         trainer.run()
     if trainer.interrupted:
-        CONSOLE.print(f"stopped after step {trainer.progress.step}; go on with: timeloom train --resume {folder}")
+        CONSOLE.print(f"stopped after step {trainer.progress.step}; go on with: {trainer.again}", markup=False)
         return 130
     trainer.use_best()
     score = trainer.measure(splits.test)

@@ -13,7 +13,7 @@ import torch
 
 import timeloom
 from timeloom.app.data.records import NUMERIC, Task
-from timeloom.app.machine import Load, counted
+from timeloom.app.machine import Load, counted, duration
 from timeloom.app.train.objective import Score, quality_name, quality_text
 from timeloom.app.train.trainer import Trainer
 
@@ -170,13 +170,6 @@ class Summary:
 def command_line() -> str:
     """What the user typed."""
     return shlex.join(["timeloom", *sys.argv[1:]])
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it."""
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def summarize(trainer: Trainer, score: Score) -> Summary:

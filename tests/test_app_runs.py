@@ -114,26 +114,19 @@ def test_two_trainings_do_not_share_a_folder(tmp_path: Path, capsys: pytest.Capt
 
 def test_folds_are_trained_and_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = series(tmp_path / "data", "classification"), tmp_path / "out"
-    options = [
-        "--data",
-        str(data),
-        "--folds",
-        "3",
-        "--epochs",
-        "2",
-        "--hidden",
-        "4",
-        "--compare",
-        "0",
-        "--out",
-        str(out),
-    ]
+    options = ["--data", str(data), "--epochs", "2", "--hidden", "4", "--compare", "0", "--out", str(out)]
+    options += ["--folds", "3"]
     assert cli.run("train", [*options, "--debug"]) == 0
     summary = json.loads((out / "summary.json").read_text())
     inner = [json.loads((out / f"fold-{i}" / "summary.json").read_text()) for i in (1, 2, 3)]
     assert summary["test_series"] == 12 == sum(one["test_series"] for one in inner)
     assert summary["test_quality"] == pytest.approx(sum(one["test_quality"] for one in inner) / 3)
     assert "over 3 folds" in capsys.readouterr().out
+    for other in ([*options[:-1], "2"], options[:-2]):  # other folds, or a run without any
+        assert cli.run("train", other) == 1
+        assert f"{out} holds folds already" in capsys.readouterr().err
+    assert cli.run("train", ["--resume", str(out), "--epochs", "9"]) == 1
+    assert f"one fold at a time: --resume {out}/fold-1 --epochs 9" in capsys.readouterr().err
     for name in ("summary.json", "fold-2/summary.json"):
         (out / name).unlink()
     assert cli.run("train", ["--resume", str(out), "--debug"]) == 0  # writes what is missing

@@ -47,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
         device_of(ranks.device(config.device))
         CONSOLE.quiet = not ranks.first
         folder = ranks.folder(new_folder(config.data, config.out) if ranks.first else Path())
+        if ranks.first and any(folder.glob(f"{FOLD}*")):
+            raise InputError(f"{folder} holds folds already: go on with --resume {folder}, or choose another --out")
         if config.folds and not config.fold:
             return _all_folds(config, words, folder, ranks)
         return _run(config, words, folder, None, ranks)
@@ -64,6 +66,8 @@ def _go_on(folder: Path, words: list[str]) -> int:
         )
     folds = sorted(folder.glob(f"{FOLD}*"), key=lambda path: int(path.name.removeprefix(FOLD)))
     if folds and not (folder / LAST).is_file():
+        for name in (name for name, text in changed.items() if text is not None):
+            raise InputError(f"{name} is for one fold at a time: --resume {folds[0]} {name} {changed[name]}")
         config = config_file.read_config(folder / config_file.NAME)
         with joined(config) as ranks:
             CONSOLE.quiet = not ranks.first
@@ -137,7 +141,7 @@ def _run(config: TrainConfig, words: list[str], folder: Path, start: Checkpoint 
     ranks.wait()
     with ranks.in_turn():
         fold = (config.fold, config.folds)
-        table = load(config.data, config.reading)
+        table = load(config.data, config.reading, labelled=True)
         splits = split(table, config.valid_fraction, config.test_fraction, config.seed, config.pool, fold)
     ranks.check([splits.train, splits.valid, splits.test])
     with claimed(folder) if ranks.first else nullcontext():

@@ -107,10 +107,11 @@ class Summary:
         better = self.test_quality > self.baseline
         if better:
             return None
-        guess = "the mean of all targets" if self.task in NUMERIC else "the most frequent class"
+        numeric = self.task in NUMERIC
+        guess = "the mean of all targets" if numeric else "the most frequent class"
         return (
             f"Warning: this is no better than always answering {guess} ({quality_text(self.task, self.baseline)}). "
-            f"Try more --epochs, another --lr, --class-weights balanced, or look at the data."
+            f"Try more --epochs, another --lr, {'' if numeric else '--class-weights balanced, '}or look at the data."
         )
 
     def time_words(self) -> str:

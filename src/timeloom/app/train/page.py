@@ -61,8 +61,9 @@ table.counts td, table.counts th { text-align: center }
 table.counts td.full { color: #ffffff }
 @media (prefers-color-scheme: dark) { table.counts td.full { color: #0b1016 } }
 @media (max-width: 500px) {
-  svg text { font-size: 14px } svg text.title { font-size: 15px } h1 { font-size: 1.35rem }
-  th { white-space: normal }
+  svg text { font-size: 13px } svg text.title { font-size: 15px } h1 { font-size: 1.35rem }
+  th, table:not(.counts) td { white-space: normal }
+  td, th { padding: 4px 7px }
   .tiles { grid-template-columns: 1fr 1fr }
   .tiles > :last-child:nth-child(odd) { grid-column: 1 / -1 }
 }

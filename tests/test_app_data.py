@@ -295,7 +295,7 @@ def test_specs_are_read_by_the_types_of_the_options() -> None:
     name, options = split_spec("shooting:chunk=64,tol=1e-3,correction=newton,warmup=none")
     assert name == "shooting"
     assert with_options(Shooting(warmup=3), options, name) == Shooting(chunk=64, tol=1e-3, correction="newton")
-    with pytest.raises(InputError, match="correction='best' is not one of auto, none, diag, newton"):
+    with pytest.raises(InputError, match="correction='best' is not one of auto, none, diag, secant, lowrank, newton"):
         with_options(Shooting(), {"correction": "best"}, "shooting")
     with pytest.raises(InputError, match="tol must be a positive number"):
         with_options(Shooting(), {"tol": "-1"}, "shooting")

@@ -55,7 +55,7 @@ release-check: $(READY) ## build the wheel, install it into a fresh environment 
 	$(PYTHON) -m venv $(RELEASE)/venv
 	$(RELEASE)/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls $(RELEASE)/*.whl)[app]"
 	cd $(RELEASE) && env -i HOME=$(CURDIR)/$(RELEASE) PATH=$(CURDIR)/$(RELEASE)/venv/bin \
-		venv/bin/python -I $(CURDIR)/tests/installed_wheel.py $(CURDIR)/README.md
+		venv/bin/python -I $(CURDIR)/tests/installed_wheel.py $(CURDIR)/README.md $$(ls *.tar.gz)
 	@echo "$$(ls $(RELEASE)/*.whl) can be released"
 
 clean: ## remove caches and build output, keep .venv

@@ -1,4 +1,5 @@
-"""Compiles the CPU kernels into the wheel, for several kinds of x86-64 processors; all else is in pyproject.toml.
+"""Compiles the CPU kernels into the wheel, for several kinds of x86-64 processors, and makes its description of the
+README; all else is in pyproject.toml.
 
 A wheel made where there is no C compiler, or for another processor, is pure Python: the kernels are then built on first
 use, as in an editable install.
@@ -23,8 +24,12 @@ try:
 except ModuleNotFoundError:  # setuptools before 70.1
     from wheel.bdist_wheel import bdist_wheel  # type: ignore[no-redef, import-not-found]
 
+ROOT = Path(__file__).parent
 PACKAGE = "timeloom/kernels/cpu"
-spec = importlib.util.spec_from_file_location("packaged", Path(__file__).parent / "src" / PACKAGE / "packaged.py")
+PAGES = """
+The pages and results that this text speaks of are files of the source distribution.
+"""
+spec = importlib.util.spec_from_file_location("packaged", ROOT / "src" / PACKAGE / "packaged.py")
 assert spec is not None
 assert spec.loader is not None
 packaged = importlib.util.module_from_spec(spec)
@@ -64,4 +69,15 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", f"manylinux_2_{max([17, *needed])}_x86_64"
 
 
-setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})
+def description() -> str:
+    """The README without pictures and links to files: beside a package's metadata there is nothing to lead to."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    without_pictures = re.sub(r"^!\[[^]]*\]\((?!https?:)[^)]*\)\n+", "", readme, flags=re.MULTILINE)
+    return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", without_pictures) + PAGES
+
+
+setup(
+    long_description=description(),
+    long_description_content_type="text/markdown",
+    cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel},
+)

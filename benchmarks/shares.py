@@ -26,17 +26,21 @@ from torch import nn
 
 from benchmarks.trained import trained_state
 from timeloom.app.files import write_json
-from timeloom.app.machine import LoadMeter
+from timeloom.app.machine import NOTICEABLE, LoadMeter, counted
 from timeloom.nn import parallelize
 from timeloom.solvers import Shooting
 
 RESULTS = Path(__file__).parent / "results"
 STEPS, BATCH = 16384, 1
-TURNS = {"cpu": 3, "cuda": 15}
+TURNS = {"cpu": 3, "cuda": 9}
 CASES = {
     "cpu": (("GRU", 32), ("GRU", 128), ("LSTM", 32), ("LSTM", 128)),
     "cuda": (("GRU", 32), ("GRU", 128), ("GRU", 512), ("LSTM", 32), ("LSTM", 128)),
 }
+README = (
+    ("cpu", "one CPU thread", "GRU", 32), ("cpu", "one CPU thread", "LSTM", 32), ("cuda", "H200", "GRU", 32),
+    ("cuda", "H200", "GRU", 512),
+)  # fmt: skip
 WAYS = ("torch", "one chunk", "timeloom")
 
 
@@ -53,13 +57,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows.append(measure(cell, units, weights, options.device))
             print(json.dumps(rows[-1]), flush=True)
     facts = {
-        "device": torch.cuda.get_device_name() if options.device == "cuda" else f"{options.threads} CPU thread(s)",
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else counted(options.threads, "CPU thread"),
         "torch": str(torch.__version__), "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "command": f"python -m benchmarks.shares --device {options.device}", "load": asdict(meter.read()),
+        "command": f"python -m benchmarks.shares {_options(options)}", "load": asdict(meter.read()),
     }  # fmt: skip
     write_json(options.out / f"shares-{options.device}.json", {**facts, "rows": rows})
+    print("\n".join(readme_rows(options.out)))
     draw(options.out)
     return 0
+
+
+def readme_rows(folder: Path) -> list[str]:
+    """The rows of the README's table: fresh and trained weights, and the kernel alone for both."""
+    lines = []
+    for name, device, cell, units in README:
+        path = folder / f"shares-{name}.json"
+        rows = json.loads(path.read_text())["rows"] if path.is_file() else []
+        found = {row["weights"]: row["ratios"] for row in rows if (row["cell"], row["units"]) == (cell, units)}
+        if found:
+            both = {way: [_times(found[kind][way]) for kind in ("fresh", "trained")] for way in WAYS}
+            cells = [f"{cell}, {device}", str(units), *both["timeloom"], ", ".join(both["one chunk"])]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f}×" if ratio >= 10 else f"{ratio:.1f}×" if ratio >= 1 else f"{ratio:.2f}×"
+
+
+def _options(options: argparse.Namespace) -> str:
+    return "--device cuda" if options.device == "cuda" else f"--threads {options.threads}"
 
 
 def measure(cell: str, units: int, weights: str, device: str) -> dict[str, Any]:
@@ -98,41 +125,51 @@ def _step(layer: nn.Module, x: torch.Tensor) -> float:
 
 
 def draw(folder: Path) -> None:
-    """One panel a device that was measured: bars for the kernel, and what parallel time adds."""
+    """One panel a device that was measured: bars for the kernel, and what parallel time adds; torch's layer is 1."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     stored = [json.loads(p.read_text()) for p in (folder / f"shares-{d}.json" for d in ("cpu", "cuda")) if p.is_file()]
-    height = 1.2 + 0.3 * len(stored[0]["rows"])
+    height = 1.5 + 0.28 * max(len(run["rows"]) for run in stored)
     figure, panels = pyplot.subplots(
         1, len(stored), figsize=(5.2 * len(stored) + 1, height), layout="constrained", squeeze=False
     )
     for axes, run in zip(panels[0], stored, strict=True):
-        rows = run["rows"]
+        rows, places = run["rows"], range(len(run["rows"]))
         kernel, whole = ([row["ratios"][way] for row in rows] for way in ("one chunk", "timeloom"))
-        places = range(len(rows))
-        left = min(0.5, 0.8 * min(*kernel, *whole))
+        inner, thick = [min(pair) for pair in zip(kernel, whole, strict=True)], 0.62
+        added = [w - k for k, w in zip(inner, whole, strict=True)]
         axes.barh(
-            places, [w - left for w in whole], left=left, color="#e08e45", height=0.62, label="parallel time adds"
+            places, [k - 1 for k in inner], left=1, color="#0b6e99", height=thick, label="the kernel, in one chunk"
         )
-        inner = [min(k, w) - left for k, w in zip(kernel, whole, strict=True)]
-        axes.barh(places, inner, left=left, color="#0b6e99", height=0.62, label="the kernel, in one chunk")
+        axes.barh(places, added, left=inner, color="#e08e45", height=thick, label="parallel time adds")
         for place, ratio in zip(places, whole, strict=True):
             axes.annotate(
-                f"{ratio:.3g}×", (ratio, place), textcoords="offset points", xytext=(5, 0), va="center", fontsize=9
-            )
-        axes.axvline(1.0, color="#999999", linewidth=0.8, linestyle="--", label="as fast as torch")
+                _times(ratio),
+                (max(ratio, 1.0), place), textcoords="offset points", xytext=(5, 0), va="center", fontsize=9,
+            )  # fmt: skip
+        axes.axvline(1.0, color="#999999", linewidth=1.0, linestyle="--", label="torch's layer")
         axes.set_yticks(places, [f"{row['cell']} {row['units']}, {row['weights']}" for row in rows], fontsize=9)
         axes.invert_yaxis()
         axes.set_xscale("log")
-        axes.set_xlim(left, 3 * max(whole))
-        axes.set_title(f"{run['device']}, torch {run['torch']}", fontsize=10)
-        axes.legend(fontsize=8, loc="lower right")
-    figure.suptitle(f"A training step over {STEPS:,} steps, one sequence: times as fast as torch.nn", fontsize=11)
+        axes.set_xlim(min(0.8, 0.9 * min(inner)), 2 * max(whole))
+        axes.xaxis.set_major_formatter(lambda ratio, place: f"{ratio:g}×")
+        axes.set_title(f"{run['device']}, torch {run['torch']}{_busy(run['load'])}", fontsize=10)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.suptitle(f"A training step over {STEPS:,} steps of one sequence: times as fast as torch.nn", fontsize=11)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     figure.savefig(folder / "shares.png", dpi=150, facecolor="white")
     pyplot.close(figure)
+
+
+def _busy(load: dict[str, Any]) -> str:
+    """What a reader should know of the machine."""
+    others = load["others"] or 0.0
+    return f", others on {others:.1f} of {load['cores']} cores" if others >= NOTICEABLE else ""
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
+STOPPED = 130
+"""Exit status after Ctrl-C, as shells have it."""
 COMMANDS = {
     "train": "train a model on a built-in task, CSV/NPY/Parquet files, a .ts file, a UEA/UCR set or video clips",
     "evaluate": "measure a trained model, with serial and parallel inference compared",
@@ -50,10 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from timeloom.app.cli import run  # torch, which takes seconds
 
-        return run(command, rest)
+        status = run(command, rest)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        return 130
+        status = STOPPED
+    if status == STOPPED and arguments is None:
+        leave(status)
+    return status
+
+
+def leave(status: int) -> None:
+    """End at once: taking torch down takes seconds on a busy machine, and who pressed Ctrl-C waits for it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

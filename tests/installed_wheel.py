@@ -1,7 +1,8 @@
-"""What `make release-check` runs in a fresh environment with the wheel: `python -I installed_wheel.py README.md`.
+"""What `make release-check` runs in a fresh environment with the wheel: `python -I installed_wheel.py README.md SDIST`.
 
 It checks that timeloom is the installed one, that its compiled kernels are used although there is no compiler, that
-each kind of processor has kernels that give the same results, and that the README's code and commands run.
+each kind of processor has kernels that give the same results, that the README's code and commands run, and that links
+lead somewhere: those of the README within the source distribution, those of the metadata to addresses alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import torch
@@ -35,7 +37,10 @@ print(torch.backends.cpu.get_cpu_capability(), f"{error:.1e}")
 """
 
 
-def main(readme: str) -> None:
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def main(readme: str, sdist: str) -> None:
     here = Path(timeloom.__file__).parent
     assert Path(sys.prefix) in here.parents, f"{here} is not of this environment"
     assert timeloom.__version__ == importlib.metadata.version("timeloom")
@@ -45,6 +50,8 @@ def main(readme: str) -> None:
     assert build.unavailable() is None, build.unavailable()
     assert packaged.library() is not None
     print(f"timeloom {timeloom.__version__}, {torch.backends.cpu.get_cpu_capability()} kernels of the wheel")
+
+    check_links(sdist)
 
     for kind in ("default", "avx2", "avx512"):  # torch takes no more than the processor can
         environment = {**os.environ, "ATEN_CPU_CAPABILITY": kind}
@@ -67,5 +74,23 @@ def main(readme: str) -> None:
         subprocess.run([str(Path(sys.executable).with_name("timeloom")), *words], check=True)
 
 
+def check_links(sdist: str) -> None:
+    metadata = importlib.metadata.metadata("timeloom")
+    description = metadata["Description"]
+    assert description.startswith("# timeloom"), description[:200]
+    dead = [link for link in LINK.findall(description) if not link.startswith("https://")]
+    assert not dead, f"the metadata lead to files: {dead}"
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        (readme,) = (name for name in archive.getnames() if name.count("/") == 1 and name.endswith("/README.md"))
+        found = archive.extractfile(readme)
+        assert found is not None
+        links = [link for link in LINK.findall(found.read().decode()) if ":" not in link]
+    assert links
+    missing = [link for link in links if link not in names]
+    assert not missing, f"the source distribution lacks {missing}"
+    print(f"{len(links)} links of the README lead to files of {Path(sdist).name}")
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

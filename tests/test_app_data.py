@@ -122,6 +122,8 @@ def test_a_folder_without_labels_cannot_be_trained_on(tmp_path: Path) -> None:
     ("files", "told"),
     [
         ({"a_csv": "1,2\n3\n"}, "line 2: 1 columns, expected 2"),
+        ({"a_csv": "x,y\n1,5,2,25\n"}, "line 2: 4 columns, expected 2; are these decimal commas? Write points"),
+        ({"a_csv": "x,y\n1.5,2.5,7.5\n"}, "line 2: 3 columns, expected 2; give every column a name"),
         ({"a_csv": "1,2\n3,\n"}, "missing value at step 1, channel 1"),
         ({"a_csv": "x,y\n1,z\n"}, "the column 'y' holds text ('z', 1 different): leave it out with --columns"),
         ({"a_csv": "x\n1\n2\n3|4\n"}, "line 4: expected a number in the column 'x', got '3|4'"),
@@ -293,7 +295,7 @@ def test_specs_are_read_by_the_types_of_the_options() -> None:
     name, options = split_spec("shooting:chunk=64,tol=1e-3,correction=newton,warmup=none")
     assert name == "shooting"
     assert with_options(Shooting(warmup=3), options, name) == Shooting(chunk=64, tol=1e-3, correction="newton")
-    with pytest.raises(InputError, match="correction='best' is not one of auto, none, diag, newton"):
+    with pytest.raises(InputError, match="correction='best' is not one of auto, none, diag, secant, lowrank, newton"):
         with_options(Shooting(), {"correction": "best"}, "shooting")
     with pytest.raises(InputError, match="tol must be a positive number"):
         with_options(Shooting(), {"tol": "-1"}, "shooting")

@@ -95,10 +95,38 @@ def test_all_problems_of_a_folder_are_told_at_once(tmp_path: Path) -> None:
     for part in ("a.csv: the column 'y' holds text", "b.csv, line 3: 1 columns", "c.csv: the file is empty",
                  "d.csv: the column 't' holds times", "d.csv: the column 'x' holds text"):  # fmt: skip
         assert part in text
+
+
+def test_files_are_told_of_with_their_series_and_labels(tmp_path: Path) -> None:
+    """What can be read is checked although other files cannot, against the columns that most have."""
+    index = "file,label\na.csv,u\nb.csv,v\nc.csv,u\nd.csv,v\nd.csv,u\nnone.csv,u\n"
+    whole = "x,y\n1,2\n"
+    source = folder(tmp_path, labels_csv=index, a_csv="x\n1\n", b_csv="x,y\n1,NA\n", c_csv="", d_csv=whole, e_csv=whole)
+    with pytest.raises(InputError) as caught:
+        load(source, labelled=True)
+    text = str(caught.value)
+    assert text.splitlines()[0] == f"{tmp_path} has 6 problems:"
+    for part in ("c.csv: the file is empty", "none.csv: no such file", "a.csv: its columns are not those of b.csv",
+                 "b.csv has a missing value", "d.csv is listed twice", "e.csv has no label; give it one"):  # fmt: skip
+        assert part in text
+    with pytest.raises(InputError) as caught:
+        load(source)
+    assert "no label" not in str(caught.value)  # predictions need none
+
+
+def test_a_problem_of_many_files_is_told_once(tmp_path: Path) -> None:
     index = "file,label\n" + "".join(f"{i}.csv,a\n" for i in range(50))
     with pytest.raises(InputError) as caught:
-        load(folder(tmp_path / "other", labels_csv=index))
-    assert f"… and {50 - MOST_TOLD} more" in str(caught.value)
+        load(folder(tmp_path, labels_csv=index, other_csv="x\nNA\n"))
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"{tmp_path} has 51 problems:"
+    assert len(lines) == 2
+    assert "0.csv: no such file" in lines[0]
+    assert lines[0].endswith("(and 49 more alike: 1.csv, 2.csv, 3.csv, …)")
+    different = {f"f{i}_csv": f"x\n{'1' * i}oops\n2\n3\n" for i in range(1, MOST_TOLD + 6)}
+    with pytest.raises(InputError) as caught:
+        load(folder(tmp_path / "different", **different))
+    assert str(caught.value).endswith("… and 5 more")
 
 
 def test_series_that_cannot_be_used_are_told_together(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -33,6 +34,7 @@ from timeloom.app.train.metrics import read
 from timeloom.app.train.objective import Score, balancing, loss_of
 from timeloom.app.train.run_folder import claimed
 from timeloom.app.train.streaming import Stream
+from timeloom.app.train.trainer import Trainer
 
 SMALL = ["--data", "turning:length=128,train=16,valid=8,test=8", "--hidden", "8", "--compare", "0"]
 SOURCE = str(Path(__file__).parents[1] / "src")
@@ -112,26 +114,19 @@ def test_two_trainings_do_not_share_a_folder(tmp_path: Path, capsys: pytest.Capt
 
 def test_folds_are_trained_and_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = series(tmp_path / "data", "classification"), tmp_path / "out"
-    options = [
-        "--data",
-        str(data),
-        "--folds",
-        "3",
-        "--epochs",
-        "2",
-        "--hidden",
-        "4",
-        "--compare",
-        "0",
-        "--out",
-        str(out),
-    ]
+    options = ["--data", str(data), "--epochs", "2", "--hidden", "4", "--compare", "0", "--out", str(out)]
+    options += ["--folds", "3"]
     assert cli.run("train", [*options, "--debug"]) == 0
     summary = json.loads((out / "summary.json").read_text())
     inner = [json.loads((out / f"fold-{i}" / "summary.json").read_text()) for i in (1, 2, 3)]
     assert summary["test_series"] == 12 == sum(one["test_series"] for one in inner)
     assert summary["test_quality"] == pytest.approx(sum(one["test_quality"] for one in inner) / 3)
     assert "over 3 folds" in capsys.readouterr().out
+    for other in ([*options[:-1], "2"], options[:-2]):  # other folds, or a run without any
+        assert cli.run("train", other) == 1
+        assert f"{out} holds folds already" in capsys.readouterr().err
+    assert cli.run("train", ["--resume", str(out), "--epochs", "9"]) == 1
+    assert f"one fold at a time: --resume {out}/fold-1 --epochs 9" in capsys.readouterr().err
     for name in ("summary.json", "fold-2/summary.json"):
         (out / name).unlink()
     assert cli.run("train", ["--resume", str(out), "--debug"]) == 0  # writes what is missing
@@ -215,31 +210,23 @@ def test_a_metric_of_another_task_is_told(capsys: pytest.CaptureFixture[str], tm
 
 def test_defaults_follow_the_data(tmp_path: Path) -> None:
     few = split(load(str(series(tmp_path / "data", "classification"))), 0.2, 0.2, 0)
-    chosen = fitted(TrainConfig(), few).config
+    chosen = fitted(TrainConfig(), few)
     assert (chosen.optim.batch, chosen.optim.epochs, chosen.model.bidirectional) == (4, 120, True)
     long = replace(few, train=replace(few.train, series=[torch.zeros(100_000, 2)] * len(few.train)))
-    chosen = fitted(TrainConfig(), long).config
+    chosen = fitted(TrainConfig(), long)
     assert (chosen.optim.epochs, chosen.model.layers, chosen.model.bidirectional) == (50, 1, False)
-    assert fitted(replace(TrainConfig(), preset="hmdb6"), few).config.model == TrainConfig().model
-    assert fitted(TrainConfig(), replace(few, source="turning")).config == TrainConfig()
+    assert fitted(replace(TrainConfig(), preset="hmdb6"), few).model == TrainConfig().model
+    assert fitted(TrainConfig(), replace(few, source="turning")) == TrainConfig()
 
 
-def test_options_come_before_defaults(tmp_path: Path) -> None:
-    data = series(tmp_path / "data", "classification")
-    options = [
-        "--data",
-        str(data),
-        "--epochs",
-        "1",
-        "--compare",
-        "0",
-        "--no-bidirectional",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    assert cli.run("train", [*options, "--debug"]) == 0
-    config = checkpoint.load(tmp_path / "run" / LAST).config
+def test_options_come_before_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, run = series(tmp_path / "data", "classification"), tmp_path / "run"
+    options = ["--epochs", "1", "--compare", "0", "--no-bidirectional"]
+    assert cli.run("train", ["--data", str(data), *options, "--out", str(run), "--debug"]) == 0
+    config = checkpoint.load(run / LAST).config
     assert (config.optim.epochs, config.model.bidirectional, config.model.hidden) == (1, False, 64)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "2 layers of 64 units in one direction, batches of 4, at most 1 epoch." in told
 
 
 def test_a_result_no_better_than_guessing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -416,10 +403,34 @@ def test_ctrl_c_is_obeyed_inside_a_long_call() -> None:
         assert process.stderr.read() == b"kept\n"
 
 
+def test_the_command_leaves_at_once_when_stopped() -> None:
+    """Without taking down what was loaded, which takes torch seconds."""
+    code = f"""
+import atexit, sys, types
+sys.path.insert(0, {SOURCE!r})
+stub = types.ModuleType("timeloom.app.cli")
+stub.run = lambda command, words: int(words[0])
+sys.modules[stub.__name__] = stub
+atexit.register(print, "taken down")
+import timeloom_command
+sys.exit(timeloom_command.main())
+"""
+    for status, said in ((interrupt.STATUS, ""), (0, "taken down\n"), (1, "taken down\n")):
+        done = subprocess.run([sys.executable, "-c", code, "doctor", str(status)], capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (status, said, "")
+
+
+def test_how_to_go_on_with_a_fold_names_the_run_of_all() -> None:
+    def again(folder: str, folds: int) -> object:
+        return Trainer.again.fget(SimpleNamespace(folder=Path(folder), config=replace(TrainConfig(), folds=folds)))
+
+    assert again("runs/a", 0) == "timeloom train --resume runs/a"
+    assert again("my runs/a/fold-2", 3) == "timeloom train --resume 'my runs/a'"
+    assert again("runs/fold-2", 0) == "timeloom train --resume runs/fold-2"
+
+
 def test_a_run_that_is_ended_in_a_step_keeps_the_steps_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other thread does when a step takes too long."""
-    from timeloom.app.train.trainer import Trainer
-
     assert train(tmp_path / "whole", "--epochs", "2") == 0
     plain, said = Trainer._update, []
 

@@ -40,15 +40,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Tell:
-    """The one line that a command fails with, without a traceback."""
+    """The one line that a command fails with, or one for each problem, without a traceback."""
 
     def tell(command: str, *arguments: object) -> str:
         capsys.readouterr()
         assert cli.run(command, [str(word) for word in arguments]) == 1
-        lines = capsys.readouterr().err.splitlines()
-        assert len(lines) == 1
-        assert lines[0].startswith("error: ")
-        return lines[0]
+        first, *others = capsys.readouterr().err.splitlines()
+        assert first.startswith("error: ")
+        assert bool(others) == first.endswith(" problems:")
+        assert all(line.startswith("  ") for line in others)
+        return "\n".join([first, *others])
 
     return tell
 

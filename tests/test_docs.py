@@ -149,27 +149,13 @@ def stored(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
 
 
-def times(ratio: float) -> str:
-    return f"{ratio:.1f}×" if ratio < 10 else f"{ratio:,.0f}×"
-
-
 def test_the_readme_tells_the_ratios_that_were_measured() -> None:
     """Its table and the picture above it are of the same results."""
-    told = {(row[0], row[1]): row[2:] for row in table("README.md", "| | units |")}
-    on_cpu = {(row["cell"], row["units"], row["weights"]): row["ratios"] for row in stored("shares-cpu")["rows"]}
-    for cell, units, way, tail in (
-        ("GRU", 32, "timeloom", ""), ("GRU", 32, "one chunk", ", in one chunk"), ("LSTM", 32, "timeloom", ""),
-    ):  # fmt: skip
-        expected = [times(on_cpu[cell, units, weights][way]) for weights in ("fresh", "trained")]
-        assert told.pop((f"{cell}, one CPU thread{tail}", str(units))) == expected
-    fresh, trained = ({row["case"]: row["ratio"] for row in stored(name)["rows"]} for name in ("gpu", "gpu-regimes"))
-    for units in (32, 512):
-        case = f"GRU T=16384 B=1 n={units}"
-        assert told.pop(("GRU, H200", str(units))) == [
-            times(fresh[f"{case} default"]),
-            times(trained[f"{case} trained"]),
-        ]
-    assert not told
+    from benchmarks.shares import README, RESULTS, readme_rows
+
+    rows = readme_rows(RESULTS)
+    assert len(rows) == len(README)
+    assert "\n".join(rows) in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/numbers.md"])

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_the_version_comes_from_one_place() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["project"]["dynamic"] == ["version"]
+    assert project["project"]["dynamic"] == ["version", "readme"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "timeloom.version.VERSION"}
     assert timeloom.__version__ == VERSION
     assert f"[Unreleased]: {VERSION}" in (ROOT / "CHANGELOG.md").read_text()

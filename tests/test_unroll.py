@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -314,6 +315,15 @@ class Detached(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, grad: Tensor) -> Tensor:
         return 3 * grad
+
+
+@pytest.mark.parametrize("kind", [tl.cells.LayerNormGRU, tl.cells.LayerNormLSTM])
+def test_check_cell_takes_a_normalisation_of_a_state_of_zeros(kind: type[Any]) -> None:
+    """It bends within the root of its eps, far less than a step of float32's differences."""
+    torch.manual_seed(0)
+    zeros = torch.zeros(3, 6)
+    report = tl.check_cell(kind(4, 6), (zeros, zeros) if kind.parts == 2 else zeros, torch.randn(3, 4))
+    assert report.gradient_error < 0.05
 
 
 def test_check_cell_tells_each_broken_promise() -> None:

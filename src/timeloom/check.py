@@ -93,23 +93,30 @@ def _check_rows(cell: GenericCell, state: Tensor, u: Tensor, out: Tensor) -> Non
 
 
 def _gradient_error(cell: GenericCell, state: Tensor, u: Tensor) -> float:
-    """Autograd's directional derivative against central differences, in float64 where the cell can run in it."""
-    step = 1e-6
+    """Autograd's directional derivative against central differences, in float64 where the cell can run in it.
+
+    In a narrower dtype the best of several steps counts: a normalisation of a state near zero bends within 0.003.
+    """
+    steps: tuple[float, ...] = (1e-6,)
     try:
         wide, wide_u = state.double(), u.double() if u.is_floating_point() else u
         with torch.no_grad():
             cell.step(wide, wide_u)
     except (RuntimeError, TypeError):  # the cell holds parameters of a narrower dtype
-        wide, wide_u, step = state, u, 1e-2
+        wide, wide_u, steps = state, u, (1e-2, 1e-3, 1e-4)
     generator = torch.Generator(device=state.device).manual_seed(0)
     direction, probe = (
         torch.randn(wide.shape, generator=generator, device=wide.device, dtype=wide.dtype) for _ in "dp"
     )
-    with torch.no_grad():
-        ahead, behind = cell.step(wide + step * direction, wide_u), cell.step(wide - step * direction, wide_u)
-    expected = ((ahead - behind) / (2 * step) * probe).sum(-1)
     given = (cell.vjp(wide, wide_u, probe)[0] * direction).sum(-1)
-    error = float((given - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+
+    def error_of(step: float) -> float:
+        with torch.no_grad():
+            ahead, behind = cell.step(wide + step * direction, wide_u), cell.step(wide - step * direction, wide_u)
+        expected = ((ahead - behind) / (2 * step) * probe).sum(-1)
+        return float((given - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+
+    error = min(map(error_of, steps))
     if not error < (1e-4 if wide.dtype == torch.float64 else 0.1):
         raise ValueError(
             f"autograd's derivative of the cell differs from finite differences by {error:.1e} (relative): "

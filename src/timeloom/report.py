@@ -132,7 +132,8 @@ def describe(report: SolveReport, length: int) -> str:
     """What one solve over `length` steps did, and why."""
     chunks = -(-length // report.chunk)
     if report.solver == "sequential" or chunks == 1:
-        text = f"ran {length:,} steps in one chunk ({report.solver})"
+        by = "" if report.solver == "sequential" else f" ({report.solver})"
+        text = f"ran {length:,} steps in one chunk{by}"
     else:
         sweeps = "1 sweep" if report.iterations == 1 else f"{report.iterations} sweeps"
         text = f"ran {length:,} steps in parallel over {chunks:,} chunks of {report.chunk}, {sweeps} of {report.solver}"
@@ -155,7 +156,8 @@ def of_reports(reports: Iterable[tuple[str, SolveReport]], length: int) -> list[
         told.append((f"{where} forward", describe(report, length)))
         if report.backward is not None:
             told.append((f"{where} backward", describe(report.backward, length)))
-    return _by_text(told)
+    merged = _by_text(told)
+    return merged if len(merged) > 1 or len(told) < 3 else [("every layer", merged[0][1])]
 
 
 def _by_text(told: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

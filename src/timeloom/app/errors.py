@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+MOST_NAMED = 3
+"""Files that are named of those with the same problem as another."""
 MOST_TOLD = 30
 """Problems that a message lists; more would push the first ones off the screen."""
+_FILE = re.compile(r"[^\s:,']+\.(?:csv|npy|parquet)\b")
+_PLACE = re.compile(r"(?<=step |line )\d+")
 
 
 class InputError(ValueError):
@@ -20,8 +25,8 @@ class InputError(ValueError):
 class Problems:
     """Gathers what is wrong with many files, to tell all of it at once."""
 
-    def __init__(self) -> None:
-        self.found: list[str] = []
+    def __init__(self, found: tuple[str, ...] = ()) -> None:
+        self.found = list(found)
 
     def add(self, text: str) -> None:
         self.found.append(text)
@@ -41,6 +46,20 @@ class Problems:
             return
         if len(found) == 1:
             raise InputError(found[0])
-        more = [f"… and {len(found) - MOST_TOLD} more"] if len(found) > MOST_TOLD else []
-        lines = [f"  {line}" for line in [*found[:MOST_TOLD], *more]]
+        told = _alike_once(found)
+        more = [f"… and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
+        lines = [f"  {line}" for line in [*told[:MOST_TOLD], *more]]
         raise InputError("\n".join([f"{source} has {len(found)} problems:", *lines]), tuple(found))
+
+
+def _alike_once(problems: list[str]) -> list[str]:
+    """The same problem of many files once, with the names of some of them."""
+    alike: dict[str, list[str]] = {}
+    for text in problems:
+        alike.setdefault(_PLACE.sub("#", _FILE.sub("#", text)), []).append(text)
+    told = []
+    for first, *others in alike.values():
+        files = [found[-1].rpartition("/")[2] for text in others if (found := _FILE.findall(text))]
+        named = ", ".join(files[:MOST_NAMED]) + (", …" if len(files) > MOST_NAMED else "")
+        told += [f"{first} (and {len(others)} more alike: {named})"] if files else [first, *others]
+    return told

@@ -26,16 +26,27 @@ class Load:
 
     def words(self) -> str:
         """The load in one sentence."""
+        here = f"{counted(self.threads, 'thread')} on {counted(self.cores, 'core')}"
         if self.others is None:
-            return (
-                f"{self.threads} thread(s) on {self.cores} cores; this system does not tell what else it was busy with."
-            )
+            return f"{here}; this system does not tell what else it was busy with."
         if self.others < NOTICEABLE:
-            return f"{self.threads} thread(s) on {self.cores} cores that nothing else used."
+            return f"{here} that nothing else used."
         return (
-            f"{self.threads} thread(s) on {self.cores} cores, of which other programs used {self.others:.1f}: times "
-            f"and speedup are those of a busy machine, measure again when it is idle."
+            f"{here}, of which other programs used {self.others:.1f}: times and speedup are those of a busy machine, "
+            f"measure again when it is idle."
         )
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 class LoadMeter:

@@ -191,10 +191,9 @@ class Experience:
             seen = min(max(first, noise), 1.0) ** (1 / report.warmup)
             near = first <= NEARLY * report.tolerance  # what is left is rounding: a longer warm-up would not help
             self.forgetting = min(seen, self.forgetting or 1.0) if near else seen
-            if report.converged and not report.fell_back:
-                self.setbacks = 0
-            if not self.corrected:
+            if not self.corrected:  # sweeps that had to be corrected may converge and yet not pay
                 self.look_after = FIRST_LOOK
+                self.setbacks = 0 if report.converged else self.setbacks
             if self.misses > MOST_MISSES and first <= report.tolerance / 4:
                 self.misses = 0
         if self.fallbacks >= MOST_FALLBACKS:

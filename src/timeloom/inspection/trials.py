@@ -113,7 +113,7 @@ class Inspection:
             told.append(f"On the first steps of one series alone, as many as took seconds: {', '.join(part)}.")
         slow = [trial.name for trial in others if trial.outcome == "fell back"]
         if slow:
-            told.append(f"Did not converge in time and finished sequentially: {', '.join(slow)}.")
+            told.append(f"Did not converge in time and finished in one chunk: {', '.join(slow)}.")
         whole = [trial for trial in self.trials if trial.stretch is None]
         fastest = min(whole, key=lambda trial: trial.seconds)
         told.append(

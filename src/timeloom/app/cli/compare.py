@@ -137,6 +137,6 @@ def _parts(runs: Sequence[Run], header: Sequence[str], rows: Sequence[Sequence[s
     return [
         page.heading(f"{len(runs)} runs side by side", level=1),
         page.paragraph("Settings that all of them share are left out.", soft=True),
-        page.table(rows, header),
+        page.table(rows, header, numbers=True),
         page.charts(charts),
     ]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import timeloom
 from timeloom.app.cli.display import CONSOLE
-from timeloom.app.machine import LoadMeter
+from timeloom.app.machine import LoadMeter, counted
 from timeloom.app.train.comparison import synchronize
 from timeloom.app.train.config import at_least
 from timeloom.kernels.cpu import build, packaged
@@ -97,9 +97,8 @@ def facts() -> list[tuple[str, str]]:
         ("torch", str(torch.__version__)),
     ]
     rows += [(name, _version(name)) for name in LIBRARIES]
-    rows.append(
-        ("CPU", f"{platform.machine()}, {torch.get_num_threads()} thread(s), {torch.backends.cpu.get_cpu_capability()}")
-    )
+    kind, threads = torch.backends.cpu.get_cpu_capability(), counted(torch.get_num_threads(), "thread")
+    rows.append(("CPU", f"{platform.machine()}, {threads}, {kind}"))
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         rows.append((f"GPU {index}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"))

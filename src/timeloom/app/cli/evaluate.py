@@ -17,8 +17,9 @@ from timeloom.app.device import device_of
 from timeloom.app.train import checkpoint
 from timeloom.app.train.checkpoint import Checkpoint
 from timeloom.app.train.config import at_least
-from timeloom.app.train.inference import compare, data_of, restore, task_of
+from timeloom.app.train.inference import answer, data_of, restore, task_of
 from timeloom.app.train.objective import Score, quality_name, quality_text
+from timeloom.app.train.serial import compare
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,13 @@ def main(arguments: Sequence[str]) -> int:
     table = data_of(loaded, options.data)
     records = test_records(table, loaded, own=not options.data)
     labelled = examples(records, task_of(loaded), loaded.classes, table.source)
-    answers, agreement = compare(model, records, loaded, options.batch)
+    answers = answer(model, records, loaded, options.batch)
     score = Score(task_of(loaded), len(loaded.classes))
     for values, target in zip(answers.values, labelled.targets, strict=True):
         score.add(
             values.unsqueeze(0), target.unsqueeze(0).to(torch.float64) if not loaded.classes else target.unsqueeze(0)
         )
+    agreement = compare(model, records, loaded, options.batch)
     if options.json:
         numbers = {"series": len(records), "loss": score.loss, "quality": score.quality, **asdict(agreement)}
         print(json.dumps(numbers))

@@ -23,7 +23,7 @@ from timeloom.app.interrupt import obeyed
 from timeloom.app.train import checkpoint, config_file
 from timeloom.app.train.checkpoint import LAST, Checkpoint
 from timeloom.app.train.config import TrainConfig, at_least, preset
-from timeloom.app.train.defaults import fitted
+from timeloom.app.train.defaults import described, fitted
 from timeloom.app.train.folds import FOLD, summarize_folds
 from timeloom.app.train.model import solver_of
 from timeloom.app.train.ranks import Alone, joined
@@ -47,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
         device_of(ranks.device(config.device))
         CONSOLE.quiet = not ranks.first
         folder = ranks.folder(new_folder(config.data, config.out) if ranks.first else Path())
+        if ranks.first and any(folder.glob(f"{FOLD}*")):
+            raise InputError(f"{folder} holds folds already: go on with --resume {folder}, or choose another --out")
         if config.folds and not config.fold:
             return _all_folds(config, words, folder, ranks)
         return _run(config, words, folder, None, ranks)
@@ -64,6 +66,8 @@ def _go_on(folder: Path, words: list[str]) -> int:
         )
     folds = sorted(folder.glob(f"{FOLD}*"), key=lambda path: int(path.name.removeprefix(FOLD)))
     if folds and not (folder / LAST).is_file():
+        for name in (name for name, text in changed.items() if text is not None):
+            raise InputError(f"{name} is for one fold at a time: --resume {folds[0]} {name} {changed[name]}")
         config = config_file.read_config(folder / config_file.NAME)
         with joined(config) as ranks:
             CONSOLE.quiet = not ranks.first
@@ -137,7 +141,7 @@ def _run(config: TrainConfig, words: list[str], folder: Path, start: Checkpoint 
     ranks.wait()
     with ranks.in_turn():
         fold = (config.fold, config.folds)
-        table = load(config.data, config.reading)
+        table = load(config.data, config.reading, labelled=True)
         splits = split(table, config.valid_fraction, config.test_fraction, config.seed, config.pool, fold)
     ranks.check([splits.train, splits.valid, splits.test])
     with claimed(folder) if ranks.first else nullcontext():
@@ -161,7 +165,6 @@ def _all_folds(config: TrainConfig, words: list[str], folder: Path, ranks: Alone
         asked = [*words, "--fold", str(number)] if words else []
         status = _run(own, asked, inner, start, ranks)
         if status:
-            CONSOLE.print(f"go on with the other folds, too: timeloom train --resume {folder}", markup=False)
             return status
     if ranks.first:
         CONSOLE.print("\n".join(summarize_folds(folder, config.folds)), markup=False)
@@ -175,7 +178,7 @@ def train(trainer: Trainer) -> int:
         trainer.show = show
         trainer.run()
     if trainer.interrupted:
-        CONSOLE.print(f"stopped after step {trainer.progress.step}; go on with: timeloom train --resume {folder}")
+        CONSOLE.print(f"stopped after step {trainer.progress.step}; go on with: {trainer.again}", markup=False)
         return 130
     trainer.use_best()
     score = trainer.measure(splits.test)
@@ -199,10 +202,9 @@ def _prepare(
     )
     if start is None and _value_of("--config", words) is None:
         chosen = fitted(config, splits)
-        config = parse(words, chosen.config) if chosen.why else config
-        CONSOLE.print(
-            f"By default for {chosen.why}." if chosen.why else "", end="\n" if chosen.why else "", markup=False
-        )
+        if chosen is not config:
+            config = parse(words, chosen)
+            CONSOLE.print(f"{described(config, splits)}.", markup=False)
     if ranks.first:
         config_file.write_config(folder / config_file.NAME, config, _heading())
     return Trainer(config, splits, folder, start, lambda row: None, ranks)

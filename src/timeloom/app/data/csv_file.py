@@ -7,6 +7,7 @@ Columns are separated by commas, semicolons or tabs.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from timeloom.app.data.records import Record
 from timeloom.app.data.step_labels import SPECIAL, Steps
 from timeloom.app.errors import InputError, Problems
 
-SEPARATORS = (",", ";", "\t")
+_DIGITS = re.compile(r"[+-]?\d+(?:[eE][+-]?\d+)?")
 
 
 def rows_of(path: Path) -> tuple[list[list[str]], str]:
@@ -53,7 +54,9 @@ def read_csv(path: Path, reading: Reading) -> Record:
     first_line = 2 if named else 1
     for line, row in enumerate(rows, start=first_line):
         if len(row) != len(names):
-            raise InputError(f"{path}, line {line}: {len(row)} columns, expected {len(names)}; is the file cut short?")
+            raise InputError(
+                f"{path}, line {line}: {len(row)} columns, expected {len(names)}; {_why(row, names, separator)}"
+            )
     check_names(names, (*reading.columns, reading.time), str(path))
     cells = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
     steps = Steps.of_texts({name: cells[name] for name in SPECIAL if named and name in cells}, str(path))
@@ -72,6 +75,15 @@ def read_csv(path: Path, reading: Reading) -> Record:
         raise InputError(f"{path}: no columns of numbers are left; name others with --columns")
     values = numpy.stack([channels[name] for name in chosen], axis=1).astype(numpy.float32)
     return steps.record(path.name, torch.from_numpy(values), tuple(chosen) if named else None)
+
+
+def _why(row: Sequence[str], names: Sequence[str], separator: str) -> str:
+    """What may be wrong with a row of another width than the header, and what to do."""
+    if len(row) < len(names):
+        return "is the file cut short?"
+    if separator == "," and all(_DIGITS.fullmatch(cell.strip()) for cell in row):
+        return "are these decimal commas? Write points, or put semicolons between columns"
+    return "give every column a name, or remove the cells at its end"
 
 
 def _in_order(channels: dict[str, numpy.ndarray], reading: Reading) -> list[str]:

@@ -3,7 +3,7 @@
 Labels come from `labels.csv` (columns `file` and `label`, or `target` for a number; `split` if wanted), or from the
 names of subfolders, or, for every step, from a column `label` (a class) or `target` (a number) of the files, or from
 `<name>.labels.npy` or `<name>.targets.npy` beside `<name>.npy`. Without any of these the folder can be predicted on,
-not trained on. All that is wrong with a folder is told at once.
+not trained on. What is wrong with its files is kept in the table, and told with what is wrong with the series.
 """
 
 from __future__ import annotations
@@ -43,18 +43,16 @@ def read_folder(folder: Path, reading: Reading) -> Table:
                 f"{folder}: {names[0]} and {names[1]} are labelled differently: give every file a column 'label', "
                 f"every file a column 'target', or none of them"
             )
-        problems.tell(str(folder))
-        return Table(str(folder), kinds.pop(), records)
+        return Table(str(folder), kinds.pop() if kinds else None, records, tuple(problems.found))
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
         for path in _series_files(inner):
             with problems.noted():
                 record = read_series(path, reading)
                 named = f"{inner.name}/{path.name}"
                 records.append(Record(named, record.values, inner.name, columns=record.columns))
-    problems.tell(str(folder))
-    if not records:
+    if not records and not problems.found:
         raise InputError(f"{folder}: no .csv, .npy or .parquet files, and none in subfolders")
-    return Table(str(folder), "classification", records)
+    return Table(str(folder), "classification", records, tuple(problems.found))
 
 
 def _task_of(record: Record) -> Task | None:
@@ -130,8 +128,7 @@ def _indexed(folder: Path, index: Path, reading: Reading) -> Table:
             with problems.noted():
                 other = read_series(path, reading)
                 records.append(Record(path.name, other.values, None, columns=other.columns))
-    problems.tell(str(folder))
-    return Table(str(folder), task, records)
+    return Table(str(folder), task, records, tuple(problems.found))
 
 
 def _listed(folder: Path, row: dict[str, str], column: str, where: str, reading: Reading) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -53,6 +54,10 @@ class Record:
         order = [self.columns.index(name) for name in columns]
         return replace(self, values=self.values[:, order].contiguous(), columns=tuple(columns))
 
+    def without_label(self) -> str:
+        """What to do about it where a label is needed."""
+        return f"{self.name} has no label; give it one, or move it away (`timeloom predict` needs none)"
+
     def problem(self) -> str | None:
         """What keeps a network from being run on it."""
         if not len(self.values):
@@ -91,21 +96,35 @@ class Table:
     task: Task | None
     """None where no series has a label."""
     records: list[Record]
+    problems: tuple[str, ...] = ()
+    """What is wrong with other series, which could not be read."""
 
-    def checked(self) -> Table:
-        """Itself with all channels in one order, if a network can be run on it; else all that is wrong with it."""
+    def checked(self, labelled: bool = False) -> Table:
+        """Itself with all channels in one order, if a network can be run on it; else all that is wrong with it.
+
+        labelled: whether every series needs a label.
+        """
+        problems, seen, matched = Problems(self.problems), set[str](), list[Record]()
         if not self.records:
+            problems.tell(self.source)
             raise InputError(f"{self.source}: no series found")
-        problems, seen, matched = Problems(), set[str](), list[Record]()
-        first = next((record for record in self.records if record.columns is not None), self.records[0])
+        first = self._typical()
         for record in self.records:
             if record.name in seen:
                 problems.add(f"{self.source}: {record.name} is listed twice")
             seen.add(record.name)
             with problems.noted():
                 matched.append(self._like(record, first))
+            if labelled and self.task is not None and record.label is None:
+                problems.add(f"{self.source}: {record.without_label()}")
         problems.tell(self.source)
         return replace(self, records=matched)
+
+    def _typical(self) -> Record:
+        """The first of the series with the columns that most have; those with names before others."""
+        kinds = [(r.columns is not None, frozenset(r.columns or ()), r.values.shape[1]) for r in self.records]
+        number = Counter(kinds)
+        return self.records[kinds.index(max(number, key=lambda kind: (kind[0], number[kind])))]
 
     def _like(self, record: Record, first: Record) -> Record:
         """A record with the channels of the first one."""

@@ -23,17 +23,18 @@ def prepare(source: str, index: int, count: int) -> None:
         prepare_video(source.removeprefix("video:"), index, count)
 
 
-def load(source: str, reading: Reading = EVERYTHING) -> Table:
+def load(source: str, reading: Reading = EVERYTHING, labelled: bool = False) -> Table:
     """Series from `turning[:options]`, `video:FOLDER`, a file, a folder, or a set's name in the archive.
 
     reading: which columns of files to take, and what to do with missing values.
+    labelled: whether every series needs a label.
 
     A file is a `.ts`, `.csv`, `.npy` or `.parquet`. With `NAME_TRAIN.ts` goes the `NAME_TEST.ts` beside it.
     """
     if source.startswith("video:"):
         from timeloom.app.video import load_video  # its libraries are heavy
 
-        return load_video(source.removeprefix("video:")).checked()
+        return load_video(source.removeprefix("video:")).checked(labelled)
     path = Path(source)
     holds_columns = path.suffix in SUFFIXES or (path.is_dir() and not any(path.glob("*.ts")))
     if (reading.columns or reading.time) and not holds_columns:
@@ -46,12 +47,12 @@ def load(source: str, reading: Reading = EVERYTHING) -> Table:
             from timeloom.app.video import Video, holds_clips, read_clips
 
             if holds_clips(path):
-                return read_clips(path, Video()).checked()
-        return (_read_archive_files(pairs[0], reading) if pairs else read_folder(path, reading)).checked()
+                return read_clips(path, Video()).checked(labelled)
+        return (_read_archive_files(pairs[0], reading) if pairs else read_folder(path, reading)).checked(labelled)
     if path.suffix == ".ts" and path.is_file():
-        return _read_archive_files(path, reading).checked()
+        return _read_archive_files(path, reading).checked(labelled)
     if path.suffix in SUFFIXES and path.is_file():
-        return Table(source, None, [read_series(path, reading)]).checked()
+        return Table(source, None, [read_series(path, reading)]).checked(labelled)
     if ":" not in source and (path.suffix or "/" in source):
         raise InputError(f"{source}: no such file or folder")
     name, options = split_spec(source)
@@ -59,7 +60,7 @@ def load(source: str, reading: Reading = EVERYTHING) -> Table:
         return turning(with_options(Turning(), options, name))
     if options:
         raise InputError(f"{name!r} takes no options; only the built-in task 'turning' does")
-    return _filled(from_archive(name), reading).checked()
+    return _filled(from_archive(name), reading).checked(labelled)
 
 
 def _read_archive_files(path: Path, reading: Reading) -> Table:

@@ -62,9 +62,7 @@ def examples(records: Sequence[Record], task: Task, classes: Sequence[str], sour
     def target(record: Record) -> Tensor:
         label = record.label
         if label is None:
-            raise InputError(
-                f"{source}: {record.name} has no label; give it one, or move it away (`timeloom predict` needs none)"
-            )
+            raise InputError(f"{source}: {record.without_label()}")
         if (isinstance(label, list), _numeric(label)) != (task in PER_STEP, task in NUMERIC):
             raise InputError(f"{source}: {record.name} is labelled for another task than {task}")
         if not isinstance(label, list):

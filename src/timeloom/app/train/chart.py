@@ -57,7 +57,8 @@ class Axis:
             return [10.0**decade for decade in decades[::step]]
         rough = (self.high - self.low) / 4
         power = 10 ** math.floor(math.log10(rough))
-        step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+        factors = (1, 2, 5, 10) if self.whole and power < 10 else (1, 2, 2.5, 5, 10)
+        step = next(power * factor for factor in factors if power * factor >= rough * (1 - 1e-9))
         step = max(step, 1.0) if self.whole else step
         first = math.ceil(self.low / step - 1e-9)
         return [step * i for i in range(first, math.floor(self.high / step + 1e-9) + 1)]

@@ -51,7 +51,7 @@ class TorchBeside:
             seed()
             copied = sequentialize(deepcopy(model))
             optimizer = self._make_optimizer(copied)
-            with _threads(threads):
+            with using_threads(threads):
                 begin = time.perf_counter()
                 loss = self._step(copied, optimizer, part).item()
                 synchronize(model.offset.device)
@@ -97,7 +97,8 @@ def first_steps(share: Share, steps: int) -> Share:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def using_threads(count: int) -> Iterator[None]:
+    """Inside, torch uses so many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

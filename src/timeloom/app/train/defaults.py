@@ -1,15 +1,16 @@
 """Settings that fit the data, for what the user has not said.
 
-Chosen on real sets of 20 to 900 series, and compared with the settings of the built-in task:
-`python -m benchmarks.defaults`, stored in benchmarks/results/defaults.md.
+Chosen on real sets of 20 to 900 series, and compared with the settings of the built-in task, on these and on sets that
+had no part in the choice: `python -m benchmarks.defaults`, stored in benchmarks/results/defaults.md.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from timeloom.app.data import Splits
+from timeloom.app.machine import counted
 from timeloom.app.train.config import ModelConfig, TrainConfig
 
 UPDATES = 600
@@ -21,18 +22,10 @@ LONG = 4096
 """Steps of a series from which on one direction and one layer are the default: two of each cost four times as much."""
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Settings and why."""
-
-    config: TrainConfig
-    why: str
-
-
-def fitted(config: TrainConfig, splits: Splits) -> Fitted:
+def fitted(config: TrainConfig, splits: Splits) -> TrainConfig:
     """The default settings for these data; those of a named preset, and of the built-in task, are left alone."""
     if config.preset != "default" or splits.source == "turning":
-        return Fitted(config, "")
+        return config
     count = len(splits.train)
     steps = sum(len(series) for series in splits.train.series)
     longest = max(len(series) for series in splits.train.series)
@@ -45,8 +38,15 @@ def fitted(config: TrainConfig, splits: Splits) -> Fitted:
     optim = replace(
         config.optim, lr=3e-3, batch=batch, epochs=epochs, warmup=epochs * an_epoch // 20, patience=max(20, epochs // 2)
     )
-    why = (
-        f"{count} series of up to {longest:,} steps: {model.layers} layer{'s' if deep else ''} of {model.hidden} units "
-        f"{'in both directions' if deep else 'in one direction'}, batches of {batch}, at most {epochs} epochs"
+    return replace(config, model=model, optim=optim)
+
+
+def described(config: TrainConfig, splits: Splits) -> str:
+    """The data's size and the settings for it, chosen or given, in words."""
+    model, longest = config.model, max(len(series) for series in splits.train.series)
+    return (
+        f"{len(splits.train):,} training series of up to {counted(longest, 'step')}: "
+        f"{counted(model.layers, 'layer')} of {counted(model.hidden, 'unit')} in "
+        f"{'both directions' if model.bidirectional else 'one direction'}, batches of {config.optim.batch}, at most "
+        f"{counted(config.optim.epochs, 'epoch')}"
     )
-    return Fitted(replace(config, model=model, optim=optim), why)

@@ -1,10 +1,9 @@
-"""Trained models at work: answers from a checkpoint, and serial inference beside parallel."""
+"""Trained models at work: answers from a checkpoint."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -17,13 +16,10 @@ from timeloom.app.data import load
 from timeloom.app.data.folder import SUFFIXES
 from timeloom.app.data.records import Record, Table, Task
 from timeloom.app.errors import InputError
-from timeloom.app.machine import NOTICEABLE, LoadMeter
 from timeloom.app.train.checkpoint import Checkpoint
 from timeloom.app.train.comparison import synchronize
-from timeloom.app.train.config import ModelConfig
 from timeloom.app.train.model import SequenceModel, solver_of
 from timeloom.app.train.setup import autocast, build_model
-from timeloom.nn import sequentialize
 
 
 def restore(checkpoint: Checkpoint, device: torch.device, solver: str = "") -> SequenceModel:
@@ -96,47 +92,3 @@ def answer(model: SequenceModel, records: Iterable[Record], checkpoint: Checkpoi
         out = out.to("cpu", torch.float64)
         values += [out[: lengths[i], i] if model.per_step else out[i] for i in range(len(series))]
     return Answers(values, seconds)
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Serial inference by torch's own layers beside parallel inference by timeloom's."""
-
-    serial_seconds: float
-    parallel_seconds: float
-    difference: float
-    """Largest difference of an answer, relative to the largest answer."""
-    same: float
-    """Share of the classes that agree; 1 for numbers."""
-    others: float | None = None
-    """Cores that other programs used meanwhile; None where the system does not tell."""
-
-    def lines(self, model: ModelConfig) -> list[str]:
-        """What was compared, in words."""
-        serial, parallel = self.serial_seconds, self.parallel_seconds
-        busy = self.others is not None and self.others >= NOTICEABLE
-        pace = f"{serial / parallel:.1f}x faster" if serial >= parallel else f"{parallel / serial:.1f}x slower"
-        return [
-            f"serial inference ({model.beside}) {serial:.3f} s, parallel {parallel:.3f} s: {pace}",
-            f"answers differ by at most {self.difference:.1e} of the largest; {self.same:.1%} of them agree",
-            *([f"other programs used {self.others:.1f} cores: measure again when they have ended"] if busy else []),
-        ]
-
-
-def compare(
-    model: SequenceModel, records: list[Record], checkpoint: Checkpoint, size: int
-) -> tuple[Answers, Agreement]:
-    """Both ways over the same series; each has run once before it is timed."""
-    serial_model = sequentialize(deepcopy(model))
-    for each in (model, serial_model):
-        answer(each, records[:1], checkpoint, size)
-    meter = LoadMeter()
-    parallel, serial = (answer(each, records, checkpoint, size) for each in (model, serial_model))
-    one, other = torch.cat([_rows(v) for v in parallel.values]), torch.cat([_rows(v) for v in serial.values])
-    same = 1.0 if model.numeric else (one.argmax(-1) == other.argmax(-1)).double().mean().item()
-    difference = ((one - other).abs().max() / other.abs().max().clamp_min(1e-30)).item()
-    return parallel, Agreement(serial.seconds, parallel.seconds, difference, same, meter.read().others)
-
-
-def _rows(values: Tensor) -> Tensor:
-    return values.reshape(-1, values.shape[-1])

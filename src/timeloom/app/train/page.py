@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -31,15 +32,17 @@ li { max-width: 75ch }
 .soft { color: var(--soft) }
 pre { margin: .5em 0 1em; padding: 8px 12px; border-radius: 8px; background: var(--card); border: 1px solid var(--line);
   white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem }
+pre span { display: inline-block; max-width: 100% }
 .notice { background: var(--note); border: 1px solid var(--note-line); border-radius: 8px; padding: 8px 12px;
   margin: .8em 0; max-width: none }
 .tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); margin: .8em 0 }
-.charts { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 380px), 1fr)) }
+.charts { display: grid; gap: 12px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 380px), 1fr)) }
 .tile, .chart, .block { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px }
 .tile b { display: block; font-size: 1.6rem; line-height: 1.2 }
 .tile span { display: block }
 .tile small { color: var(--soft); font-size: .85rem }
 .block { overflow-x: auto; margin: .6em 0 }
+.charts .block { margin: 0 }
 .wide { min-width: 760px }
 details { margin: 1.8em 0 }
 summary { cursor: pointer; font-weight: 600 }
@@ -53,10 +56,17 @@ svg .point { fill: transparent }
 svg .point:hover { fill: var(--ink); fill-opacity: .25 }
 table { border-collapse: collapse; font-size: .92rem }
 td, th { padding: 4px 10px; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap }
+table.numbers td:not(:first-child), table.numbers th:not(:first-child) { text-align: right }
 table.counts td, table.counts th { text-align: center }
 table.counts td.full { color: #ffffff }
 @media (prefers-color-scheme: dark) { table.counts td.full { color: #0b1016 } }
-@media (max-width: 500px) { svg text { font-size: 14px } svg text.title { font-size: 15px } h1 { font-size: 1.35rem } }
+@media (max-width: 500px) {
+  svg text { font-size: 13px } svg text.title { font-size: 15px } h1 { font-size: 1.35rem }
+  th, table:not(.counts) td { white-space: normal }
+  td, th { padding: 4px 7px }
+  .tiles { grid-template-columns: 1fr 1fr }
+  .tiles > :last-child:nth-child(odd) { grid-column: 1 / -1 }
+}
 """
 
 
@@ -88,7 +98,8 @@ def heading(text: str, level: int = 2) -> str:
 
 
 def paragraph(text: str, soft: bool = False) -> str:
-    return f'<p class="soft">{escape(text)}</p>' if soft else f"<p>{escape(text)}</p>"
+    unbroken = re.sub(r"(?<=\de)-(?=\d)", "\u2011", text)  # a line may end at the sign of 2e-07 otherwise
+    return f'<p class="soft">{escape(unbroken)}</p>' if soft else f"<p>{escape(unbroken)}</p>"
 
 
 def notice(text: str) -> str:
@@ -97,7 +108,8 @@ def notice(text: str) -> str:
 
 
 def code(text: str) -> str:
-    return f"<pre>{escape(text)}</pre>"
+    """A command; lines end between its words, inside of one only where it is longer than a line."""
+    return f"<pre>{' '.join(f'<span>{escape(word)}</span>' for word in text.split(' '))}</pre>"
 
 
 def folded(title: str, part: str) -> str:
@@ -121,9 +133,14 @@ def told(pairs: Iterable[tuple[str, str]]) -> str:
     return f"<ul>{''.join(items)}</ul>"
 
 
+def side_by_side(made: Iterable[str]) -> str:
+    """Parts in columns, or below each other on a narrow screen."""
+    return f'<div class="charts">{"".join(made)}</div>'
+
+
 def charts(made: Iterable[str]) -> str:
     """Charts side by side, or below each other on a narrow screen."""
-    return f'<div class="charts">{"".join(f"<div class=chart>{chart}</div>" for chart in made if chart)}</div>'
+    return side_by_side(f"<div class=chart>{chart}</div>" for chart in made if chart)
 
 
 def block(made: str) -> str:
@@ -131,10 +148,12 @@ def block(made: str) -> str:
     return f'<div class="block"><div class="wide">{made}</div></div>'
 
 
-def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
+def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), numbers: bool = False) -> str:
+    """Rows of text; with `numbers` all but the first column are aligned at their ends."""
     head = f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in header)}</tr>" if header else ""
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="block"><table>{head}{body}</table></div>'
+    kind = ' class="numbers"' if numbers else ""
+    return f'<div class="block"><table{kind}>{head}{body}</table></div>'
 
 
 def counts(classes: Sequence[str], numbers: Sequence[Sequence[int]]) -> str:

@@ -20,6 +20,8 @@ from timeloom.app.train.objective import quality_name, quality_text
 from timeloom.app.train.summary import Summary
 
 Rows = list[dict[str, Any]]
+NARROW = 46
+"""Letters that the head of a matrix may have beside another table."""
 
 
 def write_report(path: Path, config: TrainConfig, splits: Splits, metrics: Metrics, summary: Summary) -> None:
@@ -122,7 +124,9 @@ def _answers(splits: Splits, summary: Summary) -> list[str]:
         )
     ]
     header = ("class", "true ones", "found", "right when answered")
-    return [*parts, page.table(rows, header), page.counts(splits.classes, summary.confusion)]
+    made = [page.table(rows, header, numbers=True), page.counts(splits.classes, summary.confusion)]
+    narrow = sum(map(len, splits.classes)) + 3 * len(splits.classes) <= NARROW
+    return [*parts, page.side_by_side(made)] if narrow else [*parts, *made]
 
 
 def _share(value: float) -> str:

@@ -20,7 +20,7 @@ class Solved:
     residual: float
     """Largest jump left."""
     fallbacks: int
-    """Solves that were finished sequentially."""
+    """Solves that were finished in one chunk."""
     chunks: int
     """Chunks of time that ran side by side, the most of all layers; 1 where none was cut."""
     warm: bool

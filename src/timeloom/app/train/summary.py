@@ -13,7 +13,7 @@ import torch
 
 import timeloom
 from timeloom.app.data.records import NUMERIC, Task
-from timeloom.app.machine import Load
+from timeloom.app.machine import Load, counted, duration
 from timeloom.app.train.objective import Score, quality_name, quality_text
 from timeloom.app.train.trainer import Trainer
 
@@ -107,10 +107,11 @@ class Summary:
         better = self.test_quality > self.baseline
         if better:
             return None
-        guess = "the mean of all targets" if self.task in NUMERIC else "the most frequent class"
+        numeric = self.task in NUMERIC
+        guess = "the mean of all targets" if numeric else "the most frequent class"
         return (
             f"Warning: this is no better than always answering {guess} ({quality_text(self.task, self.baseline)}). "
-            f"Try more --epochs, another --lr, --class-weights balanced, or look at the data."
+            f"Try more --epochs, another --lr, {'' if numeric else '--class-weights balanced, '}or look at the data."
         )
 
     def time_words(self) -> str:
@@ -125,9 +126,9 @@ class Summary:
         low, high = self.speedup_range
         spread = f" (from {low:.1f}x to {high:.1f}x)" if self.compared_steps > 1 else ""
         return (
-            f"{_count(self.compared_steps)} repeated by {BESIDE[self.beside]}, from the same weights: the losses "
-            f"{agree}; {theirs:.3f} s a step with {self.torch_threads} thread(s), timeloom {ours:.3f} s on the same "
-            f"steps{together}: {self.speedup:.1f}x{spread}."
+            f"{_repeated(self.compared_steps)} repeated by {BESIDE[self.beside]}, from the same weights: the losses "
+            f"{agree}; {theirs:.3f} s a step with {counted(self.torch_threads or 1, 'thread')}, timeloom {ours:.3f} s "
+            f"on the same steps{together}: {self.speedup:.1f}x{spread}."
         )
 
     def parallel_words(self) -> str:
@@ -140,7 +141,7 @@ class Summary:
         back = f"; {self.fallbacks} solves were finished in one chunk" if self.fallbacks else ""
         return (
             f"{self.parallel_share:.0%} of the steps ran in parallel over up to {self.most_chunks:,} chunks of time, "
-            f"in {self.most_sweeps} sweep{'' if self.most_sweeps == 1 else 's'} at most{back}{self._warm()}."
+            f"in {counted(self.most_sweeps, 'sweep')} at most{back}{self._warm()}."
         )
 
     def _warm(self) -> str:
@@ -170,13 +171,6 @@ class Summary:
 def command_line() -> str:
     """What the user typed."""
     return shlex.join(["timeloom", *sys.argv[1:]])
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it."""
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def summarize(trainer: Trainer, score: Score) -> Summary:
@@ -243,8 +237,8 @@ def _some_answers(score: Score) -> list[list[float]]:
     return found
 
 
-def _count(steps: int) -> str:
-    return "1 step was" if steps == 1 else f"{steps} steps were"
+def _repeated(steps: int) -> str:
+    return f"{counted(steps, 'step')} {'was' if steps == 1 else 'were'}"
 
 
 def _relative(one: float, other: float) -> float:

@@ -8,6 +8,7 @@ the epoch before, which no checkpoint holds.
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,6 +30,7 @@ from timeloom.app.train.board import Board
 from timeloom.app.train.checkpoint import BEST, LAST, Checkpoint, Progress
 from timeloom.app.train.comparison import TorchBeside, chosen_steps, synchronize, time_left
 from timeloom.app.train.config import TrainConfig
+from timeloom.app.train.folds import FOLD
 from timeloom.app.train.metrics import Metrics
 from timeloom.app.train.model import SequenceModel, solver_of
 from timeloom.app.train.objective import Score, balancing, check_metric
@@ -99,9 +101,7 @@ class Trainer:
         """Train to the end, or until the validation has stopped improving, or until `interrupt` was called."""
         try:
             if self.progress.step == 0:
-                self._write(
-                    LAST
-                )  # a disk without room is told before the work, and there is always something to resume
+                self._write(LAST)  # a disk without room is told before the work; there is always a run to go on with
             while self.progress.step < self.total and not self._stopped_early and not self.interrupted:
                 self._one_step()
                 step = self.progress.step
@@ -120,9 +120,15 @@ class Trainer:
         """Stop after the step under way, with a checkpoint."""
         self._asked_to_stop = True
 
+    @property
+    def again(self) -> str:
+        """The command that goes on with this run, and with the other folds where it is of one."""
+        of_folds = self.config.folds > 0 and self.folder.name.startswith(FOLD)
+        return f"timeloom train --resume {shlex.quote(str(self.folder.parent if of_folds else self.folder))}"
+
     def last_words(self) -> str:
         """Called by another thread, to end now: keep the steps that are finished, and say how to go on."""
-        step, again = self.progress.step, f"timeloom train --resume {self.folder}"
+        step, again = self.progress.step, self.again
         if self._updating or not self.ranks.first:  # the weights are between two steps
             return f"stopped; the last checkpoint is in {self.folder}, go on with: {again}"
         checkpoint.save(self.folder / LAST, self._checkpoint(False, self._experience))
@@ -282,7 +288,7 @@ class Trainer:
             yield
         except InputError as error:
             kept = (self.folder / LAST).is_file()
-            raise InputError(f"{error} (timeloom train --resume {self.folder})" if kept else str(error)) from error
+            raise InputError(f"{error} ({self.again})" if kept else str(error)) from error
 
     def _add(self, **row: Any) -> None:
         row = {"step": self.progress.step, **row}

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, fx
 
 from timeloom.cells.projection import project
-from timeloom.compile.lanes import ROW, ZERO, Lanes
+from timeloom.compile.lanes import Lanes
 from timeloom.compile.refusal import NotFused
+from timeloom.compile.sources import ROW, ZERO
 from timeloom.compile.trace import name_of
 
 _SIZED = {

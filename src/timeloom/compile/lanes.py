@@ -51,6 +51,11 @@ def _forgotten(node: fx.Node) -> Tensor:
     raise RuntimeError(f"the value of {node} has been let go")
 
 
+def _name(node: Any) -> str:
+    """An operation's name, without its overload."""
+    return node.target._schema.name.split("::")[-1] if hasattr(node.target, "_schema") else str(node.target)
+
+
 @dataclass
 class Lanes:
     """All lanes of one step, and what every node of its trace is made of."""
@@ -139,9 +144,9 @@ class Lanes:
 
     def _leaf(self, node: Any) -> Any:
         """Lanes of what does not depend on the state; of what only moves lanes about, those that it moves."""
-        if node.target is operator.getitem:
+        if node.target is operator.getitem and _name(node.args[0]) in _FREE_MOVES:
             return self.of(node.args[0])[node.args[1]]
-        name = node.target._schema.name.split("::")[-1] if hasattr(node.target, "_schema") else ""
+        name = _name(node)
         if name in _FREE_MOVES and (self.depends[node] == "const" or self._is_by_rows(node)):
             return self._move(node, name)
         return self._constant(node) if self.depends[node] == "const" else self._hoisted(node)
@@ -188,7 +193,7 @@ class Lanes:
     def _follow(self, node: Any) -> Any:
         if node.target is operator.getitem:
             return self.held[node.args[0]][node.args[1]]
-        name = node.target._schema.name.split("::")[-1] if hasattr(node.target, "_schema") else str(node.target)
+        name = _name(node)
         if name == "_to_copy" and node.args[0].meta["val"].dtype not in (node.meta["val"].dtype, torch.bool):
             raise NotFused(f"a change of dtype to {node.meta['val'].dtype}")
         if name == "detach":

@@ -1,10 +1,11 @@
-"""Operations of torch that are sums of lanes."""
+"""Operations of torch that are sums of lanes, and norms by such sums."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, fx
 
 from timeloom.compile.refusal import NotFused
@@ -68,11 +69,42 @@ def _std(lanes: Lanes, node: fx.Node, a: Any, dim: Any = None, correction: Any =
     return lanes.pointwise("sqrt", _variance(lanes, a, dim, correction, keepdim)[0])
 
 
+def _native_layer_norm(
+    lanes: Lanes, node: fx.Node, a: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As torch's: also the mean and 1 / standard deviation."""
+    variance, mean = _variance(lanes, a, _last(shape), 0, True)
+    scale = lanes.pointwise("rsqrt", lanes.pointwise("add", variance, lanes.of(eps)))
+    apart = lanes.pointwise("sub", lanes.of(a), mean)
+    return _affine(lanes, lanes.pointwise("mul", apart, scale), weight, bias), mean, scale
+
+
+def _fused_rms_norm(
+    lanes: Lanes, node: fx.Node, a: Any, shape: Sequence[int], weight: Any, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """As torch's: also 1 / root of the mean square."""
+    value, least = lanes.of(a), torch.finfo(node.meta["val"][0].dtype).eps if eps is None else eps
+    squares, terms = total(lanes, lanes.pointwise("mul", value, value), _last(shape), True)
+    scale = lanes.pointwise("rsqrt", lanes.pointwise("add", lanes.scaled(squares, 1 / terms), lanes.of(least)))
+    return _affine(lanes, lanes.pointwise("mul", value, scale), weight, None), scale
+
+
+def _last(shape: Sequence[int]) -> list[int]:
+    return list(range(-len(shape), 0))
+
+
+def _affine(lanes: Lanes, value: Tensor, weight: Any, bias: Any) -> Tensor:
+    value = value if weight is None else lanes.pointwise("mul", value, lanes.of(weight))
+    return value if bias is None else lanes.pointwise("add", value, lanes.of(bias))
+
+
 RULES: dict[str, Callable[..., Any]] = {
     "sum": _sum,
     "mean": _mean,
     "var_mean": _var_mean,
     "var": _var,
     "std": _std,
+    "native_layer_norm": _native_layer_norm,
+    "_fused_rms_norm": _fused_rms_norm,
 }
 """As in `rules_pointwise`."""

@@ -90,6 +90,8 @@ class Experience:
     """Steps of the last warm-up that was planned."""
     newton_steps: int | None = None
     """Newton's steps that the last solve by fused kernels took."""
+    rounding: float = 0.0
+    """The largest jump that sweeps could not make smaller, since it was rounding."""
     extra_cycles: int = 0
     """Cycles that multigrid was given beyond the number asked for, since its gradients were too far off."""
 
@@ -179,6 +181,8 @@ class Experience:
         if report.certificate is not None:
             return
         self._learn_tries(report)
+        if report.converged and not report.fell_back and report.residuals and report.residuals[-1] > report.tolerance:
+            self.rounding = max(self.rounding, report.residuals[-1])
         self.corrected = report.iterations > 1 or report.fell_back or bool(report.levels)
         self.fallbacks = self.fallbacks + 1 if report.fell_back else 0
         self.misses += self.uncertified and not self.corrected

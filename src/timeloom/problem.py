@@ -20,7 +20,8 @@ class Recurrence:
 
     `u` is `(T, B, K)`, `initial` is `(B, S)`. `lengths` `(B,)` ends each sequence early (steps past it are not solved);
     `resets` `(T, B)` puts the state back to `initial` before the marked steps. `guess` `(T, B, S)`, the states after
-    all steps as well as they are known, is where iterations begin.
+    all steps as well as they are known, is where iterations begin. `tape` `(T, B, ·)` is what forward sweeps keep for
+    the adjoint ones, where their kernels do: the same problem is then solved in both directions.
     """
 
     cell: Cell
@@ -29,6 +30,7 @@ class Recurrence:
     lengths: Tensor | None = None
     resets: Tensor | None = None
     guess: Tensor | None = None
+    tape: Tensor | None = None
 
     @property
     def steps(self) -> int:

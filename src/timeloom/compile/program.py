@@ -23,6 +23,8 @@ class Program:
     written: tuple[Place, ...] = ()
     """Vectors that an adjoint step writes out, side by side: `part` is 0 and `offset` counts them all."""
     kept: tuple[Place, ...] = ()
+    taped: tuple[Place, ...] = ()
+    """Values that a forward step leaves for the adjoint one, side by side, `part` 0; of one number a row, width 1."""
     matrices: tuple[Matrix, ...] = ()
 
     def pull_width(self, matrix: int) -> int:
@@ -109,8 +111,8 @@ def complete(parts: tuple[int, ...], graph: Graph, outputs: list[Place], matrice
             operand_at.append((None, write(operand, matrix.blocks * matrix.inputs)))
     return Fused(
         parts, tuple(inputs), tuple(units), tuple(matrices),
-        Program(graph, tuple(outputs), (), tuple(shares), tuple(matrices)),
-        Program(graph, tuple(adjoint.by_state), tuple(written.values()), tuple(shares), tuple(matrices)),
+        Program(graph, tuple(outputs), kept=tuple(shares), matrices=tuple(matrices)),
+        Program(graph, tuple(adjoint.by_state), tuple(written.values()), tuple(shares), matrices=tuple(matrices)),
         input_at, unit_at, product_at, tuple(operand_at),
     )  # fmt: skip
 
@@ -121,7 +123,8 @@ def evaluate(
     """Values of the roots and all they need, `(N, width)` (or `(N, 1)`), in torch: the truth that kernels are tested
     against.
 
-    leaves: parts of `state` and `grad`, `(N, part)` each; `input` vectors `(N, width)`, `unit` ones `(width,)`.
+    leaves: parts of `state` and `grad`, `(N, part)` each; `input` vectors `(N, width)`, `unit` ones `(width,)`; of a
+    program that reads a tape, `tape`: one `(N, width)`.
     """
     like = leaves["state"][0]
     held: dict[int, Tensor] = {}
@@ -133,6 +136,9 @@ def evaluate(
         elif value.op in ("state", "grad"):
             part, offset = map(int, value.detail)
             held[index] = leaves[value.op][part][:, offset : offset + value.width]
+        elif value.op == "tape":
+            offset = int(value.detail[0])
+            held[index] = leaves["tape"][0][:, offset : offset + (value.width or 1)]
         elif value.op in ("input", "unit"):
             held[index] = leaves[value.op][int(value.detail[0])]
         elif value.op == "total":

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from timeloom.compile.fuse import Compiled
 
 _POINTERS = """
-    seq begin end lengths resets origin final inputs starts ends decay incoming written reset_grads states weights units
+    seq begin end lengths resets origin final inputs starts ends decay incoming written tape reset_grads states weights
+    units
 """
 _FLAGS: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.float64: ("-DTIMELOOM_DOUBLE",)}
 _sources: WeakKeyDictionary[Fused, Source] = WeakKeyDictionary()
@@ -90,6 +91,10 @@ class FusedSweeper(ReferenceSweeper):
             return False
         return not isinstance(library_of(form if isinstance(form, Fused) else form.fused, u.dtype), str)
 
+    @staticmethod
+    def tape_width(problem: Recurrence) -> int:
+        return source_of(problem.cell.fused).tape if isinstance(problem.cell, FusedCell) else 0
+
     def __init__(self, problem: Recurrence) -> None:
         super().__init__(problem)
         cell, inputs = _form_of(problem)
@@ -109,6 +114,8 @@ class FusedSweeper(ReferenceSweeper):
             "weights": _addresses(held),
             "units": _addresses(units),
         }
+        if problem.tape is not None:
+            self._fixed["tape"] = problem.tape
         if problem.resets is not None:
             self._fixed["resets"] = problem.resets.contiguous().view(torch.uint8)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,14 +14,15 @@ from timeloom.cells.generic import GenericCell
 from timeloom.compile.remember import compiled_for, refuse
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
+from timeloom.solve.recurrence import Seen
 
 CHECKED_ROWS = 4
 """Steps of every call that are compared with the cell itself."""
 
-Solved = tuple[Tensor, Tensor]
-"""States `(T, B, S)` and the final one `(B, S)`."""
-Run = Callable[[Recurrence, str], Solved]
-"""`run(problem, told)`; `told` is for the report."""
+Solved = tuple[tuple[Tensor, ...], Tensor]
+"""Parts of all states, `(T, B, part)` each, and the final state `(B, S)`."""
+Run = Callable[[Recurrence, str, Seen | None], Solved]
+"""`run(problem, told, seen)`; `told` is for the report, `seen` is shown the states."""
 Record = Callable[[SolveReport], None]
 
 
@@ -28,12 +30,14 @@ def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run, fewe
     """Solve for a user's cell, by kernels made for it where that is possible."""
     fused = fuse(cell, problem, xs, fewest)
     if not isinstance(fused, str):
-        states, final = run(fused, "fused")
-        if agrees(cell, fused, xs, states.detach().split(cell.parts, -1)):
-            return states, final
+        same: list[bool] = []
+        compare = partial(agrees, cell, fused, xs)
+        solved = run(fused, "fused", lambda states: same.append(compare(states)))
+        if all(same):
+            return solved
         fused = "the step gives other values than when it was compiled"
         refuse(cell.function, fused)
-    return run(problem, f"not fused: {fused}")
+    return run(problem, f"not fused: {fused}", None)
 
 
 def telling(record: Record, told: str) -> Record:

@@ -121,6 +121,10 @@ class Experience:
         """The quick certificate of the planned sweeps was met, or was not and a general solve follows."""
         self.uncertified = not met
 
+    def note_look(self, steps: int, jump: float) -> None:
+        """Two states were so far apart after so many steps, without a sweep."""
+        self.forgetting = min(max(jump, NOISE), 1.0) ** (1 / steps)
+
     def note_miss(self, plan: Cutting, error: float) -> None:
         """The planned sweeps were not certified, by this jump or error. From two warm-ups of different lengths follows
         how fast the jump shrinks once what is quickly forgotten is gone, and so how long the next one must be.

@@ -137,14 +137,19 @@ INLINE void clear_totals(group *g, int first, int count) {
   for (long r = 0; r < g->count; r++)
     for (int i = first; i < first + count; i++) g->partial[r * TOTALS + i] = (V){};
 }
+#if WIDE == 16 && defined(__AVX512F__)
+INLINE real sum_lanes(V v) { return _mm512_reduce_add_ps((__m512)v); }
+#else
+INLINE real sum_lanes(V v) {
+  for (int half = WIDE / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; lane++) v[lane] += v[lane + half];
+  return v[0];
+}
+#endif
 INLINE void add_totals(group *g, int first, int count) {
   for (long r = 0; r < g->count; r++)
-    for (int i = first; i < first + count; i++) {
-      V sum = g->partial[r * TOTALS + i];
-      for (int half = WIDE / 2; half > 0; half /= 2)
-        for (int lane = 0; lane < half; lane++) sum[lane] += sum[lane + half];
-      g->totals[r * TOTALS + i] = sum[0];
-    }
+    for (int i = first; i < first + count; i++)
+      g->totals[r * TOTALS + i] = sum_lanes(g->partial[r * TOTALS + i]);
 }
 /* `tile(rows, r)` for all rows of a group, `most` at a time */
 #define TILED(most, tile) \

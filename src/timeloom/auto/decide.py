@@ -24,7 +24,7 @@ SHARE_OF_ERRORS = 0.5
 LEAST_ERROR = 1e-5
 """What rounding in float32 adds up to over a long memory, in torch's own layer too."""
 
-ABOVE_ROUNDING = 1.5
+ABOVE_ROUNDING = 2.0
 """Tolerance, in jumps that turned out to be rounding: more precise than that no sweep is."""
 
 

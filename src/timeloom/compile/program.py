@@ -23,9 +23,9 @@ class Program:
     written: tuple[Place, ...] = ()
     """Vectors that an adjoint step writes out, side by side: `part` is 0 and `offset` counts them all."""
     kept: tuple[Place, ...] = ()
+    matrices: tuple[Matrix, ...] = ()
     taped: tuple[Place, ...] = ()
     """Values that a forward step leaves for the adjoint one, side by side, `part` 0; of one number a row, width 1."""
-    matrices: tuple[Matrix, ...] = ()
 
     def pull_width(self, matrix: int) -> int:
         """Units of what a transposed product with this stack is taken of."""
@@ -111,8 +111,8 @@ def complete(parts: tuple[int, ...], graph: Graph, outputs: list[Place], matrice
             operand_at.append((None, write(operand, matrix.blocks * matrix.inputs)))
     return Fused(
         parts, tuple(inputs), tuple(units), tuple(matrices),
-        Program(graph, tuple(outputs), kept=tuple(shares), matrices=tuple(matrices)),
-        Program(graph, tuple(adjoint.by_state), tuple(written.values()), tuple(shares), matrices=tuple(matrices)),
+        Program(graph, tuple(outputs), (), tuple(shares), tuple(matrices)),
+        Program(graph, tuple(adjoint.by_state), tuple(written.values()), tuple(shares), tuple(matrices)),
         input_at, unit_at, product_at, tuple(operand_at),
     )  # fmt: skip
 

@@ -117,7 +117,8 @@ class LayerSolve:
         the backward report in it once the backward pass has run.
         """
         cell, plan = self.bare(*inputs.weights), None
-        if guess is None and inputs.whole and self.solver.adapts and beside_torch.is_rival(cell, inputs.x):
+        plain = guess is None and inputs.whole and not beside_torch.is_recorded_elsewhere()
+        if plain and self.solver.adapts and beside_torch.is_rival(cell, inputs.x):
             planned = self._plan_beside_torch(inputs, cell)
             if isinstance(planned, str):
                 record(SolveReport.sequential(len(inputs.x), f"{planned}; run by torch's own layer"))

@@ -57,9 +57,11 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         if residuals or entered is None:
             state.run(rows, want_decay)
         residuals.append(state.measure(plan.tolerance))
-        if not state.converged and is_rounding(residuals, state.starts.dtype):
+        if is_rounding(residuals, state.starts.dtype):
+            estimate = _estimate(state, plan, residuals, moves)
+            if not state.converged:
+                plan = replace(plan, reason="; ".join(filter(None, (plan.reason, "as near as rounding allows"))))
             state.accept()
-            plan = replace(plan, reason="; ".join(filter(None, (plan.reason, "as near as rounding allows"))))
             break
         if state.converged:
             before, estimate = estimate, _estimate(state, plan, residuals, moves)

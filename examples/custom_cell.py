@@ -38,10 +38,10 @@ class Leaky(nn.Module):
         return (1 - a) * h + a * (self.recurrent(h.tanh()) + self.input(x))
 
 
-def draw(steps: int, batch: int) -> tuple[Tensor, Tensor]:
+def draw(steps: int, batch: int, device: str) -> tuple[Tensor, Tensor]:
     """Readings `(T, B, 1)` and their running means `(T, B, 3)`, which are a linear recurrence."""
-    readings = torch.randn(steps, batch, 1) + torch.randn(batch, 1)
-    rates = torch.tensor(RATES)
+    readings = torch.randn(steps, batch, 1, device=device) + torch.randn(batch, 1, device=device)
+    rates = torch.tensor(RATES, device=device)
     return readings, tl.linear_scan((1 - rates).expand(steps, batch, 3), rates * readings)
 
 
@@ -50,14 +50,17 @@ def seconds(step: Callable[[], Tensor], times: int) -> float:
     best = math.inf
     for _ in range(times):
         began = time.perf_counter()
-        step().square().mean().backward()
+        loss = step().square().mean()
+        loss.backward()
+        if loss.is_cuda:
+            torch.cuda.synchronize()
         best = min(best, time.perf_counter() - began)
     return best
 
 
 def compare(cell: nn.Module, h0: Tensor, xs: Tensor) -> None:
     """Print what a training step takes beside a plain loop and beside a GRU of as many units."""
-    gru = tl.GRU(xs.shape[-1], h0.shape[-1])
+    gru = tl.GRU(xs.shape[-1], h0.shape[-1]).to(xs.device)
 
     def loop() -> Tensor:
         h, states = h0, []
@@ -76,14 +79,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80, help="training steps")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--units", type=int, default=12)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     torch.manual_seed(0)
-    cell, head = Leaky(1, options.units), nn.Linear(options.units, len(RATES))
-    h0 = torch.zeros(options.batch, options.units)
-    print(tl.check_cell(cell, h0, draw(1, options.batch)[0][0]))
+    cell, head = Leaky(1, options.units).to(options.device), nn.Linear(options.units, len(RATES)).to(options.device)
+    h0 = torch.zeros(options.batch, options.units, device=options.device)
+    print(tl.check_cell(cell, h0, draw(1, options.batch, options.device)[0][0]))
     optimiser = torch.optim.Adam([*cell.parameters(), *head.parameters()], lr=1e-2)
     for number in range(options.steps):
-        xs, target = draw(options.length, options.batch)
+        xs, target = draw(options.length, options.batch, options.device)
         states, report = tl.unroll(cell, h0, xs)
         loss = (head(states) - target).square().mean()
         optimiser.zero_grad()
@@ -93,7 +97,7 @@ def main() -> None:
         if (number + 1) % 20 == 0 or number + 1 == options.steps:
             print(f"step {number + 1}: squared error {loss:.4f} (of {target.square().mean():.4f})", flush=True)
     print(report)
-    compare(cell, h0, draw(options.length, options.batch)[0])
+    compare(cell, h0, draw(options.length, options.batch, options.device)[0])
 
 
 if __name__ == "__main__":

@@ -110,7 +110,14 @@ def test_where_there_are_none() -> None:
     with pytest.raises(
         NotImplementedError, match="return_states= is for timeloom's own sweeps, and there are no sweeps"
     ):
-        torch.func.vmap(lambda x: layer(x, return_states=True)[0])(torch.randn(2, 3, 1, D))
+        layer(torch.randn(3, 1, D).as_subclass(Counting), return_states=True)
+
+
+def test_inside_a_transform() -> None:
+    layer, x = tl.LSTM(D, H).double(), torch.randn(2, 30, 1, D, dtype=torch.float64)
+    _, _, (h, c) = torch.func.vmap(lambda x: layer(x, return_states=True))(x)
+    _, _, expected = layer(x[1], return_states=True)
+    torch.testing.assert_close((h[1], c[1]), expected)
 
 
 class Counting(Tensor):

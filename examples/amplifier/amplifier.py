@@ -134,15 +134,15 @@ def main() -> None:
         print(f"{name}: error-to-signal ratio {curve[-1][1]:.4f} on unheard music after {curve[-1][0]:.0f} s")
     print(ours._core.reports[0])
     if options.out is not None:
-        import matplotlib.pyplot as plt
-
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "results.json").write_text(json.dumps(results))
+        import matplotlib.pyplot as plt
+
         for name, curve in results.items():
             plt.semilogy(*zip(*curve, strict=True), label=name)
         plt.gca().set(xlabel="seconds of training", ylabel="error-to-signal ratio, unheard music")
         plt.legend()
-        plt.savefig(options.out / "amplifier.png", dpi=110)
+        plt.savefig(options.out / "amplifier.png", dpi=110, bbox_inches="tight")
 
 
 if __name__ == "__main__":

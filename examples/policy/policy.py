@@ -135,10 +135,10 @@ def main() -> None:
     for name, curve in results["policy"].items():
         print(f"{name}: reward {curve[-1][1]:.0f} after {options.steps} steps and {curve[-1][0]:.1f} s")
     if options.out is not None:
-        import matplotlib.pyplot as plt
-
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "results.json").write_text(json.dumps(results))
+        import matplotlib.pyplot as plt
+
         for name, curve in results["policy"].items():
             plt.plot(*zip(*curve, strict=True), label=name)
         plt.gca().set(xlabel="seconds", ylabel="reward of an episode")

@@ -12,6 +12,7 @@ from torch import Tensor
 from timeloom.cells.generic import GenericCell, State
 from timeloom.compile.remember import compiled_for
 from timeloom.kernels.cpu.fused import library_of
+from timeloom.kernels.cuda.fused import compile_for
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,12 @@ def _normal_form(cell: GenericCell, state: Tensor, x: Tensor) -> tuple[bool, str
     compiled = compiled_for(cell.function, given, cell.is_tuple, x.detach().unsqueeze(0), fewest=0)
     if isinstance(compiled, str):
         return False, compiled
-    library = library_of(compiled.fused, state.dtype)
-    return (False, library) if isinstance(library, str) else (True, compiled.fused.describe())
+    if state.device.type == "cuda":
+        missing = compile_for(compiled.fused, state.device)
+    else:
+        library = library_of(compiled.fused, state.dtype)
+        missing = library if isinstance(library, str) else None
+    return (True, compiled.fused.describe()) if missing is None else (False, missing)
 
 
 def _check_rows(cell: GenericCell, state: Tensor, u: Tensor, out: Tensor) -> None:

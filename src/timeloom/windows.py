@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from timeloom.distributed.context import time_group
+from timeloom.nn.base import Recurrent
 from timeloom.options import check_count
 
 
@@ -33,6 +34,11 @@ def windowed(layer: nn.RNNBase, x: Tensor, hx: Any = None, *, window: int) -> tu
     if layer.dropout > 0 and layer.training:
         raise ValueError(
             f"dropout={layer.dropout} between layers would be drawn window by window: use dropout=0, or one call"
+        )
+    if layer.training and isinstance(layer, Recurrent) and layer._dropping.active:
+        raise ValueError(
+            "dropout inside the recurrence (recurrent_dropout=, zoneout=, weight_dropout=) would be drawn window by "
+            "window: call .eval(), set it to 0, or use one call"
         )
     check_count("window", window)
     if time_group() is not None:

@@ -23,7 +23,7 @@ import torch
 from benchmarks.fuzz.judge import context_lost, first_line
 from benchmarks.fuzz.record import facts
 from benchmarks.process import surroundings
-from tests.gpu import around, faulty, layers, operations, processes, replays
+from tests.gpu import around, faulty, layers, operations, options, own_cells, processes, replays
 from tests.gpu.checks import Check, Unfit
 
 PIECES: dict[str, Callable[[], list[Check]]] = {
@@ -33,7 +33,12 @@ PIECES: dict[str, Callable[[], list[Check]]] = {
     "solvers": layers.solvers,
     "newton": layers.newton,
     "cells": layers.cells,
+    "own-cells": own_cells.own_cells,
+    "more-cells": own_cells.more_cells,
+    "random-cells": own_cells.random_cells,
     "regimes": layers.regimes,
+    "dropout": options.dropout,
+    "transforms": options.transforms,
     "scans": operations.scans,
     "odes": operations.odes,
     "chains": operations.chains,

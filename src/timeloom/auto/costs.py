@@ -14,8 +14,9 @@ from functools import lru_cache
 import torch
 
 from timeloom.cells.generic import GenericCell, spread
-from timeloom.kernels import in_compiled_code
+from timeloom.kernels import FusedCUDASweeper, in_compiled_code
 from timeloom.kernels.cuda.dense import LARGEST
+from timeloom.kernels.cuda.fused import ROWS as ROWS_TOGETHER
 from timeloom.kernels.cuda.programs import Variant
 from timeloom.kernels.cuda.sweeper import has_kernels, most_single
 from timeloom.problem import Recurrence
@@ -45,6 +46,13 @@ units."""
 
 DENSE_LINK, MOST_DENSE = 0.6, 2**25
 """Microseconds of a link in a chain of dense transfers; and numbers of all transfers together, at most."""
+
+
+FOUR_ROWS = 2.2
+"""Where kernels are generated: time of a block's step of four rows, beside that of one row (1.4 forward, 1.9 backward
+for cells of 64 units), and what more chunks cost beside their steps."""
+SHARED_BLOCK = 0.9
+"""What one more such block on a multiprocessor adds to a step, beside a lone one's (0.45 forward, 0.95 backward)."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,23 @@ class RegisterCost:
         return min(alone, tile * self.gates)
 
 
-Cost = StepCost | RegisterCost
+@dataclass(frozen=True)
+class GeneratedCost:
+    """The same by kernels generated from a cell's step, a block for each row, in units of a lone block's step."""
+
+    processors: int
+
+    def fills(self, batch: int) -> int:
+        """Chunks of so many sequences that just fill the machine, with a row or with four on every multiprocessor."""
+        return (self.processors if batch == 1 else ROWS_TOGETHER * self.processors) // batch
+
+    def of(self, rows: int) -> float:
+        if rows <= self.processors:
+            return 1.0
+        return FOUR_ROWS * (1 + SHARED_BLOCK * (math.ceil(rows / ROWS_TOGETHER / self.processors) - 1))
+
+
+Cost = StepCost | RegisterCost | GeneratedCost
 
 
 @lru_cache(maxsize=64)
@@ -115,6 +139,8 @@ def step_cost(problem: Recurrence) -> Cost:
         return StepCost(COMPILED_STEP, torch.get_num_threads())
     size, n = problem.cell.size, problem.cell.parts[0]
     device = problem.u.device
+    if FusedCUDASweeper.supports(problem):
+        return GeneratedCost(torch.cuda.get_device_properties(device).multi_processor_count)
     if has_kernels(problem):
         return register_cost(str(problem.cell.kernel), n, device.index or 0)
     if device.type != "cpu":
@@ -177,7 +203,7 @@ def _is_cut(steps: int, batch: int, warmup: int, cost: Cost) -> bool:
 
 def copies_inputs(problem: Recurrence) -> bool:
     """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
-    return not (in_compiled_code(problem) or has_kernels(problem))
+    return not (in_compiled_code(problem) or has_kernels(problem) or FusedCUDASweeper.supports(problem))
 
 
 def decay_is_cheap(problem: Recurrence) -> bool:
@@ -191,6 +217,6 @@ def decay_is_cheap(problem: Recurrence) -> bool:
 
 def newton_up_to(problem: Recurrence) -> int:
     """Largest state for which dense transfers may pay; none beside compiled sweeps, which run all of time in less."""
-    if in_compiled_code(problem) or problem.rounded is not problem.initial:
+    if in_compiled_code(problem) or FusedCUDASweeper.supports(problem) or problem.rounded is not problem.initial:
         return 0
     return NEWTON_UP_TO if problem.u.device.type == "cpu" else NEWTON_UP_TO_ON_GPU

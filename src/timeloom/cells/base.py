@@ -42,6 +42,9 @@ class Cell(ABC):
     gated: bool = True
     """Whether part of a state passes a step by, rather than all of it through the product with the weights."""
 
+    told: str = ""
+    """What reports say of its kernels, where that is not known from the cell."""
+
     @property
     def size(self) -> int:
         return sum(self.parts)

@@ -97,8 +97,11 @@ class FusedCell(Cell):
     def weight_grads(self, previous: Sequence[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
         fused = self.fused
         by_matrix = [self._matrix_grads(number, previous, gate_grads) for number in range(len(fused.matrices))]
+        ends = [at + width for at, width in zip(fused.unit_at, fused.units, strict=True) if at is not None]
+        first = min((at for at in fused.unit_at if at is not None), default=0)
+        summed = gate_grads[:, first : max(ends, default=first)].sum(0)  # all at once: they lie near each other
         by_unit = [
-            torch.zeros_like(unit) if at is None else gate_grads[:, at : at + width].sum(0)
+            torch.zeros_like(unit) if at is None else summed[at - first : at - first + width]
             for unit, at, width in zip(self.units, fused.unit_at, fused.units, strict=True)
         ]
         return (*by_matrix, *by_unit)

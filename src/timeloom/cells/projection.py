@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from timeloom.buffers import empty
 from timeloom.cells.base import sum_outer
@@ -16,7 +17,7 @@ from timeloom.torch_state.eager import eager
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`u = x Wᵀ + b` for all of time: x `(T, B, D)` to `(T, B, K)`. What `F.linear` computes, its gradients
-    included.
+    included. What x holds behind its D columns stands behind u as it is, and has no gradient.
     """
     given = (x, weight) if bias is None else (x, weight, bias)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
@@ -26,12 +27,15 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out = empty(*x.shape[:-1], weight.shape[0], like=x)
-    flat = out.flatten(0, -2)
+    wide, inputs = weight.shape
+    out = empty(*x.shape[:-1], wide + x.shape[-1] - inputs, like=x)
+    flat, rows = out.flatten(0, -2), x.flatten(0, -2)
     if bias is None:
-        torch.mm(x.flatten(0, -2), weight.t(), out=flat)
+        torch.mm(rows[:, :inputs], weight.t(), out=flat[:, :wide])
     else:
-        torch.addmm(bias, x.flatten(0, -2), weight.t(), out=flat)
+        torch.addmm(bias, rows[:, :inputs], weight.t(), out=flat[:, :wide])
+    if x.shape[-1] > inputs:
+        flat[:, wide:] = rows[:, inputs:]
     return out
 
 
@@ -46,16 +50,20 @@ class _Project(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        wide, inputs = weight.shape
         d_x = d_weight = d_bias = None
-        flat = grad.flatten(0, -2)
+        flat, rows = grad.flatten(0, -2)[:, :wide], x.flatten(0, -2)[:, :inputs]
+        behind = x.shape[-1] - inputs
         if torch.is_grad_enabled():  # to be differentiated again
-            return grad @ weight, flat.t() @ x.flatten(0, -2), flat.sum(0) if ctx.needs_input_grad[2] else None
+            d_x = pad(grad[..., :wide] @ weight, (0, behind))
+            return d_x, flat.t() @ rows, flat.sum(0) if ctx.needs_input_grad[2] else None
         with without_autocast(x.device):  # it may be on around the backward pass
             if ctx.needs_input_grad[0]:
                 d_x = empty(*x.shape, like=grad)
-                torch.mm(flat, weight, out=d_x.flatten(0, -2))
+                torch.mm(flat, weight, out=d_x.flatten(0, -2)[:, :inputs])
+                d_x[..., inputs:] = 0
             if ctx.needs_input_grad[1]:
-                d_weight = sum_outer(flat, x.flatten(0, -2))
+                d_weight = sum_outer(flat, rows)
             if ctx.needs_input_grad[2]:
                 d_bias = flat.sum(0)
         return d_x, d_weight, d_bias

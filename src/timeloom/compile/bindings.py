@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from itertools import islice
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -129,5 +129,28 @@ class Bindings:
 
     def tensors(self, function: Any) -> dict[str, Tensor]:
         """The tensors that the function holds now."""
-        held = {path: value for path, value in held_by(function) if isinstance(value, Tensor)}
-        return {name: held[path] for name, path in self.paths.items()} | self.fixed
+        return {name: _found_at(function, path) for name, path in self.paths.items()} | self.fixed
+
+
+def _found_at(thing: Any, path: tuple[Any, ...]) -> Any:
+    """What `held_by` finds by this path."""
+    for step in path:
+        if isinstance(thing, nn.Module):
+            places = (thing._parameters, thing._buffers, thing._modules, thing.__dict__)
+            thing = next(place[step] for place in places if step in place)
+        elif isinstance(thing, MethodType):
+            thing = thing.__self__ if step == "self" else thing.__func__
+        elif isinstance(thing, functools.partial):
+            thing = getattr(thing, step)
+        elif isinstance(thing, FunctionType):
+            thing = _referred(thing, step)
+        else:
+            thing = thing[step] if isinstance(thing, (dict, list, tuple)) else vars(thing)[step]
+    return thing
+
+
+def _referred(function: FunctionType, kind: str) -> Any:
+    if kind == "closure":
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+        return {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+    return function.__globals__ if kind == "globals" else function.__defaults__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -12,9 +12,13 @@ from torch import Tensor
 from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
 from timeloom.compile.remember import compiled_for, refuse
+from timeloom.kernels.cuda.chain import index_of
+from timeloom.kernels.cuda.fused import hindrance, why_not
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve.recurrence import Seen
+from timeloom.torch_state.precision import HALF
+from timeloom.torch_state.streams import capturing
 
 CHECKED_ROWS = 4
 """Steps of every call that are compared with the cell itself."""
@@ -28,13 +32,13 @@ Record = Callable[[SolveReport], None]
 
 def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run, fewest: int | None = None) -> Solved:
     """Solve for a user's cell, by kernels made for it where that is possible."""
-    fused = fuse(cell, problem, xs, fewest)
+    fused, dtype = fuse(cell, problem, xs, fewest), problem.initial.dtype
     if not isinstance(fused, str):
         same: list[bool] = []
-        compare = partial(agrees, cell, fused, xs)
-        solved = run(fused, "fused", lambda states: same.append(compare(states)))
+        compare = partial(agrees, cell, fused, xs, dtype=dtype)
+        parts, final = run(fused, "fused", lambda states: same.append(compare(states)))
         if all(same):
-            return solved
+            return tuple(part.to(dtype) for part in parts), final.to(dtype)
         fused = "the step gives other values than when it was compiled"
         refuse(cell.function, fused)
     return run(problem, f"not fused: {fused}", None)
@@ -53,12 +57,20 @@ def telling(record: Record, told: str) -> Record:
 
 def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor, fewest: int | None = None) -> Recurrence | str:
     """The same recurrence over the cell's normal form, or why it has none. On autograd's tape."""
+    device = xs.device
+    missing = hindrance(index_of(device)) if device.type == "cuda" else None
+    if missing is not None:
+        return missing
     compiled = compiled_for(cell.function, *_example(cell, problem), xs, fewest)
     if isinstance(compiled, str):
         return compiled
+    missing = why_not(compiled.fused, device) if device.type == "cuda" else None
+    if missing is not None:
+        return missing
     flat = xs.flatten(0, 1)
-    weights, u = compiled.prepare(cell.function, flat, problem.initial)
-    return replace(problem, cell=FusedCell(compiled.fused, weights), u=u.view(*xs.shape[:2], -1))
+    initial = problem.initial.float() if problem.initial.dtype in HALF else problem.initial
+    weights, u = compiled.prepare(cell.function, flat, initial)
+    return replace(problem, cell=FusedCell(compiled.fused, weights), u=u.view(*xs.shape[:2], -1), initial=initial)
 
 
 def _example(cell: GenericCell, problem: Recurrence) -> tuple[tuple[Tensor, ...], bool]:
@@ -66,27 +78,51 @@ def _example(cell: GenericCell, problem: Recurrence) -> tuple[tuple[Tensor, ...]
     return (parts if isinstance(parts, tuple) else (parts,)), cell.is_tuple
 
 
-def agrees(cell: GenericCell, problem: Recurrence, xs: Tensor, states: tuple[Tensor, ...]) -> bool:
-    """Whether a few steps of the solved recurrence are the cell's own, run by itself on the states before them."""
+def agrees(cell: GenericCell, problem: Recurrence, xs: Tensor, states: tuple[Tensor, ...], dtype: torch.dtype) -> bool:
+    """Whether a few steps of the solved recurrence, of states `(T, B, part)` each, are the cell's own, run by itself in
+    its dtype on the states before them.
+    """
     from timeloom.compile.fuse import same_as
 
-    lengths = problem.ends()
-    steps = torch.linspace(0, 1, CHECKED_ROWS, dtype=torch.float64)
-    sequence = torch.arange(CHECKED_ROWS) % problem.batch
-    at = (steps * (lengths[sequence] - 1).clamp(min=0)).long()
-    initial = problem.initial.detach().split(cell.parts, -1)
-    alive = lengths[sequence] > 0
-    back = at == 0 if problem.resets is None else (at == 0) | problem.resets[at, sequence]
-    before = [
-        torch.where(back.unsqueeze(-1), first[sequence], part[(at - 1).clamp(min=0), sequence])
-        for first, part in zip(initial, states, strict=True)
-    ]
-    after = [part[at, sequence] for part in states]
-    state, following = (
-        [
-            part[alive].unflatten(-1, shape) if shape else part[alive].squeeze(-1)
-            for part, shape in zip(parts, cell.shapes, strict=True)
-        ]
-        for parts in (before, after)
-    )
-    return same_as(cell.function, cell.is_tuple, state, xs[at, sequence][alive].detach(), following)
+    if capturing(xs.device):  # nothing can be read while a CUDA graph is captured
+        return True
+    checked = _checked(problem, xs.device)
+    if checked is None:
+        return True
+    tokens, sequence, begins = checked
+    if problem.resets is not None:
+        begins = begins | problem.resets.flatten()[tokens].unsqueeze(-1)
+
+    def states_at(tokens: Tensor) -> Tensor:
+        return torch.cat([part.flatten(0, 1).index_select(0, tokens) for part in states], -1)
+
+    before = states_at((tokens - problem.batch).clamp_(min=0))
+    before = torch.where(begins, problem.initial.detach().index_select(0, sequence), before)
+    return same_as(cell, before, xs.detach().flatten(0, 1).index_select(0, tokens), states_at(tokens), dtype)
+
+
+Checked = tuple[Tensor, Tensor, Tensor]
+"""Of the steps that are looked at: `t · B + sequence`, the sequence, and whether it is its first step `(·, 1)`."""
+
+
+def _checked(problem: Recurrence, device: torch.device) -> Checked | None:
+    """Which steps are looked at; None where there are none."""
+    if problem.lengths is None:
+        return _evenly_checked(problem.steps, problem.batch, device)
+    return _steps_of(problem.ends(), problem.batch, device)
+
+
+@lru_cache(maxsize=64)
+def _evenly_checked(steps: int, batch: int, device: torch.device) -> Checked | None:
+    with torch.inference_mode(False):  # what is kept must serve calls in any mode
+        return _steps_of(torch.full((batch,), steps, device="cpu"), batch, device)
+
+
+def _steps_of(lengths: Tensor, batch: int, device: torch.device) -> Checked | None:
+    sequence = torch.arange(CHECKED_ROWS, device="cpu") % batch
+    sequence = sequence[lengths[sequence] > 0]
+    if len(sequence) == 0:
+        return None
+    share = torch.linspace(0, 1, CHECKED_ROWS, dtype=torch.float64, device="cpu")[: len(sequence)]
+    at = (share * (lengths[sequence] - 1)).long()
+    return (at * batch + sequence).to(device), sequence.to(device), (at == 0).unsqueeze(-1).to(device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timeloom.compile.program import Fused, Program
+from timeloom.compile.program import Fused, Program, overlap
 from timeloom.compile.schedule import Item, Loop, Schedule, schedule
 from timeloom.compile.tape import taped
 from timeloom.compile.text import pointwise_text
@@ -61,7 +61,7 @@ def emit(fused: Fused) -> Source:
         f"#define SCRATCH ({scratch})",
         f"#define TOTALS {totals}",
         f"#define DECAYING {sum(1 << part for part in decaying)}",
-        f"#define ADDED {int(_adds(fused.adjoint, fused.parts))}",
+        f"#define ADDED {int(overlap(fused.adjoint, fused.parts))}",
         f"#define TAPE {width}",
         f"#define FETCHED {sum(1 << part for part in fetched)}",
         '#include "fused.h"',
@@ -73,13 +73,6 @@ def _parts_read(program: Program) -> set[int]:
     """Parts of the state that a program looks at."""
     graph = program.graph
     return {int(graph[i].detail[0]) for i in graph.needed(program.roots) if graph[i].op == "state"}
-
-
-def _adds(program: Program, parts: tuple[int, ...]) -> bool:
-    """Whether the places of the next gradient overlap, or leave gaps."""
-    places = sorted((place.part, place.offset, place.width) for place in program.next)
-    covered = [(part, 0, width) for part, width in enumerate(parts)]
-    return places != covered
 
 
 class _Step:
@@ -97,7 +90,7 @@ class _Step:
             at = f"{at} + ROUND_UP({width})"
         self.scratch = at
         self.total_at = {value: i for i, value in enumerate(plan.totals)}
-        self.adds = name != "forward" and _adds(program, fused.parts)
+        self.adds = name != "forward" and overlap(program, fused.parts)
 
     def emit(self) -> tuple[str, int]:
         texts, calls = [], []

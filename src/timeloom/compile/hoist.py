@@ -12,6 +12,7 @@ from timeloom.compile.lanes import Lanes
 from timeloom.compile.refusal import NotFused
 from timeloom.compile.sources import ROW, ZERO
 from timeloom.compile.trace import name_of
+from timeloom.torch_state.precision import HALF
 
 _SIZED = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "repeat", "full", "zeros", "ones", "empty",
@@ -20,7 +21,31 @@ _SIZED = {
 """Operations that are told sizes: where these count rows, they count as many as there are now."""
 
 
+_LAYER_NORM = torch.ops.aten.native_layer_norm.default
 _PROJECTIONS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+
+
+def widened(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of half precision as float32: what is computed beforehand is no worse than the kernels' arithmetic."""
+    return {name: tensor.float() if tensor.dtype in HALF else tensor for name, tensor in tensors.items()}
+
+
+def in_single(arg: Any) -> Any:
+    """Arguments of an operation, with float32 where they name half precision."""
+    if isinstance(arg, (list, tuple)):
+        return type(arg)(in_single(item) for item in arg)
+    if isinstance(arg, dict):
+        return {key: in_single(value) for key, value in arg.items()}
+    return torch.float32 if isinstance(arg, torch.dtype) and arg in HALF else arg
+
+
+def _layer_norm(x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+    """As torch's. Scale and bias by themselves: torch's own gradients of them, on a CPU one long sum over all steps,
+    are off by 1e-5 after some 10,000 of them.
+    """
+    found, mean, scale = torch.native_layer_norm(x, shape, None, None, eps)
+    found = found if weight is None else found * weight
+    return found if bias is None else found + bias, mean, scale
 
 
 class Evaluation:
@@ -28,7 +53,9 @@ class Evaluation:
 
     def __init__(self, module: fx.GraphModule, rows: int, tensors: dict[str, Tensor], x: Tensor | None = None) -> None:
         """`rows`: how many the step was traced with. `tensors`: what the module's attributes are now."""
-        self.module, self.traced_rows, self.tensors, self.x = module, rows, tensors, x
+        self.module, self.traced_rows, self.x = module, rows, x
+        self.wide = any(tensor.dtype in HALF for tensor in tensors.values())
+        self.tensors = widened(tensors) if self.wide else tensors
         self._held: dict[fx.Node, Any] = {}
 
     def __call__(self, node: fx.Node) -> Any:
@@ -53,6 +80,8 @@ class Evaluation:
             return self.x
         rows = 1 if self.x is None else len(self.x)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda arg: self._held[arg])
+        if self.wide:
+            args, kwargs = in_single(args), in_single(kwargs)
         if hasattr(node.target, "_schema") and node.target._schema.name.split("::")[-1] in _SIZED:
             args, kwargs = self._resized((args, kwargs), rows)
         try:
@@ -60,6 +89,8 @@ class Evaluation:
                 *bias, value, weight = args
                 if not bias or bias[0].dim() == 1:  # with gradients that are quick for many rows
                     return project(value, weight.t(), bias[0] if bias else None)
+            if node.target is _LAYER_NORM and args[0].device.type == "cpu":
+                return _layer_norm(*args)
             return node.target(*args, **kwargs)
         except RuntimeError as error:
             raise NotFused(f"{name_of(node)} of what does not depend on the state, for {rows} rows: {error}") from error
@@ -73,46 +104,73 @@ class Evaluation:
         return arg // self.traced_rows * rows if whole else arg
 
 
-def gather_constants(lanes: Tensor, of: Lanes, evaluate: Evaluation, like: Tensor) -> Tensor:
-    """The values of constants' lanes, in the lanes' shape; 0 for a lane that is not there."""
-    flat = lanes.flatten()
-    known = flat[flat != ZERO]
-    sources = [of.sources[i] for i in torch.unique(of.source_numbers(known)).tolist()]
-    if len(sources) == 1 and len(known) == len(flat) and sources[0].kind == "const":
-        return _strided(evaluate(sources[0].detail).to(like), lanes - sources[0].base)
-    table, at = [like.new_zeros(1)], torch.zeros_like(flat)
-    size = 1
-    for source in sources:
-        inside = (flat >= source.base) & (flat < source.base + source.width)
-        at = torch.where(inside, flat - source.base + size, at)
-        number = source.kind == "number"
-        value = like.new_tensor([source.detail]) if number else evaluate(source.detail).to(like).flatten()
-        table.append(value)
-        size += source.width
-    return torch.cat(table)[at.to(like.device)].view(lanes.shape)
+class Constants:
+    """How a tensor is put together of constants, by their lanes (0 for a lane that is not there): found once, gathered
+    in every call. A view where one tensor's elements lie in a regular pattern, as they do after a transposition.
+    """
+
+    def __init__(self, lanes: Tensor, of: Lanes) -> None:
+        flat = lanes.flatten()
+        known = flat[flat != ZERO]
+        self._shape = lanes.shape
+        self._sources = [of.sources[i] for i in torch.unique(of.source_numbers(known)).tolist()]
+        alone = len(self._sources) == 1 and len(known) == len(flat) and self._sources[0].kind == "const"
+        self._pattern = _pattern(lanes - self._sources[0].base) if alone else None
+        self._at = torch.zeros_like(flat)  # into all sources side by side, behind one zero
+        size = 1
+        for source in self._sources:
+            inside = (flat >= source.base) & (flat < source.base + source.width)
+            self._at = torch.where(inside, flat - source.base + size, self._at)
+            size += source.width
+        self._copies: dict[torch.device, Tensor] = {}
+
+    def gather(self, evaluate: Evaluation, like: Tensor) -> Tensor:
+        if self._pattern is not None:
+            strides, first = self._pattern
+            flat: Tensor = evaluate(self._sources[0].detail).to(like).flatten()
+            return flat.as_strided(self._shape, strides, first + flat.storage_offset())
+        table = [like.new_zeros(1)]
+        for source in self._sources:
+            number = source.kind == "number"
+            table.append(like.new_tensor([source.detail]) if number else evaluate(source.detail).to(like).flatten())
+        return torch.cat(table)[on_device(self._at, like.device, self._copies)].view(self._shape)
 
 
-def _strided(value: Tensor, at: Tensor) -> Tensor:
-    """Elements `at` of a flat tensor; a view where they lie in a regular pattern, as they do after a transposition."""
+def on_device(index: Tensor, device: torch.device, copies: dict[torch.device, Tensor]) -> Tensor:
+    """An index of the host's on a device, kept there."""
+    if device.type == "cpu":
+        return index
+    if device not in copies:
+        with torch.inference_mode(False):  # what is kept must serve calls in any mode
+            copies[device] = index.to(device)
+    return copies[device]
+
+
+def _pattern(at: Tensor) -> tuple[list[int], int] | None:
+    """Strides and first element of a view that has these elements of a flat tensor, where there is one."""
     first = int(at.flatten()[0])
     strides = [int(at.select(dim, 1).flatten()[0]) - first if size > 1 else 0 for dim, size in enumerate(at.shape)]
     pattern = torch.tensor(first)
     for dim, (size, stride) in enumerate(zip(at.shape, strides, strict=True)):
         pattern = pattern + (torch.arange(size) * stride).view([-1 if d == dim else 1 for d in range(at.dim())])
-    flat = value.flatten()
-    if all(stride >= 0 for stride in strides) and torch.equal(pattern.expand(at.shape), at):
-        return flat.as_strided(at.shape, strides, first + flat.storage_offset())
-    return flat[at.to(flat.device)]
+    regular = all(stride >= 0 for stride in strides) and torch.equal(pattern.expand(at.shape), at)
+    return (strides, first) if regular else None
 
 
-def gather_inputs(lanes: Tensor, of: Lanes, evaluate: Evaluation) -> Tensor:
-    """The values of lanes that depend on x alone, all of one source: `(rows, width)`."""
-    source = of.source_of(int(lanes[0]) % ROW)
-    node, row_dim = source.detail
-    value: Tensor = evaluate(node).movedim(row_dim, 0)
-    flat = value.reshape(value.shape[0], -1)
-    at = lanes - source.base
-    first, last = int(at[0]), int(at[-1])
-    if last - first + 1 == len(at) and torch.equal(at, torch.arange(first, last + 1)):
-        return flat[:, first : last + 1]
-    return flat[:, at.to(flat.device)]
+class ByRows:
+    """How a vector of every row is taken from what depends on x alone, by its lanes, all of one source."""
+
+    def __init__(self, lanes: Tensor, of: Lanes) -> None:
+        source = of.source_of(int(lanes[0]) % ROW)
+        self._node, self._row_dim = source.detail
+        self._at = lanes - source.base
+        first, last = int(self._at[0]), int(self._at[-1])
+        whole = last - first + 1 == len(lanes) and torch.equal(self._at, torch.arange(first, last + 1))
+        self._stretch = slice(first, last + 1) if whole else None
+        self._copies: dict[torch.device, Tensor] = {}
+
+    def gather(self, evaluate: Evaluation) -> Tensor:
+        """`(rows, width)`"""
+        value: Tensor = evaluate(self._node).movedim(self._row_dim, 0)
+        flat = value.reshape(value.shape[0], -1)
+        return flat[:, on_device(self._at, flat.device, self._copies) if self._stretch is None else self._stretch]

@@ -21,6 +21,7 @@ from timeloom.compile import rules_pointwise, rules_products, rules_sums
 from timeloom.compile.refusal import NotFused
 from timeloom.compile.sources import ROW, Source
 from timeloom.compile.trace import name_of
+from timeloom.torch_state.precision import HALF
 
 aten = torch.ops.aten
 
@@ -51,6 +52,12 @@ def _forgotten(node: fx.Node) -> Tensor:
     raise RuntimeError(f"the value of {node} has been let go")
 
 
+def _keeps_value(before: torch.dtype, after: torch.dtype, wide: bool) -> bool:
+    if before in (after, torch.bool):
+        return True
+    return wide and {before, after} <= {torch.float32, *HALF}
+
+
 def _name(node: Any) -> str:
     """An operation's name, without its overload."""
     return node.target._schema.name.split("::")[-1] if hasattr(node.target, "_schema") else str(node.target)
@@ -65,6 +72,8 @@ class Lanes:
     rows: int
     constant: Callable[[fx.Node], Tensor]
     """The value of a node that depends on parameters alone, for one row."""
+    wide: bool = False
+    """Whether half precision is computed in float32, so that what goes from one to the other stays what it is."""
     sources: list[Source] = field(default_factory=list)
     depends: dict[fx.Node, str] = field(default_factory=dict)
     held: dict[fx.Node, Any] = field(default_factory=dict)
@@ -194,7 +203,7 @@ class Lanes:
         if node.target is operator.getitem:
             return self.held[node.args[0]][node.args[1]]
         name = _name(node)
-        if name == "_to_copy" and node.args[0].meta["val"].dtype not in (node.meta["val"].dtype, torch.bool):
+        if name == "_to_copy" and not _keeps_value(node.args[0].meta["val"].dtype, node.meta["val"].dtype, self.wide):
             raise NotFused(f"a change of dtype to {node.meta['val'].dtype}")
         if name == "detach":
             raise NotFused("torch.detach of the state: its gradient is not that of the step")
@@ -229,7 +238,7 @@ class Lanes:
                 return self.of(arg)
             if self.depends[arg] != "const":
                 raise NotFused(f"{name_of(node)} by indices that depend on x")
-            return self.constant(arg)
+            return self.constant(arg).cpu()
 
         args, kwargs = of(tuple(node.args)), {key: of(value) for key, value in node.kwargs.items()}
         return node.target(*args, **kwargs)

@@ -117,6 +117,12 @@ def complete(parts: tuple[int, ...], graph: Graph, outputs: list[Place], matrice
     )  # fmt: skip
 
 
+def overlap(program: Program, parts: tuple[int, ...]) -> bool:
+    """Whether the places of the next gradient overlap, or leave gaps."""
+    places = sorted((place.part, place.offset, place.width) for place in program.next)
+    return places != [(part, 0, width) for part, width in enumerate(parts)]
+
+
 def evaluate(
     graph: Graph, roots: Sequence[int], leaves: dict[str, Sequence[Tensor]], matrices: Sequence[Tensor]
 ) -> dict[int, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from timeloom.compile.refusal import NotFused
+from timeloom.torch_state.precision import HALF
 
 if TYPE_CHECKING:
     from timeloom.compile.fuse import Compiled
@@ -68,10 +69,16 @@ def compiled_for(
         return kept.compiled or kept.reason
     if kept.steps < (FEWEST_STEPS if fewest is None else fewest):
         return f"too few steps so far to be worth compiling ({kept.steps} of {FEWEST_STEPS})"
+    inferring = torch.is_inference_mode_enabled()
     try:
-        kept.compiled = compile_step(function, state, is_tuple, xs.flatten(0, 1))
+        with torch.inference_mode(False):  # gradients are compared, too
+            kept.compiled = compile_step(function, state, is_tuple, xs.flatten(0, 1))
     except NotFused as error:
         kept.reason = str(error)
+    except RuntimeError:
+        if not inferring:
+            raise
+        return "the step holds tensors of inference mode: call it once outside of that"
     return kept.compiled or kept.reason
 
 
@@ -83,8 +90,11 @@ def refuse(function: Callable[[Any, Tensor], Any], reason: str) -> None:
 
 def _hinders(state: tuple[Tensor, ...]) -> str | None:
     device = state[0].device.type
-    if device != "cpu":
-        return f"no generated kernels for {device} yet"
+    if device not in ("cpu", "cuda"):
+        return f"no generated kernels for {device}"
+    if (state[0].dtype in HALF) != (device == "cuda") and state[0].dtype != torch.float32:
+        kinds = "float32 and half precision" if device == "cuda" else "float32 and float64"
+        return f"generated kernels on {device} are for {kinds}, and the state is {state[0].dtype}"
     if torch.is_autocast_enabled(device):
         return "torch.autocast is on"
     return None

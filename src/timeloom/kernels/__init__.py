@@ -5,11 +5,12 @@ from dataclasses import replace
 from timeloom.buffers import empty
 from timeloom.kernels.cpu.fused import FusedSweeper
 from timeloom.kernels.cpu.sweeper import CPUSweeper
+from timeloom.kernels.cuda.fused import FusedCUDASweeper
 from timeloom.kernels.cuda.sweeper import CUDASweeper
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper
 from timeloom.problem import Recurrence
 
-KINDS: tuple[type[ReferenceSweeper], ...] = (CPUSweeper, FusedSweeper, CUDASweeper, ReferenceSweeper)
+KINDS: tuple[type[ReferenceSweeper], ...] = (CPUSweeper, FusedSweeper, CUDASweeper, FusedCUDASweeper, ReferenceSweeper)
 
 
 def sweeper(problem: Recurrence) -> ReferenceSweeper:
@@ -37,6 +38,7 @@ __all__ = [
     "AdjointData",
     "CPUSweeper",
     "CUDASweeper",
+    "FusedCUDASweeper",
     "FusedSweeper",
     "ReferenceSweeper",
     "in_compiled_code",

@@ -21,6 +21,7 @@ from timeloom.distributed.span import Span, agree
 from timeloom.distributed.trunk import RankSolve
 from timeloom.kernels.layers import multiplies_as_given
 from timeloom.nn import torch_layer
+from timeloom.nn.dropping import DropsInside, Weights, masked
 from timeloom.nn.graphs.handles import handle_of, traced_apart
 from timeloom.nn.sequence import (
     check_input,
@@ -37,11 +38,13 @@ from timeloom.nn.sequence import (
 from timeloom.nn.states import AllStates
 from timeloom.problem import joined, parts_of
 from timeloom.report import SolveReport
+from timeloom.solve import functional
 from timeloom.solve.trunk import Inputs, LayerSolve
 from timeloom.solve.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.precision import products_in, returned_in, solved_in
+from timeloom.torch_state.transforms import WHERE, transformed
 
 Hidden = tuple[Tensor, ...]
 """Initial or final states, one `(layers · directions, B, part)` for each part of the state: h, or h and c."""
@@ -51,11 +54,9 @@ ANY_LENGTH = 2**62
 """No bound on lengths yet, where other ranks hold the rest of the sequences."""
 SolveOne = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """`solve_one(index, x, initial)`: outputs `(T, B, ·)` and final state `(B, S)` of one layer in one direction."""
-Weights = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]
-"""w_ih, w_hh, b_ih, b_hh and w_hr of one layer and direction; None where there is none."""
 
 
-class Recurrent(nn.RNNBase):
+class Recurrent(DropsInside, nn.RNNBase):
     """Everything that GRU, LSTM and RNN share: parameters and checks are torch's, the forward pass is timeloom's."""
 
     has_torch_twin = True
@@ -97,7 +98,7 @@ class Recurrent(nn.RNNBase):
         )
 
     def extra_repr(self) -> str:
-        text = super().extra_repr()
+        text = f"{super().extra_repr()}{self._dropping}"
         return text if self._solver_given == "auto" else f"{text}, solver={self._solver_given!r}"
 
     @abstractmethod
@@ -142,7 +143,9 @@ class Recurrent(nn.RNNBase):
         return_states: whether to return, behind output and final state, the states after every step of every layer and
             direction, `(layers · directions, T, B, n)`, B before T if batch_first (an LSTM: a pair h, c).
         """
-        unmarked = lengths is None and resets is None and guess is None and not return_states
+        masks, weights = self._masks, None  # drawn below: dropout inside the recurrence
+        inside = transformed()
+        unmarked = not (inside or return_states or self._drops) and lengths is None and resets is None and guess is None
         last = self._last
         if last is not None and unmarked and type(input) is Tensor and last.fits(input) and alone():
             self.__dict__["reports"] = list(last.reports)
@@ -168,18 +171,37 @@ class Recurrent(nn.RNNBase):
         if not isinstance(data, Tensor) and not hasattr(type(data), "__torch_function__"):
             raise TypeError(f"input must be a Tensor or a PackedSequence, got {type(input).__name__}")
         obstacle = torch_layer.obstacle(data, hx)
+        if inside and (group is not None or guess is not None or (return_states and masks)):
+            no = (
+                "time ranks" if group is not None else "guess=" if guess is not None else "return_states= with zoneout="
+            )
+            raise NotImplementedError(f"there are no {no} {WHERE}")
         if obstacle and (ragged or return_states):
             given = "lengths= and resets= are" if ragged else "return_states= is"
             raise NotImplementedError(f"{given} for timeloom's own sweeps, and there are {obstacle}")
+        traced = torch._C._get_tracing_state() is not None  # of a loop over steps it would keep their number
+        if obstacle and masks and (traced or type(data) not in (Tensor, nn.Parameter) or data.layout != torch.strided):
+            raise NotImplementedError(
+                f"recurrent_dropout= and zoneout= are for timeloom's own steps, and there are {obstacle}: set them to 0"
+            )
         if return_states and (packed is not None or group is not None):
             where = "over many ranks" if packed is None else "for a PackedSequence: give a padded tensor and lengths="
             raise NotImplementedError(f"there is no return_states= {where}")
+        if group is not None and self._drops:
+            raise NotImplementedError(
+                f"over many ranks there is no dropout inside the recurrence{self._dropping}: every rank would draw its "
+                "own masks; set it to 0"
+            )
         if group is not None and (obstacle or packed is not None or guess is not None):
             no = "no guess=" if guess is not None else "no packed sequences: give a padded tensor and lengths="
             raise NotImplementedError(f"over many ranks there are {obstacle or no}")
-        reason = "" if group is not None else obstacle or (torch_layer.why(self, input) if known is None else "")
-        if reason and not ragged and not return_states:
-            result = self._run_torch_layer(input, hx, reason)
+        asked = not inside or (self._solver.on_tape and self.has_torch_twin)  # cuDNN and its kin know no transforms
+        reason = obstacle or ""
+        if not reason and group is None and known is None and asked:
+            reason = torch_layer.why(self, input) or ""
+        weights = self._present_weights() if self._drops else None
+        if reason and not ragged and not return_states and not masks:
+            result = self._run_torch_layer(input, hx, reason, weights)
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
                 permutation = None if packed is None else packed.sorted_indices
                 self._guess(guess, packed is not None or data.dim() == 3, *torch_layer.size(self, input), permutation)
@@ -189,13 +211,17 @@ class Recurrent(nn.RNNBase):
             return result
         if key is not None and known is None and data.device.type == "cpu" and len(self._known) < MOST_KNOWN:
             self._known[key] = []  # there, size alone decides
-        return self._run_own(data, packed, hx, lengths, resets, guess, group, return_states)
+        return self._run_own(
+            data, packed, hx, lengths, resets, guess, group, return_states, weights or self._present_weights(), obstacle
+        )
 
-    def _run_torch_layer(self, input: Tensor | PackedSequence, hx: Any, reason: str) -> tuple[Any, Any]:
+    def _run_torch_layer(
+        self, input: Tensor | PackedSequence, hx: Any, reason: str, weights: list[Weights] | None = None
+    ) -> tuple[Any, Any]:
         """Torch's own layer: what is fastest, or what was asked for."""
         if not self.has_torch_twin:
             raise NotImplementedError(f"{self._get_name()} runs by timeloom's sweeps alone, and there are {reason}")
-        result: tuple[Any, Any] = torch_layer.call(self, input, hx)
+        result: tuple[Any, Any] = torch_layer.call(self, input, hx, weights)
         self.reports = [torch_layer.report(self, input, reason)] * self._stacked
         return result
 
@@ -209,11 +235,13 @@ class Recurrent(nn.RNNBase):
         guess: Tensor | tuple[Tensor, ...] | WarmBatch | None,
         group: TimeGroup | None,
         return_states: bool,
+        weights: list[Weights],
+        obstacle: str | None = None,
     ) -> tuple[Any, ...]:
+        """By timeloom's sweeps; where there is an obstacle to them, and torch has no such layer, step by step."""
         if packed is None and data.dim() not in (2, 3):
             raise ValueError(f"{self._get_name()}: Expected input to be 2D or 3D, got {data.dim()}D instead")
         batched = packed is not None or data.dim() == 3
-        weights = [self._weights_of(index) for index in range(self._stacked)]
         check_input(data, packed, self.input_size, weights[0][0])
         if packed is not None:
             x, lengths = unpack(packed)
@@ -236,7 +264,7 @@ class Recurrent(nn.RNNBase):
             resets = check_resets(resets, steps, batch, self.batch_first and batched, x.device)
         begin = None if guess is None else self._guess(guess, batched, steps, batch, permutation)
         every = AllStates(lengths, resets) if return_states else None
-        y, final = self._solve(x, hidden, weights, lengths, resets, begin, span, every)
+        y, final = self._solve(x, hidden, weights, lengths, resets, begin, span, every, obstacle)
         if packed is not None:
             assert lengths is not None
             final = tuple(permute(part, packed.unsorted_indices) for part in final)
@@ -246,7 +274,7 @@ class Recurrent(nn.RNNBase):
         elif self.batch_first:
             y = y.transpose(0, 1)
         # Without a gradient, not a view for autograd: users may write into it later, with gradients on.
-        result = y if y.requires_grad else y.detach(), self._hidden_out(final)
+        result = y if y.requires_grad or transformed() else y.detach(), self._hidden_out(final)
         return result if every is None else (*result, self._hidden_out(every.stacked(self.batch_first, batched)))
 
     def _guess(self, guess: Any, batched: bool, steps: int, batch: int, permutation: Tensor | None) -> Guess:
@@ -268,12 +296,12 @@ class Recurrent(nn.RNNBase):
 
     def _solve(
         self, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Tensor | None, resets: Tensor | None,
-        guess: Guess | None, span: Span | None, every: AllStates | None = None,
+        guess: Guess | None, span: Span | None, every: AllStates | None = None, obstacle: str | None = None,
     ) -> tuple[Tensor, Hidden]:  # fmt: skip
         """All layers: x `(T, B, D)` to outputs `(T, B, directions · part)` and final states."""
-        compute = solved_in(x)
+        compute, inside = solved_in(x), transformed()
         whole = lengths is None and resets is None and guess is None and span is None
-        in_one_call = whole and self._solver.in_given_precision and self._has_kernels
+        in_one_call = whole and self._solver.in_given_precision and self._has_kernels and not self._masks
         if in_one_call and multiplies_as_given(x):
             compute = products_in(x)
         returned = returned_in(torch_layer.layer(self), self.proj_size > 0, weights[0][0], x, hidden)
@@ -281,13 +309,23 @@ class Recurrent(nn.RNNBase):
         known = self._experiences if span is None else span.group.experiences(self)
 
         def solve_one(index: int, y: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-            backwards = self.bidirectional and index % 2 == 1
-            given = self._inputs(y, initial, weights[index], lengths, resets, backwards, span)
-            out, final = self._solve_of(index, known, span).run(given, partial(reports.__setitem__, index), guess)
+            backwards, widths = self.bidirectional and index % 2 == 1, [part.shape[-1] for part in hidden]
+            shown, own = self._with_masks(y, weights[index], widths)
+            given = self._inputs(shown, initial, own, lengths, resets, backwards, span)
+            solve, record = self._solve_of(index, known, span), partial(reports.__setitem__, index)
+            if obstacle:
+                out, final = solve.on_tape(given, record, obstacle)
+            elif inside:
+                out, final = functional.run(solve, given, record)
+            else:
+                out, final = solve.run(given, record, guess)
             out = reverse(out, lengths) if backwards else out
-            if every is not None:
-                every.add(y, out, tuple(part[index] for part in hidden), weights[index], backwards)
-            return out, final
+            whole_states = given.masked and not inside  # its cells are a user's, in form
+            if every is not None and whole_states:
+                every.parts.append(out.split(widths, -1))
+            elif every is not None:
+                every.add(y, out, tuple(part[index] for part in hidden), own, backwards)
+            return out[..., : widths[0]] if whole_states else out, final
 
         with without_autocast(x.device):
             y, final = self._run_layers(x.to(compute), hidden, solve_one, lengths)
@@ -319,9 +357,23 @@ class Recurrent(nn.RNNBase):
         """How one layer and direction is solved; `known` is what earlier calls showed of each."""
         experience = known.get(index) or known.setdefault(index, LayerExperience())
         if span is None:
-            return LayerSolve(self._bare, self._cell, self._solver, experience, index)
+            return LayerSolve(self._bare, self._project, self._solver, experience, index)
         ranks = Ranks(span, self.bidirectional and index % 2 == 1, index)
         return RankSolve(self._bare, self._cell, self._solver, experience, index, ranks)
+
+    def _project(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
+        """A layer's cell and its projected inputs, where masks may stand behind those."""
+        (_, inputs), dropping = weights[0].shape, self._dropping
+        if x.shape[-1] == inputs:
+            return self._cell(x, *weights)
+        return masked(*self._cell(x, *weights), dropping.state > 0, dropping.zones)
+
+    def _present_weights(self) -> list[Weights]:
+        """Of all layers and directions; in training with this call's share of the recurrent ones left out."""
+        found = [self._weights_of(index) for index in range(self._stacked)]
+        if not (self._dropping.weights and self.training):
+            return found
+        return [(w_ih, self._dropping.drop_weights(w_hh), *others) for w_ih, w_hh, *others in found]
 
     @staticmethod
     def _inputs(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells.generic import GenericCell, State
 from timeloom.compile.call import run_fused, telling
+from timeloom.nn.dropping import check_probability
 from timeloom.nn.sequence import check_lengths, check_resets, drop, mask_padding, reverse, reverse_resets
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
@@ -29,8 +32,11 @@ class Layer(nn.Module):
         by `cell.again(input_size)`. A module of your own does if it has `initial(batch)`, and `again(input_size)` where
         more than one is needed.
     num_layers, bidirectional, batch_first, dropout: as in torch.nn.GRU. solver: as in timeloom.GRU.
+    zoneout: the probability that a unit, of any part of the state, keeps its value over a step; in `eval()` its
+        expectation. Dropout of a state or of weights is the cell's own matter, since it alone knows what multiplies it.
     """
 
+    zoneout: float = 0.0
     reports: list[SolveReport]
     """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …"""
 
@@ -42,6 +48,7 @@ class Layer(nn.Module):
         batch_first: bool = False,
         dropout: float = 0.0,
         solver: str | Solver = "auto",
+        zoneout: float = 0.0,
     ) -> None:
         super().__init__()
         if not isinstance(cell, nn.Module) or not callable(getattr(cell, "initial", None)):
@@ -61,6 +68,7 @@ class Layer(nn.Module):
             )
         self.num_layers, self.bidirectional, self.batch_first = num_layers, bidirectional, batch_first
         self.dropout, self.solver = float(dropout), solver
+        self.zoneout = check_probability("zoneout", zoneout)
         resolve(solver)
         cells: list[Any] = [cell]
         while len(cells) < num_layers * directions:
@@ -132,7 +140,12 @@ class Layer(nn.Module):
         if backwards:
             x = reverse(x, lengths)
             resets = None if resets is None else reverse_resets(resets, lengths)
-        cell = GenericCell(self.cells[index], start, x.shape[2:])
+        step: Any = self.cells[index]
+        if self.zoneout:
+            parts = start if isinstance(start, tuple) else (start,)
+            step = partial(_zoned, step, tuple(x.shape[2:]))
+            x = self._with_masks(x, [part[0].numel() for part in parts])
+        cell = GenericCell(step, start, x.shape[2:])
         problem = Recurrence(cell, x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1), cell.pack(start), lengths, resets)
 
         def solve(problem: Recurrence, told: str, seen: Seen | None) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -142,8 +155,17 @@ class Layer(nn.Module):
 
         (output,), final = run_fused(cell, problem, x, solve)
         y = output.unflatten(-1, cell.shapes[0])
-        parts = cell.unpack(final)
-        return (reverse(y, lengths) if backwards else y), (parts if isinstance(parts, tuple) else (parts,))
+        last = cell.unpack(final)
+        return (reverse(y, lengths) if backwards else y), (last if isinstance(last, tuple) else (last,))
+
+    def _with_masks(self, x: Tensor, widths: list[int]) -> Tensor:
+        """Inputs `(T, B, K)` with what every unit keeps of itself behind them."""
+        if not x.is_floating_point():
+            raise TypeError(f"zoneout is for inputs of floating point, got {x.dtype}: embed them before the layer")
+        flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
+        rooms = (flat.new_empty(*x.shape[:2], width) for width in widths)
+        kept = [room.bernoulli_(self.zoneout) if self.training else room.fill_(self.zoneout) for room in rooms]
+        return torch.cat([flat, *kept], -1)
 
     def _record(self, index: int) -> Callable[[SolveReport], None]:
         """Keeps a layer's report, which is told again when its backward pass has run."""
@@ -152,5 +174,17 @@ class Layer(nn.Module):
     def extra_repr(self) -> str:
         options = [f"num_layers={self.num_layers}"] if self.num_layers > 1 else []
         options += [name for name in ("bidirectional", "batch_first") if getattr(self, name)]
-        options += [f"dropout={self.dropout}"] if self.dropout else []
+        options += [f"{name}={getattr(self, name)}" for name in ("dropout", "zoneout") if getattr(self, name)]
         return ", ".join(options)
+
+
+def _zoned(cell: Callable[[Any, Tensor], Any], shape: tuple[int, ...], state: Any, row: Tensor) -> Any:
+    """A cell's step of which some units keep what they were; `row` is x, and what is kept of each part behind it."""
+    parts = state if isinstance(state, tuple) else (state,)
+    x, *kept = row.split([math.prod(shape), *(math.prod(part.shape[1:]) for part in parts)], -1)
+    after = cell(state, x.reshape(len(row), *shape))
+    following = after if isinstance(after, tuple) else (after,)
+    mixed = tuple(
+        new + share.reshape(old.shape) * (old - new) for share, old, new in zip(kept, parts, following, strict=True)
+    )
+    return mixed if isinstance(state, tuple) else mixed[0]

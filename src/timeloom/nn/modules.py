@@ -33,13 +33,17 @@ class GRU(_OnePart, nn.GRU):
     """`torch.nn.GRU`, parallel in time: same arguments, parameters, results.
 
     solver: a name or an object from `timeloom.solvers`.
+    recurrent_dropout: in training, the share of h that the recurrent product does not see, one mask a sequence.
+    zoneout: the probability that a unit keeps its value over a step; in `eval()` its expectation.
+    weight_dropout: in training, the share of the recurrent matrix that a call leaves out.
     A call takes `lengths=`, `resets=` and `guess=` too (see `forward`), and `reports` says what it did.
     """
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
         dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: Any = None,
-        *, solver: str | Solver = "auto", **given: Any,
+        *, solver: str | Solver = "auto", recurrent_dropout: float = 0.0, zoneout: float = 0.0,
+        weight_dropout: float = 0.0, **given: Any,
     ) -> None:  # fmt: skip
         """`given` is for torch to refuse: `proj_size` with the error that torch has for it."""
         super().__init__(
@@ -47,6 +51,7 @@ class GRU(_OnePart, nn.GRU):
             **given,
         )  # fmt: skip
         self._start(solver)
+        self._drop(recurrent_dropout, zoneout, weight_dropout)
 
     def _bare(self, *weights: Any) -> Cell:
         return GRUCell.of(*weights[:4])
@@ -91,13 +96,17 @@ class RNN(_OnePart, nn.RNN):
     """`torch.nn.RNN`, parallel in time: same arguments, parameters, results.
 
     solver: a name or an object from `timeloom.solvers`.
+    recurrent_dropout: in training, the share of h that the recurrent product does not see, one mask a sequence.
+    zoneout: the probability that a unit keeps its value over a step; in `eval()` its expectation.
+    weight_dropout: in training, the share of the recurrent matrix that a call leaves out.
     A call takes `lengths=`, `resets=` and `guess=` too (see `forward`), and `reports` says what it did.
     """
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
         batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: Any
-        = None, *, solver: str | Solver = "auto", **given: Any,
+        = None, *, solver: str | Solver = "auto", recurrent_dropout: float = 0.0, zoneout: float = 0.0,
+        weight_dropout: float = 0.0, **given: Any,
     ) -> None:  # fmt: skip
         """`given` as for `GRU`."""
         super().__init__(
@@ -105,6 +114,7 @@ class RNN(_OnePart, nn.RNN):
             device=device, dtype=dtype, **given,
         )  # fmt: skip
         self._start(solver)
+        self._drop(recurrent_dropout, zoneout, weight_dropout)
 
     def _bare(self, *weights: Any) -> Cell:
         return RNNCell(weights[1], self.nonlinearity)
@@ -117,19 +127,25 @@ class LSTM(Recurrent, nn.LSTM):
     """`torch.nn.LSTM`, parallel in time: same arguments, parameters, results.
 
     solver: a name or an object from `timeloom.solvers`.
+    recurrent_dropout: in training, the share of h that the recurrent product does not see, one mask a sequence.
+    zoneout: the probability that a unit keeps its value over a step (a pair: of h and of c); in `eval()` its
+        expectation.
+    weight_dropout: in training, the share of the recurrent matrix that a call leaves out.
     A call takes `lengths=`, `resets=` and `guess=` too (see `forward`), and `reports` says what it did.
     """
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
         dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, device: Any = None, dtype: Any = None,
-        *, solver: str | Solver = "auto",
+        *, solver: str | Solver = "auto", recurrent_dropout: float = 0.0,
+        zoneout: float | tuple[float, float] = 0.0, weight_dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
             device=device, dtype=dtype,
         )  # fmt: skip
         self._start(solver)
+        self._drop(recurrent_dropout, zoneout, weight_dropout)
 
     def _bare(self, *weights: Any) -> Cell:
         return LSTMCell(weights[1], weights[4])

@@ -28,18 +28,24 @@ def why_not(cls: type) -> str:
     below = torch_class(cls)
     if below is None:
         return "it derives from none of nn.GRU, nn.LSTM and nn.RNN"
-    reserved = {name for name in dir(_PAIRS[below]) if not hasattr(below, name)} | attributes_added(below)
+    names = reserved(below)
     for ancestor in cls.__mro__[: cls.__mro__.index(below)]:
         overridden = [name for name in UNASKED if name in vars(ancestor)]
         if overridden:
             return f"it has a {overridden[0]} of its own, which timeloom's forward pass would not ask"
-        taken = sorted(reserved & vars(ancestor).keys())
+        taken = sorted(names & vars(ancestor).keys())
         if taken:
             return f"its {taken[0]} is a name that timeloom's layer has, too: rename it"
         forward = vars(ancestor).get("forward")
         if forward is not None and not _calls_super(forward):
             return f"the forward of {ancestor.__name__} does not call super().forward"
     return ""
+
+
+@cache
+def reserved(theirs: Any) -> frozenset[str]:
+    """Names that timeloom's layer has and torch's has not."""
+    return attributes_added(theirs) | {name for name in dir(_PAIRS[theirs]) if not hasattr(theirs, name)}
 
 
 def torch_class(cls: type) -> Any:

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 
 from timeloom.nn.base import Recurrent
 from timeloom.nn.loops import loops_over_cells
-from timeloom.nn.subclass import attributes_added, grown, torch_class, ungrown, why_not
+from timeloom.nn.subclass import attributes_added, grown, reserved, torch_class, ungrown, why_not
 from timeloom.solvers.base import Solver, resolve
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -57,7 +57,7 @@ def sequentialize(model: Model) -> Model:
     for name, module in model.named_modules():
         if not isinstance(module, Recurrent):
             continue
-        if not module.has_torch_twin:
+        if not module.has_torch_twin or module._dropping.active:
             module.solver = "sequential"
             continue
         before = None if "forward" in vars(module) else ungrown(_plain(module))
@@ -88,7 +88,7 @@ def _why_not(module: nn.RNNBase) -> str:
     if reason:
         return reason
     held = vars(module).keys() | module._parameters.keys() | module._buffers.keys() | module._modules.keys()
-    taken = sorted(_added(module) & held)
+    taken = sorted(reserved(torch_class(type(module))) & held)
     return f"its {taken[0]} is a name that timeloom's layer has, too: rename it" if taken else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.report import SolveReport
 from timeloom.torch_state.precision import SOLVED
-from timeloom.torch_state.transforms import WHERE, transformed
 
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
@@ -42,8 +42,6 @@ def obstacle(data: Tensor, hx: Any = None) -> str | None:
         return f"no sweeps for a {type(data).__name__} of layout {data.layout}"
     if torch._C._get_tracing_state() is not None:
         return "no sweeps inside torch.jit.trace"
-    if transformed():
-        return f"no sweeps {WHERE}"
     return None
 
 
@@ -56,18 +54,25 @@ def _tell_once(device: str) -> None:
 def why(module: Recurrent, input: Tensor | PackedSequence) -> str | None:
     """Why torch's own layer is to run, or None where timeloom's sweeps are."""
     data = input.data if isinstance(input, PackedSequence) else input
-    if not module.has_torch_twin:
+    if not module.has_torch_twin or module._masks:
         return None
     if data.numel() == 0 or data.dim() not in (2, 3):
         return "nothing to solve"
     return module._solver.why_torch(module, data, *size(module, input), module.experiences())
 
 
-def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> Any:
-    """Torch's forward pass."""
+def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any, weights: Sequence[Any] | None = None) -> Any:
+    """Torch's forward pass, with other weights than the module's where they are given, layer by layer."""
     if hx is not None:
         module._check_given(hx)
-    return layer(module).forward(module, input, hx)
+    if weights is None:
+        return layer(module).forward(module, input, hx)
+    twin = object.__new__(layer(module))
+    flat = [weight for own in weights for weight in own if weight is not None]
+    vars(twin).update(vars(module), _flat_weights=flat, _flat_weight_refs=[None] * len(flat))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # cuDNN, that these are not one block of memory
+        return layer(module).forward(twin, input, hx)
 
 
 @dataclass(frozen=True, slots=True)

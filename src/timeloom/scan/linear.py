@@ -48,7 +48,8 @@ def linear_scan(
     """
     structure = _check(a, b, h0, structure, method, levels)
     if transformed():  # plain operations, that any transform knows
-        return _Way(structure, "reference", None, reverse, transpose).run(a, b, h0)
+        plain: Method = "reference" if method == "reference" else "chunked"
+        return _Way(structure, plain, None, reverse, transpose).run(a, b, h0)
     result: Tensor = _LinearScan.apply(a, b, h0, _Way(structure, method, levels, reverse, transpose))
     return result
 

@@ -71,6 +71,11 @@ def layer_gradients(
         assert x is not None
         assert initial is not None
         cell, u = project(x, *weights)
+        if isinstance(cell, GenericCell):
+            raise NotImplementedError(
+                f"there are no second-order gradients here for this cell ({cell.told}): use torch.autograd.grad with "
+                "create_graph=True outside of torch.func, or solver='sequential'"
+            )
         states = [part.to(initial.dtype) for part in states]
         at_u, at_initial, *at_weights = gradients(Recurrence(cell, u, initial, lengths, resets), (), states, grads)
     results = [(u, at_u), (initial, at_initial), *zip(cell.weights, at_weights, strict=True)]

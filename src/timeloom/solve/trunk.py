@@ -18,6 +18,7 @@ from torch import Tensor
 
 from timeloom.auto.experience import LayerExperience, assumed_warmup
 from timeloom.cells.base import Cell
+from timeloom.compile.call import telling
 from timeloom.kernels import ReferenceSweeper, replay, sweeper_kind
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels.layer import Found, Gradients, Layer
@@ -31,7 +32,7 @@ from timeloom.solve.first_sweep import first_sweep
 from timeloom.solve.forward import final_state, solve_states
 from timeloom.solve.newton import PLAIN, newton_states, scanned_gradients
 from timeloom.solve.plan import Direction, Plan, Planner
-from timeloom.solve.recurrence import Record, noting, raise_if_asked, run
+from timeloom.solve.recurrence import Record, noting, on_tape, raise_if_asked, run
 from timeloom.solve.residual import SHARE_OF_BOX
 from timeloom.solve.second_order import layer_gradients
 from timeloom.solve.tolerance import TOLERANCE
@@ -81,6 +82,11 @@ class Inputs(NamedTuple):
         return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in self.live)
 
     @property
+    def masked(self) -> bool:
+        """Whether masks of a dropout inside the recurrence stand behind the inputs (see `timeloom.cells.masked`)."""
+        return self.x.shape[-1] != self.w_ih.shape[1]
+
+    @property
     def whole(self) -> bool:
         """Whether all sequences are of one length and run through."""
         return self.lengths is None and self.resets is None
@@ -125,12 +131,19 @@ class LayerSolve:
                 return beside_torch.lstm(inputs.x, inputs.initial, inputs.weights)
             plan = planned
         if guess is not None or self.kind_of(inputs, cell) is None:
-            (output,), final = run(self._problem(inputs), self.solver, self.experience, record, guess, self.slot)
+            problem = self._problem(inputs)
+            record = telling(record, problem.cell.told)
+            (output,), final = run(problem, self.solver, self.experience, record, guess, self.slot, parts=1)
             return output, final
         taped = inputs.taped
         with torch.no_grad():
             solution = self.forward(inputs, taped, cell, plan)
         return self._on_tape(inputs, solution, record, taped)
+
+    def on_tape(self, inputs: Inputs, record: Record, reason: str) -> tuple[Tensor, Tensor]:
+        """The same by the plain loop, on whatever device or inside whatever has no sweeps."""
+        (output,), final = on_tape(self._problem(inputs), record, reason, parts=1)
+        return output, final
 
     def _plan_beside_torch(self, inputs: Inputs, cell: Cell) -> Plan | str:
         """How to sweep a layer that torch runs faster in one chunk, or why not at all, where either pass would gain too
@@ -209,7 +222,7 @@ class LayerSolve:
     @staticmethod
     def kind_of(inputs: Inputs, cell: Cell) -> type[Layer] | None:
         """Whose kernels can run the whole layer, if any."""
-        return None if inputs.lengths is not None or inputs.resets is not None else layer_kind(cell, inputs.x)
+        return None if not inputs.whole or inputs.masked else layer_kind(cell, inputs.x)
 
     def _sweep(
         self, kind: type[Layer], cell: Cell, inputs: Inputs, plan: Plan, taped: bool
@@ -273,7 +286,7 @@ class LayerSolve:
             live = self._problem(again)
             problem = live.detach()
             states = [part.to(problem.initial.dtype) for part in kept[: len(problem.cell.parts)]]
-            (output,), final = attach(problem, states, final_state(problem, states), adjoint, note, live)
+            (output,), final = attach(problem, states, final_state(problem, states), adjoint, note, live, parts=1)
         asked = [(result, grad) for result, grad in zip((output, final), grads, strict=True) if grad is not None]
         given = [leaf for leaf in leaves if leaf is not None]
         found = iter(torch.autograd.grad([result for result, _ in asked], given, [grad for _, grad in asked]))

@@ -9,4 +9,9 @@ import torch
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Inside, autocast is off on this kind of device; where it is off already, nothing is switched."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+    return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
+
+
+def autocast_on(device: torch.device) -> bool:
+    """Whether it is on for this kind of device, which may know of none."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)

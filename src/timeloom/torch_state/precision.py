@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from timeloom.torch_state.autocast import autocast_on
+
 HALF = (torch.float16, torch.bfloat16)
 SOLVED = (torch.float64, torch.float32, *HALF)
 """Dtypes of inputs that timeloom's sweeps take."""
@@ -32,7 +34,7 @@ def returned_in(
 ) -> tuple[torch.dtype, ...]:
     """What torch's layer would return each part of the state in; the outputs have the first part's."""
     device = x.device.type
-    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+    if not autocast_on(x.device) or x.dtype == torch.float64:
         return (x.dtype,) * len(hidden)
     parts = tuple(part.dtype for part in hidden)
     return _under_autocast(layer, projected, device, torch.get_autocast_dtype(device), weight.dtype, x.dtype, parts)

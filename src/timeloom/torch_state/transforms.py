@@ -1,4 +1,7 @@
-"""`torch.func` transforms and forward-mode differentiation: a solve is a loop that none of them can look into."""
+"""`torch.func` transforms and forward-mode differentiation: a solve is a loop that none of them can look into.
+
+The modules go around them (`timeloom.solve.functional`).
+"""
 
 from __future__ import annotations
 

@@ -123,9 +123,11 @@ def _gpu_kernels() -> str:
     if not torch.cuda.is_available():
         return "no GPU that torch can use"
     if usable(torch.device("cuda", torch.cuda.current_device())):
-        return "usable" + ("" if has_triton() else "; scans need Triton: pip install 'timeloom[triton]'")
+        return "usable, for cells of your own too" + (
+            "" if has_triton() else "; scans need Triton: pip install 'timeloom[triton]'"
+        )
     reason = nvrtc.unavailable() or "they are for NVIDIA's GPUs from the A100's generation on"
-    return f"not usable, torch's own layers run: {reason}"
+    return f"not usable, torch's own layers run, and cells of your own as they are written: {reason}"
 
 
 def self_test(device: str, steps: int) -> SelfTest:

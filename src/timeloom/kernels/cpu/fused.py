@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import math
-from functools import partial
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from timeloom.cells.fused import FusedCell
-from timeloom.compile import remember
 from timeloom.compile.emit_cpu import Pack, Source, emit
 from timeloom.compile.graph import Matrix
 from timeloom.compile.program import Fused
 from timeloom.kernels.cpu import build
+from timeloom.kernels.generated import form_of, in_normal_form
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper
 from timeloom.problem import Recurrence, Segments
-
-if TYPE_CHECKING:
-    from timeloom.compile.fuse import Compiled
 
 _POINTERS = """
     seq begin end lengths resets origin final inputs starts ends decay incoming written tape reset_grads states weights
@@ -54,30 +47,6 @@ def library_of(fused: Fused, dtype: torch.dtype) -> ctypes.CDLL | str:
     return build.generated(source_of(fused).text, _FLAGS[dtype])
 
 
-def _fused_of(problem: Recurrence) -> Fused | Compiled | None:
-    """The cell's normal form: its own, or made from its step where it says that kernels are."""
-    cell = problem.cell
-    if isinstance(cell, FusedCell):
-        return cell.fused
-    if not cell.generated or build.unavailable() is not None:
-        return None
-    given = (problem.initial.detach(),), False, problem.u.detach()
-    fewest = 0.0 if problem.steps >= remember.FEWEST_STEPS else math.inf  # a short one: where it is compiled already
-    compiled = remember.compiled_for(partial(type(cell).step, cell), *given, fewest=fewest)
-    return None if isinstance(compiled, str) or compiled.fused.gate_width != cell.gate_width else compiled
-
-
-def _form_of(problem: Recurrence) -> tuple[FusedCell, Tensor]:
-    """The cell in its normal form, and its inputs `(T, B, K)`."""
-    cell, u, form = problem.cell, problem.u, _fused_of(problem)
-    if isinstance(cell, FusedCell) or form is None or isinstance(form, Fused):
-        assert isinstance(cell, FusedCell)
-        return cell, u
-    with torch.no_grad():
-        weights, inputs = form.prepare(partial(type(cell).step, cell), u.flatten(0, 1), problem.initial)
-    return FusedCell(form.fused, weights), inputs.view(*u.shape[:2], -1)
-
-
 class FusedSweeper(ReferenceSweeper):
     """Runs stretches of a compiled step in generated code; the dense transfer stays with the reference."""
 
@@ -86,18 +55,19 @@ class FusedSweeper(ReferenceSweeper):
         u = problem.u
         if u.device.type != "cpu" or u.dtype != problem.initial.dtype or u.dtype not in _FLAGS:
             return False
-        form = _fused_of(problem)
-        if form is None:
+        if build.unavailable() is not None:
             return False
-        return not isinstance(library_of(form if isinstance(form, Fused) else form.fused, u.dtype), str)
+        form = form_of(problem)
+        return form is not None and not isinstance(library_of(form, u.dtype), str)
 
     @staticmethod
     def tape_width(problem: Recurrence) -> int:
-        return source_of(problem.cell.fused).tape if isinstance(problem.cell, FusedCell) else 0
+        form = form_of(problem)
+        return 0 if form is None else source_of(form).tape
 
     def __init__(self, problem: Recurrence) -> None:
         super().__init__(problem)
-        cell, inputs = _form_of(problem)
+        cell, inputs = in_normal_form(problem)
         fused, dtype = cell.fused, problem.u.dtype
         library = library_of(fused, dtype)
         assert not isinstance(library, str)

@@ -13,7 +13,7 @@ struct ChainArgs {
   float *measured;                                // (links, batch, parts, 2): the largest value and jump (or move) of each
   float *worst;                                   // `compare`: out: the largest jump (or move) of all beside its scale
   int links, batch, parts, n, fading;
-  float floor[2];                                 // what a part's scale is at least
+  float floor[2];                                 // what the first part's scale is at least, and the others'
 };
 
 // δ[p] = A[p-1] δ[p-1] + jump[p] for every unit by itself, one thread each. Links are read AHEAD at a time, before any is
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(1024) compare(const __grid_constant
   const int lane = threadIdx.x & 31, groups = a.batch * a.parts;
   float worst = 0.0f;
   for (int group = threadIdx.x >> 5; group < groups; group += 32) {
-    const float least = fmaxf(a.floor[group % a.parts], 1.17549435e-38f);
+    const float least = fmaxf(a.floor[group % a.parts > 0], 1.17549435e-38f);
     float so_far = 0.0f;
     for (int from = 0; from < a.links; from += 32) {
       const int link = from + lane;

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from timeloom.kernels import faults
+from timeloom.kernels.cuda.chain import on_device
 from timeloom.kernels.cuda.driver import Function
 from timeloom.kernels.cuda.nvrtc import compile_source
 from timeloom.kernels.cuda.programs import FOLDER, DenseChainArgs, architecture
-from timeloom.kernels.cuda.sweeper import CUDASweeper, on_device
+from timeloom.kernels.cuda.sweeper import CUDASweeper
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Segments, cut_evenly
 

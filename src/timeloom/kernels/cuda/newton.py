@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from timeloom.kernels.cuda import nvrtc
+from timeloom.kernels.cuda.chain import aligned, on_device
 from timeloom.kernels.cuda.driver import Function
 from timeloom.kernels.cuda.nvrtc import compile_source
 from timeloom.kernels.cuda.programs import CELLS, architecture, headers
-from timeloom.kernels.cuda.sweeper import aligned, on_device
 from timeloom.kernels.faults import broken, guarded
 from timeloom.kernels.newton import Maps, NewtonSteps, States
 from timeloom.kernels.reference import floor_of, units_of

@@ -50,7 +50,8 @@ def _compile(source: str, flags: Sequence[str], headers: Sequence[tuple[str, str
         given = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
         if library.nvrtcCompileProgram(program, len(flags), given) != 0:
             log = _text(program, "ProgramLog").decode(errors="replace")
-            raise CompileError(f"NVRTC {'.'.join(map(str, version()))} did not compile with {' '.join(flags)}:\n{log}")
+            first = next((line for line in log.splitlines() if "error" in line), "no error told")
+            raise CompileError(f"NVRTC {'.'.join(map(str, version()))} with {' '.join(flags)}: {first}\n{log}")
         return _text(program, "CUBIN")
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))

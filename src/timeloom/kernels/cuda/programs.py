@@ -170,10 +170,12 @@ def _source(defines: dict[str, int], text: CellText, file: str) -> str:
 
 
 @cache
-def headers(cell: str) -> tuple[tuple[str, str], ...]:
-    """All files that a source may include; `cell.cuh` is the cell's."""
+def headers(cell: str | None = None) -> tuple[tuple[str, str], ...]:
+    """All files that a source may include; `cell.cuh` is the cell's, where it is one that was written by hand."""
     found = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.cu*"))}
-    return tuple((found | {"cell.cuh": (FOLDER / "cells" / f"{cell}.cuh").read_text()}).items())
+    if cell is not None:
+        found["cell.cuh"] = (FOLDER / "cells" / f"{cell}.cuh").read_text()
+    return tuple(found.items())
 
 
 @cache

@@ -6,9 +6,6 @@ do. Inputs, states, starts and ends are float32 in every case. Signature and twi
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
@@ -19,22 +16,20 @@ from torch import Tensor
 from timeloom.buffers import empty
 from timeloom.kernels import faults
 from timeloom.kernels.cuda import nvrtc, wide
+from timeloom.kernels.cuda.chain import ChainSweeper, aligned, index_of, on_device
 from timeloom.kernels.cuda.programs import (
     CELLS,
-    CHAIN_THREADS,
     HALVES,
     ROWS,
     AdjointArgs,
-    ChainArgs,
     ForwardArgs,
     Variant,
     Wide,
-    chain_function,
     shared_room,
     sweep_function,
 )
 from timeloom.kernels.cuda.wide import WideWeights, mode_of
-from timeloom.kernels.reference import AdjointData, ReferenceSweeper, floor_of, units_of
+from timeloom.kernels.reference import AdjointData, floor_of, units_of
 from timeloom.problem import Recurrence, Segments
 
 WAVES = ((96, 1), (128, 2))
@@ -57,7 +52,7 @@ def most_single(variant: Variant, device: int) -> int:
 
 def usable(device: torch.device) -> bool:
     """Whether kernels can be compiled for a device, and run on it."""
-    return device.type == "cuda" and _usable(_index(device))
+    return device.type == "cuda" and _usable(index_of(device))
 
 
 @cache
@@ -69,7 +64,7 @@ def _usable(index: int) -> bool:
 
 def fits(kernel: str | None, units: int, device: torch.device) -> bool:
     """Whether there are kernels for a layer of so many units on this device."""
-    return usable(device) and _fits(kernel, units, _index(device))
+    return usable(device) and _fits(kernel, units, index_of(device))
 
 
 @cache
@@ -115,11 +110,11 @@ def _variant(
 
 def launches_each_step(kernel: str, units: int, rows: int, device: torch.device) -> bool:
     """Whether every step of so many rows is a launch of its own."""
-    found = _variant(kernel, units, torch.float32, False, rows, 0, False, False, _index(device))
+    found = _variant(kernel, units, torch.float32, False, rows, 0, False, False, index_of(device))
     return isinstance(found, Wide)
 
 
-class CUDASweeper(ReferenceSweeper):
+class CUDASweeper(ChainSweeper):
     """Runs stretches of a recurrence on an NVIDIA GPU, all steps in one launch; the reference keeps dense transfers.
 
     `saved` `(T, B, SAVED n)` receives the values of the gates wherever states are stored, for the adjoint.
@@ -135,16 +130,14 @@ class CUDASweeper(ReferenceSweeper):
     def __init__(self, problem: Recurrence, saved: Tensor | None = None) -> None:
         super().__init__(problem)
         kernel = str(problem.cell.kernel)
-        self._text, self._kernel, self._n = CELLS[kernel], kernel, problem.cell.parts[0]
+        self._text, self._kernel = CELLS[kernel], kernel
         weights = problem.cell.weights[0]
         self._dtype, self._wide = weights.dtype, WideWeights(weights)
         self.told_as = told_as(kernel, self._n, weights.dtype)
         self._weights = aligned(weights.float())
         self._vectors = units_of(problem.cell).float()
-        self._initial = problem.initial.contiguous()
         self._marks = None if problem.resets is None else problem.resets.contiguous().view(torch.uint8)
         self.saved = saved
-        self._device = _index(problem.initial.device)
 
     @faults.or_reference
     def forward(
@@ -237,71 +230,8 @@ class CUDASweeper(ReferenceSweeper):
             self._kernel, self._n, self._dtype, adjoint, rows, stores, decay, self._marks is not None, self._device
         )
 
-    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor | float] | None:
-        if self.problem.lengths is not None:
-            return None
-
-        def certify(starts: Tensor, ends: Tensor) -> Tensor | float:
-            try:
-                return self.certify(starts, ends, share_of_box, fading=fading)
-            except faults.KernelFault:
-                return math.inf  # nothing is known: the driver measures by itself
-
-        return certify
-
-    def certify(
-        self, starts: Tensor, ends: Tensor, share_of_box: float, decay: Tensor | None = None, fading: bool = False
-    ) -> Tensor:
-        """The largest relative jump between each stretch's end and the next one's start, a number on the device.
-
-        With their decay, of the largest relative error of a start: how far one more correction would move it, which is
-        what the jumps before it add up to.
-        """
-        moves = None if decay is None else self.carry(starts, ends, decay, None, None)
-        return self.measure(starts, ends, share_of_box, moves, fading)
-
-    def measure(self, starts: Tensor, ends: Tensor, share_of_box: float, moves: Tensor | None, fading: bool) -> Tensor:
-        """The largest relative jump, or move of a start where `moves` are given."""
-        links, parts = len(starts) // self.problem.batch, 1 if fading else len(self.cell.parts)
-        found = starts.new_empty(2 * links * self.problem.batch * parts + 1)
-        args = self._chain_args(starts=starts, ends=ends, moves=moves, measured=found)
-        args.worst = found.data_ptr() + 4 * (found.numel() - 1)
-        args.fading = fading
-        args.floor[0] = floor_of(self.cell, share_of_box)
-        if fading:  # of an LSTM's gradients, that by h is small and all rounding, and enters the gates beside that by c
-            args.parts, args.n = 1, self.cell.size
-        self._run_chain("measure", -(-links * self.problem.batch * parts // 8), args)
-        self._run_chain("compare", 1, args)
-        return found[-1]
-
-    def correct(self, starts: Tensor, ends: Tensor, decay: Tensor, boxed: bool) -> Tensor:
-        """New starts from the jumps between stretches of sequences of one length, carried along by their decay.
-
-        `boxed` keeps them where the cell's states live.
-        """
-        corrected = torch.empty_like(starts)
-        self.carry(starts, ends, decay, corrected, self.cell.bound(self._initial) if boxed else None)
-        return corrected
-
-    def carry(
-        self, starts: Tensor, ends: Tensor, decay: Tensor, corrected: Tensor | None, bound: Tensor | None
-    ) -> Tensor:
-        """How far each start is off, as the jumps before it and the decay tell."""
-        moves = torch.empty_like(starts)
-        args = self._chain_args(starts=starts, ends=ends, decay=decay, moves=moves, corrected=corrected, bound=bound)
-        self._run_chain("carry", -(-self._initial.numel() // CHAIN_THREADS["carry"]), args)
-        return moves
-
-    def _run_chain(self, name: str, blocks: int, args: ChainArgs) -> None:
-        with on_device(self._device):
-            faults.guarded(self.told_as, lambda: chain_function(self._device, name)(blocks, args))
-
-    def _chain_args(self, **tensors: Tensor | None) -> ChainArgs:
-        pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
-        starts = tensors["starts"]
-        assert starts is not None
-        links, parts = len(starts) // self.problem.batch, len(self.cell.parts)
-        return ChainArgs(links=links, batch=self.problem.batch, parts=parts, n=self._n, **pointers)
+    def least_scale(self, share_of_box: float) -> float:
+        return floor_of(self.cell, share_of_box)
 
     def _saved_at(self, states: list[Tensor]) -> Tensor | None:
         """The values of the gates at all states, computed once for all sweeps of a backward pass."""
@@ -318,18 +248,3 @@ class CUDASweeper(ReferenceSweeper):
         """Where a forward sweep may leave what the adjoint needs beside the states; None where that is nothing."""
         width = CELLS[str(problem.cell.kernel)].saved * problem.cell.parts[0]
         return empty(problem.steps, problem.batch, width, like=problem.initial) if width else None
-
-
-def aligned(tensor: Tensor) -> Tensor:
-    """Contiguous, and at an address that the kernels can read 16 bytes from at a time."""
-    tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
-
-
-def _index(device: torch.device) -> int:
-    return device.index or 0  # tensors say which one they are on
-
-
-def on_device(index: int) -> AbstractContextManager[Any]:
-    """Inside, this GPU is the current one; nothing is switched where it is already."""
-    return nullcontext() if torch.cuda.current_device() == index else torch.cuda.device(index)

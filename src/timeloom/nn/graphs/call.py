@@ -105,7 +105,7 @@ def _run(module: Recurrent, input: Tensor, hx: Any, lengths: Tensor | None, rese
     """All layers and directions: what `Recurrent._run_own` does, of a padded tensor."""
     operators.make_room(module._handle)
     batched = input.dim() == 3
-    weights = [module._weights_of(index) for index in range(module._stacked)]
+    weights = module._present_weights()
     check_input(input, None, module.input_size, weights[0][0])
     x = input if batched else input.unsqueeze(1)
     x = x.transpose(0, 1) if module.batch_first and batched else x
@@ -122,7 +122,8 @@ def _run(module: Recurrent, input: Tensor, hx: Any, lengths: Tensor | None, rese
 
     def solve_one(index: int, y: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
         backwards = module.bidirectional and index % 2 == 1
-        given = module._inputs(y, initial, weights[index], lengths, resets, backwards)
+        shown, own = module._with_masks(y, weights[index], [part.shape[-1] for part in hidden])
+        given = module._inputs(shown, initial, own, lengths, resets, backwards)
         out, final = operators.run(module._handle, index, given)
         return reverse(out, lengths) if backwards else out, final
 
@@ -138,7 +139,7 @@ def _run(module: Recurrent, input: Tensor, hx: Any, lengths: Tensor | None, rese
 
 def _dtypes(module: Recurrent, x: Tensor, hidden: Hidden, whole: bool) -> tuple[torch.dtype, tuple[torch.dtype, ...]]:
     """What to solve in, and what to return each part of the state in."""
-    in_one_call = whole and module._solver.in_given_precision and module._has_kernels
+    in_one_call = whole and module._solver.in_given_precision and module._has_kernels and not module._masks
     on_gpu = x.device.type == "cuda" and x.dtype != torch.float64 and KERNELS
     compute = products_in(x) if in_one_call and on_gpu else solved_in(x)
     if not torch.is_autocast_enabled(x.device.type):

@@ -245,7 +245,7 @@ def _lasting(module: Recurrent, index: int, report: SolveReport, backward: bool)
 
 def _why_torch(module: Recurrent, inputs: Inputs, taped: bool) -> str | None:
     """Why torch's own layer is to run, if it is. The answer is part of the graph, so only sizes count."""
-    if not module.has_torch_twin or not inputs.whole:
+    if not module.has_torch_twin or not inputs.whole or inputs.masked:
         return None
     x = inputs.x
     with torch.set_grad_enabled(taped), without_autocast(x.device):
@@ -269,8 +269,9 @@ def _is_whole(module: Recurrent, inputs: Inputs, kept: list[Tensor]) -> bool:
 def _refuse_capture(cell: Cell, inputs: Inputs) -> None:
     if capturing(inputs.x.device) and LayerSolve.kind_of(inputs, cell) is None:
         raise RuntimeError(
-            f"a CUDA graph cannot hold this solve, which looks at its residuals ({inputs.x.dtype}, lengths=, resets= "
-            "or a projected LSTM): compile without mode='reduce-overhead', or use solver='sequential'"
+            f"a CUDA graph cannot hold this solve, which looks at its residuals ({inputs.x.dtype}, lengths=, resets=, "
+            "zoneout=, recurrent_dropout= or a projected LSTM): compile without mode='reduce-overhead', or use "
+            "solver='sequential'"
         )
 
 

@@ -1,0 +1,114 @@
+"""What happens between two sweeps on an NVIDIA GPU: certificates of jumps, corrections by the decay. See chain.cu."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.kernels import faults
+from timeloom.kernels.cuda.programs import CHAIN_THREADS, ChainArgs, chain_function
+from timeloom.kernels.reference import ReferenceSweeper
+from timeloom.problem import Recurrence
+
+
+class ChainSweeper(ReferenceSweeper):
+    """A sweeper whose starts and ends, of parts of one width, are compared and corrected on the device."""
+
+    told_as: str
+    """The name by which users know its kernels."""
+
+    def __init__(self, problem: Recurrence) -> None:
+        super().__init__(problem)
+        self._n = problem.cell.parts[0]
+        self._initial = problem.initial.contiguous()
+        self._device = index_of(problem.initial.device)
+
+    def least_scale(self, share_of_box: float) -> float:
+        """What the first part of a state counts as at least when a jump is measured."""
+        return 0.0
+
+    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor | float] | None:
+        if self.problem.lengths is not None or len(set(self.cell.parts)) > 1:
+            return None
+
+        def certify(starts: Tensor, ends: Tensor) -> Tensor | float:
+            try:
+                return self.certify(starts, ends, share_of_box, fading=fading)
+            except faults.KernelFault:
+                return math.inf  # nothing is known: the driver measures by itself
+
+        return certify
+
+    def certify(
+        self, starts: Tensor, ends: Tensor, share_of_box: float, decay: Tensor | None = None, fading: bool = False
+    ) -> Tensor:
+        """The largest relative jump between each stretch's end and the next one's start, a number on the device.
+
+        With their decay, of the largest relative error of a start: how far one more correction would move it, which is
+        what the jumps before it add up to.
+        """
+        moves = None if decay is None else self.carry(starts, ends, decay, None, None)
+        return self.measure(starts, ends, share_of_box, moves, fading)
+
+    def measure(self, starts: Tensor, ends: Tensor, share_of_box: float, moves: Tensor | None, fading: bool) -> Tensor:
+        """The largest relative jump, or move of a start where `moves` are given."""
+        links, parts = len(starts) // self.problem.batch, 1 if fading else len(self.cell.parts)
+        found = starts.new_empty(2 * links * self.problem.batch * parts + 1)
+        args = self._chain_args(starts=starts, ends=ends, moves=moves, measured=found)
+        args.worst = found.data_ptr() + 4 * (found.numel() - 1)
+        args.fading = fading
+        args.floor[0] = self.least_scale(share_of_box)
+        if fading:  # of an LSTM's gradients, that by h is small and all rounding, and enters the gates beside that by c
+            args.parts, args.n = 1, self.cell.size
+        self._run_chain("measure", -(-links * self.problem.batch * parts // 8), args)
+        self._run_chain("compare", 1, args)
+        return found[-1]
+
+    def correct(self, starts: Tensor, ends: Tensor, decay: Tensor, boxed: bool) -> Tensor:
+        """New starts from the jumps between stretches of sequences of one length, carried along by their decay.
+
+        `boxed` keeps them where the cell's states live.
+        """
+        corrected = torch.empty_like(starts)
+        self.carry(starts, ends, decay, corrected, self.cell.bound(self._initial) if boxed else None)
+        return corrected
+
+    def carry(
+        self, starts: Tensor, ends: Tensor, decay: Tensor, corrected: Tensor | None, bound: Tensor | None
+    ) -> Tensor:
+        """How far each start is off, as the jumps before it and the decay tell."""
+        moves = torch.empty_like(starts)
+        args = self._chain_args(starts=starts, ends=ends, decay=decay, moves=moves, corrected=corrected, bound=bound)
+        self._run_chain("carry", -(-self._initial.numel() // CHAIN_THREADS["carry"]), args)
+        return moves
+
+    def _run_chain(self, name: str, blocks: int, args: ChainArgs) -> None:
+        with on_device(self._device):
+            faults.guarded(self.told_as, lambda: chain_function(self._device, name)(blocks, args))
+
+    def _chain_args(self, **tensors: Tensor | None) -> ChainArgs:
+        pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+        starts = tensors["starts"]
+        assert starts is not None
+        links, parts = len(starts) // self.problem.batch, len(self.cell.parts)
+        return ChainArgs(links=links, batch=self.problem.batch, parts=parts, n=self._n, **pointers)
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Contiguous, and at an address that the kernels can read 16 bytes from at a time."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def index_of(device: torch.device) -> int:
+    return device.index or 0  # tensors say which one they are on
+
+
+def on_device(index: int) -> AbstractContextManager[Any]:
+    """Inside, this GPU is the current one; nothing is switched where it is already."""
+    return nullcontext() if torch.cuda.current_device() == index else torch.cuda.device(index)

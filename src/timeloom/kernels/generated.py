@@ -1,0 +1,49 @@
+"""The normal form of a problem's cell, which generated kernels of any device run: its own, or made from its step."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from timeloom.cells.fused import FusedCell
+from timeloom.compile import remember
+from timeloom.compile.program import Fused
+from timeloom.problem import Recurrence
+
+if TYPE_CHECKING:
+    from timeloom.compile.fuse import Compiled
+
+
+def _compiled(problem: Recurrence) -> Compiled | None:
+    """What is made of the step of a cell that says that kernels are."""
+    cell = problem.cell
+    if not cell.generated:
+        return None
+    given = (problem.initial.detach(),), False, problem.u.detach()
+    fewest = 0.0 if problem.steps >= remember.FEWEST_STEPS else math.inf  # a short one: where it is compiled already
+    compiled = remember.compiled_for(partial(type(cell).step, cell), *given, fewest=fewest)
+    return None if isinstance(compiled, str) or compiled.fused.gate_width != cell.gate_width else compiled
+
+
+def form_of(problem: Recurrence) -> Fused | None:
+    """The cell's normal form; None where it has none."""
+    if isinstance(problem.cell, FusedCell):
+        return problem.cell.fused
+    compiled = _compiled(problem)
+    return None if compiled is None else compiled.fused
+
+
+def in_normal_form(problem: Recurrence) -> tuple[FusedCell, Tensor]:
+    """The cell in its normal form, and its inputs `(T, B, K)`."""
+    cell, u = problem.cell, problem.u
+    if isinstance(cell, FusedCell):
+        return cell, u
+    compiled = _compiled(problem)
+    assert compiled is not None
+    with torch.no_grad():
+        weights, inputs = compiled.prepare(partial(type(cell).step, cell), u.flatten(0, 1), problem.initial)
+    return FusedCell(compiled.fused, weights), inputs.view(*u.shape[:2], -1)

@@ -1,0 +1,181 @@
+"""Dropout inside the recurrence, as options of modules: checked, and drawn for every call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from timeloom.cells.base import Cell
+from timeloom.cells.fused import FusedCell
+from timeloom.cells.generic import GenericCell
+from timeloom.cells.masked import STEPS, Step
+from timeloom.compile.remember import compiled_for
+from timeloom.torch_state.transforms import transformed
+
+Pair = tuple[float, ...]
+Weights = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]
+"""w_ih, w_hh, b_ih, b_hh and w_hr of one layer and direction; None where there is none."""
+
+
+class Dropping(NamedTuple):
+    """What a module drops inside its recurrence.
+
+    state: of h, before the recurrent product: one mask a sequence (variational dropout, Gal and Ghahramani, 2016).
+    zoneout: probability, of each part of the state, that a unit keeps its value over a step (Krueger et al., 2017).
+    weights: of the recurrent matrix, one mask a call (weight drop; Merity et al., 2018).
+    """
+
+    state: float = 0.0
+    zoneout: Pair = (0.0,)
+    weights: float = 0.0
+
+    @staticmethod
+    def checked(state: Any, zoneout: Any, weights: Any, parts: int) -> Dropping:
+        """From a user's options, or an error that says what is wrong."""
+        given = zoneout if isinstance(zoneout, tuple | list) else (zoneout,) * parts
+        if len(given) != parts:
+            expected = "a number" if parts == 1 else "a number, or a pair for h and c"
+            raise ValueError(f"zoneout must be {expected}, got {zoneout!r}")
+        return Dropping(
+            check_probability("recurrent_dropout", state),
+            tuple(check_probability("zoneout", part) for part in given),
+            check_probability("weight_dropout", weights),
+        )
+
+    @property
+    def zones(self) -> bool:
+        return any(self.zoneout)
+
+    @property
+    def active(self) -> bool:
+        return bool(self.state or self.zones or self.weights)
+
+    def masks_state(self, training: bool) -> bool:
+        """Whether steps are other ones than torch's: zoneout is, with its expectation, when nothing is trained, too."""
+        return self.zones or (training and self.state > 0)
+
+    def masks(self, x: Tensor, widths: Sequence[int], training: bool) -> Tensor:
+        """What `timeloom.cells.masked` wants behind inputs x `(T, B, ·)` of a state of parts of these widths."""
+        steps, batch = x.shape[:2]
+        found: list[Tensor] = []
+        if self.state:
+            found.append(self.sequence_mask(x, widths[0], training).expand(steps, batch, widths[0]))
+        for share, width in zip(self.zoneout, widths, strict=False) if self.zones else ():
+            kept = x.new_empty(steps, batch, width)
+            found.append(kept.bernoulli_(share) if training else kept.fill_(share))
+        return torch.cat(found, -1)
+
+    def sequence_mask(self, x: Tensor, width: int, training: bool) -> Tensor:
+        """`(B, width)`: what every sequence of x `(T, B, ·)` multiplies its states by."""
+        shown = x.new_empty(x.shape[1], width)
+        return _drawn(shown, self.state) if training else shown.fill_(1)
+
+    def drop_weights(self, w_hh: Tensor) -> Tensor:
+        """A recurrent matrix with some of its entries left out and the others scaled up."""
+        return w_hh * _drawn(w_hh.detach().new_empty(w_hh.shape), self.weights)
+
+    def __str__(self) -> str:
+        zoneout = self.zoneout[0] if len(set(self.zoneout)) == 1 else self.zoneout
+        options = {"recurrent_dropout": self.state, "zoneout": zoneout, "weight_dropout": self.weights}
+        return "".join(f", {name}={value}" for name, value in options.items() if value)
+
+
+NOTHING = Dropping()
+
+
+class DropsInside:
+    """What modules have of it: options, which may be set at any time, and what they mean at present."""
+
+    mode: str
+    training: bool
+    _dropping: Dropping = NOTHING
+    _last: Any
+
+    @property
+    def recurrent_dropout(self) -> float:
+        """Share of h that the recurrent product does not see, the same units for all of a sequence; in training."""
+        return self._dropping.state
+
+    @recurrent_dropout.setter
+    def recurrent_dropout(self, share: float) -> None:
+        self._drop(share, self.zoneout, self.weight_dropout)
+
+    @property
+    def zoneout(self) -> float | tuple[float, ...]:
+        """Probability that a unit keeps its value over a step, of h, or of h and c; its expectation in `eval()`."""
+        shares = self._dropping.zoneout
+        return shares[0] if len(set(shares)) == 1 else shares
+
+    @zoneout.setter
+    def zoneout(self, share: float | tuple[float, ...]) -> None:
+        self._drop(self.recurrent_dropout, share, self.weight_dropout)
+
+    @property
+    def weight_dropout(self) -> float:
+        """Share of the recurrent matrices' entries that a call leaves out; in training."""
+        return self._dropping.weights
+
+    @weight_dropout.setter
+    def weight_dropout(self, share: float) -> None:
+        self._drop(self.recurrent_dropout, self.zoneout, share)
+
+    def _drop(self, state: Any, zoneout: Any, weights: Any) -> None:
+        """Set what is dropped inside the recurrence."""
+        self._dropping = Dropping.checked(state, zoneout, weights, 2 if self.mode == "LSTM" else 1)
+        self._last = None
+
+    @property
+    def _masks(self) -> bool:
+        """Whether steps are other ones than torch's, at present."""
+        return self._dropping.masks_state(self.training)
+
+    @property
+    def _drops(self) -> bool:
+        """Whether anything is dropped inside the recurrence, at present."""
+        return self._masks or (self.training and self._dropping.weights > 0)
+
+    def _with_masks(self, x: Tensor, weights: Weights, widths: list[int]) -> tuple[Tensor, Weights]:
+        """A layer's inputs with this call's masks behind them, and its weights, which hold the mask of one sequence."""
+        if not self._masks:
+            return x, weights
+        if x.shape[1] == 1 and not self._dropping.zones:
+            w_ih, w_hh, *others = weights
+            return x, (w_ih, w_hh * self._dropping.sequence_mask(x, widths[0], self.training), *others)
+        return torch.cat([x, self._dropping.masks(x, widths, self.training)], -1), weights
+
+
+def _drawn(room: Tensor, share: float) -> Tensor:
+    """Ones of which a share became zeros and the others were scaled up."""
+    return room.bernoulli_(1 - share).div_(1 - share)
+
+
+def check_probability(name: str, value: Any) -> float:
+    """A probability below 1, or an error that says what was given."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a probability, 0 ≤ p < 1, got {type(value).__name__}")
+    if not 0 <= float(value) < 1:
+        raise ValueError(f"{name} must be a probability, 0 ≤ p < 1, got {value}")
+    return float(value)
+
+
+def masked(cell: Cell, rows: Tensor, dropped: bool, zoned: bool) -> tuple[Cell, Tensor]:
+    """A cell of torch's over projected inputs with masks behind them, `(T, B, ·)`, and its inputs: by kernels made for
+    it, where they can be made. On autograd's tape.
+    """
+    step: Step = partial(STEPS[type(cell)](cell), dropped, zoned)
+    start = tuple(rows.new_zeros(rows.shape[1], width) for width in cell.parts)
+    inside = transformed() or torch._C._get_tracing_state() is not None
+    given = "inside a transform or a trace" if inside else compiled_for(step, start, len(start) > 1, rows)
+    if isinstance(given, str):
+        plain = GenericCell(step, start if len(start) > 1 else start[0], rows.shape[2:])
+        plain.told = f"not fused: {given}"
+        return plain, rows
+    weights, inputs = given.prepare(step, rows.flatten(0, 1), start[0])
+    fused = FusedCell(given.fused, weights)
+    fused.told = "fused"
+    return fused, inputs.view(*rows.shape[:2], -1)

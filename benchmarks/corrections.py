@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.zoo.memory import CORRECTIONS, remembered, sweeps, told
-from benchmarks.zoo.networks import ZOO, Model, drawn, trained
+from benchmarks.zoo.networks import TORCHS, Model, trained
 from benchmarks.zoo.tasks import TASKS
 
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = options.parse_args(arguments)
     device, rows = torch.device(given.device), []
     stored = torch.load(given.weights, map_location=device) if given.weights else {}
-    for network in (network for network in ZOO if given.only in network.name):
+    for network in (network for network in TORCHS if given.only in network.name):
         if network.name in stored:
             model = Model(network).to(device)
             model.load_state_dict(stored[network.name])
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             model, _ = trained(network, device)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            x = model.features(drawn(TASKS[network.task], given.steps, given.batch, generator, device)[0])
+            x = model.features(TASKS[network.task].draw(given.steps, given.batch, generator).x.to(device))
         known = remembered(model.layer, x)
         for chunk in given.chunks:
             row = {"network": network.name, "chunk": chunk} | known

@@ -15,7 +15,7 @@ import timeloom as tl
 from timeloom import kernels
 from timeloom.auto.experience import LayerExperience
 from timeloom.kernels import faults, layers
-from timeloom.kernels.cuda import nvrtc, programs
+from timeloom.kernels.cuda import chain, nvrtc, programs
 from timeloom.kernels.cuda import sweeper as cuda
 from timeloom.kernels.cuda.driver import LaunchError
 from timeloom.kernels.cuda.layer import CUDALayer
@@ -48,7 +48,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(CUDALayer, "recordable", lambda *_: False)  # which would ask for a real GPU
     monkeypatch.setattr(cuda, "fits", lambda *_: True)
     monkeypatch.setattr(cuda, "most_single", lambda *_: 1000)
-    monkeypatch.setattr(cuda, "on_device", lambda _: nullcontext())
+    for file in (cuda, chain):
+        monkeypatch.setattr(file, "on_device", lambda _: nullcontext())
     monkeypatch.setattr(programs, "architecture", lambda _: "sm_999")
     monkeypatch.setattr(programs, "shared_room", lambda _: 227 << 10)
     yield

@@ -35,6 +35,8 @@ BEFORE = {
         model = torch.nn.Sequential(torch.nn.GRU(3, 4))
         lengths, done = torch.tensor([300, 7]), torch.rand(300, 2) < 0.1
         W, a, b = torch.randn(5, 5) / 5, torch.rand(30, 2, 4), torch.randn(30, 2, 4)
+        loader = [(torch.tensor([4, 2]), torch.randn(30, 2, 3), torch.zeros(30, 2, 4))] * 2
+        criterion = lambda found, target: (found[0] - target).square().mean()
     """,
     "docs/bppsa.md": """
         import torch

@@ -22,7 +22,7 @@ LAYERS = (
     ("options", "report", "torch_state", "buffers", "version"),
     ("compile",),
     ("cells",),
-    ("problem", "compile.hoist", "compile.fuse", "compile.remember"),
+    ("problem", "known", "compile.hoist", "compile.fuse", "compile.remember"),
     ("kernels",),
     ("scan", "mgrit", "auto.experience", "auto.costs"),
     ("solve", "compile.call"),

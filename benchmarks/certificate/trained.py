@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
 from benchmarks.certificate.audit import audit
-from benchmarks.zoo.networks import ZOO, Model, drawn, trained
+from benchmarks.zoo.networks import TORCHS, Model, trained
 from benchmarks.zoo.tasks import TASKS
 from timeloom.inspection.memory import recurrences
+from timeloom.nn.base import Recurrent
 from timeloom.solve.plan import Correction
 from timeloom.solvers import Shooting
 
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--seconds", type=float, default=600.0, help="no network is begun after so long")
     given = options.parse_args(arguments)
     stored, began, judged, wrong = torch.load(given.weights) if given.weights else {}, time.perf_counter(), 0, 0
-    for network in ZOO:
+    for network in TORCHS:
         if time.perf_counter() - began > given.seconds:
             print(f"{network.name}: left out")
             continue
@@ -38,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model.load_state_dict(stored.get(network.name, model.state_dict()))
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            x = model.features(drawn(TASKS[network.task], given.steps, 1, generator, torch.device("cpu"))[0])
-        problem = next(recurrences(model.layer, x))
+            x = model.features(TASKS[network.task].draw(given.steps, 1, generator).x)
+        problem = next(recurrences(cast(Recurrent, model.layer), x))
         for chunk in given.chunks:
             for correction in CORRECTIONS:
                 for tol in given.tol:

@@ -1,7 +1,7 @@
 """Forward + backward on a GPU, in pieces of a few minutes; each writes JSON and Markdown after every row.
 
 python -m benchmarks.gpu                      # the headline
-python -m benchmarks.gpu regimes half grid    # others: solvers, rivals
+python -m benchmarks.gpu regimes half grid    # others: solvers, rivals, runs
 python -m benchmarks.gpu grid --resume        # what an earlier run did not come to
 python -m benchmarks.gpu plot                 # pictures of what is there; needs no GPU
 """
@@ -101,9 +101,9 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 
 def plot(folder: Path) -> int:
     """Draws what is there."""
-    from benchmarks.gpu.pictures import draw  # matplotlib is imported only where it is used
+    from benchmarks.gpu import pictures, run_pictures  # matplotlib is imported only where it is used
 
-    drawn = draw(folder)
+    drawn = [*pictures.draw(folder), *run_pictures.draw(folder)]
     if not drawn:
         print(f"error: no results of {PROGRAM} to draw in {folder}", file=sys.stderr)
         return 1

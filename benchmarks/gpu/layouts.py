@@ -71,3 +71,29 @@ CONTENDER_NOTE = (
     "against float64. Peak: of torch's allocator. Every group of contenders runs in a process of its own with a "
     "limit on its time."
 )
+RUN_COLUMNS = (
+    Column("run", words("case"), left=True),
+    Column("updates", number("updates", "d")),
+    Column("torch s", number("torch_seconds", ".1f")),
+    Column("timeloom s", number("timeloom_seconds", ".1f")),
+    Column("ratio", ratio("ratio")),
+    Column("to the same loss", ratio("same_loss_ratio")),
+    Column("an update, at the end", ratio("late_ratio")),
+    Column("first update, s: torch", number("torch_first", ".2f")),
+    Column("timeloom", number("timeloom_first", ".2f")),
+    Column("with warm starts, s", number("warm_seconds", ".1f")),
+    Column("losses apart, first 20", number("early_difference", ".0e")),
+    Column("last loss: torch", number("torch_loss", ".4g")),
+    Column("timeloom", number("timeloom_loss", ".4g")),
+    Column("at the end", words("decision"), left=True),
+    Column("notes", table.notes, left=True),
+)
+RUN_NOTE = (
+    "Training from the first update to the last, torch's layer and timeloom's from the same weights on the same "
+    "batches, eager, Adam, float32 (cuDNN with tf32, torch's default). Seconds hold all of it: the first update with "
+    "whatever is compiled or chosen there, the read-out, the optimizer. `to the same loss`: wall-clock until the "
+    "mean over the pool's batches is at the worse of the two last ones. Losses apart: the largest relative difference "
+    "over the first 20 updates; later on rounding alone makes two runs of any one. Beyond 65,535 steps, which cuDNN "
+    "refuses, torch runs blocks with the state carried and gradients cut; it knows no resets, so its episodes are "
+    "packed. With warm starts: the same run, each batch begun at its states of the last time (`tl.WarmStarts`)."
+)

@@ -7,10 +7,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from benchmarks.cases import NEVER_SLOWER, Case
-from benchmarks.gpu import compare, contenders, lists, race
+from benchmarks.gpu import clock, compare, contenders, lists, race, whole_runs
 from benchmarks.gpu.compare import FULL, Depth, Row
 from benchmarks.gpu.contenders import Contender
-from benchmarks.gpu.layouts import COLUMNS, CONTENDER_COLUMNS, CONTENDER_NOTE, FORWARD_COLUMNS, GRID_COLUMNS, NOTE
+from benchmarks.gpu.layouts import (
+    COLUMNS,
+    CONTENDER_COLUMNS,
+    CONTENDER_NOTE,
+    FORWARD_COLUMNS,
+    GRID_COLUMNS,
+    NOTE,
+    RUN_COLUMNS,
+    RUN_NOTE,
+)
 from benchmarks.gpu.table import Column
 from benchmarks.gpu.worker import NO_ANSWER, Worker
 
@@ -153,6 +162,11 @@ def _rivals() -> Piece:
     return Piece("rivals", "timeloom and others on a GPU", *layout, left_out=absent, finish=finish)
 
 
+def _runs() -> Piece:
+    jobs = [Job(run.name, partial(whole_runs.measure, run, clock.DEVICE)) for run in whole_runs.RUNS]
+    return Piece("runs", "Whole training runs on a GPU", RUN_NOTE, RUN_COLUMNS, jobs)
+
+
 PIECES: dict[str, Callable[[], Piece]] = {
     "headline": _headline,
     "regimes": _regimes,
@@ -160,4 +174,5 @@ PIECES: dict[str, Callable[[], Piece]] = {
     "grid": _grid,
     "solvers": _solvers,
     "rivals": _rivals,
+    "runs": _runs,
 }

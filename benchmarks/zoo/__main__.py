@@ -4,6 +4,8 @@ Every row: milliseconds of torch's layer, of ours in one chunk (the kernel alone
 time-parallelism), and the errors of all results against float64, as the largest of relative norms. Then the largest
 Lyapunov exponent, the steps after which a difference has shrunk to 1e-6, and the sweeps, forward/backward, that each
 correction takes over chunks of 256 steps until all jumps are below 1e-4 (`python -m benchmarks.corrections` has more).
+Torch has no resets: episodes are packed for its layers, and the packing is not timed. Cells of one's own stand beside
+the plain loop over their steps, and count neither for the median nor for the worst.
 """
 
 from __future__ import annotations
@@ -13,24 +15,20 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-import timeloom as tl
-from benchmarks.zoo.memory import remembered, sweeps, told
-from benchmarks.zoo.networks import ZOO, Model, Network, drawn, trained
+from benchmarks.zoo.layers import OWN_CELLS
+from benchmarks.zoo.measure import Subject, measured
+from benchmarks.zoo.networks import ZOO, Network, trained
+from benchmarks.zoo.public import UNITS, speech_lstm, talk, weights_file
 from benchmarks.zoo.tasks import TASKS
 
-CHUNK, TOLERANCE = 256, 1e-4
-"""Of the sweeps by correction."""
-MEMORY = ("exponent", "memory", "sweeps")
-WARM_UP = 6
-"""Calls before anything is timed: `auto` learns from the first ones."""
+SPEECH = "speech LSTM 128, public"
+SPEECH_SIZES = ((16384, 1), (16384, 4))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,95 +38,77 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--only", default="", help="networks whose name has this word")
     options.add_argument("--minutes", type=float, default=8.0, help="no network is begun after so long")
     options.add_argument("--steps", type=int, default=0, help="measure at so many steps instead of each network's own")
+    options.add_argument("--updates", type=int, default=0, help="train by so many instead of each network's own")
+    options.add_argument(
+        "--weights", type=Path, help="silero_vad.jit, for its LSTM (default: the installed package's, where it is)"
+    )
     given = options.parse_args(arguments)
     device, began, rows = torch.device(given.device), time.perf_counter(), []
-    for network in (network for network in ZOO if given.only in network.name):
+    left_out: dict[str, str] = {}
+    networks = [network for network in ZOO if given.only in network.name]
+    for name, subjects in candidates(networks, given, device, left_out):
         if time.perf_counter() - began > 60 * given.minutes:
-            print(f"{network.name}: left out, {given.minutes:g} minutes are over")
+            left_out[name] = f"{given.minutes:g} minutes were over"
             continue
-        model, loss = trained(network, device)
-        for steps, batch in network.sizes:
-            row = measured(network, model, given.steps or steps, batch, device) | {"loss": loss}
+        for subject, loss in subjects:
+            row = measured(subject) | {"loss": loss}
             print(line(row), flush=True)
             rows.append(row)
-    save(rows, device, Path(given.out))
+    for name, why in left_out.items():
+        print(f"{name}: left out, {why}")
+    save(rows, left_out, device, Path(given.out))
     return 0
 
 
-def measured(network: Network, model: Model, steps: int, batch: int, device: torch.device) -> dict[str, Any]:
-    """Times and errors of one network at one size."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        x = model.features(drawn(TASKS[network.task], steps, batch, generator, device)[0])
-    pull = torch.randn(steps, batch, network.units, generator=generator).to(device)
-    weights, size = model.layer.state_dict(), (model.layer.input_size, network.units)
+def candidates(
+    networks: Sequence[Network], given: argparse.Namespace, device: torch.device, left_out: dict[str, str]
+) -> Iterator[tuple[str, Iterator[tuple[Subject, float]]]]:
+    """Names, and what there is to measure of each, with the loss it was trained to; nothing is trained before that."""
 
-    def layer(kind: Any, **options: Any) -> Any:
-        made = kind(*size, **options).to(device)
-        made.load_state_dict(weights)
-        return made
+    def at_sizes(network: Network) -> Iterator[tuple[Subject, float]]:
+        model, loss = trained(network, device, updates=given.updates)
+        for steps, batch in network.sizes:
+            yield Subject.of(network, model, given.steps or steps, batch, device), loss
 
-    torchs = layer(getattr(nn, network.layer))
-    own, one_chunk = (layer(getattr(tl, network.layer), **options) for options in ({}, {"solver": ONE_CHUNK}))
-    truth = results(layer(getattr(nn, network.layer)).double(), x.double(), pull.double())
-    row: dict[str, Any] = {"network": network.name, "T": steps, "B": batch, "units": network.units}
-    for name, module in (("torch", torchs), ("one chunk", one_chunk), ("auto", own)):
-        first = clock(partial(results, module, x, pull))
-        for _ in range(WARM_UP - 1):
-            found = results(module, x, pull)
-        row[f"{name} first ms"], row[f"{name} error"] = first, error(found, truth)
-    contenders = {"torch": torchs, "one chunk": one_chunk, "auto": own}
-    rounds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(5):  # side by side: one after the other in every round
-        for name, module in contenders.items():
-            rounds[name].append(clock(partial(results, module, x, pull)))
-    row |= {f"{name} ms": statistics.median(times) for name, times in rounds.items()}
-    row |= remembered(own, x) | {"sweeps": told(sweeps(own, x, CHUNK, TOLERANCE))}
-    report = own.reports[0]
-    row["forward"], row["backward"] = str(report).split("\n")[0], str(report.backward)
-    return row
+    def of_speech(file: Path) -> Iterator[tuple[Subject, float]]:
+        weights, hear = speech_lstm(file)
+        for steps, batch in SPEECH_SIZES:
+            x = talk(given.steps or steps, batch, hear, torch.Generator().manual_seed(1)).to(device)
+            yield Subject(SPEECH, "LSTM", UNITS, weights, x), float("nan")
 
-
-ONE_CHUNK = tl.solvers.Shooting(chunk=2**40, warmup=0)
-
-
-def results(module: nn.Module, x: Tensor, pull: Tensor) -> list[Tensor]:
-    """Outputs, and the gradients of x and of every parameter."""
-    x = x.detach().requires_grad_()
-    y = module(x)[0]
-    return [y.detach(), *torch.autograd.grad(y, [x, *module.parameters()], pull)]
-
-
-def error(found: list[Tensor], truth: list[Tensor]) -> float:
-    return max(float((ours.double() - exact).norm() / exact.norm()) for ours, exact in zip(found, truth, strict=True))
-
-
-def clock(call: Callable[[], object]) -> float:
-    """Milliseconds of a call, the GPU's work included."""
-    wait()
-    began = time.perf_counter()
-    call()
-    wait()
-    return 1e3 * (time.perf_counter() - began)
-
-
-def wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    for network in networks:
+        if TASKS[network.task].needs():
+            left_out[network.name] = TASKS[network.task].needs()
+        else:
+            yield network.name, at_sizes(network)
+    if given.only in SPEECH:
+        file = weights_file(given.weights)
+        if file is None:
+            left_out[SPEECH] = "no package silero-vad; --weights names its silero_vad.jit"
+        else:
+            yield SPEECH, of_speech(file)
 
 
 def line(row: dict[str, Any]) -> str:
     return (
         f"{row['network']}, T={row['T']}, B={row['B']}: torch {row['torch ms']:.1f} ms, one chunk "
         f"{row['torch ms'] / row['one chunk ms']:.1f}x, auto {row['torch ms'] / row['auto ms']:.1f}x; error "
-        f"{row['torch error']:.0e}, ours {row['auto error']:.0e}; {row['forward']}"
+        f"{row['torch error']:.0e}, ours {row['auto error']:.0e}; loss {row['loss']:.3g}; memory "
+        f"{row.get('memory', '–')}; {row['forward']}; back: {row['backward']}"
     )
+
+
+COLUMNS = (
+    "network", "T", "B", "torch, ms", "one chunk", "auto", "torch's error", "ours", "exponent", "memory", "sweeps",
+    "forward",
+)  # fmt: skip
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table, ratios beside torch's time."""
     alone, auto = (f"{row['torch ms'] / row[f'{name} ms']:.1f}×" for name in ("one chunk", "auto"))
     errors = (f"{row[f'{name} error']:.0e}" for name in ("torch", "auto"))
+    steps = "–" if "memory" not in row else "never" if row["memory"] is None else f"{row['memory']:,}"
     return (
         row["network"],
         f"{row['T']:,}",
@@ -137,39 +117,32 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         alone,
         auto,
         *errors,
-        f"{row['exponent']:+.2g}",
-        "never" if row["memory"] is None else f"{row['memory']:,}",
-        ", ".join(f"{name} {text}" for name, text in row["sweeps"].items()),
+        f"{row['exponent']:+.2g}" if "exponent" in row else "–",
+        steps,
+        ", ".join(f"{name} {text}" for name, text in row.get("sweeps", {}).items()) or "–",
         row["forward"],
     )
 
 
-def save(rows: list[dict[str, Any]], device: torch.device, folder: Path) -> None:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "".join(f"| {' | '.join(entries)} |\n" for entries in lines)
+
+
+def save(rows: list[dict[str, Any]], left_out: dict[str, str], device: torch.device, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     where = f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads, {time.strftime('%Y-%m-%d')}"
     target = folder / f"trained-{device.type}"
-    target.with_suffix(".json").write_text(json.dumps({"where": where, "rows": rows}, indent=1) + "\n")
-    ratios = [row["torch ms"] / row["auto ms"] for row in rows]
-    columns = (
-        "network",
-        "T",
-        "B",
-        "torch, ms",
-        "one chunk",
-        "auto",
-        "torch's error",
-        "ours",
-        "exponent",
-        "memory",
-        "sweeps",
-        "forward",
-    )
-    lines = [columns, ("---",) * len(columns), *map(cells, rows)]
-    table = "".join(f"| {' | '.join(entries)} |\n" for entries in lines)
+    content = {"where": where, "rows": rows, "left_out": left_out}
+    target.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+    layers = [row for row in rows if not any(cell in row["network"] for cell in OWN_CELLS)]
+    ratios = [row["torch ms"] / row["auto ms"] for row in layers]
     summary = f"Median {statistics.median(ratios):.1f}×, worst {min(ratios):.1f}×.\n" if ratios else ""
-    text = f"# Trained networks\n\n{where}. `python -m benchmarks.zoo`.\n{__doc__}\n{table}\n{summary}"
-    target.with_suffix(".md").write_text(text)
+    missing = "".join(f"\nNot measured: {name}: {why}.\n" for name, why in left_out.items())
+    shown = table(COLUMNS, [cells(row) for row in rows])
+    text = f"# Trained networks\n\n{where}. `python -m benchmarks.zoo`.\n{__doc__}\n{shown}\n{summary}"
+    target.with_suffix(".md").write_text(text + missing)
     print(target.with_suffix(".md"))
 
 

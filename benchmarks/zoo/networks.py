@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import timeloom as tl
-from benchmarks.zoo.tasks import TASKS, Task
+from benchmarks.zoo.layers import OWN_CELLS, outputs, own_layer
+from benchmarks.zoo.tasks import TASKS, Batch
 
 POOL = 8
 """Batches that are drawn once and trained on in turns."""
@@ -33,6 +33,11 @@ class Network:
     def name(self) -> str:
         return f"{self.task} {self.layer} {self.units}"
 
+    @property
+    def own(self) -> bool:
+        """Whether its cell is one that torch has no layer of."""
+        return self.layer in OWN_CELLS
+
 
 ZOO = (
     Network("flip-flop", "GRU", 64, 250),
@@ -40,55 +45,66 @@ ZOO = (
     Network("flip-flop", "GRU", 32, 250, sizes=((16384, 1),)),
     Network("adding", "GRU", 64, 200),
     Network("adding", "LSTM", 32, 200, sizes=((16384, 1),)),
+    Network("copy", "GRU", 128, 400, sizes=((16384, 1), (16384, 16))),
+    Network("copy", "LSTM", 64, 400, sizes=((16384, 1),)),
     Network("amplifier", "LSTM", 32, 200, sizes=((16384, 1), (65535, 1))),
     Network("amplifier", "GRU", 32, 200, sizes=((16384, 1),)),
+    Network("amplifier", "GRU", 16, 200, sizes=((16384, 1),)),
     Network("amplifier", "RNN", 32, 200, rate=1e-3, sizes=((16384, 1),)),
+    Network("sensor", "GRU", 64, 250, sizes=((16384, 1), (8192, 32))),
+    Network("sensor", "LSTM", 64, 250, sizes=((16384, 1),)),
+    Network("motions", "GRU", 64, 150, sizes=((16384, 1),)),
+    Network("policy", "GRU", 64, 250, sizes=((16384, 1), (8192, 32))),
+    Network("policy", "LSTM", 64, 250, sizes=((16384, 16),)),
     Network("text", "GRU", 128, 200, 512, sizes=((16384, 1), (16384, 4))),
     Network("text", "LSTM", 128, 200, 512, sizes=((8192, 1), (8192, 4))),
     Network("text", "GRU", 256, 100, 512, sizes=((8192, 1),)),
     Network("text", "GRU", 512, 60, 256, sizes=((8192, 1),)),
+    Network("flip-flop", "LayerNormGRU", 64, 150, 256, sizes=((8192, 1),)),
+    Network("amplifier", "LiGRU", 32, 150, 256, rate=1e-3, sizes=((8192, 1),)),
 )
+
+TORCHS = tuple(network for network in ZOO if not network.own and not TASKS[network.task].needs())
+"""Those of torch's layers whose task can be drawn here."""
 
 
 class Model(nn.Module):
     """The layer between an embedding, of text, and a linear read-out. Trained by timeloom's layer: it is the same."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, layer: nn.Module | None = None) -> None:
         super().__init__()
         task = TASKS[network.task]
-        self.embedding = nn.Embedding(256, task.inputs) if task.text else None
-        self.layer = getattr(tl, network.layer)(task.inputs, network.units)
-        self.head = nn.Linear(network.units, task.answers)
+        self.answers = task.answers
+        self.embedding = nn.Embedding(256, task.inputs) if task.answers == "bytes" else None
+        self.layer = layer if layer is not None else own_layer(network.layer, task.inputs, network.units)
+        self.head = nn.Linear(network.units, task.outputs)
 
     def features(self, x: Tensor) -> Tensor:
         return x if self.embedding is None else self.embedding(x)
 
-    def loss(self, x: Tensor, answers: Tensor) -> Tensor:
-        out = self.head(self.layer(self.features(x))[0])
-        if self.embedding is None:
+    def loss(self, batch: Batch) -> Tensor:
+        return self.loss_of(outputs(self.layer, self.features(batch.x), batch.resets), batch.answers)
+
+    def loss_of(self, states: Tensor, answers: Tensor) -> Tensor:
+        """From the layer's outputs `(T, B, n)`."""
+        out = self.head(states)
+        if self.answers == "numbers":
             return F.mse_loss(out, answers)
         return F.cross_entropy(out.flatten(0, 1), answers.flatten())
 
 
-def trained(network: Network, device: torch.device, seed: int = 0) -> tuple[Model, float]:
-    """The model after its training, and the loss it ended with."""
+def trained(network: Network, device: torch.device, seed: int = 0, updates: int = 0) -> tuple[Model, float]:
+    """The model after its training, of its own or of so many updates, and the loss it ended with."""
     torch.manual_seed(seed)
     task, generator = TASKS[network.task], torch.Generator().manual_seed(seed)
     model = Model(network).to(device)
-    pool = [drawn(task, network.steps, network.batch, generator, device) for _ in range(POOL)]
+    pool = [task.draw(network.steps, network.batch, generator).to(device) for _ in range(POOL)]
     optimizer = torch.optim.Adam(model.parameters(), network.rate)
     loss = torch.zeros(())
-    for update in range(network.updates):
-        loss = model.loss(*pool[update % POOL])
+    for update in range(updates or network.updates):
+        loss = model.loss(pool[update % POOL])
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return model, float(loss.detach())
-
-
-def drawn(
-    task: Task, steps: int, batch: int, generator: torch.Generator, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    x, answers = task.draw(steps, batch, generator)
-    return x.to(device), answers.to(device)

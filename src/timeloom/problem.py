@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,15 +14,18 @@ from timeloom.buffers import empty
 from timeloom.cells.base import Cell
 from timeloom.torch_state.streams import capturing
 
+if TYPE_CHECKING:
+    from timeloom.known import KnownStates
+
 
 @dataclass(frozen=True)
 class Recurrence:
     """`s[t+1] = f(s[t], u[t])` for t = 0 … T−1, from `initial`.
 
     `u` is `(T, B, K)`, `initial` is `(B, S)`. `lengths` `(B,)` ends each sequence early (steps past it are not solved);
-    `resets` `(T, B)` puts the state back to `initial` before the marked steps. `guess` `(T, B, S)`, the states after
-    all steps as well as they are known, is where iterations begin. `tape` `(T, B, ·)` is what forward sweeps keep for
-    the adjoint ones, where their kernels do: the same problem is then solved in both directions.
+    `resets` `(T, B)` puts the state back to `initial` before the marked steps. `guess`, the states as
+    far as they are known, is where iterations begin. `tape` `(T, B, ·)` is what forward sweeps
+    keep for the adjoint ones, where their kernels do: the same problem is then solved in both directions.
     """
 
     cell: Cell
@@ -29,7 +33,7 @@ class Recurrence:
     initial: Tensor
     lengths: Tensor | None = None
     resets: Tensor | None = None
-    guess: Tensor | None = None
+    guess: KnownStates | None = None
     tape: Tensor | None = None
 
     @property

@@ -23,7 +23,7 @@ import torch
 from benchmarks.fuzz.judge import context_lost, first_line
 from benchmarks.fuzz.record import facts
 from benchmarks.process import surroundings
-from tests.gpu import around, faulty, layers, operations, options, own_cells, processes, replays
+from tests.gpu import around, faulty, layers, operations, options, own_cells, processes, replays, warm
 from tests.gpu.checks import Check, Unfit
 
 PIECES: dict[str, Callable[[], list[Check]]] = {
@@ -49,6 +49,7 @@ PIECES: dict[str, Callable[[], list[Check]]] = {
     "machines": around.machines,
     "faults": faulty.faulty,
     "processes": processes.processes,
+    "warm": warm.warm_starts,
 }
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 Row = dict[str, Any]

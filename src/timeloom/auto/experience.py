@@ -5,7 +5,7 @@ alone, from the reports of solves.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from timeloom.kernels.layer import Cutting
@@ -263,6 +263,16 @@ class LayerExperience:
 
     forward: Experience = field(default_factory=Experience)
     backward: Experience = field(default_factory=Experience)
+    warm: Experience | None = None
+    """Forward, of solves that begin at known states: they need shorter warm-ups and fewer sweeps."""
+
+    def beginning(self, known: bool) -> Experience:
+        """The experience with forward solves that begin at known states, first of all what is known of the others; or
+        with those that do not.
+        """
+        if known and self.warm is None:
+            self.warm = replace(self.forward)
+        return self.warm if known and self.warm is not None else self.forward
 
     def learn_backward(self, report: SolveReport) -> None:
         """Take in what a backward solve showed; a gradient that was too far off costs both passes a cycle more."""

@@ -60,6 +60,8 @@ class Layer(ABC):
 
     corrects: ClassVar[bool] = False
     """Whether it can make more than one sweep."""
+    begins_anywhere: ClassVar[bool] = False
+    """Whether its chunks can be entered from known states."""
 
     @staticmethod
     @abstractmethod
@@ -92,6 +94,7 @@ class Layer(ABC):
         sweep the largest relative jump between chunks; behind more, with corrections by the decay between them, the
         largest relative error of a chunk's start, as one more correction tells it; of Newton's steps, the largest
         relative residuals before each of them and behind the last. `found` receives what was found at the boundaries.
+        A layer that `begins_anywhere` takes `entry=`, an `Entry`: where its chunks are entered.
         """
 
     @abstractmethod

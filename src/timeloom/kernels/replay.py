@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from timeloom.kernels.layer import Cutting, Gradients, Layer
+from timeloom.known import Entry
 
 CALLS_BEFORE = 2
 """Calls of a kind that are launched as they are: plans change in the first calls, and recording costs some of them."""
@@ -97,17 +98,22 @@ class Recordings:
 RECORDINGS = Recordings()
 
 
-def forward(layer: Layer, cutting: Cutting, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor | float]:
+def forward(
+    layer: Layer, cutting: Cutting, share_of_box: float, keep: bool, entry: Entry | None = None
+) -> tuple[list[Tensor], Tensor | float]:
     """`layer.forward`, replayed where that is possible."""
-    if not layer.recordable(cutting):
-        return layer.forward(cutting, share_of_box, keep)
 
     def body(given: Sequence[Tensor | None]) -> Sequence[Tensor | float | None]:
-        kept, certificate = _with(layer, *given).forward(cutting, share_of_box, keep)
+        x, initial, *starts = given
+        more: dict[str, Any] = {} if entry is None else {"entry": replace(entry, starts=starts[0])}  # type: ignore[arg-type]
+        kept, certificate = _with(layer, x, initial).forward(cutting, share_of_box, keep, **more)
         return *kept, certificate
 
-    given = layer.x, layer.initial
-    *kept, certificate = RECORDINGS.run((_key(layer, cutting), share_of_box, keep), given, _size(layer), body)
+    given = layer.x, layer.initial, None if entry is None else entry.starts
+    key = _key(layer, cutting), share_of_box, keep, None if entry is None else entry.every
+    recordable = layer.recordable(cutting)
+    results: Sequence[Any] = RECORDINGS.run(key, given, _size(layer), body) if recordable else body(given)
+    *kept, certificate = results
     return kept, certificate
 
 

@@ -40,7 +40,7 @@ from timeloom.problem import joined, parts_of
 from timeloom.report import SolveReport
 from timeloom.solve import functional
 from timeloom.solve.trunk import Inputs, LayerSolve
-from timeloom.solve.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
+from timeloom.solve.warm import GivenStates, Guess, WarmBatch, check_batch, check_states, current
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.precision import products_in, returned_in, solved_in
@@ -262,6 +262,8 @@ class Recurrent(DropsInside, nn.RNNBase):
         if resets is not None:
             resets = resets if batched or not isinstance(resets, Tensor) else resets.unsqueeze(1)
             resets = check_resets(resets, steps, batch, self.batch_first and batched, x.device)
+        if guess is None and group is None:
+            guess = current(self, batch)
         begin = None if guess is None else self._guess(guess, batched, steps, batch, permutation)
         every = AllStates(lengths, resets) if return_states else None
         y, final = self._solve(x, hidden, weights, lengths, resets, begin, span, every, obstacle)

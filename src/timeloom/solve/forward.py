@@ -48,6 +48,8 @@ def forward_chain(
         return sweeper.forward(rows, starts, states, want_decay)
 
     def enter(rows: Segments, lead: int, _: Tensor, want_decay: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        if problem.guess is not None:
+            return problem.guess.enter(sweeper, rows, lead, states, want_decay)
         return sweeper.forward_entering(rows, lead, states, want_decay)
 
     def finish(links: Tensor, sequences: Tensor, starts: Tensor) -> Tensor:
@@ -69,17 +71,12 @@ def forward_chain(
         tangent=by_differences(lambda rows, starts: sweeper.forward(rows, starts)[0], segments, problem.u),
         finish=finish,
         bound=problem.cell.bound(problem.initial),
-        guess=_starts_from(problem.guess, plan.chunk, problem.initial),
+        guess=None if problem.guess is None or plan.warmup else problem.guess.starts(plan.chunk, links),
         carry=_carry(problem, plan),
         leave=_leave(problem, plan),
         certify=sweeper.certifier(SHARE_OF_BOX, fading=False),
         coarsen=lambda coarsening: Forward.of(problem, coarsening, onward),
     )
-
-
-def _starts_from(guess: Tensor | None, chunk: int, initial: Tensor) -> Tensor | None:
-    """Chunk starts `(C, B, S)` from guessed states after every step, `(T, B, S)`."""
-    return None if guess is None else torch.cat([initial.unsqueeze(0), guess[chunk - 1 : -1 : chunk]])
 
 
 def _carry(problem: Recurrence, plan: Plan) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.experience import Experience, LayerExperience
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels import with_tape
 from timeloom.problem import Recurrence
@@ -17,12 +17,14 @@ from timeloom.report import ConvergenceError, SolveReport
 from timeloom.solve.autograd import Note, attach, outputs_of
 from timeloom.solve.backward import solve_adjoint
 from timeloom.solve.forward import final_state, solve_states
-from timeloom.solve.plan import Planner
+from timeloom.solve.plan import Plan, Planner
 from timeloom.solve.warm import Guess
 
 Record = Callable[[SolveReport], None]
 Seen = Callable[[tuple[Tensor, ...]], None]
 """Takes the states after all steps, detached, `(T, B, part)` of every part."""
+BEGUN = "begun at known states"
+"""What a report says of a solve that did."""
 
 
 def run(
@@ -48,14 +50,15 @@ def run(
         detached = replace(detached, guess=guess.load(slot, detached))
     if needs_grad(problem):
         detached = with_tape(detached)
+    learned = experience.beginning(detached.guess is not None)
     with torch.no_grad():
-        plan = solver.plan(detached, experience.forward)
+        plan = plan_from_known(solver, detached, learned)
         states, report = solve_states(detached, plan, choose_sweeper(detached))
-    experience.forward.learn(report)
+    learned.learn(report)
     raise_if_asked(report, solver)
     record(report)
     if guess is not None and report.converged:
-        guess.save(slot, detached, states)
+        guess.save(slot, detached, states, plan.chunk)
     if seen is not None:
         seen(tuple(part[1:] for part in states))
     final = final_state(detached, states)
@@ -64,6 +67,18 @@ def run(
     adjoint = partial(solve_adjoint, plan=solver.plan(detached, experience.backward, "backward"))
     note = noting(report, solver, experience, record)
     return attach(detached, states, final, adjoint, note, problem, parts)
+
+
+def plan_from_known(solver: Planner, problem: Recurrence, experience: Experience) -> Plan:
+    """How to solve for the states from those that are known, if any: they take the place of a warm-up that is fixed,
+    and one that is learned begins there.
+    """
+    plan = solver.plan(problem, experience)
+    if problem.guess is None or plan.chunk >= problem.steps:
+        return plan
+    between = plan.chunk % problem.guess.every > 0  # chunks that start where no state is known are entered early
+    warmup = plan.warmup if solver.adapts else int(between)
+    return replace(plan, warmup=warmup, reason="; ".join(filter(None, (plan.reason, BEGUN))))
 
 
 def noting(report: SolveReport, solver: Planner, experience: LayerExperience, record: Record) -> Note:

@@ -9,7 +9,7 @@ such kernels can run is swept over projected inputs (`recurrence`). Whoever solv
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from timeloom.kernels import ReferenceSweeper, replay, sweeper_kind
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels.layer import Found, Gradients, Layer
 from timeloom.kernels.layers import layer_kind
+from timeloom.known import KnownStates
 from timeloom.problem import Recurrence, joined
 from timeloom.report import SolveReport
 from timeloom.solve import beside_torch
@@ -32,7 +33,7 @@ from timeloom.solve.first_sweep import first_sweep
 from timeloom.solve.forward import final_state, solve_states
 from timeloom.solve.newton import PLAIN, newton_states, scanned_gradients
 from timeloom.solve.plan import Direction, Plan, Planner
-from timeloom.solve.recurrence import Record, noting, on_tape, raise_if_asked, run
+from timeloom.solve.recurrence import Record, noting, on_tape, plan_from_known, raise_if_asked, run
 from timeloom.solve.residual import SHARE_OF_BOX
 from timeloom.solve.second_order import layer_gradients
 from timeloom.solve.tolerance import TOLERANCE
@@ -122,22 +123,24 @@ class LayerSolve:
         """Outputs `(T, B, n)` and final state `(B, S)`, differentiable. `record` receives the report, and again with
         the backward report in it once the backward pass has run.
         """
-        cell, plan = self.bare(*inputs.weights), None
-        plain = guess is None and inputs.whole and not beside_torch.is_recorded_elsewhere()
+        cell = self.bare(*inputs.weights)
+        plain = guess is None and inputs.whole and not inputs.masked and not beside_torch.is_recorded_elsewhere()
         if plain and self.solver.adapts and beside_torch.is_rival(cell, inputs.x):
             planned = self._plan_beside_torch(inputs, cell)
             if isinstance(planned, str):
                 record(SolveReport.sequential(len(inputs.x), f"{planned}; run by torch's own layer"))
                 return beside_torch.lstm(inputs.x, inputs.initial, inputs.weights)
-            plan = planned
-        if guess is not None or self.kind_of(inputs, cell) is None:
+        kind = self.kind_of(inputs, cell)
+        if kind is None:
             problem = self._problem(inputs)
             record = telling(record, problem.cell.told)
             (output,), final = run(problem, self.solver, self.experience, record, guess, self.slot, parts=1)
             return output, final
+        if self.solver.adapts and not kind.begins_anywhere:
+            guess = None  # the kernels that enter chunks by themselves save more than known states do
         taped = inputs.taped
         with torch.no_grad():
-            solution = self.forward(inputs, taped, cell, plan)
+            solution = self.forward(inputs, taped, cell, guess)
         return self._on_tape(inputs, solution, record, taped)
 
     def on_tape(self, inputs: Inputs, record: Record, reason: str) -> tuple[Tensor, Tensor]:
@@ -173,19 +176,25 @@ class LayerSolve:
     def _part_of(self, inputs: Inputs) -> Callable[[Tensor, Tensor], Recurrence]:
         return lambda x, initial: self._problem(inputs._replace(x=x, initial=initial)).detach()
 
-    def forward(self, inputs: Inputs, taped: bool, cell: Cell | None = None, plan: Plan | None = None) -> Solution:
+    def forward(self, inputs: Inputs, taped: bool, cell: Cell | None = None, guess: Guess | None = None) -> Solution:
         """Problem, plan, sweeps and certificate; to be called with gradients off."""
-        cell, experience = self.bare(*inputs.weights) if cell is None else cell, self.experience.forward
-        plan = self.solver.plan(sizes_of(cell, inputs), experience) if plan is None else plan
+        cell = self.bare(*inputs.weights) if cell is None else cell
+        sizes = sizes_of(cell, inputs)
+        if guess is not None:
+            sizes = replace(sizes, guess=guess.load(self.slot, sizes))
+        experience = self.experience.beginning(sizes.guess is not None)
+        plan = plan_from_known(self.solver, sizes, experience)
         kind = self.kind_of(inputs, cell)
         if kind is not None:
-            kept, report = self._sweep(kind, cell, inputs, plan, taped)
+            kept, report = self._sweep(kind, cell, inputs, plan, taped, sizes.guess)
             final = joined([part[-1] for part in kept[: len(cell.parts)]])
         else:
             problem = self._problem(inputs)
             kept, report = solve_states(problem, plan, choose_sweeper(problem))
             final = final_state(problem, kept)
         experience.learn(report)
+        if guess is not None and report.converged:
+            guess.save(self.slot, sizes, kept[: len(cell.parts)], plan.chunk)
         return Solution(cell, kept, final, report)
 
     def backward(
@@ -212,12 +221,16 @@ class LayerSolve:
         """How to come back through a layer that was solved."""
         return self.solver.plan(sizes_of(cell, inputs), self.experience.backward, "backward")
 
-    def _replan(self, cell: Cell, inputs: Inputs, direction: Direction) -> Callable[[], Plan] | None:
+    def _replan(
+        self, cell: Cell, inputs: Inputs, direction: Direction, known: KnownStates | None = None
+    ) -> Callable[[], Plan] | None:
         """Makes other plans from what a sweep has shown, where the solver does that."""
         if not self.solver.adapts:
             return None
-        experience = self.experience.forward if direction == "forward" else self.experience.backward
-        return partial(self.solver.plan, sizes_of(cell, inputs), experience, direction)
+        sizes = replace(sizes_of(cell, inputs), guess=known)
+        if direction == "backward":
+            return partial(self.solver.plan, sizes, self.experience.backward, direction)
+        return partial(plan_from_known, self.solver, sizes, self.experience.beginning(known is not None))
 
     @staticmethod
     def kind_of(inputs: Inputs, cell: Cell) -> type[Layer] | None:
@@ -225,33 +238,49 @@ class LayerSolve:
         return None if not inputs.whole or inputs.masked else layer_kind(cell, inputs.x)
 
     def _sweep(
-        self, kind: type[Layer], cell: Cell, inputs: Inputs, plan: Plan, taped: bool
+        self, kind: type[Layer], cell: Cell, inputs: Inputs, plan: Plan, taped: bool, known: KnownStates | None
     ) -> tuple[list[Tensor], SolveReport]:
         """Kept tensors and report: by the planned sweeps where they are certified, else from there by the driver."""
-        layer, found, replan = layer_of(kind, cell, inputs), Found(), self._replan(cell, inputs, "forward")
+        layer, found, replan = layer_of(kind, cell, inputs), Found(), self._replan(cell, inputs, "forward", known)
+        steps = len(inputs.x)
+        if known is not None and plan.chunk < steps and (plan.linearization is not None or not layer.begins_anywhere):
+            return self._march(layer, replace(self._problem(inputs), guess=known), plan, taped)
         if layer.has_newton and plan.linearization == PLAIN:
             solved = newton_states(layer, plan, self.experience.forward, taped)
             if solved is not None:
                 return solved
+        call: Callable[..., tuple[list[Tensor], Tensor | float]]
         if replan is not None and layer.corrects:  # other plans follow where one does not do, and no driver
-            sweep = partial(replay.forward, layer, share_of_box=SHARE_OF_BOX, keep=taped)
+            call = partial(replay.forward, layer, share_of_box=SHARE_OF_BOX, keep=taped)
         else:
-            sweep = partial(layer.forward, share_of_box=SHARE_OF_BOX, keep=taped, found=found)
-        swept = first_sweep(sweep, layer, plan, self.experience.forward, replan)
+            call = partial(layer.forward, share_of_box=SHARE_OF_BOX, keep=taped, found=found)
+
+        def sweep(plan: Plan) -> tuple[list[Tensor], Tensor | float]:
+            if known is None or plan.chunk >= steps:
+                return call(plan)
+            return call(plan, entry=known.entry(steps, plan.chunk, plan.warmup))
+
+        swept = first_sweep(sweep, layer, plan, self.experience.beginning(known is not None), replan)
         if swept.report is not None:
             return swept.result, swept.report
         problem = self._problem(inputs) if found.u is None else Recurrence(cell, found.u, inputs.initial)
+        problem = replace(problem, guess=known)
         if swept.result is None or found.starts is None or found.ends is None:
-            sweeper, tape = layer.sweeper(problem, taped)
-            if not type(sweeper).supports(problem):  # its kernels cannot run, as was told
-                sweeper = choose_sweeper(problem)
-            states, report = solve_states(problem, plan, sweeper)
-        else:
-            states, tape = swept.result[: len(cell.parts)], swept.result[len(cell.parts) :]
-            sweeper, _ = layer.sweeper(problem, taped, tape)
-            entered = (found.starts, found.ends, found.decay)
-            states, report = solve_states(problem, swept.plan, sweeper, states, entered)
+            return self._march(layer, problem, plan, taped)
+        states, tape = swept.result[: len(cell.parts)], swept.result[len(cell.parts) :]
+        sweeper, _ = layer.sweeper(problem, taped, tape)
+        entered = (found.starts, found.ends, found.decay)
+        states, report = solve_states(problem, swept.plan, sweeper, states, entered)
         return [part.to(inputs.x.dtype) for part in states] + tape, report
+
+    @staticmethod
+    def _march(layer: Layer, problem: Recurrence, plan: Plan, taped: bool) -> tuple[list[Tensor], SolveReport]:
+        """The same by the driver alone."""
+        sweeper, tape = layer.sweeper(problem, taped)
+        if not type(sweeper).supports(problem):  # its kernels cannot run, as was told
+            sweeper = choose_sweeper(problem)
+        states, report = solve_states(problem, plan, sweeper)
+        return [part.to(layer.x.dtype) for part in states] + tape, report
 
     def _problem(self, inputs: Inputs) -> Recurrence:
         """The recurrence over projected inputs; in the state's precision where no kernels take any less."""

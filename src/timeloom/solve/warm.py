@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from timeloom.known import KnownStates
 from timeloom.problem import Recurrence
+from timeloom.solve.kept_states import KeptStates
+
+CHUNK_PART, MOST_EVERY = 4, 32
+"""States are kept at every such part of a chunk, and at every so manieth step at least."""
+LIMIT = 2**30
+"""Bytes that are kept at most, unless told otherwise."""
 
 
 class Guess(Protocol):
     """Where a solve may begin. `slot` counts the recurrences of one call: layers, and directions within them."""
 
-    def load(self, slot: int, problem: Recurrence) -> Tensor | None:
-        """States after all steps, `(T, B, S)`, or None where nothing is known."""
+    def load(self, slot: int, problem: Recurrence) -> KnownStates | None:
+        """What is known of the states, or None where that is nothing."""
 
-    def save(self, slot: int, problem: Recurrence, states: list[Tensor]) -> None:
-        """Take in the states that were found: one `(T + 1, B, part)` for each part of the state."""
+    def save(self, slot: int, problem: Recurrence, states: list[Tensor], chunk: int) -> None:
+        """Take in the states that were found in chunks: one `(T + 1, B, part)` for each part of the state."""
 
 
 class GivenStates:
@@ -27,32 +37,50 @@ class GivenStates:
     def __init__(self, states: Tensor) -> None:
         self.states = states.detach()
 
-    def load(self, slot: int, problem: Recurrence) -> Tensor:
-        return self.states.to(problem.initial)
+    def load(self, slot: int, problem: Recurrence) -> KnownStates:
+        rows = torch.arange(problem.batch, device=self.states.device)
+        return KnownStates(self.states.transpose(0, 1), rows, 1, problem.initial)
 
-    def save(self, slot: int, problem: Recurrence, states: list[Tensor]) -> None:
+    def save(self, slot: int, problem: Recurrence, states: list[Tensor], chunk: int) -> None:
         """A guess is not changed by what comes of it."""
 
 
 class WarmStarts:
     """The states that each training sample had when it was last solved, as the guess for the next time.
 
-        store = timeloom.WarmStarts()
+        warm = timeloom.WarmStarts()
         for index, x, target in loader:
-            y, h = gru(x, guess=store.of(index))
+            with warm.batch(index):
+                loss = criterion(model(x), target)
 
-    Weights move little between two epochs, and so do the states: iterations that begin there need fewer sweeps. What is
-    found does not depend on it. A sample not seen before, or longer than it was, begins at the initial state as usual.
+    Inside, every layer of timeloom that is called begins at the states that it had for these samples; or give one
+    layer `guess=warm.of(index)`. Weights move little between two epochs, and so do the states: warm-ups that begin
+    there can be shorter, and fewer sweeps are needed. What is found does not depend on it. A batch with a sample not
+    seen before, or longer than it was, begins at the initial state as usual.
 
     dtype, device: how to keep the states; None keeps them as they are. `torch.float16` on the CPU is usually enough.
+    every: keep the state after every so many steps; None: a few for each chunk, which is all that chunks need.
+    limit: bytes to keep, at most; samples beyond it are not kept.
     """
 
-    def __init__(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        every: int | None = None,
+        limit: int = LIMIT,
+    ) -> None:
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"dtype must be a floating-point type or None, got {dtype}")
+        if every is not None and (not isinstance(every, int) or every < 1):
+            raise ValueError(f"every must be a whole number of steps, 1 or more, or None; got {every!r}")
+        if limit < 0:
+            raise ValueError(f"limit must be a number of bytes, 0 or more; got {limit}")
         self.dtype = dtype
         self.device = None if device is None else torch.device(device)
-        self._states: dict[tuple[Hashable, int], Tensor] = {}
+        self.every, self.limit = every, limit
+        self._kept: dict[Hashable, KeptStates] = {}
+        self._places: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def of(self, samples: Tensor | Iterable[Hashable]) -> WarmBatch:
         """The guess for a batch of these samples: one key for each sequence, in the order of the batch."""
@@ -63,61 +91,107 @@ class WarmStarts:
             raise ValueError("samples must be distinct: one sample twice in a batch would be kept only once")
         return WarmBatch(self, keys)
 
+    @contextmanager
+    def batch(self, samples: Tensor | Iterable[Hashable]) -> Iterator[None]:
+        """Inside, timeloom's layers begin at what they had for these samples. Layers whose batch is of another size
+        than there are samples run as usual, and so do those inside graphs of torch.compile and over ranks.
+        """
+        token = _current.set(self.of(samples))
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
     def clear(self) -> None:
         """Forget all samples."""
-        self._states.clear()
+        self._kept.clear()
 
     def __len__(self) -> int:
         """Samples that something is kept of."""
-        return len({key for key, _ in self._states})
+        return len({key for kept in self._kept.values() for key in kept.samples})
 
     def __contains__(self, sample: Any) -> bool:
-        return any(key == sample for key, _ in self._states)
+        return any(sample in kept.samples for kept in self._kept.values())
 
     @property
     def nbytes(self) -> int:
         """Memory that the kept states take."""
-        return sum(states.numel() * states.element_size() for states in self._states.values())
+        return sum(kept.states.numel() * kept.states.element_size() for kept in self._kept.values())
 
-    def load(self, key: Hashable, slot: int) -> Tensor | None:
-        return self._states.get((key, slot))
+    def load(self, sample: Hashable, slot: int = 0) -> Tensor | None:
+        """What is kept of a sample of `of`: states `(K, S)` of one layer and direction; None where that is nothing."""
+        kept = self._kept.get((slot,))
+        return None if kept is None or sample not in kept.samples else kept.of(sample)
 
-    def save(self, key: Hashable, slot: int, states: Tensor) -> None:
-        """Keep a sample's states; not those that are not finite, or too large for the dtype they are kept in."""
-        kept = states.to(device=self.device, dtype=self.dtype, copy=True)
-        if bool(kept.isfinite().all()):
-            self._states[key, slot] = kept
+    def kept(self, place: Hashable) -> KeptStates | None:
+        """What is kept of one recurrence of a model."""
+        return self._kept.get(place)
+
+    def save(self, place: Hashable, keys: list[Hashable], states: list[Tensor], lengths: list[int], chunk: int) -> None:
+        """Keep the samples' states; not those that are not finite, or too large for the dtype they are kept in."""
+        with torch.inference_mode(False), torch.no_grad():  # what is kept must serve calls in any mode
+            self._save(place, keys, states, lengths, self.every or _every(chunk))
+
+    def _save(
+        self, place: Hashable, keys: list[Hashable], states: list[Tensor], lengths: list[int], every: int
+    ) -> None:
+        known = self._kept.get(place)
+        if known is not None and every % known.every == 0:
+            every = known.every  # as fine as it was asked for before
+        found = torch.cat([part[every::every] for part in states], -1).transpose(0, 1)
+        found = found.to(device=self.device, dtype=self.dtype)
+        if known is None or not known.fits(found, every):
+            self._kept.pop(place, None)
+            known = KeptStates(found, every)
+        others = self.nbytes - (known.nbytes if place in self._kept else 0)
+        known.save(keys, found, lengths, self.limit - others)
+        if known.samples:
+            self._kept[place] = known
+
+    def place_of(self, module: Any) -> int:
+        """A number for each module that was called with samples of this store."""
+        return self._places.setdefault(module, len(self._places))
 
 
 class WarmBatch:
-    """A store's samples in the order of one batch."""
+    """A store's samples in the order of one batch; `place`: which call of which module it is for."""
 
-    def __init__(self, store: WarmStarts, keys: list[Hashable]) -> None:
-        self.store, self.keys = store, keys
+    def __init__(self, store: WarmStarts, keys: list[Hashable], place: tuple[int, ...] = ()) -> None:
+        self.store, self.keys, self.place = store, keys, place
+        self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def permuted(self, order: Tensor) -> WarmBatch:
         """For a batch whose sequences stand in another order."""
-        return WarmBatch(self.store, [self.keys[i] for i in order.tolist()])
+        return WarmBatch(self.store, [self.keys[i] for i in order.tolist()], self.place)
 
-    def load(self, slot: int, problem: Recurrence) -> Tensor | None:
-        initial, steps = problem.initial, problem.steps
-        kept = [self.store.load(key, slot) for key in self.keys]
-        kept = [None if k is None or k.shape[1] != initial.shape[1] else k[:steps] for k in kept]
-        if all(k is None for k in kept):
-            return None
-        guess = initial.expand(steps, *initial.shape).clone()
-        for sequence, states in enumerate(kept):
-            if states is not None:
-                guess[: len(states), sequence] = states.to(guess)
-        return guess
+    def for_call_of(self, module: Any) -> WarmBatch:
+        """For the next call of a module: the first one of a batch begins where the first one of another batch did."""
+        call = self._calls[module] = self._calls.get(module, -1) + 1
+        return WarmBatch(self.store, self.keys, (self.store.place_of(module), call))
 
-    def save(self, slot: int, problem: Recurrence, states: list[Tensor]) -> None:
-        found = torch.cat([part[1:] for part in states], -1).detach()
-        for sequence, (key, length) in enumerate(zip(self.keys, problem.ends().tolist(), strict=True)):
-            self.store.save(key, slot, found[:length, sequence])
+    def load(self, slot: int, problem: Recurrence) -> KnownStates | None:
+        kept = self.store.kept((*self.place, slot))
+        return None if kept is None else kept.load(self.keys, problem)
+
+    def save(self, slot: int, problem: Recurrence, states: list[Tensor], chunk: int) -> None:
+        self.store.save((*self.place, slot), self.keys, states, problem.ends().tolist(), chunk)
+
+
+_current: ContextVar[WarmBatch | None] = ContextVar("timeloom's batch of samples", default=None)
+
+
+def current(module: Any, batch: int) -> WarmBatch | None:
+    """The samples that a call of a module is of, where the user has said so."""
+    samples = _current.get()
+    return None if samples is None or len(samples) != batch else samples.for_call_of(module)
+
+
+def _every(chunk: int) -> int:
+    """A power of two, so that a coarser one is a multiple of a finer one."""
+    return min(MOST_EVERY, 1 << (max(1, chunk // CHUNK_PART).bit_length() - 1))
 
 
 def check_batch(guess: WarmBatch, batch: int) -> None:

@@ -137,6 +137,8 @@ class TrainConfig:
     """Scale every channel to mean 0 and deviation 1 over the training series."""
     compare: int = 3
     """Training steps that torch's own layer repeats beside ours, for the speedup; 0 for none."""
+    warm_starts: int = 1024
+    """MiB on a GPU for the states of an epoch, at which series begin in the next one, to save work; 0 for none."""
     save_every: int = 50
     """Steps between two checkpoints; one is written at the end of every epoch too."""
     tensorboard: bool = False
@@ -145,8 +147,9 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
 
     def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("compare", 0), ("save_every", 1), ("time_ranks", 0), ("fold", 0)):
-            at_least(name, getattr(self, name), least)
+        for name in ("seed", "compare", "warm_starts", "time_ranks", "fold"):
+            at_least(name, getattr(self, name), 0)
+        at_least("save_every", self.save_every, 1)
         if self.folds < 0 or self.folds == 1:
             raise InputError(f"--folds must be at least 2, or 0 for none, got {self.folds}")
         if self.fold > self.folds:

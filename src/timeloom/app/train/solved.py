@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from timeloom.app.train.model import SequenceModel
 from timeloom.inspection.trials import reports_of
 from timeloom.report import SolveReport
+from timeloom.solve.recurrence import BEGUN
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Solved:
     """Solves that were finished sequentially."""
     chunks: int
     """Chunks of time that ran side by side, the most of all layers; 1 where none was cut."""
+    warm: bool
+    """Whether a layer began at the states of the epoch before."""
 
     @classmethod
     def of(cls, model: SequenceModel, steps: int) -> Solved:
@@ -35,6 +38,7 @@ class Solved:
             max((r.residuals[-1] for r in both if r.residuals), default=0.0),
             sum(r.fell_back for r in both),
             max((chunks_of(r, steps) for r in both), default=1),
+            any(BEGUN in r.reason for r in forward),
         )
 
     def words(self) -> str:

@@ -83,6 +83,10 @@ class Summary:
     threads: int
     """Of each process."""
     processes: int = 1
+    warm_share: float = 0.0
+    """Share of the training steps that began at the states of the epoch before."""
+    warm_bytes: int = 0
+    """Memory that these states took."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -136,7 +140,15 @@ class Summary:
         back = f"; {self.fallbacks} solves were finished in one chunk" if self.fallbacks else ""
         return (
             f"{self.parallel_share:.0%} of the steps ran in parallel over up to {self.most_chunks:,} chunks of time, "
-            f"in {self.most_sweeps} sweep{'' if self.most_sweeps == 1 else 's'} at most{back}."
+            f"in {self.most_sweeps} sweep{'' if self.most_sweeps == 1 else 's'} at most{back}{self._warm()}."
+        )
+
+    def _warm(self) -> str:
+        if not self.warm_share:
+            return ""
+        return (
+            f"; {self.warm_share:.0%} of the steps began at their series' states of the epoch before, which took "
+            f"{self.warm_bytes / 2**20:.1f} MiB (--warm-starts 0: none)"
         )
 
     def load_words(self) -> str:
@@ -213,6 +225,8 @@ def summarize(trainer: Trainer, score: Score) -> Summary:
         device=str(trainer.device),
         threads=torch.get_num_threads(),
         processes=trainer.ranks.size,
+        warm_share=sum(row.get("warm", False) for row in steps) / len(steps),
+        warm_bytes=trainer.warm.nbytes,
     )
 
 

@@ -1,7 +1,8 @@
 """The training loop.
 
 Order, dropout and learning rate of a step are functions of the configuration and the step's number, and a checkpoint
-holds everything else: a resumed run is the same run.
+holds everything else: a resumed run is the same run, to the solver's tolerance where series begin at their states of
+the epoch before, which no checkpoint holds.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,15 @@ from timeloom.app.train.setup import autocast, build_model, learning_rate, make_
 from timeloom.app.train.solved import Solved
 from timeloom.inspection.trials import reports_of
 from timeloom.report import of_reports
+from timeloom.solve.warm import WarmStarts
 from timeloom.solvers import Sequential
 
 Show = Callable[[dict[str, Any]], None]
 """Told every row of metrics as it is made."""
+
+WARM_ON = ("cuda",)
+"""Where series begin at their states of the epoch before: on a CPU that saves too little to give up that a run that is
+resumed is the same bit by bit."""
 
 
 class Trainer:
@@ -58,6 +64,7 @@ class Trainer:
         self._weights = self._class_weights()
         self.progress = Progress()
         self.load = LoadMeter()
+        self.warm = WarmStarts(limit=config.warm_starts * 2**20)
         self.interrupted = self._asked_to_stop = self._updating = False
         self._experience: dict[str, dict[str, Any]] = {}
         self.beside = TorchBeside(
@@ -140,7 +147,8 @@ class Trainer:
         self._experience = checkpoint.experience_of(self.model, self.ranks.experiences)
         started = time.perf_counter()
         rate = self._set_rate(self.optimizer, step)
-        loss = self._update(self.model, self.optimizer, share, self.ranks).item()
+        with self._begun(step):
+            loss = self._update(self.model, self.optimizer, share, self.ranks).item()
         synchronize(self.device)
         seconds = time.perf_counter() - started
         if not math.isfinite(loss):
@@ -166,10 +174,18 @@ class Trainer:
         return self._taken(step, self.ranks)
 
     def _taken(self, step: int, ranks: Alone) -> Share:
+        return ranks.take(self.splits.train, self._chosen(step)).to(self.device, self.model.offset.dtype)
+
+    def _chosen(self, step: int) -> list[int]:
+        """The series of a step's batch."""
         epoch, position = divmod(step, self.per_epoch)
         size = self.config.optim.batch
-        chosen = order(len(self.splits.train), self.config.seed, epoch)[position * size : (position + 1) * size]
-        return ranks.take(self.splits.train, chosen).to(self.device, self.model.offset.dtype)
+        return order(len(self.splits.train), self.config.seed, epoch)[position * size : (position + 1) * size]
+
+    def _begun(self, step: int) -> AbstractContextManager[None]:
+        """Inside, series begin at their states of the epoch before, in one process and unless told otherwise."""
+        wanted = self.config.warm_starts > 0 and self.ranks.size == 1 and self.device.type in WARM_ON
+        return self.warm.batch(self._chosen(step)) if wanted else nullcontext()
 
     def _update(self, model: SequenceModel, optimizer: torch.optim.Optimizer, share: Share, ranks: Alone) -> Tensor:
         """Forward, backward, clip, update; the loss."""

@@ -17,6 +17,7 @@ from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.newton import newton_steps
 from timeloom.kernels.reference import AdjointData
+from timeloom.known import Entry
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.torch_state import tf32
 
@@ -34,6 +35,7 @@ class CUDALayer(Layer):
     """
 
     corrects: ClassVar[bool] = True
+    begins_anywhere: ClassVar[bool] = True
 
     @staticmethod
     def supports(x: Tensor, cell: Cell) -> bool:
@@ -64,7 +66,7 @@ class CUDALayer(Layer):
         return CUDASweeper(problem, *tape), tape
 
     def forward(
-        self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
+        self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None, entry: Entry | None = None
     ) -> tuple[list[Tensor], Tensor | float]:
         if cutting.newton is not None:
             return self._newton(cutting.newton, share_of_box, keep)
@@ -79,10 +81,10 @@ class CUDALayer(Layer):
             sweeper.forward(segments, self.initial, states)
             return self._kept(states, tape), 0.0
         into = states if sweeps == 1 else None
-        if cutting.warmup:
+        if cutting.warmup and entry is None:
             starts, ends, decay = sweeper.forward_entering(segments, cutting.warmup, into, sweeps > 1)
         else:
-            starts = self.initial.repeat(links, 1)
+            starts = self.initial.repeat(links, 1) if entry is None else entry.chunk_starts(sweeper, self.initial)
             ends, decay = sweeper.forward(segments, starts, into, sweeps > 1)
         for left in reversed(range(sweeps - 1)):
             assert decay is not None

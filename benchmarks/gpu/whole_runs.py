@@ -1,0 +1,210 @@
+"""Whole training runs, first update to the last, torch and timeloom from the same seeds: loss over wall-clock.
+
+Both sides see the same batches in the same order, begin with the same weights and make the same updates; compiling and
+all that is learned in the first calls is in the time. A side that has no time left stops early, and both are then
+compared over the updates that both have made.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import timeloom as tl
+from benchmarks.gpu.compare import Row
+from benchmarks.zoo.layers import own_layer, torch_layer
+from benchmarks.zoo.networks import Model, Network
+from benchmarks.zoo.tasks import TASKS, Batch
+
+CUDNN_LIMIT = 65535
+"""Steps of a call beyond which cuDNN refuses: longer sequences go in blocks, the state carried, gradients cut."""
+EARLY = 20
+"""Updates over which the losses of both sides are compared: later on, rounding has made two runs of any one of them."""
+POINTS = 150
+"""Of a curve that are kept, at most."""
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A network and its training."""
+
+    network: Network
+    pool: int = 4
+    """Batches that are drawn once and trained on in turns."""
+    seconds: float = 28.0
+    """That a side may take."""
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        network = self.network
+        return f"{network.name}, T={network.steps:,}, B={network.batch}"
+
+
+RUNS = (
+    Run(Network("amplifier", "LSTM", 32, 300, CUDNN_LIMIT, 1)),
+    Run(Network("amplifier", "GRU", 32, 200, CUDNN_LIMIT, 1)),
+    Run(Network("amplifier", "LSTM", 32, 60, 2**18, 1), 2, note="torch in blocks of 65,535 steps"),
+    Run(Network("text", "GRU", 128, 500, 16384, 4), 8),
+    Run(Network("text", "GRU", 256, 60, 16384, 1), 8),
+    Run(Network("policy", "GRU", 64, 250, 16384, 8), 4, note="torch with packed episodes"),
+)
+
+
+@dataclass
+class Curve:
+    """What one side did, update by update."""
+
+    seconds: list[float] = field(default_factory=list)
+    """Since the beginning, at the end of each update."""
+    losses: list[float] = field(default_factory=list)
+    sweeps: list[tuple[int, int]] = field(default_factory=list)
+    """Forward and backward."""
+    cuts: list[tuple[int, int]] = field(default_factory=list)
+    """Chunk and warm-up of the forward pass."""
+    decisions: dict[int, str] = field(default_factory=dict)
+    """What the report said, by the update at which that was new."""
+
+    def note(self, began: float, loss: float, layer: Any) -> None:
+        self.seconds.append(time.perf_counter() - began)
+        self.losses.append(loss)
+        reports = getattr(layer, "reports", None)
+        if reports:
+            report = reports[0]
+            back = report.backward.iterations if report.backward is not None else 0
+            self.sweeps.append((report.iterations, back))
+            self.cuts.append((report.chunk, report.warmup))
+            if report.reason != next(reversed(self.decisions.values()), None):
+                self.decisions[len(self.losses) - 1] = report.reason
+
+    def first(self, updates: int) -> Curve:
+        """The same up to this update."""
+        return replace(self, seconds=self.seconds[:updates], losses=self.losses[:updates])
+
+    def late(self) -> float:
+        """Seconds of an update in the second half."""
+        half = len(self.seconds) // 2
+        return statistics.median(b - a for a, b in pairwise([0.0, *self.seconds][half:]))
+
+    def smooth(self, window: int) -> list[float]:
+        """Means over the last so many losses: one of each batch of the pool."""
+        return [statistics.fmean(self.losses[max(0, i + 1 - window) : i + 1]) for i in range(len(self.losses))]
+
+    def content(self) -> dict[str, Any]:
+        """For the file: every so manieth update."""
+        stride = -(-len(self.losses) // POINTS)
+        kept = range(0, len(self.losses), stride)
+        return {
+            "updates": [i + 1 for i in kept],
+            "seconds": [round(self.seconds[i], 4) for i in kept],
+            "losses": [float(f"{self.losses[i]:.5g}") for i in kept],
+            "sweeps": [list(self.sweeps[i]) for i in kept] if self.sweeps else [],
+            "cuts": [list(self.cuts[i]) for i in kept] if self.cuts else [],
+            "decisions": {str(at): reason for at, reason in islice(self.decisions.items(), 12)},
+        }
+
+
+def measure(run: Run, device: str, left: float) -> Row:
+    """Both sides of one run, in one process, one after the other."""
+    network, seconds = run.network, min(run.seconds, max(left, 2.0) / 2)
+    task, generator = TASKS[network.task], torch.Generator().manual_seed(SEED)
+    pool = [task.draw(network.steps, network.batch, generator).to(torch.device(device)) for _ in range(run.pool)]
+    torch.manual_seed(SEED)
+    sizes = network.layer, task.inputs, network.units
+    theirs = Model(network, torch_layer(*sizes)).to(device)
+    ours = Model(network, own_layer(*sizes)).to(device)
+    again = Model(network, own_layer(*sizes)).to(device)
+    for model in (ours, again):
+        model.load_state_dict(theirs.state_dict())
+    row: Row = {"name": run.name, "case": run.name, "note": run.note}
+    torchs = train(theirs, run, pool, seconds, CUDNN_LIMIT if device == "cuda" else None)
+    own = train(ours, run, pool, seconds)
+    warm = train(again, run, pool, seconds, store=tl.WarmStarts())
+    sides = {"torch": torchs.content(), "timeloom": own.content(), "warm": warm.content()}
+    return row | compared(torchs, own, run.pool) | {"warm_seconds": warm.first(len(own.losses)).seconds[-1]} | sides
+
+
+def train(
+    model: Model,
+    run: Run,
+    pool: list[Batch],
+    seconds: float,
+    longest: int | None = None,
+    store: tl.WarmStarts | None = None,
+) -> Curve:
+    """Adam on the pool's batches in turns, until all updates are made or the time is over; with warm starts or none."""
+    optimizer, curve = torch.optim.Adam(model.parameters(), run.network.rate), Curve()
+    began = time.perf_counter()
+    for update in range(run.network.updates):
+        optimizer.zero_grad()
+        place = update % len(pool)
+        samples = [(place, sequence) for sequence in range(run.network.batch)]
+        with nullcontext() if store is None else store.batch(samples):
+            loss = backward(model, pool[place], longest)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        curve.note(began, float(loss), model.layer)
+        if curve.seconds[-1] > seconds:
+            break
+    return curve
+
+
+def backward(model: Model, batch: Batch, longest: int | None) -> Tensor:
+    """The loss, its gradients in the model; in blocks where a layer takes no more than so many steps."""
+    steps = len(batch.x)
+    if longest is None or steps <= longest or batch.resets is not None:
+        loss = model.loss(batch)
+        loss.backward()
+        return loss.detach()
+    total, state = torch.zeros((), device=batch.x.device), None
+    for x, answers in blocks(batch, longest):
+        y, state = model.layer(model.features(x), state)
+        state = tuple(part.detach() for part in state) if isinstance(state, tuple) else state.detach()
+        loss = model.loss_of(y, answers) * (len(x) / steps)
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def blocks(batch: Batch, longest: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of equal lengths, as few as can be."""
+    count = -(-len(batch.x) // longest)
+    return zip(batch.x.chunk(count), batch.answers.chunk(count), strict=True)
+
+
+def compared(theirs: Curve, ours: Curve, pool: int) -> Row:
+    """Wall-clock over the updates that both made, to the same loss, and how far the losses are apart."""
+    updates = min(len(theirs.losses), len(ours.losses))
+    theirs, ours = theirs.first(updates), ours.first(updates)
+    smooth = [side.smooth(pool) for side in (theirs, ours)]
+    target = max(losses[-1] for losses in smooth)
+    reached = [
+        side.seconds[next(i for i, loss in enumerate(losses) if loss <= target)]
+        for side, losses in zip((theirs, ours), smooth, strict=True)
+    ]
+    apart = [abs(a - b) / abs(a) for a, b in zip(theirs.losses[:EARLY], ours.losses[:EARLY], strict=True)]
+    late = [side.late() for side in (theirs, ours)]
+    return {
+        "updates": updates,
+        "torch_seconds": theirs.seconds[-1],
+        "timeloom_seconds": ours.seconds[-1],
+        "ratio": theirs.seconds[-1] / ours.seconds[-1],
+        "torch_first": theirs.seconds[0],
+        "timeloom_first": ours.seconds[0],
+        "late_ratio": late[0] / late[1],
+        "target": target,
+        "same_loss_ratio": reached[0] / reached[1],
+        "early_difference": max(apart),
+        "torch_loss": smooth[0][-1],
+        "timeloom_loss": smooth[1][-1],
+        "decision": list(ours.decisions.values())[-1] if ours.decisions else "",
+    }

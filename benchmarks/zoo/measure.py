@@ -1,0 +1,114 @@
+"""One trained network at one size: times and errors beside torch's layer, its memory, and the sweeps that it needs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import timeloom as tl
+from benchmarks.zoo.layers import OWN_CELLS, outputs, own_layer, torch_layer
+from benchmarks.zoo.memory import remembered, sweeps, told
+from benchmarks.zoo.networks import Model, Network
+from benchmarks.zoo.tasks import TASKS
+
+WARM_UP = 6
+"""Calls before anything is timed: `auto` learns from the first ones."""
+ROUNDS = 5
+SLOW = 1.0
+"""Seconds of a call beyond which it is not repeated before it is timed, and timed once."""
+CHUNK, TOLERANCE, STRETCH = 256, 1e-4, 16384
+"""Of the sweeps by correction; and the steps, of one sequence, that they and the memory are measured on, at most."""
+ONE_CHUNK = tl.solvers.Shooting(chunk=2**40, warmup=0)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A layer's weights and an input to measure it on."""
+
+    name: str
+    layer: str
+    units: int
+    weights: dict[str, Tensor]
+    x: Tensor
+    """`(T, B, D)`"""
+    resets: Tensor | None = None
+
+    @classmethod
+    def of(cls, network: Network, model: Model, steps: int, batch: int, device: torch.device) -> Subject:
+        """A model of the zoo on an input it has not seen."""
+        drawn = TASKS[network.task].draw(steps, batch, torch.Generator().manual_seed(1)).to(device)
+        with torch.no_grad():
+            x = model.features(drawn.x)
+        return cls(network.name, network.layer, network.units, model.layer.state_dict(), x, drawn.resets)
+
+    def torchs(self) -> nn.Module:
+        return self._loaded(torch_layer(self.layer, self.x.shape[-1], self.units))
+
+    def own(self, solver: Any = "auto") -> nn.Module:
+        return self._loaded(own_layer(self.layer, self.x.shape[-1], self.units, solver))
+
+    def _loaded(self, module: nn.Module) -> nn.Module:
+        module.load_state_dict(self.weights)
+        return module.to(self.x.device)
+
+
+def measured(subject: Subject) -> dict[str, Any]:
+    """Milliseconds of torch's layer, of one chunk and of `auto`, and their errors against float64."""
+    (steps, batch), device = subject.x.shape[:2], subject.x.device
+    pull = torch.randn(steps, batch, subject.units, generator=torch.Generator().manual_seed(2)).to(device)
+    contenders = {"torch": subject.torchs(), "one chunk": subject.own(ONE_CHUNK), "auto": subject.own()}
+    exact = subject.torchs().double()
+    truth = results(exact, subject.x.double(), pull.double(), subject.resets)
+    row: dict[str, Any] = {"network": subject.name, "T": steps, "B": batch, "units": subject.units}
+    calls = {name: partial(results, each, subject.x, pull, subject.resets) for name, each in contenders.items()}
+    for name, call in calls.items():
+        first, found = clock(call)
+        for _ in range(0 if first > 1e3 * SLOW else WARM_UP - 1):
+            found = call()
+        row[f"{name} first ms"], row[f"{name} error"] = first, error(found, truth)
+    rounds: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(ROUNDS):  # side by side: one after the other in every round
+        for name, call in calls.items():
+            if turn == 0 or row[f"{name} first ms"] <= 1e3 * SLOW:
+                rounds[name].append(clock(call)[0])
+    row |= {f"{name} ms": statistics.median(times) for name, times in rounds.items()}
+    if subject.layer not in OWN_CELLS:
+        alone = subject.x[:STRETCH, :1]  # episodes run through
+        row |= remembered(contenders["auto"], alone)
+        row["sweeps"] = told(sweeps(contenders["auto"], alone, CHUNK, TOLERANCE))
+    report = contenders["auto"].reports[0]  # type: ignore[index]
+    row["forward"], row["backward"] = str(report).split("\n")[0], str(report.backward)
+    return row
+
+
+def results(module: nn.Module, x: Tensor, pull: Tensor, resets: Tensor | None = None) -> list[Tensor]:
+    """Outputs, and the gradients of x and of every parameter."""
+    x = x.detach().requires_grad_()
+    y = outputs(module, x, resets)
+    return [y.detach(), *torch.autograd.grad(y, [x, *module.parameters()], pull)]
+
+
+def error(found: list[Tensor], truth: list[Tensor]) -> float:
+    """The largest of relative norms."""
+    return max(float((ours.double() - exact).norm() / exact.norm()) for ours, exact in zip(found, truth, strict=True))
+
+
+def clock(call: Callable[[], list[Tensor]]) -> tuple[float, list[Tensor]]:
+    """Milliseconds of a call, the GPU's work included, and what it found."""
+    wait()
+    began = time.perf_counter()
+    found = call()
+    wait()
+    return 1e3 * (time.perf_counter() - began), found
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from timeloom.auto import thresholds
+from timeloom.solve import beside_torch
 
 
 @pytest.fixture
@@ -23,3 +24,4 @@ def one_thread() -> Iterator[None]:
 def auto_takes_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` runs our sweeps on any sequence, where it would leave short ones to torch's layer as the faster one."""
     monkeypatch.setattr(thresholds, "why_faster", lambda *_: None)
+    monkeypatch.setattr(beside_torch, "is_rival", lambda *_: False)

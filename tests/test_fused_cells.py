@@ -110,6 +110,22 @@ def test_float32_is_no_worse_than_the_loop_in_float32(name: str) -> None:
     assert error <= 2 * unavoidable + 2e-6
 
 
+@pytest.mark.parametrize("name", ["SLSTM", "CfC", "LayerNormGRU"])
+def test_a_backward_pass_does_not_give_up_over_rounding(name: str) -> None:
+    torch.manual_seed(0)
+    layer = tl.Layer(getattr(cells, name)(INPUTS, 64))
+    x = torch.randn(2048, 1, INPUTS)
+    for _ in range(4):
+        layer(x)[0].square().mean().backward()
+        report = layer.reports[0]
+        assert report.converged
+        assert report.backward is not None
+        assert report.backward.converged
+        assert not report.backward.fell_back
+        assert report.backward.residuals[-1] <= 1e-6
+    assert report.backward.iterations == 1  # it is known by now what is rounding
+
+
 @pytest.mark.parametrize("name", ["LayerNormLSTM", "LiGRU"])
 def test_layers_and_directions_are_stacked_as_torchs(name: str) -> None:
     layer = tl.Layer(make(name), num_layers=2, bidirectional=True, batch_first=True).double()

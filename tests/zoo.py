@@ -292,7 +292,7 @@ def solve(
     problem = Recurrence(problem.cell, problem.u, problem.initial, lengths, resets)
     reports: list[SolveReport] = []
     outputs, final = run(problem, solver, experience or LayerExperience(), reports.append)
-    return Solution(outputs, final, reports)
+    return Solution(torch.cat(outputs, -1), final, reports)
 
 
 def truth(

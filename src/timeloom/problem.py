@@ -24,7 +24,8 @@ class Recurrence:
 
     `u` is `(T, B, K)`, `initial` is `(B, S)`. `lengths` `(B,)` ends each sequence early (steps past it are not solved);
     `resets` `(T, B)` puts the state back to `initial` before the marked steps. `guess`, the states as
-    far as they are known, is where iterations begin.
+    far as they are known, is where iterations begin. `tape` `(T, B, ·)` is what forward sweeps
+    keep for the adjoint ones, where their kernels do: the same problem is then solved in both directions.
     """
 
     cell: Cell
@@ -33,6 +34,7 @@ class Recurrence:
     lengths: Tensor | None = None
     resets: Tensor | None = None
     guess: KnownStates | None = None
+    tape: Tensor | None = None
 
     @property
     def steps(self) -> int:

@@ -19,7 +19,7 @@ from timeloom.distributed.solve import Ranks, run_over_ranks
 from timeloom.distributed.span import agree
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
-from timeloom.solve.recurrence import on_tape, run
+from timeloom.solve.recurrence import Seen, on_tape, run
 from timeloom.solve.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.eager import eager
@@ -60,22 +60,23 @@ def unroll(
         experience, ranks = known.setdefault(0, LayerExperience()), Ranks(span, False, 0)
         plan = resolved.plan_over_ranks(problem.detach(), experience.forward, span.sizes)
         states, _ = run_over_ranks(problem, resolved, experience, reports.append, ranks, plan)
-        return generic.unpack(states), reports[0]
+        return generic.shaped(states), reports[0]
     if transformed() and not resolved.on_tape:
         states, _ = on_tape(problem, reports.append, f"no sweeps {WHERE}")
     elif resolved.on_tape:
         states, _ = run(problem, resolved, _experience_of(cell), reports.append, begin)
     else:
         states, _ = run_fused(generic, problem, xs, partial(_run, cell, resolved, begin, reports))
-    return generic.unpack(states), reports[0]
+    return generic.shaped(states), reports[0]
 
 
 def _run(
-    cell: Any, solver: Solver, guess: Guess | None, reports: list[SolveReport], problem: Recurrence, told: str
-) -> tuple[Tensor, Tensor]:
+    cell: Any, solver: Solver, guess: Guess | None, reports: list[SolveReport], problem: Recurrence, told: str,
+    seen: Seen | None,
+) -> tuple[tuple[Tensor, ...], Tensor]:  # fmt: skip
     """Solve, and report: `told` says whether kernels were made for the cell."""
     reports.clear()
-    return run(problem, solver, _experience_of(cell), telling(reports.append, told), guess)
+    return run(problem, solver, _experience_of(cell), telling(reports.append, told), guess, seen=seen)
 
 
 def _guess(cell: GenericCell, guess: State | WarmBatch, xs: Tensor) -> Guess:

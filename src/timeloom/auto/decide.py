@@ -24,6 +24,9 @@ SHARE_OF_ERRORS = 0.5
 LEAST_ERROR = 1e-5
 """What rounding in float32 adds up to over a long memory, in torch's own layer too."""
 
+ABOVE_ROUNDING = 2.0
+"""Tolerance, in jumps that turned out to be rounding: more precise than that no sweep is."""
+
 
 class Choice(NamedTuple):
     """How to cut and sweep, and what to accept; `reason` is for the report."""
@@ -52,6 +55,8 @@ def decide(
     """The cheapest way to run this problem by our own sweeps; `given`: whether the user set the tolerance; `linear`:
     whether it is the adjoint, whose way through a chunk is a linear map.
     """
+    if not given:
+        tolerance = max(tolerance, ABOVE_ROUNDING * experience.rounding)
     steps, batch = problem.steps, max(problem.batch, 1)
     cost, within = step_cost(problem), copies_inputs(problem)
     chunk, _ = cheapest(steps, batch, assumed_warmup(tolerance), cost, within)

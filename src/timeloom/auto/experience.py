@@ -23,6 +23,8 @@ STAYS = 0.9
 """A warm-up stays as it is where this part of it would be enough."""
 NEARLY = 4
 """A first jump within this factor of the tolerance needs no longer warm-up: the few rows over it are run again."""
+MOST_ROUNDING = 1e-6
+"""Jumps beyond this are never rounding."""
 MOST_MISSES = 4
 """Quick certificates that may fail by little, each making the warm-up longer, before they are not tried any more."""
 MOST_FALLBACKS = 2
@@ -90,6 +92,8 @@ class Experience:
     """Steps of the last warm-up that was planned."""
     newton_steps: int | None = None
     """Newton's steps that the last solve by fused kernels took."""
+    rounding: float = 0.0
+    """The largest jump that sweeps could not make smaller, since it was rounding."""
     extra_cycles: int = 0
     """Cycles that multigrid was given beyond the number asked for, since its gradients were too far off."""
 
@@ -118,6 +122,10 @@ class Experience:
     def note_certificate(self, met: bool) -> None:
         """The quick certificate of the planned sweeps was met, or was not and a general solve follows."""
         self.uncertified = not met
+
+    def note_look(self, steps: int, jump: float) -> None:
+        """Two states were so far apart after so many steps, without a sweep."""
+        self.forgetting = min(max(jump, NOISE), 1.0) ** (1 / steps)
 
     def note_miss(self, plan: Cutting, error: float) -> None:
         """The planned sweeps were not certified, by this jump or error. From two warm-ups of different lengths follows
@@ -179,6 +187,7 @@ class Experience:
         if report.certificate is not None:
             return
         self._learn_tries(report)
+        self._learn_rounding(report)
         self.corrected = report.iterations > 1 or report.fell_back or bool(report.levels)
         self.fallbacks = self.fallbacks + 1 if report.fell_back else 0
         self.misses += self.uncertified and not self.corrected
@@ -198,6 +207,14 @@ class Experience:
                 self.misses = 0
         if self.fallbacks >= MOST_FALLBACKS:
             self.rest()
+
+    def _learn_rounding(self, report: SolveReport) -> None:
+        """Take in that a sweep has not halved jumps that were hardly over the tolerance."""
+        if report.fell_back or len(report.residuals) < 2:
+            return
+        before, after = report.residuals[-2:]
+        if 0.5 * before < after and before <= min(NEARLY * report.tolerance, MOST_ROUNDING):
+            self.rounding = max(self.rounding, before)
 
     def _learn_tries(self, report: SolveReport) -> None:
         """Take in how a call ended whose first warm-up was not enough: leave the network alone where none was."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -16,16 +16,17 @@ from timeloom.kernels.cuda.chain import index_of
 from timeloom.kernels.cuda.fused import hindrance, why_not
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
+from timeloom.solve.recurrence import Seen
 from timeloom.torch_state.precision import HALF
 from timeloom.torch_state.streams import capturing
 
 CHECKED_ROWS = 4
 """Steps of every call that are compared with the cell itself."""
 
-Solved = tuple[Tensor, Tensor]
-"""States `(T, B, S)` and the final one `(B, S)`."""
-Run = Callable[[Recurrence, str], Solved]
-"""`run(problem, told)`; `told` is for the report."""
+Solved = tuple[tuple[Tensor, ...], Tensor]
+"""Parts of all states, `(T, B, part)` each, and the final state `(B, S)`."""
+Run = Callable[[Recurrence, str, Seen | None], Solved]
+"""`run(problem, told, seen)`; `told` is for the report, `seen` is shown the states."""
 Record = Callable[[SolveReport], None]
 
 
@@ -33,12 +34,14 @@ def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run, fewe
     """Solve for a user's cell, by kernels made for it where that is possible."""
     fused, dtype = fuse(cell, problem, xs, fewest), problem.initial.dtype
     if not isinstance(fused, str):
-        states, final = run(fused, "fused")
-        if agrees(cell, fused, xs, states.detach(), dtype):
-            return states.to(dtype), final.to(dtype)
+        same: list[bool] = []
+        compare = partial(agrees, cell, fused, xs, dtype=dtype)
+        parts, final = run(fused, "fused", lambda states: same.append(compare(states)))
+        if all(same):
+            return tuple(part.to(dtype) for part in parts), final.to(dtype)
         fused = "the step gives other values than when it was compiled"
         refuse(cell.function, fused)
-    return run(problem, f"not fused: {fused}")
+    return run(problem, f"not fused: {fused}", None)
 
 
 def telling(record: Record, told: str) -> Record:
@@ -75,9 +78,9 @@ def _example(cell: GenericCell, problem: Recurrence) -> tuple[tuple[Tensor, ...]
     return (parts if isinstance(parts, tuple) else (parts,)), cell.is_tuple
 
 
-def agrees(cell: GenericCell, problem: Recurrence, xs: Tensor, states: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a few steps of the solved recurrence, of states `(T, B, S)`, are the cell's own, run by itself in its
-    dtype on the states before them.
+def agrees(cell: GenericCell, problem: Recurrence, xs: Tensor, states: tuple[Tensor, ...], dtype: torch.dtype) -> bool:
+    """Whether a few steps of the solved recurrence, of states `(T, B, part)` each, are the cell's own, run by itself in
+    its dtype on the states before them.
     """
     from timeloom.compile.fuse import same_as
 
@@ -89,10 +92,13 @@ def agrees(cell: GenericCell, problem: Recurrence, xs: Tensor, states: Tensor, d
     tokens, sequence, begins = checked
     if problem.resets is not None:
         begins = begins | problem.resets.flatten()[tokens].unsqueeze(-1)
-    flat = states.flatten(0, 1)
-    before = flat.index_select(0, (tokens - problem.batch).clamp_(min=0))
+
+    def states_at(tokens: Tensor) -> Tensor:
+        return torch.cat([part.flatten(0, 1).index_select(0, tokens) for part in states], -1)
+
+    before = states_at((tokens - problem.batch).clamp_(min=0))
     before = torch.where(begins, problem.initial.detach().index_select(0, sequence), before)
-    return same_as(cell, before, xs.detach().flatten(0, 1).index_select(0, tokens), flat.index_select(0, tokens), dtype)
+    return same_as(cell, before, xs.detach().flatten(0, 1).index_select(0, tokens), states_at(tokens), dtype)
 
 
 Checked = tuple[Tensor, Tensor, Tensor]

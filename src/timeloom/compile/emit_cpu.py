@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from timeloom.compile.program import Fused, Program, overlap
 from timeloom.compile.schedule import Item, Loop, Schedule, schedule
+from timeloom.compile.tape import taped
 from timeloom.compile.text import pointwise_text
 
 MOST_COLUMNS = 8
@@ -25,10 +26,11 @@ class Pack:
 
 @dataclass(frozen=True)
 class Source:
-    """C text, and the packed weights that it expects, in order."""
+    """C text, the packed weights that it expects, in order, and the numbers of a step that it keeps on a tape."""
 
     text: str
     packs: tuple[Pack, ...]
+    tape: int
 
 
 def emit(fused: Fused) -> Source:
@@ -36,13 +38,19 @@ def emit(fused: Fused) -> Source:
     offsets = [sum(fused.inputs[:i]) for i in range(len(fused.inputs))]
     packs: list[Pack] = []
     steps, scratch, totals = [], 1, 1
-    for name, program in (("forward", fused.forward), ("adjoint", fused.adjoint)):
+    tape = taped(fused)
+    programs = [("forward", fused.forward if tape is None else tape.forward), ("adjoint", fused.adjoint)]
+    if tape is not None:
+        programs.append(("taped", tape.adjoint))
+    for name, program in programs:
         plan = schedule(program, tuple(offsets))
         text, used = _Step(fused, name, program, plan, tuple(offsets), packs).emit()
         steps.append(text)
         scratch, totals = max(scratch, used), max(totals, len(plan.totals))
     starts = [sum(fused.parts[:i]) for i in range(len(fused.parts))]
     decaying = {place.part for place in fused.forward.kept}
+    width = 0 if tape is None else tape.width
+    fetched = _parts_read(fused.adjoint if tape is None else tape.adjoint)
     head = [
         f"#define PARTS {len(fused.parts)}",
         f"#define SIZE {sum(fused.parts)}",
@@ -54,9 +62,17 @@ def emit(fused: Fused) -> Source:
         f"#define TOTALS {totals}",
         f"#define DECAYING {sum(1 << part for part in decaying)}",
         f"#define ADDED {int(overlap(fused.adjoint, fused.parts))}",
+        f"#define TAPE {width}",
+        f"#define FETCHED {sum(1 << part for part in fetched)}",
         '#include "fused.h"',
     ]
-    return Source("\n".join([*head, *steps, '#include "fused_walk.h"', ""]), tuple(packs))
+    return Source("\n".join([*head, *steps, '#include "fused_walk.h"', ""]), tuple(packs), width)
+
+
+def _parts_read(program: Program) -> set[int]:
+    """Parts of the state that a program looks at."""
+    graph = program.graph
+    return {int(graph[i].detail[0]) for i in graph.needed(program.roots) if graph[i].op == "state"}
 
 
 class _Step:
@@ -74,7 +90,7 @@ class _Step:
             at = f"{at} + ROUND_UP({width})"
         self.scratch = at
         self.total_at = {value: i for i, value in enumerate(plan.totals)}
-        self.adds = name == "adjoint" and overlap(program, fused.parts)
+        self.adds = name != "forward" and overlap(program, fused.parts)
 
     def emit(self) -> tuple[str, int]:
         texts, calls = [], []
@@ -211,6 +227,9 @@ static void {name}_loop(const fused_args *a, group *g, const int decay, const in
             return f"v_const(g->totals[row * TOTALS + {self.total_at[number]}])"
         if kind == "unit":
             return f"*(const V *)(a->units[{number}] + unit)"
+        if kind == "tape":
+            place = f"a->tape + g->token[row] * TAPE + {offset}"
+            return f"load_units({place} + unit, lanes)" if number else f"v_const(*({place}))"
         return f"load_units(a->inputs + g->token[row] * INPUTS + {offset} + unit, lanes)"
 
     def _leave(self, item: Item, number: int) -> str:
@@ -225,6 +244,11 @@ static void {name}_loop(const fused_args *a, group *g, const int decay, const in
                 kept = f"a->states[{at}] + (g->token[row] + a->batch) * {width} + {offset} + unit"
                 text += f" if (real_step) store_units({kept}, out[{number}], lanes);"
             return text
+        if kind == "tape":
+            place, when = f"a->tape + g->token[row] * TAPE + {offset}", "real_step && a->tape"
+            if at == 0:
+                return f"if ({when} && unit == 0) *({place}) = out[{number}][0];"
+            return f"if ({when}) store_units({place} + unit, out[{number}], lanes);"
         if kind == "written":
             place = f"a->written + g->token[row] * WRITTEN + {offset} + unit"
             return f"if (real_step) store_units({place}, out[{number}], lanes);"

@@ -6,6 +6,7 @@ A value is one vector for each row, `width` units wide; width 0 is one number a 
     grad     (part, offset)  the same of the gradient that an adjoint step is given
     input    (index,)        what the step's own x contributes, computed for all of time beforehand
     unit     (index,)        one number for each unit, the same for all rows and steps: a bias, a norm's scale
+    tape     (offset,)       what the forward step has left for the adjoint one (see `timeloom.compile.tape`)
     number   (value,)        the same number everywhere
 
 Between them: pointwise functions (`timeloom.compile.pointwise`) of values of one width; `product (matrix, index)`,
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 
 from timeloom.compile.pointwise import FUNCTIONS
 
-LEAVES = ("state", "grad", "input", "unit", "number")
+LEAVES = ("state", "grad", "input", "unit", "tape", "number")
 
 
 @dataclass(frozen=True)

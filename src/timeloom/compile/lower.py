@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from timeloom.compile.graph import Graph, Matrix, Place
-from timeloom.compile.lanes import ZERO, Lanes, Source
+from timeloom.compile.lanes import Lanes
 from timeloom.compile.refusal import NotFused
+from timeloom.compile.sources import ZERO, Source
 
 MOST_RUNS = 4
 """Stretches of the state that a vector is put together of; of more, a product with a matrix of zeros and ones is."""

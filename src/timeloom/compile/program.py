@@ -24,6 +24,8 @@ class Program:
     """Vectors that an adjoint step writes out, side by side: `part` is 0 and `offset` counts them all."""
     kept: tuple[Place, ...] = ()
     matrices: tuple[Matrix, ...] = ()
+    taped: tuple[Place, ...] = ()
+    """Values that a forward step leaves for the adjoint one, side by side, `part` 0; of one number a row, width 1."""
 
     def pull_width(self, matrix: int) -> int:
         """Units of what a transposed product with this stack is taken of."""
@@ -127,7 +129,8 @@ def evaluate(
     """Values of the roots and all they need, `(N, width)` (or `(N, 1)`), in torch: the truth that kernels are tested
     against.
 
-    leaves: parts of `state` and `grad`, `(N, part)` each; `input` vectors `(N, width)`, `unit` ones `(width,)`.
+    leaves: parts of `state` and `grad`, `(N, part)` each; `input` vectors `(N, width)`, `unit` ones `(width,)`; of a
+    program that reads a tape, `tape`: one `(N, width)`.
     """
     like = leaves["state"][0]
     held: dict[int, Tensor] = {}
@@ -139,6 +142,9 @@ def evaluate(
         elif value.op in ("state", "grad"):
             part, offset = map(int, value.detail)
             held[index] = leaves[value.op][part][:, offset : offset + value.width]
+        elif value.op == "tape":
+            offset = int(value.detail[0])
+            held[index] = leaves["tape"][0][:, offset : offset + (value.width or 1)]
         elif value.op in ("input", "unit"):
             held[index] = leaves[value.op][int(value.detail[0])]
         elif value.op == "total":

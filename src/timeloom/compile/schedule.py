@@ -15,7 +15,8 @@ from timeloom.compile.program import Program
 
 Item = tuple[str, int, int]
 """What a loop reads or leaves for a unit: kind, number, offset. Kinds: state, grad, next, decay (part, offset); input,
-written (0, offset); unit (index, 0); slot (value, 0); total (value, 0); product (value, 0).
+written (0, offset); tape (width, offset), width 0 being one number a row; unit (index, 0); slot (value, 0); total
+(value, 0); product (value, 0).
 """
 
 
@@ -98,6 +99,13 @@ def schedule(program: Program, input_offsets: tuple[int, ...]) -> Schedule:
     for kind, place in places:
         loop = loop_of(place.value, place.width)
         left[id(loop)].append(((kind, place.part, place.offset), place.value))
+    for place in program.taped:
+        width = graph[place.value].width
+        if width:
+            loop = loop_of(place.value, width)
+        else:  # one number a row: any loop that comes behind its making
+            loop = loops[min(key for key in loops if key[0] >= level[place.value])]
+        left[id(loop)].append((("tape", width, place.offset), place.value))
     for value_index, width in slots.items():
         loop = home.get(value_index) or loop_of(value_index, width)
         left[id(loop)].append((("slot", value_index, 0), value_index))
@@ -173,6 +181,8 @@ def _reads(graph: Graph, loop: Loop, home: dict[int, Loop], input_offsets: tuple
                 wanted["input", 0, input_offsets[int(value.detail[0])]] = None
             elif value.op == "unit":
                 wanted["unit", int(value.detail[0]), 0] = None
+            elif value.op == "tape":
+                wanted["tape", value.width, int(value.detail[0])] = None
             elif value.op == "total":
                 wanted["total", arg, 0] = None
             else:

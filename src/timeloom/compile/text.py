@@ -34,6 +34,8 @@ def pointwise_text(name: str, graph: Graph, loop: Loop, input_offsets: tuple[int
             key = ("input", 0, input_offsets[int(value.detail[0])])
         elif value.op == "unit":
             key = ("unit", int(value.detail[0]), 0)
+        elif value.op == "tape":
+            key = ("tape", value.width, int(value.detail[0]))
         elif value.op == "total":
             key = ("total", index, 0)
         else:

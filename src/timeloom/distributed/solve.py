@@ -18,12 +18,12 @@ from timeloom.kernels import AdjointData
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.problem import Recurrence, Segments, empty_states
 from timeloom.report import SolveReport
-from timeloom.solve.autograd import attach
+from timeloom.solve.autograd import attach, outputs_of
 from timeloom.solve.backward import solve_backwards
 from timeloom.solve.chain import Chain
 from timeloom.solve.forward import forward_chain
 from timeloom.solve.plan import Planner, RankPlan
-from timeloom.solve.recurrence import Record, needs_grad, noting, outputs_of, raise_if_asked
+from timeloom.solve.recurrence import Record, needs_grad, noting, raise_if_asked
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,9 @@ class Ranks:
 
 def run_over_ranks(
     problem: Recurrence, solver: Planner, experience: LayerExperience, record: Record, ranks: Ranks, plan: RankPlan
-) -> tuple[Tensor, Tensor]:
-    """Outputs of this rank's steps `(T_local, B, ·)` and the final state of the whole sequence `(B, S)`, on all ranks.
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Outputs of this rank's steps, `(T_local, B, part)` each, and the final state of the whole sequence `(B, S)`, on
+    all ranks.
 
     Differentiable. `problem` is this rank's slice, with the initial state of the whole sequence.
     """

@@ -54,7 +54,8 @@ class RankSolve(LayerSolve):
         if solution is not None:
             return self._on_tape(inputs, solution, record, taped)
         problem = self._problem(inputs)
-        return run_over_ranks(problem, self.solver, self.experience, record, self.ranks, plan)
+        (output,), final = run_over_ranks(problem, self.solver, self.experience, record, self.ranks, plan)
+        return output, final
 
     def backward(
         self, inputs: Inputs, kept: list[Tensor], grads: Grads, want_x: bool, plan: Any, note: Note

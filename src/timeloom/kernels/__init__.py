@@ -1,5 +1,8 @@
 """Sweeps: run all chunks of a recurrence side by side, forward or adjoint. One signature, one truth, fast twins."""
 
+from dataclasses import replace
+
+from timeloom.buffers import empty
 from timeloom.kernels.cpu.fused import FusedSweeper
 from timeloom.kernels.cpu.sweeper import CPUSweeper
 from timeloom.kernels.cuda.fused import FusedCUDASweeper
@@ -20,6 +23,12 @@ def sweeper_kind(problem: Recurrence) -> type[ReferenceSweeper]:
     return next(kind for kind in KINDS if kind.supports(problem))
 
 
+def with_tape(problem: Recurrence) -> Recurrence:
+    """The problem with room for what its sweeps keep for the backward pass, where they keep something."""
+    width = sweeper_kind(problem).tape_width(problem)
+    return replace(problem, tape=empty(problem.steps, problem.batch, width, like=problem.initial)) if width else problem
+
+
 def in_compiled_code(problem: Recurrence) -> bool:
     """Whether sweeps of this problem are compiled code on a CPU: a step then costs little beside its arithmetic."""
     return CPUSweeper.supports(problem) or FusedSweeper.supports(problem)
@@ -35,4 +44,5 @@ __all__ = [
     "in_compiled_code",
     "sweeper",
     "sweeper_kind",
+    "with_tape",
 ]

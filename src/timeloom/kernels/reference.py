@@ -37,6 +37,11 @@ class ReferenceSweeper:
     def supports(problem: Recurrence) -> bool:
         return True
 
+    @staticmethod
+    def tape_width(problem: Recurrence) -> int:
+        """Numbers of every step that forward sweeps can keep for adjoint ones, in `problem.tape`."""
+        return 0
+
     def __init__(self, problem: Recurrence) -> None:
         self.problem = problem
         self.cell = problem.cell

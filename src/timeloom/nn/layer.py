@@ -17,7 +17,7 @@ from timeloom.nn.dropping import check_probability
 from timeloom.nn.sequence import check_lengths, check_resets, drop, mask_padding, reverse, reverse_resets
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
-from timeloom.solve.recurrence import run
+from timeloom.solve.recurrence import Seen, run
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.eager import eager
 
@@ -148,12 +148,13 @@ class Layer(nn.Module):
         cell = GenericCell(step, start, x.shape[2:])
         problem = Recurrence(cell, x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1), cell.pack(start), lengths, resets)
 
-        def solve(problem: Recurrence, told: str) -> tuple[Tensor, Tensor]:
+        def solve(problem: Recurrence, told: str, seen: Seen | None) -> tuple[tuple[Tensor, ...], Tensor]:
             del self.reports[index:]
-            return run(problem, resolve(self.solver), self._experiences[index], telling(self._record(index), told))
+            record = telling(self._record(index), told)
+            return run(problem, resolve(self.solver), self._experiences[index], record, parts=1, seen=seen)
 
-        states, final = run_fused(cell, problem, x, solve)
-        y = states[..., : cell.parts[0]].unflatten(-1, cell.shapes[0])
+        (output,), final = run_fused(cell, problem, x, solve)
+        y = output.unflatten(-1, cell.shapes[0])
         last = cell.unpack(final)
         return (reverse(y, lengths) if backwards else y), (last if isinstance(last, tuple) else (last,))
 

@@ -30,35 +30,37 @@ of the final state. Holds no tensors itself."""
 
 
 class Tape(NamedTuple):
-    """What a solved recurrence leaves on autograd's tape: its outputs `(T, B, ·)`, how to come back, and the tensors
-    that this takes, by name, for autograd to guard and free.
+    """What a solved recurrence leaves on autograd's tape: its outputs, the leading parts of all states, `(T, B, part)`
+    each, how to come back, and the tensors that this takes, by name, for autograd to guard and free.
 
     recorded: `back`, by gradients that can be differentiated again (`create_graph=True`); None where there are none.
     """
 
-    outputs: Tensor
+    outputs: tuple[Tensor, ...]
     back: Back
     saved: dict[str, Sequence[Tensor | None]]
     recorded: Back | None = None
 
 
 class Solved(torch.autograd.Function):
-    """Outputs `(T, B, ·)` and final state `(B, S)` as a function of everything live."""
+    """Outputs `(T, B, part)` and final state `(B, S)` as a function of everything live."""
 
     @staticmethod
-    def forward(ctx: Any, tape: Tape, final: Tensor, *live: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, tape: Tape, final: Tensor, *live: Tensor | None) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
+        ctx.widths = [output.shape[-1] for output in tape.outputs]
         ctx.recorded = tape.recorded
         ctx.back, ctx.names = tape.back, [(name, len(tensors)) for name, tensors in tape.saved.items()]
         ctx.save_for_backward(*(tensor for tensors in tape.saved.values() for tensor in tensors))
-        return tape.outputs, final
+        return *tape.outputs, final
 
     @staticmethod
     @eager
     @one_by_one
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        if all(grad is None for grad in grads):
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(grad is None for grad in given):
             return (None,) * len(ctx.needs_input_grad)
+        grads = (_side_by_side(given[:-1], ctx.widths, whole=torch.is_grad_enabled()), given[-1])
         tensors = iter(ctx.saved_tensors)  # once: torch.utils.checkpoint computes it anew each time
         saved = {name: list(islice(tensors, count)) for name, count in ctx.names}
         if torch.is_grad_enabled():
@@ -70,10 +72,26 @@ class Solved(torch.autograd.Function):
             return None, None, *ctx.back(saved, grads, ctx.needs_input_grad[2:])
 
 
+def _side_by_side(grads: Sequence[Tensor | None], widths: Sequence[int], whole: bool) -> Tensor | None:
+    """Gradients of the leading parts of all states as one `(T, B, ·)`, as far as there are any, or of all (`whole`)."""
+    count = len(grads) if whole else max((i + 1 for i, grad in enumerate(grads) if grad is not None), default=0)
+    one = next((grad for grad in grads if grad is not None), None)
+    if one is None or count == 1:
+        return one
+    pairs = zip(grads[:count], widths[:count], strict=True)
+    return torch.cat([one.new_zeros(*one.shape[:-1], width) if grad is None else grad for grad, width in pairs], -1)
+
+
 def attach(
-    problem: Recurrence, states: list[Tensor], final: Tensor, solve: Adjoint, note: Note, live: Recurrence
-) -> tuple[Tensor, Tensor]:
-    """Outputs `(T, B, ·)` and final state `(B, S)` on autograd's tape.
+    problem: Recurrence,
+    states: list[Tensor],
+    final: Tensor,
+    solve: Adjoint,
+    note: Note,
+    live: Recurrence,
+    parts: int | None = None,
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Outputs, `(T, B, part)` of the leading `parts` of all states, and final state `(B, S)` on autograd's tape.
 
     `problem` is what was solved, detached, with its `states` and `final` state; `solve` is to do so backward; `live`
     is the problem as it is on the tape.
@@ -81,7 +99,7 @@ def attach(
     The adjoint of a cell with derivatives of its own gives the gate gradients, from which those of inputs and weights
     follow. A user's cell is evaluated once more, all steps at once, at detached previous states: given the adjoint of
     each state rather than the loss's own gradient, autograd of that evaluation delivers the gradients of everything
-    that the cell holds. Its outputs are whole states. Its inputs and parameters are given beside that evaluation for
+    that the cell holds. Its inputs and parameters are given beside that evaluation for
     gradients of gradients, which depend on the previous states, too.
     """
     user = isinstance(problem.cell, GenericCell)
@@ -91,18 +109,20 @@ def attach(
         previous = torch.cat(previous_states(problem, states), -1).flatten(0, 1)
         leaves = second_order.leaves_of(live.cell.step(previous[:2], live.u.detach().flatten(0, 1)[:2]))
         given = (live.cell.step(previous, live.u.flatten(0, 1)), live.initial, live.u, *leaves)
-        outputs, shared = torch.cat([part[1:] for part in states], -1), None
-    elif problem.cell.whole_state_out:
-        outputs, shared = torch.cat([part[1:] for part in states], -1), None
+    shared: Tensor | None = None
+    if problem.cell.whole_state_out:
+        outputs = outputs_of(problem, states, parts, copied=True)
     else:
-        outputs, shared = output_of(states)
+        output, shared = output_of(states)
+        outputs = (output,)
     cell, lengths, resets = problem.cell.with_weights(()), problem.lengths, problem.resets
 
     def back(
         saved: dict[str, Any], grads: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
         (u,), (initial,), weights, states = saved["u"], saved["initial"], saved["weights"], saved["states"]
-        problem = Recurrence(cell.with_weights(tuple(weights)), u, initial, lengths, resets).detach()
+        (tape,) = saved["tape"]
+        problem = Recurrence(cell.with_weights(tuple(weights)), u, initial, lengths, resets, tape=tape).detach()
         gate_grads, initial_grad, report = solve(problem, states, *grads)
         note(report)
         if user:
@@ -121,9 +141,9 @@ def attach(
     alone = getattr(solve, "func", None) is solve_adjoint
     # The live ones: gradients of gradients must lead back to them.
     saved = {"u": (live.u,), "initial": (live.initial,), "weights": live.cell.weights, "states": states}
-    tape = Tape(outputs, back, saved | {"shared": (shared,)}, recorded if alone else None)
-    found: tuple[Tensor, Tensor] = Solved.apply(tape, final, *given)
-    return found
+    tape = Tape(outputs, back, saved | {"shared": (shared,), "tape": (problem.tape,)}, recorded if alone else None)
+    *out, last = Solved.apply(tape, final, *given)
+    return tuple(out), last
 
 
 def refuse_second_order(instead: str = "solver='sequential', without lengths= or resets=") -> None:
@@ -133,6 +153,14 @@ def refuse_second_order(instead: str = "solver='sequential', without lengths= or
             "timeloom's parallel-in-time gradients cannot be differentiated again (create_graph=True): the solves "
             f"behind them are not on the tape. For second-order gradients use {instead}."
         )
+
+
+def outputs_of(
+    problem: Recurrence, states: list[Tensor], parts: int | None = None, copied: bool = False
+) -> tuple[Tensor, ...]:
+    """What a run returns of all states, `(T, B, part)` of the leading `parts`, or of as many as the cell has out."""
+    count = parts or (len(states) if problem.cell.whole_state_out else 1)
+    return tuple(part[1:].clone() if copied else part[1:] for part in states[:count])
 
 
 def output_of(states: list[Tensor]) -> tuple[Tensor, Tensor | None]:

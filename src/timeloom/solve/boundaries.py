@@ -97,6 +97,10 @@ class Boundaries:
         self.error = relative(self.jump, scale, self.chain.parts)
         self.scale = by_unit(scale, self.chain.parts)
 
+    def accept(self) -> None:
+        """Count the jumps as they are as none."""
+        self._bad, self.converged = torch.zeros_like(self._bad), True
+
     def demand(self, tolerance: float) -> None:
         """Count what is over another tolerance as unfinished."""
         self._bad = ~(self.error <= tolerance)

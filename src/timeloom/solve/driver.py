@@ -26,6 +26,8 @@ WORTH_MENDING = 10.0
 """Times the tolerance that small jumps may add up to, where a user gave the tolerance of a jump."""
 SLOW = 0.3
 """Factor of a sweep from which `correction="auto"` looks for a stronger correction."""
+ROUNDING = {torch.float32: 1e-6, torch.float64: 2e-15}
+"""Jumps up to this size that a sweep has not halved are rounding: two runs that begin apart stay that far apart."""
 
 
 def march(chain: Chain, plan: Plan) -> SolveReport:
@@ -55,6 +57,12 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         if residuals or entered is None:
             state.run(rows, want_decay)
         residuals.append(state.measure(plan.tolerance))
+        if is_rounding(residuals, state.starts.dtype):
+            estimate = _estimate(state, plan, residuals, moves)
+            if not state.converged:
+                plan = replace(plan, reason="; ".join(filter(None, (plan.reason, "as near as rounding allows"))))
+            state.accept()
+            break
         if state.converged:
             before, estimate = estimate, _estimate(state, plan, residuals, moves)
             smaller = _demand(plan, residuals[-1], estimate, before, polished)
@@ -162,6 +170,12 @@ def why_stop(residuals: list[float], plan: Plan) -> str:
     if len(residuals) > plan.patience and not residuals[-1] < 0.5 * residuals[-1 - plan.patience]:
         return f"gave up: {plan.patience} sweeps did not halve the residual"
     return ""
+
+
+def is_rounding(residuals: list[float], dtype: torch.dtype) -> bool:
+    """Whether what is left of the jumps is rounding, which more sweeps do not make less."""
+    level = ROUNDING.get(dtype, 0.0)
+    return len(residuals) > 1 and 0.5 * residuals[-2] <= residuals[-1] <= level and residuals[-2] <= level
 
 
 def contracts_slowly(residuals: list[float]) -> bool:

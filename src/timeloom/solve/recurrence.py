@@ -11,15 +11,18 @@ from torch import Tensor
 
 from timeloom.auto.experience import Experience, LayerExperience
 from timeloom.kernels import sweeper as choose_sweeper
+from timeloom.kernels import with_tape
 from timeloom.problem import Recurrence
 from timeloom.report import ConvergenceError, SolveReport
-from timeloom.solve.autograd import Note, attach
+from timeloom.solve.autograd import Note, attach, outputs_of
 from timeloom.solve.backward import solve_adjoint
 from timeloom.solve.forward import final_state, solve_states
 from timeloom.solve.plan import Plan, Planner
 from timeloom.solve.warm import Guess
 
 Record = Callable[[SolveReport], None]
+Seen = Callable[[tuple[Tensor, ...]], None]
+"""Takes the states after all steps, detached, `(T, B, part)` of every part."""
 BEGUN = "begun at known states"
 """What a report says of a solve that did."""
 
@@ -31,17 +34,22 @@ def run(
     record: Record,
     guess: Guess | None = None,
     slot: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Outputs `(T, B, ·)` and final state `(B, S)`, differentiable.
+    parts: int | None = None,
+    seen: Seen | None = None,
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Outputs, `(T, B, part)` of the leading `parts` of all states (None: those that the cell has out), and final state
+    `(B, S)`, differentiable.
 
     `record` receives the report, and again with the backward report in it once the backward pass has run. `guess` tells
-    where to begin, and takes in what was found, as the states of recurrence `slot`.
+    where to begin, and takes in what was found, as the states of recurrence `slot`. `seen` is shown all that was found.
     """
     if solver.on_tape and problem.lengths is None and problem.resets is None:
-        return on_tape(problem, record, "sequential, as asked for")
+        return on_tape(problem, record, "sequential, as asked for", parts, seen)
     detached = problem.detach()
     if guess is not None:
         detached = replace(detached, guess=guess.load(slot, detached))
+    if needs_grad(problem):
+        detached = with_tape(detached)
     learned = experience.beginning(detached.guess is not None)
     with torch.no_grad():
         plan = plan_from_known(solver, detached, learned)
@@ -51,12 +59,14 @@ def run(
     record(report)
     if guess is not None and report.converged:
         guess.save(slot, detached, states, plan.chunk)
+    if seen is not None:
+        seen(tuple(part[1:] for part in states))
     final = final_state(detached, states)
     if not needs_grad(problem):
-        return outputs_of(detached, states), final
+        return outputs_of(detached, states, parts), final
     adjoint = partial(solve_adjoint, plan=solver.plan(detached, experience.backward, "backward"))
     note = noting(report, solver, experience, record)
-    return attach(detached, states, final, adjoint, note, problem)
+    return attach(detached, states, final, adjoint, note, problem, parts)
 
 
 def plan_from_known(solver: Planner, problem: Recurrence, experience: Experience) -> Plan:
@@ -71,11 +81,6 @@ def plan_from_known(solver: Planner, problem: Recurrence, experience: Experience
     return replace(plan, warmup=warmup, reason="; ".join(filter(None, (plan.reason, BEGUN))))
 
 
-def outputs_of(problem: Recurrence, states: list[Tensor]) -> Tensor:
-    """What a run returns of all states, `(T, B, ·)`."""
-    return torch.cat([part[1:] for part in states], -1) if problem.cell.whole_state_out else states[0][1:]
-
-
 def noting(report: SolveReport, solver: Planner, experience: LayerExperience, record: Record) -> Note:
     """Takes the backward pass's report when it comes: into what is learned, and into the forward pass's report."""
 
@@ -88,15 +93,19 @@ def noting(report: SolveReport, solver: Planner, experience: LayerExperience, re
     return note
 
 
-def on_tape(problem: Recurrence, record: Record, reason: str) -> tuple[Tensor, Tensor]:
+def on_tape(
+    problem: Recurrence, record: Record, reason: str, parts: int | None = None, seen: Seen | None = None
+) -> tuple[tuple[Tensor, ...], Tensor]:
     """The plain loop, on autograd's tape: differentiable any number of times, in every way that torch knows."""
     state, states = problem.initial, []
     for u in problem.u.unbind(0):
         state = problem.cell.step(state, u)
         states.append(state)
     record(SolveReport.sequential(problem.steps, reason))
-    outputs = torch.stack(states)
-    return outputs if problem.cell.whole_state_out else outputs[..., : problem.cell.parts[0]], state
+    outputs = torch.stack(states).split(problem.cell.parts, -1)
+    if seen is not None:
+        seen(tuple(part.detach() for part in outputs))
+    return outputs[: parts or (len(outputs) if problem.cell.whole_state_out else 1)], state
 
 
 def raise_if_asked(report: SolveReport, solver: Planner) -> None:

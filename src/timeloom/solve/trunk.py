@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.experience import LayerExperience, assumed_warmup
 from timeloom.cells.base import Cell
 from timeloom.compile.call import telling
 from timeloom.kernels import ReferenceSweeper, replay, sweeper_kind
@@ -26,6 +26,7 @@ from timeloom.kernels.layers import layer_kind
 from timeloom.known import KnownStates
 from timeloom.problem import Recurrence, joined
 from timeloom.report import SolveReport
+from timeloom.solve import beside_torch
 from timeloom.solve.autograd import Adjoint, Note, Solved, Tape, attach, output_of
 from timeloom.solve.backward import solve_adjoint
 from timeloom.solve.first_sweep import first_sweep
@@ -35,6 +36,7 @@ from timeloom.solve.plan import Direction, Plan, Planner
 from timeloom.solve.recurrence import Record, noting, on_tape, plan_from_known, raise_if_asked, run
 from timeloom.solve.residual import SHARE_OF_BOX
 from timeloom.solve.second_order import layer_gradients
+from timeloom.solve.tolerance import TOLERANCE
 from timeloom.solve.warm import Guess
 
 Bare = Callable[..., Cell]
@@ -122,11 +124,18 @@ class LayerSolve:
         the backward report in it once the backward pass has run.
         """
         cell = self.bare(*inputs.weights)
+        plain = guess is None and inputs.whole and not inputs.masked and not beside_torch.is_recorded_elsewhere()
+        if plain and self.solver.adapts and beside_torch.is_rival(cell, inputs.x):
+            planned = self._plan_beside_torch(inputs, cell)
+            if isinstance(planned, str):
+                record(SolveReport.sequential(len(inputs.x), f"{planned}; run by torch's own layer"))
+                return beside_torch.lstm(inputs.x, inputs.initial, inputs.weights)
         kind = self.kind_of(inputs, cell)
         if kind is None:
             problem = self._problem(inputs)
             record = telling(record, problem.cell.told)
-            return run(problem, self.solver, self.experience, record, guess, self.slot)
+            (output,), final = run(problem, self.solver, self.experience, record, guess, self.slot, parts=1)
+            return output, final
         if self.solver.adapts and not kind.begins_anywhere:
             guess = None  # the kernels that enter chunks by themselves save more than known states do
         taped = inputs.taped
@@ -136,7 +145,36 @@ class LayerSolve:
 
     def on_tape(self, inputs: Inputs, record: Record, reason: str) -> tuple[Tensor, Tensor]:
         """The same by the plain loop, on whatever device or inside whatever has no sweeps."""
-        return on_tape(self._problem(inputs), record, reason)
+        (output,), final = on_tape(self._problem(inputs), record, reason, parts=1)
+        return output, final
+
+    def _plan_beside_torch(self, inputs: Inputs, cell: Cell) -> Plan | str:
+        """How to sweep a layer that torch runs faster in one chunk, or why not at all, where either pass would gain too
+        little. Where nothing is known of the network, a few steps of it are looked at first.
+        """
+        steps, sizes = len(inputs.x), sizes_of(cell, inputs)
+        sides = [self.experience.forward, self.experience.backward][: 1 + inputs.taped]
+        look = assumed_warmup(TOLERANCE[torch.float32])
+        if any(side.resting for side in sides):
+            for side in sides:  # both passes are torch's, or none
+                side.pause = max(side.pause, 1)
+        elif sides[0].forgetting is None and 2 * look < steps:
+            with torch.no_grad():
+                jump = beside_torch.jump_after(look, self._part_of(inputs), inputs.x, inputs.initial)
+            for side in sides:
+                side.note_look(look, jump)
+        directions: tuple[Direction, ...] = ("forward", "backward")
+        plans = [self.solver.plan(sizes, side, way) for side, way in zip(sides, directions, strict=False)]
+        for plan, side in zip(plans, sides, strict=True):
+            if plan.chunk >= steps:
+                return plan.reason
+            if not beside_torch.gains(plan, sizes, inputs.taped):
+                side.rest()
+                return f"auto: {-(-steps // plan.chunk)} chunks after warm-ups of {plan.warmup} steps gain too little"
+        return plans[0]
+
+    def _part_of(self, inputs: Inputs) -> Callable[[Tensor, Tensor], Recurrence]:
+        return lambda x, initial: self._problem(inputs._replace(x=x, initial=initial)).detach()
 
     def forward(self, inputs: Inputs, taped: bool, cell: Cell | None = None, guess: Guess | None = None) -> Solution:
         """Problem, plan, sweeps and certificate; to be called with gradients off."""
@@ -264,7 +302,7 @@ class LayerSolve:
         back = partial(_back, self, self.plan_backward(inputs, solution.cell), note)
         outputs, shared = output_of(solution.kept[: len(solution.cell.parts)])
         saved = {"inputs": inputs, "kept": solution.kept, "shared": (shared,)}
-        tape = Tape(outputs, back, saved, partial(_recorded, self.project, len(solution.cell.parts)))
+        tape = Tape((outputs,), back, saved, partial(_recorded, self.project, len(solution.cell.parts)))
         return Solved.apply(tape, solution.final, *inputs.live)  # type: ignore[no-any-return]
 
     def _solve_adjoint(
@@ -277,9 +315,8 @@ class LayerSolve:
             live = self._problem(again)
             problem = live.detach()
             states = [part.to(problem.initial.dtype) for part in kept[: len(problem.cell.parts)]]
-            outputs, final = attach(problem, states, final_state(problem, states), adjoint, note, live)
-            results = outputs[..., : problem.cell.parts[0]], final
-        asked = [(result, grad) for result, grad in zip(results, grads, strict=True) if grad is not None]
+            (output,), final = attach(problem, states, final_state(problem, states), adjoint, note, live, parts=1)
+        asked = [(result, grad) for result, grad in zip((output, final), grads, strict=True) if grad is not None]
         given = [leaf for leaf in leaves if leaf is not None]
         found = iter(torch.autograd.grad([result for result, _ in asked], given, [grad for _, grad in asked]))
         return tuple(None if leaf is None else next(found) for leaf in leaves)

@@ -7,7 +7,9 @@
  *   SCRATCH, TOTALS     numbers and sums that a row keeps between the loops of a step, at most
  *   DECAYING            bits of the parts that keep something of themselves
  *   ADDED               whether an adjoint step adds to the next gradient, rather than sets it
- *   forward_step, adjoint_step (const fused_args *, group *, int decay, int real)
+ *   TAPE                width of what a forward step keeps for the adjoint one, 0 where there is no taped_step
+ *   FETCHED             bits of the parts of the state that a taped step looks at
+ *   forward_step, adjoint_step, taped_step (const fused_args *, group *, int decay, int real)
  *
  * The readable twin is kernels/reference.py. */
 #ifndef TIMELOOM_FUSED_H
@@ -39,6 +41,7 @@ typedef struct {
   real *decay;            /* (rows, SIZE) or NULL: product of what units keep of themselves along the stretch */
   const real *incoming;   /* adjoint: (T, B, incoming_width) gradient on states, or NULL */
   real *written;          /* adjoint: (T, B, WRITTEN), or NULL */
+  real *tape;             /* (T, B, TAPE) or NULL; forward: written at real steps; adjoint: read */
   real *reset_grads;      /* adjoint: (rows, SIZE) or NULL: gradient that flowed into resets */
   real *const *states;    /* (T + 1, B, part) of every part; forward: written unless NULL; adjoint: read */
   const real *const *weights; /* packed stacks of matrices */
@@ -134,14 +137,19 @@ INLINE void clear_totals(group *g, int first, int count) {
   for (long r = 0; r < g->count; r++)
     for (int i = first; i < first + count; i++) g->partial[r * TOTALS + i] = (V){};
 }
+#if WIDE == 16 && defined(__AVX512F__)
+INLINE real sum_lanes(V v) { return _mm512_reduce_add_ps((__m512)v); }
+#else
+INLINE real sum_lanes(V v) {
+  for (int half = WIDE / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; lane++) v[lane] += v[lane + half];
+  return v[0];
+}
+#endif
 INLINE void add_totals(group *g, int first, int count) {
   for (long r = 0; r < g->count; r++)
-    for (int i = first; i < first + count; i++) {
-      V sum = g->partial[r * TOTALS + i];
-      for (int half = WIDE / 2; half > 0; half /= 2)
-        for (int lane = 0; lane < half; lane++) sum[lane] += sum[lane + half];
-      g->totals[r * TOTALS + i] = sum[0];
-    }
+    for (int i = first; i < first + count; i++)
+      g->totals[r * TOTALS + i] = sum_lanes(g->partial[r * TOTALS + i]);
 }
 /* `tile(rows, r)` for all rows of a group, `most` at a time */
 #define TILED(most, tile) \

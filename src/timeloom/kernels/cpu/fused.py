@@ -18,7 +18,8 @@ from timeloom.kernels.reference import AdjointData, ReferenceSweeper
 from timeloom.problem import Recurrence, Segments
 
 _POINTERS = """
-    seq begin end lengths resets origin final inputs starts ends decay incoming written reset_grads states weights units
+    seq begin end lengths resets origin final inputs starts ends decay incoming written tape reset_grads states weights
+    units
 """
 _FLAGS: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.float64: ("-DTIMELOOM_DOUBLE",)}
 _sources: WeakKeyDictionary[Fused, Source] = WeakKeyDictionary()
@@ -59,6 +60,11 @@ class FusedSweeper(ReferenceSweeper):
         form = form_of(problem)
         return form is not None and not isinstance(library_of(form, u.dtype), str)
 
+    @staticmethod
+    def tape_width(problem: Recurrence) -> int:
+        form = form_of(problem)
+        return 0 if form is None else source_of(form).tape
+
     def __init__(self, problem: Recurrence) -> None:
         super().__init__(problem)
         cell, inputs = in_normal_form(problem)
@@ -78,6 +84,8 @@ class FusedSweeper(ReferenceSweeper):
             "weights": _addresses(held),
             "units": _addresses(units),
         }
+        if problem.tape is not None:
+            self._fixed["tape"] = problem.tape
         if problem.resets is not None:
             self._fixed["resets"] = problem.resets.contiguous().view(torch.uint8)
 

@@ -1,4 +1,7 @@
-/* The second half of fused.h: walks through time, given forward_step and adjoint_step. */
+/* The second half of fused.h: walks through time, given forward_step, adjoint_step and perhaps taped_step. */
+#if TAPE == 0
+#define taped_step adjoint_step
+#endif
 
 INLINE real *row_at(real *block, int part, long r) { return block + r * padded(part); }
 
@@ -71,9 +74,11 @@ static void fetch(const fused_args *a, group *g, long r) {
   const int reset = a->resets && a->resets[token];
   for (int part = 0; part < PARTS; part++) {
     const long width = part_width[part], offset = part_offset[part];
+    if (!a->tape || FETCHED >> part & 1) {
     const real *from = reset ? a->origin + b * SIZE + offset : a->states[part] + token * width;
     memcpy(row_at(g->state[part], part, r), from, sizeof(real) * width);
     __builtin_prefetch(a->states[part] + (token - AHEAD * a->batch) * width);
+    }
     if (!a->incoming || offset >= a->incoming_width) continue;
     const real *added = a->incoming + token * a->incoming_width + offset;
     real *grad = row_at(g->grad[part], part, r);
@@ -113,7 +118,7 @@ static void walk_adjoint(const fused_args *a, group *g) {
     }
     if (ADDED)
       for (int part = 0; part < PARTS; part++) memset(g->next[part], 0, sizeof(real) * g->count * padded(part));
-    adjoint_step(a, g, real_step && a->decay, real_step && a->written);
+    (a->tape ? taped_step : adjoint_step)(a, g, real_step && a->decay, real_step && a->written);
     swap_in(g, g->grad, g->next);
     if (!a->resets) continue;
     for (long r = 0; r < g->count; r++)

@@ -1,0 +1,110 @@
+"""Operations of torch that are sums of lanes, and norms by such sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from timeloom.compile.refusal import NotFused
+from timeloom.compile.sources import ROW
+
+if TYPE_CHECKING:
+    from timeloom.compile.lanes import Lanes
+
+
+def total(lanes: Lanes, value: Tensor, dims: Any, keepdim: bool) -> tuple[Tensor, int]:
+    """Sums over these dimensions, and of how many terms each is."""
+    dims = range(value.dim()) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+    summed = sorted(dim % value.dim() for dim in dims)
+    row = lanes.row_dim(value // ROW)
+    if row in summed:
+        raise NotFused("rows that mix: a reduction over dimension 0, that of the rows")
+    kept = [dim for dim in range(value.dim()) if dim not in summed]
+    moved = value.permute(*kept, *summed)
+    terms = moved.flatten(len(kept))
+    at = kept.index(row)
+    operand = terms.select(at, 0).reshape(-1, terms.shape[-1]) % ROW
+    ids = lanes.fresh_rows(terms.shape[:-1], at, "total", None, (operand,))
+    if keepdim:
+        for dim in summed:
+            ids = ids.unsqueeze(dim)
+    return ids, terms.shape[-1]
+
+
+def _sum(lanes: Lanes, node: fx.Node, a: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    return total(lanes, lanes.of(a), dim, keepdim)[0]
+
+
+def _mean(lanes: Lanes, node: fx.Node, a: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    found, terms = total(lanes, lanes.of(a), dim, keepdim)
+    return lanes.scaled(found, 1 / terms)
+
+
+def _variance(lanes: Lanes, a: Any, dim: Any, correction: Any, keepdim: bool) -> tuple[Tensor, Tensor]:
+    value = lanes.of(a)
+    whole, terms = total(lanes, value, dim, True)
+    mean = lanes.scaled(whole, 1 / terms)
+    apart = lanes.pointwise("sub", value, mean)
+    squares, _ = total(lanes, lanes.pointwise("mul", apart, apart), dim, keepdim)
+    correction = 1 if correction is None else correction
+    return lanes.scaled(squares, 1 / max(terms - correction, 0) if terms > correction else float("nan")), (
+        mean if keepdim else lanes.scaled(total(lanes, value, dim, False)[0], 1 / terms)
+    )
+
+
+def _var_mean(
+    lanes: Lanes, node: fx.Node, a: Any, dim: Any = None, correction: Any = None, keepdim: bool = False
+) -> Any:
+    return _variance(lanes, a, dim, correction, keepdim)
+
+
+def _var(lanes: Lanes, node: fx.Node, a: Any, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Tensor:
+    return _variance(lanes, a, dim, correction, keepdim)[0]
+
+
+def _std(lanes: Lanes, node: fx.Node, a: Any, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Tensor:
+    return lanes.pointwise("sqrt", _variance(lanes, a, dim, correction, keepdim)[0])
+
+
+def _native_layer_norm(
+    lanes: Lanes, node: fx.Node, a: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As torch's: also the mean and 1 / standard deviation."""
+    variance, mean = _variance(lanes, a, _last(shape), 0, True)
+    scale = lanes.pointwise("rsqrt", lanes.pointwise("add", variance, lanes.of(eps)))
+    apart = lanes.pointwise("sub", lanes.of(a), mean)
+    return _affine(lanes, lanes.pointwise("mul", apart, scale), weight, bias), mean, scale
+
+
+def _fused_rms_norm(
+    lanes: Lanes, node: fx.Node, a: Any, shape: Sequence[int], weight: Any, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """As torch's: also 1 / root of the mean square."""
+    value, least = lanes.of(a), torch.finfo(node.meta["val"][0].dtype).eps if eps is None else eps
+    squares, terms = total(lanes, lanes.pointwise("mul", value, value), _last(shape), True)
+    scale = lanes.pointwise("rsqrt", lanes.pointwise("add", lanes.scaled(squares, 1 / terms), lanes.of(least)))
+    return _affine(lanes, lanes.pointwise("mul", value, scale), weight, None), scale
+
+
+def _last(shape: Sequence[int]) -> list[int]:
+    return list(range(-len(shape), 0))
+
+
+def _affine(lanes: Lanes, value: Tensor, weight: Any, bias: Any) -> Tensor:
+    value = value if weight is None else lanes.pointwise("mul", value, lanes.of(weight))
+    return value if bias is None else lanes.pointwise("add", value, lanes.of(bias))
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "sum": _sum,
+    "mean": _mean,
+    "var_mean": _var_mean,
+    "var": _var,
+    "std": _std,
+    "native_layer_norm": _native_layer_norm,
+    "_fused_rms_norm": _fused_rms_norm,
+}
+"""As in `rules_pointwise`."""

@@ -133,12 +133,10 @@ def test_parallelize_and_sequentialize_set_its_solver() -> None:
     assert model[0].solver == "sequential"
 
 
-def test_where_there_are_no_sweeps_it_says_so() -> None:
-    ours = tl.ImplicitGRU(D, H)
-    with pytest.raises(
-        NotImplementedError, match="ImplicitGRU runs by timeloom's sweeps alone, and there are no sweeps"
-    ):
-        torch.func.vmap(lambda x: ours(x)[0])(torch.randn(2, T, B, D))
+def test_vmap_runs_it_too() -> None:
+    ours, x = tl.ImplicitGRU(D, H), torch.randn(2, T, B, D)
+    found = torch.func.vmap(lambda x: ours(x)[0])(x)
+    torch.testing.assert_close(found, torch.stack([ours(one)[0] for one in x]), rtol=1e-5, atol=1e-6)
 
 
 def test_an_empty_batch() -> None:

@@ -68,8 +68,9 @@ def test_tolerances_go_with_the_products(layers: bool, matrices: bool) -> None:
     for cells, rounded in (((GRUCell, LSTMCell, RNNCell), False), ((ImplicitGRUCell, GenericCell), matrices)):
         for cell in cells:
             problem = problem_on_a_gpu(cell)
+            backward = 5e-7 if cell is GenericCell else 2.5e-7  # a layer norm's rounding stays near 3e-7
             assert Auto().tolerance(problem) == (2e-4 if rounded else 1e-6), cell
-            assert Auto().adjoint_tolerance(problem) == (2e-4 if rounded else 2.5e-7), cell
+            assert Auto().adjoint_tolerance(problem) == (2e-4 if rounded else backward), cell
             assert Auto(tol=1e-3).tolerance(problem) == 1e-3
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells import GenericCell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
-from timeloom.problem import Recurrence
+from timeloom.problem import Recurrence, joined
 from timeloom.report import SolveReport
 from timeloom.solve.recurrence import run
 from timeloom.solvers import Solver
@@ -292,7 +292,7 @@ def solve(
     problem = Recurrence(problem.cell, problem.u, problem.initial, lengths, resets)
     reports: list[SolveReport] = []
     outputs, final = run(problem, solver, experience or LayerExperience(), reports.append)
-    return Solution(torch.cat(outputs, -1), final, reports)
+    return Solution(joined(outputs), final, reports)
 
 
 def truth(

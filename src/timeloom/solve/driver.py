@@ -73,7 +73,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         given_up = "" if state.converged else why_stop(residuals, plan)
         if given_up:
             break
-        correction = _choose(plan, correction, residuals, state)
+        correction = _choose(plan, correction, [] if state.converged else residuals, state)
         rows = state.correct(correction, min(demand, plan.tolerance))
         moves.append(state.moved_by)
         if rows.numel() == 0 and state.converged:

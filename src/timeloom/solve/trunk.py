@@ -120,8 +120,8 @@ class LayerSolve:
     slot: int = 0
 
     def run(self, inputs: Inputs, record: Record, guess: Guess | None = None) -> tuple[Tensor, Tensor]:
-        """Outputs `(T, B, n)` and final state `(B, S)`, differentiable. `record` receives the report, and again with
-        the backward report in it once the backward pass has run.
+        """Outputs `(T, B, n)`, of masked inputs whole states `(T, B, S)`, and final state `(B, S)`, differentiable.
+        `record` receives the report, and again with the backward report in it once the backward pass has run.
         """
         cell = self.bare(*inputs.weights)
         plain = guess is None and inputs.whole and not inputs.masked and not beside_torch.is_recorded_elsewhere()
@@ -134,8 +134,9 @@ class LayerSolve:
         if kind is None:
             problem = self._problem(inputs)
             record = telling(record, problem.cell.told)
-            (output,), final = run(problem, self.solver, self.experience, record, guess, self.slot, parts=1)
-            return output, final
+            parts = None if inputs.masked else 1
+            outputs, final = run(problem, self.solver, self.experience, record, guess, self.slot, parts)
+            return joined(outputs), final
         if self.solver.adapts and not kind.begins_anywhere:
             guess = None  # the kernels that enter chunks by themselves save more than known states do
         taped = inputs.taped
@@ -145,8 +146,8 @@ class LayerSolve:
 
     def on_tape(self, inputs: Inputs, record: Record, reason: str) -> tuple[Tensor, Tensor]:
         """The same by the plain loop, on whatever device or inside whatever has no sweeps."""
-        (output,), final = on_tape(self._problem(inputs), record, reason, parts=1)
-        return output, final
+        outputs, final = on_tape(self._problem(inputs), record, reason, None if inputs.masked else 1)
+        return joined(outputs), final
 
     def _plan_beside_torch(self, inputs: Inputs, cell: Cell) -> Plan | str:
         """How to sweep a layer that torch runs faster in one chunk, or why not at all, where either pass would gain too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import numpy
@@ -165,3 +166,24 @@ def test_folds_test_every_series_once(tmp_path: Path) -> None:
     assert sorted(tested) == sorted(f"{i}.csv" for i in range(11))
     with pytest.raises(InputError, match="11 series for --folds 12"):
         split(table, 0.2, 0.2, 0, fold=(1, 12))
+
+
+def test_links_and_what_is_no_file_stay(tmp_path: Path) -> None:
+    """A link is followed, and a device is written into: neither is replaced by a file."""
+    from timeloom.app.files import write_text
+
+    real, link = tmp_path / "real.csv", tmp_path / "link.csv"
+    real.write_text("old")
+    link.symlink_to(real)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_text(pipe, "through")
+        assert os.read(reader, 100) == b"through"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()

@@ -327,7 +327,7 @@ def test_predict_compares_its_first_batch_with_serial_inference(
     assert cli.run("predict", [*arguments, "--debug"]) == 0
     out = capsys.readouterr().out
     assert "32 series in" in out
-    assert "The first 5 of them both ways:\nserial inference (torch, " in out
+    assert "The first 5 of them both ways:\nwithout timeloom (torch, " in out
     assert "100.0% of them agree" in out
     assert cli.run("predict", [*arguments, "--no-compare", "--debug"]) == 0
     assert "serial" not in capsys.readouterr().out
@@ -350,7 +350,7 @@ def test_serial_inference_is_given_a_minute(
         assert (found["difference"] is None) == (compared == 0)
     monkeypatch.setattr("timeloom.app.train.serial.MOST_SECONDS", 0.5)
     assert cli.run("evaluate", [run, "--batch", "2", "--debug"]) == 0
-    assert "serial inference (torch) was left out: it would take about 4 seconds" in capsys.readouterr().out
+    assert "the same without timeloom (torch) was left out: it would take about 4 seconds" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's own

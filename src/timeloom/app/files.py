@@ -18,8 +18,14 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Fill a new file beside `path`, make sure that it is on the disk, and move it into place."""
+    """Fill a new file beside `path`, make sure that it is on the disk, and move it into place. A link leads to the file
+    that is replaced; what is no file, as a terminal or a pipe, is written into.
+    """
+    path = path.resolve()
     try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
         try:

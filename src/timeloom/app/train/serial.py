@@ -44,13 +44,15 @@ class Agreement:
         """What was compared, in words."""
         serial, parallel = self.serial_seconds, self.parallel_seconds
         if serial is None or parallel is None:
-            return [f"serial inference ({model.beside}) was left out: it would take about {duration(self.expected)}"]
+            return [
+                f"the same without timeloom ({model.beside}) was left out: it would take about {duration(self.expected)}"
+            ]
         busy = self.others is not None and self.others >= NOTICEABLE
         pace = f"{serial / parallel:.1f}x faster" if serial >= parallel else f"{parallel / serial:.1f}x slower"
         threads = counted(self.threads, "thread")
         return [
             *([f"The first {self.compared} of them both ways:"] if self.compared < self.series else []),
-            f"serial inference ({model.beside}, {threads}) {serial:.3f} s, parallel {parallel:.3f} s: {pace}",
+            f"without timeloom ({model.beside}, {threads}) {serial:.3f} s, with it {parallel:.3f} s: {pace}",
             f"answers differ by at most {self.difference:.1e} of the largest; {self.same:.1%} of them agree",
             *([f"other programs used {self.others:.1f} cores: measure again when they have ended"] if busy else []),
         ]

@@ -7,7 +7,8 @@ from benchmarks.gpu.table import Column, milliseconds, number, ratio, words
 
 NOTE = (
     "Forward + backward of one layer, float32 (products in tf32 in cuDNN, torch's default, never in ours) "
-    "unless half precision is named. Milliseconds are medians of CUDA-event times taken in turns, the fastest in brackets; `graph` replays "
+    "unless half precision is named. "
+    "Milliseconds are medians of CUDA-event times taken in turns, the fastest in brackets; `graph` replays "
     "the same training step from a CUDA graph, ratios are over cuDNN's eager step. Ratios in bold: below the goal "
     "(in a graph) or below 0.95 (eager). Errors: the largest of outputs and all gradients, relative to the tensor's "
     "largest value, against float64; in bold: beyond twice cuDNN's own. MiB: peaks of a step. Floor: "

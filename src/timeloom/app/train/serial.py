@@ -44,9 +44,8 @@ class Agreement:
         """What was compared, in words."""
         serial, parallel = self.serial_seconds, self.parallel_seconds
         if serial is None or parallel is None:
-            return [
-                f"the same without timeloom ({model.beside}) was left out: it would take about {duration(self.expected)}"
-            ]
+            much = duration(self.expected)
+            return [f"the same without timeloom ({model.beside}) was left out: it would take about {much}"]
         busy = self.others is not None and self.others >= NOTICEABLE
         pace = f"{serial / parallel:.1f}x faster" if serial >= parallel else f"{parallel / serial:.1f}x slower"
         threads = counted(self.threads, "thread")

@@ -107,6 +107,9 @@ class Line:
         return torch.where(self.alive.any(0).to(values.device).unsqueeze(-1), found, otherwise)
 
 
+LEARNED = "what earlier calls showed"
+
+
 def agree(
     group: TimeGroup, x: Tensor, lengths: Tensor | None, resets: Tensor | None, network: str, taped: bool,
     solver: Solver, known: dict[int, LayerExperience],
@@ -125,9 +128,16 @@ def agree(
         "whether gradients are wanted": "yes" if taped else "no",
         "the network": network,
         "the solver": repr(solver),
-        "what earlier calls showed": str(sorted(known.items())),
+        LEARNED: str(sorted(known.items())),
     }
-    sizes = same_on_all_ranks(group, facts, x.device, len(x))
+    try:
+        sizes = same_on_all_ranks(group, facts, x.device, len(x))
+    except RankError as error:  # raised on all ranks alike
+        if LEARNED not in str(error):
+            raise
+        known.clear()  # a rank has seen other calls than the others: all of them learn anew
+        del facts[LEARNED]
+        sizes = same_on_all_ranks(group, facts, x.device, len(x))
     if min(sizes) < 1:
         empty = sizes.index(min(sizes))
         raise RankError(

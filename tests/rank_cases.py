@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import traceback
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -368,6 +369,20 @@ def begins_alike(mesh: DeviceMesh) -> None:
         assert torch.equal(found.to(torch.float64), first)
 
 
+def forgets_together(mesh: DeviceMesh) -> None:
+    """Where a rank has not seen the calls that the others have, all of them learn anew, and go on."""
+    torch.manual_seed(0)
+    layer, x = tl.GRU(D, H).double(), torch.randn(40, B, D, dtype=torch.float64)
+    wanted, known = layer(x)[0], group.group_of(mesh).experiences(layer)
+    for call in range(3):
+        if call == 2 and mesh.get_local_rank("time") == 1:
+            known.clear()
+        with time_parallel(mesh):
+            found, _ = layer(shard(x, mesh))
+        assert zoo.difference(found, wanted[slice_of(40, mesh)]) < 1e-12
+        assert len(group.group_of(mesh).gather(torch.tensor(zlib.crc32(repr(known).encode()))).unique()) == 1
+
+
 class Nested(nn.Module):
     """Takes its initial state inside of something else."""
 
@@ -471,6 +486,7 @@ CASES: dict[str, Case] = {
     "few bytes a cycle": few_bytes_a_cycle,
     "beyond the layer": beyond_the_layer,
     "begins alike": begins_alike,
+    "forgets together": forgets_together,
     "nested arguments": nested_arguments,
     "checkpoints": checkpoints,
     "other times": other_times,

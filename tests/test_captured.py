@@ -85,14 +85,17 @@ def test_what_is_not_known_yet_is_no_failure(monkeypatch: pytest.MonkeyPatch) ->
     assert report.certified
 
 
-@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(("backwards", "copies"), [(False, 1), (True, 1), (True, 3)])
 @pytest.mark.parametrize(("steps", "batch", "chunk"), [(13, 3, 4), (8, 1, 4), (5, 2, 9), (1, 2, 1)])
 def test_stretches_are_made_anew_where_nothing_may_be_kept(
-    steps: int, batch: int, chunk: int, backwards: bool, monkeypatch: pytest.MonkeyPatch
+    steps: int, batch: int, chunk: int, backwards: bool, copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_evenly.cache_clear()
-    segments, here = cut_evenly(steps, batch, chunk, backwards), torch.device("cpu")
-    lengths = torch.full((batch,), steps)
+    segments, here = cut_evenly(steps, batch, chunk, backwards, copies), torch.device("cpu")
+    lengths, once = torch.full((batch,), steps), cut_evenly(steps, batch, chunk, backwards)
+    assert [row for row in zip(*map(Tensor.tolist, once.columns), strict=True) for _ in range(copies)] == list(
+        zip(*map(Tensor.tolist, segments.columns), strict=True)
+    )
     monkeypatch.setattr(problem, "_keeps", lambda _: False)
     for found, expected in zip(segments.on(here), segments.columns, strict=True):
         assert torch.equal(found, expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import timeloom as tl
-from timeloom.kernels import faults
+from timeloom.kernels import faults, replay
 from timeloom.kernels.cpu import build
 from timeloom.solvers import Shooting
 
@@ -141,3 +142,16 @@ def test_copies_know_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         deepcopy(module)(torch.randn(60, 2, 3))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("not allowed in a capture"), torch.OutOfMemoryError("out of memory")])
+def test_calls_that_cannot_be_recorded_are_launched(monkeypatch: pytest.MonkeyPatch, error: RuntimeError) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(replay, "_record", fails)
+    told = nullcontext() if "memory" in str(error) else pytest.warns(RuntimeWarning, match="not allowed in a capture")
+    with told:
+        count = replay._recorded([torch.ones(1)], 4, lambda given: given)
+    assert isinstance(count, int)
+    assert count + 10**6 < replay.CALLS_BEFORE

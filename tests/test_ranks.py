@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import rank_cases
-from rank_processes import launch
+import torch.distributed as dist
+from rank_processes import launch, mesh_of
+
+from timeloom.distributed.group import group_of
 
 Outcome = dict[tuple[str, tuple[int, int]], str]
 
@@ -23,3 +28,17 @@ def outcomes() -> list[Outcome]:
 def test_ranks_give_what_one_process_gives(outcomes: list[Outcome], name: str, shape: tuple[int, int]) -> None:
     for rank in range(shape[0] * shape[1]):
         assert outcomes[rank].get((name, shape), "not run: a rank failed before") == "", f"rank {rank}"
+
+
+def test_what_a_group_knows_outlives_equal_meshes_from_before() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        before = mesh_of((1, 1))
+        group_of(before)
+        mesh = mesh_of((1, 1))
+        group = group_of(mesh)
+        del before
+        gc.collect()
+        assert group_of(mesh) is group
+    finally:
+        dist.destroy_process_group()

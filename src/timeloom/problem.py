@@ -77,7 +77,7 @@ class Segments:
     sequence: Tensor
     begin: Tensor
     end: Tensor
-    evenly: tuple[int, int, int, bool] | None = None
+    evenly: tuple[int, int, int, bool, int] | None = None
     """What `cut_evenly` was told, where it made them."""
 
     def __len__(self) -> int:
@@ -123,15 +123,19 @@ def cut(problem: Recurrence, chunk: int, backwards: bool = False) -> Segments:
 
 
 @lru_cache(maxsize=64)
-def cut_evenly(steps: int, batch: int, chunk: int, backwards: bool) -> Segments:
-    """Chunks of sequences of one length; training asks for the same ones on every step."""
+def cut_evenly(steps: int, batch: int, chunk: int, backwards: bool, copies: int = 1) -> Segments:
+    """Chunks of sequences of one length, each so many times; training asks for the same ones on every step."""
     with torch.inference_mode(False):  # what is kept must serve calls in any mode
-        even = _cut_evenly(steps, batch, chunk, backwards, torch.device("cpu"))
-        return replace(even, evenly=(steps, batch, chunk, backwards))
+        even = _cut_evenly(steps, batch, chunk, backwards, copies, torch.device("cpu"))
+        return replace(even, evenly=(steps, batch, chunk, backwards, copies))
 
 
-def _cut_evenly(steps: int, batch: int, chunk: int, backwards: bool, device: torch.device) -> Segments:
-    return _cut(steps, torch.full((batch,), steps, dtype=torch.int64, device=device), chunk, backwards)
+def _cut_evenly(steps: int, batch: int, chunk: int, backwards: bool, copies: int, device: torch.device) -> Segments:
+    once = _cut(steps, torch.full((batch,), steps, dtype=torch.int64, device=device), chunk, backwards)
+    if copies == 1:
+        return once
+    sequence, begin, end = (column.repeat_interleave(copies) for column in once.columns)
+    return Segments(sequence, begin, end)
 
 
 def _cut(steps: int, lengths: Tensor, chunk: int, backwards: bool) -> Segments:

@@ -222,7 +222,9 @@ def _first_line(error: RuntimeError) -> str:
     return str(error).strip().split("\n")[0][:200]
 
 
-_groups: WeakKeyDictionary[DeviceMesh, TimeGroup] = WeakKeyDictionary()
+_groups: dict[str, TimeGroup] = {}
+"""By the name of torch's group. Meshes will not do as keys: those of the same ranks are equal, so that an entry would
+be lost with the first of them while another is in use."""
 
 
 def time_mesh(time: int | None = None, *, device: str | None = None) -> DeviceMesh:
@@ -273,11 +275,12 @@ def group_of(mesh: DeviceMesh, timeout: timedelta | None = None) -> TimeGroup:
         given = f"one with dimensions {names}" if isinstance(mesh, DeviceMesh) else type(mesh).__name__
         raise ValueError(f'mesh must be a DeviceMesh with a dimension "time", got {given}; time_mesh() makes one')
     group = mesh.get_group("time")
-    if mesh not in _groups or _groups[mesh].group is not group:  # torch.distributed may have been started anew
-        _groups[mesh] = TimeGroup(group, TIMEOUT)
+    found = _groups.get(group.group_name)
+    if found is None or found.group is not group:  # torch.distributed may have been started anew
+        found = _groups[group.group_name] = TimeGroup(group, TIMEOUT)
     if timeout is not None:
-        _groups[mesh].timeout = timeout
-    return _groups[mesh]
+        found.timeout = timeout
+    return found
 
 
 def traffic(mesh: DeviceMesh) -> Traffic:

@@ -107,9 +107,6 @@ class Line:
         return torch.where(self.alive.any(0).to(values.device).unsqueeze(-1), found, otherwise)
 
 
-LEARNED = "what earlier calls showed"
-
-
 def agree(
     group: TimeGroup, x: Tensor, lengths: Tensor | None, resets: Tensor | None, network: str, taped: bool,
     solver: Solver, known: dict[int, LayerExperience],
@@ -128,32 +125,29 @@ def agree(
         "whether gradients are wanted": "yes" if taped else "no",
         "the network": network,
         "the solver": repr(solver),
-        LEARNED: str(sorted(known.items())),
     }
-    try:
-        sizes = same_on_all_ranks(group, facts, x.device, len(x))
-    except RankError as error:  # raised on all ranks alike
-        if LEARNED not in str(error):
-            raise
+    learned = zlib.crc32(str(sorted(known.items())).encode())
+    sizes, seen = zip(*same_on_all_ranks(group, facts, x.device, len(x), learned), strict=True)
+    if len(set(seen)) > 1:
         known.clear()  # a rank has seen other calls than the others: all of them learn anew
-        del facts[LEARNED]
-        sizes = same_on_all_ranks(group, facts, x.device, len(x))
     if min(sizes) < 1:
-        empty = sizes.index(min(sizes))
         raise RankError(
-            f"rank {empty} has no time steps (the ranks have {sizes}): each needs one at least; use fewer time ranks"
+            f"rank {sizes.index(min(sizes))} has no time steps (the ranks have {list(sizes)}): each needs one at "
+            "least; use fewer time ranks"
         )
-    return Span(group, tuple(sizes), lengths)
+    return Span(group, sizes, lengths)
 
 
-def same_on_all_ranks(group: TimeGroup, facts: dict[str, int | str], device: torch.device, own: int = 0) -> list[int]:
-    """Raise on all ranks where a fact differs on one of them, by its name; returns what each rank has of its `own`."""
+def same_on_all_ranks(
+    group: TimeGroup, facts: dict[str, int | str], device: torch.device, *own: int
+) -> list[tuple[int, ...]]:
+    """Raise on all ranks where a fact differs on one of them, by its name; returns each rank's `own` numbers."""
     numbers = [value if isinstance(value, int) else zlib.crc32(value.encode()) for value in facts.values()]
-    gathered = group.gather(torch.tensor([own, *numbers], device=device)).cpu()
-    for (name, value), column in zip(facts.items(), gathered[:, 1:].unbind(1), strict=True):
+    gathered = group.gather(torch.tensor([*own, *numbers], device=device)).cpu()
+    for (name, value), column in zip(facts.items(), gathered[:, len(own) :].unbind(1), strict=True):
         found = column.tolist()
         if len(set(found)) > 1:
             odd = next(rank for rank, number in enumerate(found) if number != found[0])
             shown = f"{found[0]} on rank 0, {found[odd]} on rank {odd}" if isinstance(value, int) else f"{value} here"
             raise RankError(f"the time ranks do not agree on {name}: rank {odd} differs from rank 0 ({shown})")
-    return [int(number) for number in gathered[:, 0]]
+    return [tuple(row) for row in gathered[:, : len(own)].tolist()]

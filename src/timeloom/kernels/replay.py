@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from timeloom.kernels import faults
 from timeloom.kernels.layer import Cutting, Gradients, Layer
 from timeloom.known import Entry
 
@@ -28,6 +29,9 @@ MOST_KEYS = 256
 """Kinds of calls that are counted, at most."""
 SHARE_OF_ONE, SHARE_OF_ALL = 128, 32
 """A recording may take so small a part of a GPU's memory, and all of them together so small a one."""
+
+_NEVER = -(10**9)
+"""The count of a kind that cannot be recorded."""
 
 Body = Callable[[Sequence[Tensor | None]], Sequence[Tensor | float | None]]
 """`body(given)`: results from what changes from call to call."""
@@ -69,7 +73,7 @@ class Recordings:
         with self._lock:
             known = self._known.pop(key, 0)
             if isinstance(known, int) and known >= CALLS_BEFORE:
-                known = _record(given, size, body)
+                known = _recorded(given, size, body)
             self._known[key] = known + 1 if isinstance(known, int) else known
             self._shrink(device)
             if isinstance(known, _Recording):
@@ -156,6 +160,16 @@ def _size(layer: Layer) -> int:
     """Bytes of a pass: inputs, projected inputs, states, what is kept, gate gradients; about, and twice."""
     steps, batch, width = layer.x.shape
     return 8 * steps * batch * (2 * width + 8 * layer.n * len(layer.parts))
+
+
+def _recorded(given: Sequence[Tensor | None], size: int, body: Body) -> _Recording | int:
+    """A recording, or the count of a kind that cannot be recorded: its calls go on being launched as they are."""
+    try:
+        return _record(given, size, body)
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError | faults.KernelFault):  # the launches themselves tell of these
+            faults.tell(f"a CUDA graph of a layer cannot be recorded ({error})", "its calls are launched one by one")
+        return _NEVER
 
 
 def _record(given: Sequence[Tensor | None], size: int, body: Body) -> _Recording:

@@ -7,7 +7,7 @@ memory is; one more sweep gives the rest.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from timeloom.kernels.cuda.nvrtc import compile_source
 from timeloom.kernels.cuda.programs import FOLDER, DenseChainArgs, architecture
 from timeloom.kernels.cuda.sweeper import CUDASweeper
 from timeloom.kernels.reference import AdjointData
-from timeloom.problem import Segments, cut_evenly
+from timeloom.problem import cut_evenly
 
 LARGEST = 128
 """Numbers of a state up to which there is a kernel for their chain."""
@@ -37,7 +37,8 @@ def solve(
     offsets, _ = sweeper.adjoint(segments, nothing, reading)
     units = torch.eye(size, dtype=nothing.dtype, device=nothing.device).repeat(len(segments), 1)
     silent = AdjointData(reading.states, None)
-    matrices, _ = sweeper.adjoint(_each(problem.steps, problem.batch, chunk, size), units, silent)
+    of_each = cut_evenly(problem.steps, problem.batch, chunk, True, copies=size)
+    matrices, _ = sweeper.adjoint(of_each, units, silent)
     ends = faults.guarded(sweeper.told_as, partial(chain, matrices, offsets, final, problem.batch))
     begins, _ = sweeper.adjoint(segments, ends, writing)
     jumps = torch.zeros_like(begins)
@@ -58,15 +59,6 @@ def chain(matrices: Tensor, offsets: Tensor, first: Tensor | None, batch: int) -
     with on_device(index):
         chain_function(index, size)(batch, args)
     return found
-
-
-@lru_cache(maxsize=16)
-def _each(steps: int, batch: int, chunk: int, copies: int) -> Segments:
-    """The chunks, each so many times."""
-    with torch.inference_mode(False):
-        sequence, begin, end = cut_evenly(steps, batch, chunk, True).columns
-        each = [column.repeat_interleave(copies) for column in (sequence, begin, end)]
-        return Segments(each[0], each[1], each[2])
 
 
 def source(size: int) -> str:

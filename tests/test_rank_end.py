@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
 from timeloom.distributed import lent_tensors
 
@@ -27,6 +29,30 @@ def test_it_waits_for_all_exchanges_and_forgets_those_that_are_over() -> None:
     threading.Timer(0.2, first.clear).start()
     lent_tensors.settle()
     assert not first
+
+
+class Exchanging(torch.autograd.Function):
+    """Lends a tensor in its backward pass, and holds the context of that pass as an exchange begun there does."""
+
+    held: ClassVar[list[Any]] = []
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Tensor:
+        lent_tensors.lend(grad)
+        Exchanging.held.append(torch._C._get_obj_in_tls("context"))
+        return grad
+
+
+def test_it_waits_for_the_context_of_a_backward_pass() -> None:
+    Exchanging.apply(torch.ones(2, requires_grad=True)).sum().backward()
+    assert len(Exchanging.held) == 1
+    threading.Timer(0.2, Exchanging.held.clear).start()
+    lent_tensors.settle()
+    assert not Exchanging.held
 
 
 def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,11 @@ def minimal_gru(p: Parameters, s: Parts, x: Tensor) -> Parts:
     return ((1 - f) * h + f * c,)
 
 
+OPTIONS: dict[str, dict[str, int]] = {
+    "LayerNormGRU": {}, "LayerNormLSTM": {}, "SLSTM": {"heads": 3}, "BlockGRU": {"blocks": 3}, "LiGRU": {},
+    "PeepholeLSTM": {}, "CTRNN": {}, "CfC": {"backbone": 11}, "MinimalGRU": {},
+}  # fmt: skip
+"""What a cell is made with, beside its sizes; three divides its units."""
 EQUATIONS: dict[str, Callable[[Parameters, Parts, Tensor], Parts]] = {
     "LayerNormGRU": layer_norm_gru,
     "LayerNormLSTM": layer_norm_lstm,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import timeloom as tl
 from timeloom import kernels
 from timeloom.auto.experience import LayerExperience
-from timeloom.kernels import faults, layers
+from timeloom.kernels import faults, layer_kinds
 from timeloom.kernels.cuda import chain, nvrtc, programs
 from timeloom.kernels.cuda import sweeper as cuda
 from timeloom.kernels.cuda.driver import LaunchError
@@ -42,7 +42,7 @@ class Calls:
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors on the CPU are taken for a GPU's, as far as the launch of a kernel."""
-    monkeypatch.setattr(layers, "KINDS", (CUDALayer,))
+    monkeypatch.setattr(layer_kinds, "KINDS", (CUDALayer,))
     monkeypatch.setattr(kernels, "KINDS", (cuda.CUDASweeper, kernels.ReferenceSweeper))
     monkeypatch.setattr(CUDALayer, "supports", lambda *_: True)
     monkeypatch.setattr(CUDALayer, "recordable", lambda *_: False)  # which would ask for a real GPU

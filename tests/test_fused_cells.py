@@ -16,18 +16,16 @@ from timeloom.solvers import Shooting
 pytestmark = pytest.mark.usefixtures("one_thread", "at_once")
 
 INPUTS = 3
-CELLS: dict[str, tuple[int, dict[str, int]]] = {
-    "LayerNormGRU": (19, {}),
-    "LayerNormLSTM": (5, {}),
-    "SLSTM": (21, {"heads": 3}),
-    "BlockGRU": (36, {"blocks": 4}),
-    "LiGRU": (17, {}),
-    "PeepholeLSTM": (9, {}),
-    "CTRNN": (33, {}),
-    "CfC": (7, {"backbone": 11}),
-    "MinimalGRU": (1, {}),
-}
-"""Units and options."""
+UNITS = {
+    "LayerNormGRU": 19, "LayerNormLSTM": 5, "SLSTM": 21, "BlockGRU": 36, "LiGRU": 17, "PeepholeLSTM": 9, "CTRNN": 33,
+    "CfC": 7, "MinimalGRU": 1,
+}  # fmt: skip
+
+
+def test_no_cell_is_left_out() -> None:
+    public = {name: getattr(cells, name) for name in cells.__all__}
+    steps = {name for name, cell in public.items() if issubclass(cell, cells.Step) and cell is not cells.Step}
+    assert steps == set(UNITS) == set(cell_equations.OPTIONS) == set(cell_equations.EQUATIONS)
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(name: str, dtype: torch.dtype = torch.float64) -> cells.Step:
-    units, options = CELLS[name]
+    units, options = UNITS[name], cell_equations.OPTIONS[name]
     torch.manual_seed(0)
     cell: cells.Step = getattr(cells, name)(INPUTS, units, **options).to(dtype)
     with torch.no_grad():
@@ -69,7 +67,7 @@ def was_fused(layer: tl.Layer) -> bool:
 
 @pytest.mark.parametrize(("steps", "batch"), [(1, 1), (23, 1), (40, 3)])
 @pytest.mark.parametrize("ragged", [False, True], ids=["even", "ragged"])
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", UNITS)
 def test_a_layer_is_the_loop_over_the_equations(name: str, ragged: bool, steps: int, batch: int) -> None:
     cell = make(name)
     layer = tl.Layer(cell, solver=Shooting(chunk=7))

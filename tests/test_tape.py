@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from cell_equations import OPTIONS
 
 from timeloom import cells
 from timeloom.compile.cut import SINK, SOURCE, Network
@@ -13,10 +14,6 @@ from timeloom.compile.fuse import compile_step
 from timeloom.compile.program import evaluate
 from timeloom.compile.tape import taped
 
-CELLS = {
-    "LayerNormGRU": {}, "LayerNormLSTM": {}, "SLSTM": {"heads": 2}, "BlockGRU": {"blocks": 4}, "LiGRU": {},
-    "PeepholeLSTM": {}, "CTRNN": {}, "CfC": {"backbone": 7}, "MinimalGRU": {},
-}  # fmt: skip
 UNITS = 12
 
 
@@ -57,10 +54,10 @@ def test_a_path_that_cannot_be_severed_is_told() -> None:
         network.source_side()
 
 
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_an_adjoint_that_reads_a_tape_is_the_adjoint(name: str) -> None:
     torch.manual_seed(0)
-    cell = getattr(cells, name)(3, UNITS, **CELLS[name]).double()
+    cell = getattr(cells, name)(3, UNITS, **OPTIONS[name]).double()
     state = tuple(0.5 * torch.randn(5, UNITS, dtype=torch.float64).abs() + k for k in range(cell.parts))
     x = torch.randn(5, 3, dtype=torch.float64)
     compiled = compile_step(cell, state, cell.parts > 1, x)

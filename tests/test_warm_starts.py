@@ -19,7 +19,7 @@ from timeloom.kernels.reference import ReferenceSweeper
 from timeloom.known import KnownStates
 from timeloom.problem import Recurrence, cut, empty_states
 from timeloom.solve.recurrence import BEGUN
-from timeloom.solve.warm import WarmBatch
+from timeloom.solve.warm_starts import WarmBatch
 from timeloom.solvers import DEER
 
 

@@ -10,7 +10,7 @@ from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU, Layer, parallelize, sequent
 from timeloom.ode import odeint
 from timeloom.report import ConvergenceError, GradientCheck, SolveReport
 from timeloom.scan import linear_scan
-from timeloom.solve.warm import WarmStarts
+from timeloom.solve.warm_starts import WarmStarts
 from timeloom.unroll import unroll
 from timeloom.version import VERSION
 from timeloom.windows import windowed

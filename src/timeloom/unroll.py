@@ -20,7 +20,7 @@ from timeloom.distributed.span import agree
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve.recurrence import Seen, on_tape, run
-from timeloom.solve.warm import GivenStates, Guess, WarmBatch, check_batch, check_states
+from timeloom.solve.warm_starts import GivenStates, Guess, WarmBatch, check_batch, check_states
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.eager import eager
 from timeloom.torch_state.transforms import WHERE, transformed

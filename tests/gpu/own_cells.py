@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import timeloom as tl
+from tests.cell_equations import OPTIONS
 from tests.gpu.checks import Check, Unfit, as_good_as_torch
 from tests.random_cells import RandomCell
 from timeloom import cells
@@ -18,10 +19,6 @@ from timeloom.compile import remember
 from timeloom.kernels.cuda.fused import hindrance
 from timeloom.solvers import Shooting
 
-CELLS: dict[str, dict[str, Any]] = {
-    "LayerNormGRU": {}, "LayerNormLSTM": {}, "SLSTM": {"heads": 3}, "BlockGRU": {"blocks": 3}, "LiGRU": {},
-    "PeepholeLSTM": {}, "CTRNN": {}, "CfC": {"backbone": 11}, "MinimalGRU": {},
-}  # fmt: skip
 SIZES = ((3, 1, 1), (33, 40, 3), (129, 40, 2))
 """Units, steps and sequences."""
 LONG = (66, 300, 2)
@@ -34,7 +31,7 @@ RANDOM = range(30)
 def own_cells() -> list[Check]:
     """Every cell, even and ragged, T = 1 and B = 1 too."""
     sizes = [(size, kind) for size in SIZES for kind in ("even", "ragged")] + [(LONG, "auto")]
-    return [_check(name, *size, kind) for name, (size, kind) in product(CELLS, sizes)]
+    return [_check(name, *size, kind) for name, (size, kind) in product(OPTIONS, sizes)]
 
 
 def more_cells() -> list[Check]:
@@ -52,7 +49,7 @@ def random_cells() -> list[Check]:
 
 
 def _check(name: str, units: int, steps: int, batch: int, kind: str, dtype: torch.dtype = torch.float32) -> Check:
-    run = partial(_layer, name, CELLS[name], units, steps, batch, kind, dtype)
+    run = partial(_layer, name, OPTIONS[name], units, steps, batch, kind, dtype)
     return Check(f"{name} n={units} T={steps} B={batch} {kind} {str(dtype).removeprefix('torch.')}", run)
 
 

@@ -31,7 +31,7 @@ from timeloom.solve.plan import RankPlan
 from timeloom.solve.recurrence import Record
 from timeloom.solve.residual import SHARE_OF_BOX, certificate, floors, relative, scales
 from timeloom.solve.trunk import Grads, Inputs, LayerSolve, Solution, layer_of, sizes_of
-from timeloom.solve.warm import Guess
+from timeloom.solve.warm_starts import Guess
 
 
 @dataclass(frozen=True)

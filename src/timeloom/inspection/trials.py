@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -210,9 +210,10 @@ def _on_a_stretch(
 
 def usual(model: nn.Module, chunk: int, every: bool) -> dict[str, str | Solver]:
     """Solvers to try, by the name to show."""
-    corrections: tuple[Correction, ...] = ("none", "diag", "secant", "lowrank", "newton")
     tried: dict[str, str | Solver] = {
-        f"shooting {name}": Shooting(chunk=chunk, correction=name, warmup=0) for name in corrections
+        f"shooting {name}": Shooting(chunk=chunk, correction=name, warmup=0)
+        for name in get_args(Correction)
+        if name != "auto"
     }
     tried["mgrit"] = MGRIT()
     if every:

@@ -19,7 +19,7 @@ from timeloom.distributed.group import TimeGroup
 from timeloom.distributed.solve import Ranks
 from timeloom.distributed.span import Span, agree
 from timeloom.distributed.trunk import RankSolve
-from timeloom.kernels.layers import multiplies_as_given
+from timeloom.kernels.layer_kinds import multiplies_as_given
 from timeloom.nn import torch_layer
 from timeloom.nn.dropping import DropsInside, Weights, masked
 from timeloom.nn.graphs.handles import handle_of, traced_apart
@@ -40,7 +40,7 @@ from timeloom.problem import joined, parts_of
 from timeloom.report import SolveReport
 from timeloom.solve import functional
 from timeloom.solve.trunk import Inputs, LayerSolve
-from timeloom.solve.warm import GivenStates, Guess, WarmBatch, check_batch, check_states, current
+from timeloom.solve.warm_starts import GivenStates, Guess, WarmBatch, check_batch, check_states, current
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.precision import products_in, returned_in, solved_in

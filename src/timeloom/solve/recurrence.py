@@ -18,7 +18,7 @@ from timeloom.solve.autograd import Note, attach, outputs_of
 from timeloom.solve.backward import solve_adjoint
 from timeloom.solve.forward import final_state, solve_states
 from timeloom.solve.plan import Plan, Planner
-from timeloom.solve.warm import Guess
+from timeloom.solve.warm_starts import Guess
 
 Record = Callable[[SolveReport], None]
 Seen = Callable[[tuple[Tensor, ...]], None]

@@ -22,7 +22,7 @@ from timeloom.compile.call import telling
 from timeloom.kernels import ReferenceSweeper, replay, sweeper_kind
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels.layer import Found, Gradients, Layer
-from timeloom.kernels.layers import layer_kind
+from timeloom.kernels.layer_kinds import layer_kind
 from timeloom.known import KnownStates
 from timeloom.problem import Recurrence, joined
 from timeloom.report import SolveReport
@@ -37,7 +37,7 @@ from timeloom.solve.recurrence import Record, noting, on_tape, plan_from_known, 
 from timeloom.solve.residual import SHARE_OF_BOX
 from timeloom.solve.second_order import layer_gradients
 from timeloom.solve.tolerance import TOLERANCE
-from timeloom.solve.warm import Guess
+from timeloom.solve.warm_starts import Guess
 
 Bare = Callable[..., Cell]
 """`bare(*weights)`: a layer's cell."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -149,4 +149,11 @@ def restore_experience(model: nn.Module, experience: dict[str, dict[str, Any]], 
             held = held_by(module)
             held.clear()
             for index, memory in experience.get(name, {}).items():
-                held[int(index)] = LayerExperience(Experience(**memory["forward"]), Experience(**memory["backward"]))
+                sides = {side: _experience(kept) for side, kept in memory.items() if kept is not None}
+                held[int(index)] = LayerExperience(sides["forward"], sides["backward"], sides.get("warm"))
+
+
+def _experience(kept: dict[str, Any]) -> Experience:
+    """What one direction has shown; of a checkpoint by another version, as far as this one knows what it means."""
+    known = {one.name for one in fields(Experience)}
+    return Experience(**{name: value for name, value in kept.items() if name in known})

@@ -39,7 +39,7 @@ from timeloom.app.train.setup import autocast, build_model, learning_rate, make_
 from timeloom.app.train.solved import Solved
 from timeloom.inspection.trials import reports_of
 from timeloom.report import of_reports
-from timeloom.solve.warm import WarmStarts
+from timeloom.solve.warm_starts import WarmStarts
 from timeloom.solvers import Sequential
 
 Show = Callable[[dict[str, Any]], None]

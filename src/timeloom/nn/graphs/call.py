@@ -88,7 +88,7 @@ def _why_not(module: Recurrent, input: Any, lengths: Any, guess: Any) -> Any:
         return NOT_GUESSED
     if lengths is not None and module.num_layers > 1 and module.dropout > 0 and module.training:
         return NOT_DROPPED
-    if input.device.type not in ("cpu", "cuda") or input.dtype not in SOLVED or input.layout != torch.strided:
+    if input.device.type not in torch_layer.SWEPT or input.dtype not in SOLVED or input.layout != torch.strided:
         return NOT_SOLVED
     if input.dim() not in (2, 3) or input.numel() == 0:
         return NOT_SOLVED

@@ -150,13 +150,13 @@ class Boundaries:
         """What the relative jumps add up to, `(C, B)`, by the gains of the links; the jumps where those are not asked
         for, since more is known than they tell.
         """
-        if (
-            self._gains is None
-            or isinstance(self._known, LowRank)
-            or (self._known is not None and self._known.dim() > 3)
-        ):
-            return self.error
-        return self._gains.add_up(self.error)
+        dense = isinstance(self._known, Tensor) and self._known.dim() > 3
+        return self.error if self._gains is None or dense else self._gains.add_up(self.error)
+
+    @property
+    def amplifies(self) -> bool:
+        """Whether a link has shown that it makes differences larger."""
+        return self._gains is not None and bool(self._gains.values.max() > 1)
 
     def _relative(self, moves: Tensor) -> Tensor:
         return (moves.abs() / self.scale).amax(-1)

@@ -20,8 +20,10 @@ DIAGONAL_WORTH = 1e-3
 """A decay below this over a whole chunk corrects nothing that the next sweep does not correct by itself."""
 MOST_LINKS = 2**40
 """No chain is longer."""
-MOST_BY_GAINS = 20.0
+MOST_BY_GAINS = 100.0
 """Times the corrections to come that gains may add jumps up to: along a long chain they know of no cancelling."""
+LARGE_MOVE = 0.1
+"""A relative move that tells nothing of how links amplify small ones: where they do at all, one more sweep shows it."""
 WORTH_MENDING = 10.0
 """Times the tolerance that small jumps may add up to, where a user gave the tolerance of a jump."""
 SLOW = 0.3
@@ -66,6 +68,8 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         if state.converged:
             before, estimate = estimate, _estimate(state, plan, residuals, moves)
             smaller = _demand(plan, residuals[-1], estimate, before, polished)
+            if smaller is None and not polished and moves and moves[-1] > LARGE_MOVE and state.amplifies:
+                smaller = 0.5 * residuals[-1]
             if smaller is None or len(residuals) >= plan.max_iters:
                 break
             polished, demand = True, smaller

@@ -79,8 +79,10 @@ class Plan(Cutting):
 
     @property
     def learns_gains(self) -> bool:
-        """Whether links are to show how much they amplify, since no transfers of several directions tell."""
-        return self.linearization is None and self.correction in ("auto", "none", "diag")
+        """Whether links are to show how much they amplify, since no transfers of all directions tell: secants know
+        those alone that the starts have moved along.
+        """
+        return self.linearization is None and self.correction in ("auto", "none", "diag", "secant")
 
     @property
     def damped(self) -> bool:

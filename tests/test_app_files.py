@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 
 import numpy
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
 from timeloom.app.data import Reading, load, split
 from timeloom.app.data.reading import filled
@@ -71,7 +73,7 @@ def test_missing_values_are_filled(how: str, expected: list[float]) -> None:
     assert found[:, 0].tolist() == expected
     assert found[:, 1].tolist() == [1, 2, 3, 4, 5, 6]
     if how != "zero":
-        with pytest.raises(InputError, match="channel 0 has no value at all"):
+        with pytest.raises(InputError, match="column 1 has no value at all"):
             filled(torch.full((3, 1), NAN), how, "a")  # type: ignore[arg-type]
 
 
@@ -120,14 +122,87 @@ def test_a_problem_of_many_files_is_told_once(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         load(folder(tmp_path, labels_csv=index, other_csv="x\nNA\n"))
     first, *lines = str(caught.value).splitlines()
-    assert first == f"{tmp_path} has 51 problems:"
+    assert first == f"{tmp_path} has 2 problems:"
     assert len(lines) == 2
     assert "0.csv: no such file" in lines[0]
     assert lines[0].endswith("(and 49 more alike: 1.csv, 2.csv, 3.csv, …)")
-    different = {f"f{i}_csv": f"x\n{'1' * i}oops\n2\n3\n" for i in range(1, MOST_TOLD + 6)}
+    different = {f"f{i}_csv": f"{'x' * i}\n1oops\n2\n3\n" for i in range(1, MOST_TOLD + 6)}
     with pytest.raises(InputError) as caught:
         load(folder(tmp_path / "different", **different))
-    assert str(caught.value).endswith("… and 5 more")
+    assert "… and " in str(caught.value).splitlines()[-1]
+
+
+def test_a_problem_of_a_column_is_told_once_whatever_its_examples(tmp_path: Path) -> None:
+    rows = "when,state,x\n2024-01-0{0} 10:00,on{0},1\n2024-01-0{0} 10:01,off{0},\n"
+    with pytest.raises(InputError) as caught:
+        load(folder(tmp_path, **{f"series {i}_csv": rows.format(i) for i in range(1, 6)}))
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"{tmp_path} has 3 problems:"
+    for line, part in zip(lines, ("the column 'when' holds times", "the column 'state' holds text",
+                                  "series 1.csv has a missing value at step 1, column 'x'"), strict=True):  # fmt: skip
+        assert part in line
+        assert line.endswith("(and 4 more alike: series 2.csv, series 3.csv, series 4.csv, …)")
+
+
+def test_lines_of_a_ts_file_are_told_together(tmp_path: Path) -> None:
+    path = tmp_path / "a.ts"
+    path.write_text("@classLabel true a b\n@data\n1,x:a\n1,2:a\n1,y:b\n1,2:c\n1,1e300:b\n")
+    with pytest.raises(InputError) as caught:
+        load(str(path))
+    text = str(caught.value)
+    assert "line 3: expected a number, got 'x' (and 1 more alike: line 5)" in text
+    assert "line 6: the label 'c' is not among those of the header" in text
+    assert "line 7: the column '1' has 1e+300 at step 1, and float32 ends at 3.4e+38" in text
+
+
+TIMES = {"epoch": 1.7e9 + 60 * numpy.arange(10) ** 1.5, "rows": numpy.arange(10.0), "t": numpy.arange(10.0) ** 2}
+
+
+@pytest.mark.parametrize("name", TIMES)
+@pytest.mark.parametrize("suffix", ["csv", "npy"])
+def test_columns_that_count_time_are_not_trained_on_unasked(name: str, suffix: str, tmp_path: Path) -> None:
+    generator = numpy.random.default_rng(0)
+    for i in range(4):
+        values = numpy.stack([generator.normal(size=10), TIMES[name] + 1000 * i], axis=1)
+        if suffix == "npy":
+            numpy.save(tmp_path / f"{i}.npy", values)
+        else:
+            numpy.savetxt(tmp_path / f"{i}.csv", values, fmt="%.15g", delimiter=",", header=f"x,{name}", comments="")
+    if (name, suffix) == ("t", "npy"):  # nothing but its name would tell
+        load(str(tmp_path), labelled=True)
+        return
+    column, other = ("2", "1") if suffix == "npy" else (name, "x")
+    with pytest.raises(InputError) as caught:
+        load(str(tmp_path), labelled=True)
+    assert f"the column {column!r} counts time or rows" in str(caught.value)
+    assert f"leave it out with --columns {other}" in str(caught.value)
+    assert ("--time" in str(caught.value)) == (suffix == "csv")
+    assert load(str(tmp_path), Reading((column, other)), labelled=True).channels == 2  # asked for
+    if suffix == "csv":
+        load(str(tmp_path), Reading(time=name), labelled=True)
+    load(str(tmp_path / f"0.{suffix}"))  # what a model was trained on is its own affair
+
+
+def test_a_column_that_rises_in_some_series_is_no_time(tmp_path: Path) -> None:
+    rising, other = "".join(f"{i},{i % 3}\n" for i in range(12)), "".join(f"{i % 5},{i % 3}\n" for i in range(12))
+    load(folder(tmp_path, a_csv=rising, b_csv=other), labelled=True)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "npy", "parquet"])
+def test_numbers_beyond_float32_are_told_in_one_line(suffix: str, tmp_path: Path) -> None:
+    values = numpy.array([[1.0, 2.0], [3.0, -1e300]])
+    for name in ("a", "b"):
+        if suffix == "npy":
+            numpy.save(tmp_path / f"{name}.npy", values)
+        elif suffix == "parquet":
+            parquet.write_table(pyarrow.table({"x": values[:, 0], "y": values[:, 1]}), tmp_path / f"{name}.parquet")
+        else:
+            numpy.savetxt(tmp_path / f"{name}.csv", values, delimiter=",", header="x,y", comments="")
+    with pytest.raises(InputError) as caught:  # a warning of numpy's would be an error here
+        load(str(tmp_path))
+    column = "2" if suffix == "npy" else "y"
+    assert f"the column {column!r} has -1e+300 at step 1, and float32 ends at 3.4e+38" in str(caught.value)
+    assert str(caught.value).endswith(f"(and 1 more alike: b.{suffix})")
 
 
 def test_series_that_cannot_be_used_are_told_together(tmp_path: Path) -> None:

@@ -67,6 +67,18 @@ def test_padding_changes_nothing(pooling: str) -> None:
     torch.testing.assert_close(together[:1], model(x[:, :1]), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("unit", [1e-20, 1e-9, 1.0, 1e30])
+def test_small_and_large_units_are_scaled_alike(unit: float) -> None:
+    torch.manual_seed(0)
+    series = [unit * torch.randn(50, 2) for _ in range(4)]
+    series = [torch.stack([values[:, 0], torch.full((50,), 7 * unit)], dim=1) for values in series]
+    model = SequenceModel(ModelConfig(hidden=4), 2, 2, "classification", Auto())
+    model.fit_scale(Examples(list("abcd"), series, [torch.tensor(0)] * 4))
+    scaled = (torch.cat(series) - model.offset) * model.scale
+    torch.testing.assert_close(scaled.std(0, correction=0)[0], torch.tensor(1.0), atol=1e-5, rtol=0)
+    assert scaled[:, 1].abs().max() < 1e-5 + 1e-6 * unit
+
+
 def test_the_scale_of_the_data_travels_with_the_weights() -> None:
     series = [torch.randn(10, 3) * torch.tensor([1.0, 10.0, 0.0]) + 5 for _ in range(4)]
     data = Examples(["a"] * 4, series, [torch.tensor(float(i)) for i in range(4)])

@@ -35,7 +35,7 @@ def _all() -> tuple[Tensor, Tensor]:
     file = _file()
     if file is None:
         raise FileNotFoundError(missing())
-    _, records = read_ts(file, None)
+    records = read_ts(file, None).checked().records
     names = sorted({str(record.label) for record in records})
     series = torch.stack([record.values for record in records]).float()
     deviation, mean = torch.std_mean(series, (0, 1))

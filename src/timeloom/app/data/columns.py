@@ -55,30 +55,32 @@ def numbers(cells: Sequence[str], name: str, where: str, first_line: int, decima
         pass
     if decimal_comma and all(_DECIMAL_COMMA.fullmatch(text.strip()) or is_number(text) for text in texts):
         return numpy.asarray([text.replace(",", ".") for text in texts], dtype=numpy.float64)
-    raise InputError(_diagnosis(texts, name, where, first_line))
+    kind, text = _diagnosis(texts, name, where, first_line)
+    raise InputError(text, kind=f"the column {name!r}: {kind}")
 
 
-def _diagnosis(texts: Sequence[str], name: str, where: str, first_line: int) -> str:
-    """What a column holds in place of numbers, and what to do."""
+def _diagnosis(texts: Sequence[str], name: str, where: str, first_line: int) -> tuple[str, str]:
+    """What a column holds in place of numbers: its kind, and what to do with an example."""
     wrong = [(line, text.strip()) for line, text in enumerate(texts, start=first_line) if not is_number(text)]
     line, example = wrong[0]
     shown = repr(example[:40])
     column = f"{where}: the column {name!r}"
     leave = f"leave it out with --columns, or with --time {name} take it as the time between steps"
     if all(as_time(text) is not None for _, text in wrong):
-        return f"{column} holds times ({shown}): {leave}"
+        return "times", f"{column} holds times ({shown}): {leave}"
     if _DECIMAL_COMMA.fullmatch(example):
-        return f"{column} has a decimal comma ({shown}, line {line}): write a point, or put semicolons between columns"
+        todo = "write a point, or put semicolons between columns"
+        return "decimal commas", f"{column} has a decimal comma ({shown}, line {line}): {todo}"
     if _GROUPED.fullmatch(example):
-        return f"{column} has marks between thousands ({shown}, line {line}): write plain numbers"
+        return "thousands", f"{column} has marks between thousands ({shown}, line {line}): write plain numbers"
     if 2 * len(wrong) > len(texts):
         kinds = len({text for _, text in wrong})
-        return (
+        return "text", (
             f"{column} holds text ({shown}, {kinds} different): leave it out with --columns, or encode it as numbers "
             f"(a class for each step belongs in a column named 'label')"
         )
     hint = "; put commas between columns" if ";" in example or "\t" in example else ""
-    return f"{where}, line {line}: expected a number in the column {name!r}, got {shown}{hint}"
+    return "no number", f"{where}, line {line}: expected a number in the column {name!r}, got {shown}{hint}"
 
 
 def seconds_between(cells: Sequence[str], name: str, where: str, first_line: int) -> numpy.ndarray:
@@ -86,7 +88,10 @@ def seconds_between(cells: Sequence[str], name: str, where: str, first_line: int
     times = [as_time(cell) for cell in cells]
     for line, (text, found) in enumerate(zip(cells, times, strict=True), start=first_line):
         if found is None:
-            raise InputError(f"{where}, line {line}: expected a time in the column {name!r}, got {text.strip()[:40]!r}")
+            raise InputError(
+                f"{where}, line {line}: expected a time in the column {name!r}, got {text.strip()[:40]!r}",
+                kind=f"the column {name!r}: no time",
+            )
     return gaps(numpy.asarray(times, dtype=numpy.float64), name, where)
 
 

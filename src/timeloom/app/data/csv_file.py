@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy
-import torch
 
+from timeloom.app.data.channels import series_of
 from timeloom.app.data.columns import as_time, check_names, is_missing, is_number, numbers, seconds_between
 from timeloom.app.data.reading import Reading
 from timeloom.app.data.records import Record
@@ -32,7 +32,7 @@ def rows_of(path: Path) -> tuple[list[list[str]], str]:
             separator = _separator(head)
             return [row for row in csv.reader(file, delimiter=separator) if row], separator
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: not a CSV file in UTF-8 ({error}); write it again") from None
+        raise InputError(f"{path}: not a CSV file in UTF-8 ({error}); write it again", kind="UTF-8") from None
 
 
 def _separator(head: Sequence[str]) -> str:
@@ -54,9 +54,8 @@ def read_csv(path: Path, reading: Reading) -> Record:
     first_line = 2 if named else 1
     for line, row in enumerate(rows, start=first_line):
         if len(row) != len(names):
-            raise InputError(
-                f"{path}, line {line}: {len(row)} columns, expected {len(names)}; {_why(row, names, separator)}"
-            )
+            why = _why(row, names, separator)
+            raise InputError(f"{path}, line {line}: {len(row)} columns, expected {len(names)}; {why}", kind=why)
     check_names(names, (*reading.columns, reading.time), str(path))
     cells = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
     steps = Steps.of_texts({name: cells[name] for name in SPECIAL if named and name in cells}, str(path))
@@ -69,12 +68,7 @@ def read_csv(path: Path, reading: Reading) -> Record:
                 channels[name] = seconds_between(column, name, str(path), first_line)
             else:
                 channels[name] = numbers(column, name, str(path), first_line, decimal_comma=separator != ",")
-    problems.tell(str(path))
-    chosen = _in_order(channels, reading)
-    if not chosen:
-        raise InputError(f"{path}: no columns of numbers are left; name others with --columns")
-    values = numpy.stack([channels[name] for name in chosen], axis=1).astype(numpy.float32)
-    return steps.record(path.name, torch.from_numpy(values), tuple(chosen) if named else None)
+    return series_of(channels, problems, steps, path, reading, named)
 
 
 def _why(row: Sequence[str], names: Sequence[str], separator: str) -> str:
@@ -84,13 +78,6 @@ def _why(row: Sequence[str], names: Sequence[str], separator: str) -> str:
     if separator == "," and all(_DIGITS.fullmatch(cell.strip()) for cell in row):
         return "are these decimal commas? Write points, or put semicolons between columns"
     return "give every column a name, or remove the cells at its end"
-
-
-def _in_order(channels: dict[str, numpy.ndarray], reading: Reading) -> list[str]:
-    """As `--columns` has them, the time last where it is not named there."""
-    if not reading.columns:
-        return list(channels)
-    return [*reading.columns, *(name for name in channels if name not in reading.columns)]
 
 
 def _is_header(rows: Sequence[Sequence[str]]) -> bool:

@@ -8,16 +8,17 @@ not trained on. What is wrong with its files is kept in the table, and told with
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
 import numpy
-import torch
 
+from timeloom.app.data.channels import as_float32, clocks_of
 from timeloom.app.data.csv_file import read_csv, rows_of
 from timeloom.app.data.parquet import read_parquet
 from timeloom.app.data.reading import Reading, filled
-from timeloom.app.data.records import Label, Record, Split, Table, Task, as_series
+from timeloom.app.data.records import Label, Record, Split, Table, Task
 from timeloom.app.data.step_labels import of_arrays
 from timeloom.app.errors import InputError, Problems
 
@@ -34,7 +35,7 @@ def read_folder(folder: Path, reading: Reading) -> Table:
     problems, records = Problems(), list[Record]()
     if files := _series_files(folder):
         for path in files:
-            with problems.noted():
+            with problems.noted(str(path)):
                 records.append(read_series(path, reading))
         kinds = {_task_of(record) for record in records}
         if len(kinds) > 1:
@@ -46,10 +47,10 @@ def read_folder(folder: Path, reading: Reading) -> Table:
         return Table(str(folder), kinds.pop() if kinds else None, records, tuple(problems.found))
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
         for path in _series_files(inner):
-            with problems.noted():
+            with problems.noted(str(path)):
                 record = read_series(path, reading)
                 named = f"{inner.name}/{path.name}"
-                records.append(Record(named, record.values, inner.name, columns=record.columns))
+                records.append(replace(record, name=named, label=inner.name, counts=None))
     if not records and not problems.found:
         raise InputError(f"{folder}: no .csv, .npy or .parquet files, and none in subfolders")
     return Table(str(folder), "classification", records, tuple(problems.found))
@@ -74,21 +75,23 @@ def read_series(path: Path, reading: Reading) -> Record:
         record = read_parquet(path, reading)
     else:
         raise InputError(f"{path}: expected a .csv, .npy or .parquet file")
-    values = filled(record.values, reading.fill, str(path))
-    return Record(record.name, values, record.label, record.split, record.columns, record.counts)
+    return replace(record, values=filled(record.values, reading.fill, str(path)))
 
 
 def _read_npy(path: Path, reading: Reading) -> Record:
     if reading.time:
         raise InputError(f"{path}: an array has no column {reading.time!r}; --time is for .csv and .parquet files")
-    values = as_series(torch.from_numpy(_numbers(path)), str(path))
+    found = _numbers(path)
+    names = [str(i + 1) for i in range(found.shape[1])]
+    values = as_float32(found, names, str(path))
     if reading.columns:
         values = values[:, _positions(reading.columns, values.shape[1], path)]
     labels, targets, mask = (
         _array(beside) if (beside := path.with_name(path.stem + end)).is_file() else None
         for end in (STEP_LABELS, STEP_TARGETS, STEP_MASK)
     )
-    return of_arrays(labels, targets, mask).record(path.name, values, None)
+    record = of_arrays(labels, targets, mask).record(path.name, values, None)
+    return replace(record, clocks=clocks_of(dict(zip(names, found.T, strict=True)), reading))
 
 
 def _positions(columns: tuple[str, ...], channels: int, path: Path) -> list[int]:
@@ -125,9 +128,9 @@ def _indexed(folder: Path, index: Path, reading: Reading) -> Table:
             records.append(_listed(folder, row, column, f"{index}, line {number}", reading))
     for path in _series_files(folder):
         if path.name not in listed:
-            with problems.noted():
+            with problems.noted(str(path)):
                 other = read_series(path, reading)
-                records.append(Record(path.name, other.values, None, columns=other.columns))
+                records.append(replace(other, label=None, counts=None))
     return Table(str(folder), task, records, tuple(problems.found))
 
 
@@ -141,14 +144,14 @@ def _listed(folder: Path, row: dict[str, str], column: str, where: str, reading:
     if not (folder / name).is_file():
         raise InputError(f"{where}: {folder / name}: no such file; correct its name or remove the line")
     record = read_series(folder / name, reading)
-    return Record(name, record.values, label, _as_split(row.get("split"), where), record.columns)
+    return replace(record, name=name, label=label, split=_as_split(row.get("split"), where), counts=None)
 
 
 def _as_split(text: str | None, where: str) -> Split | None:
     if not text:
         return None
     if text not in get_args(Split):
-        raise InputError(f"{where}: split must be train, valid or test, got {text!r}")
+        raise InputError(f"{where}: split must be train, valid or test, got {text!r}", kind="split")
     return cast(Split, text)
 
 
@@ -164,12 +167,14 @@ def _array(path: Path) -> numpy.ndarray:
     try:
         return cast(numpy.ndarray, numpy.load(path, allow_pickle=False))
     except (ValueError, EOFError, OSError) as error:
-        raise InputError(f"{path}: not a whole .npy file ({error})") from None
+        raise InputError(f"{path}: not a whole .npy file ({error})", kind="npy") from None
 
 
 def _numbers(path: Path) -> numpy.ndarray:
-    """An array of numbers in the machine's own byte order."""
+    """An array of numbers, `(T, D)`."""
     found = _array(path)
     if found.dtype.kind not in "fiub":
         raise InputError(f"{path}: holds {found.dtype}, expected real numbers; convert it")
-    return numpy.ascontiguousarray(found, dtype=numpy.float32)
+    if found.ndim not in (1, 2):
+        raise InputError(f"{path}: expected an array (steps, channels), got shape {found.shape}")
+    return found.reshape(len(found), -1)

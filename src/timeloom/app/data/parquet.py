@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy
-import torch
 
+from timeloom.app.data.channels import series_of
 from timeloom.app.data.columns import check_names, gaps
 from timeloom.app.data.reading import Reading
 from timeloom.app.data.records import Record
@@ -23,7 +23,7 @@ def read_parquet(path: Path, reading: Reading) -> Record:
     try:
         table = parquet.read_table(path)
     except (ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a whole Parquet file ({str(error).splitlines()[0]})") from None
+        raise InputError(f"{path}: not a whole Parquet file ({str(error).splitlines()[0]})", kind="Parquet") from None
     check_names(table.column_names, (*reading.columns, reading.time), str(path))
     columns = dict(zip(table.column_names, table.columns, strict=True))
     texts = {
@@ -53,9 +53,4 @@ def read_parquet(path: Path, reading: Reading) -> Record:
                     f"{path}: the column {name!r} holds {column.type}, expected numbers; leave it out with --columns, "
                     f"or encode it"
                 )
-    problems.tell(str(path))
-    if not channels:
-        raise InputError(f"{path}: no columns of numbers")
-    chosen = [*reading.columns, *(name for name in channels if name not in reading.columns)]
-    values = numpy.stack([channels[name] for name in chosen], axis=1).astype(numpy.float32)
-    return steps.record(path.name, torch.from_numpy(values), tuple(chosen))
+    return series_of(channels, problems, steps, path, reading, named=True)

@@ -50,7 +50,7 @@ def filled(values: Tensor, how: Fill, name: str) -> Tensor:
     empty = missing.all(dim=0)
     if bool(empty.any()):
         raise InputError(
-            f"{name}: channel {int(empty.nonzero()[0])} has no value at all, so --fill {how} has nothing to go by; "
+            f"{name}: column {int(empty.nonzero()[0]) + 1} has no value at all, so --fill {how} has nothing to go by; "
             f"use --fill zero, or leave it out with --columns"
         )
     if how == "mean":

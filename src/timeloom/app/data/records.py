@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from timeloom.app.errors import InputError, Problems
+from timeloom.app.data.clocks import FEWEST_STEPS
+from timeloom.app.errors import InputError, Problem, Problems
 
 Task = Literal["classification", "regression", "labelling", "tracking"]
 """A class for a series, a number for a series, a class for each of its steps, a number for each of its steps."""
@@ -20,6 +21,7 @@ NUMERIC = ("regression", "tracking")
 Split = Literal["train", "valid", "test"]
 Label = str | float | list[str] | list[float]
 """A class, a number, the class of each step, the number of each step."""
+LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ class Record:
     """Names of the channels, where the file has them."""
     counts: Tensor | None = None
     """(T,) bool: the steps that are learned from and measured; None for all."""
+    clocks: Mapping[str, str] = field(default_factory=dict)
+    """Columns of the file that count time or rows, each with an example."""
+
+    def names(self) -> list[str]:
+        """What `--columns` calls the channels."""
+        return list(self.columns or map(str, range(1, self.values.shape[1] + 1)))
 
     def in_order(self, columns: Sequence[str], of: str) -> Record:
         """The same with its channels in the order of `columns`, which `of` has."""
@@ -58,33 +66,40 @@ class Record:
         """What to do about it where a label is needed."""
         return f"{self.name} has no label; give it one, or move it away (`timeloom predict` needs none)"
 
-    def problem(self) -> str | None:
+    def problem(self) -> Problem | None:
         """What keeps a network from being run on it."""
         if not len(self.values):
-            return f"{self.name} is empty; remove it"
+            return self._wrong("is empty; remove it")
         if not bool(self.values.isfinite().all()):
             step, channel = (~self.values.isfinite()).nonzero()[0].tolist()
-            named = f"channel {channel}" if self.columns is None else f"column {self.columns[channel]!r}"
+            named = f"column {self.names()[channel] if self.columns is None else repr(self.columns[channel])}"
             if bool(self.values[step, channel].isnan()):
-                return f"{self.name} has a missing value at step {step}, {named}; fill it with --fill, or remove it"
-            return f"{self.name} has an infinite value at step {step}, {named}; correct or remove it"
-        if isinstance(self.label, float) and not math.isfinite(self.label):
-            return f"{self.name} has the target {self.label}; give it a number or remove it"
-        return self._step_problem() if isinstance(self.label, list) else None
+                text = f"has a missing value at step {step}, {named}; fill it with --fill, or remove it"
+                return self._wrong(text, f"a missing value, {named}")
+            text = f"has an infinite value at step {step}, {named}; correct or remove it"
+            return self._wrong(text, f"an infinite value, {named}")
+        if isinstance(self.label, float) and not abs(self.label) <= LARGEST:
+            large = f", and float32 ends at {LARGEST:.1e}" if math.isfinite(self.label) else ""
+            return self._wrong(f"has the target {self.label}{large}; give it a number or remove it", "a target")
+        return self._step_problem(self.label) if isinstance(self.label, list) else None
 
-    def _step_problem(self) -> str | None:
-        assert isinstance(self.label, list)
-        if len(self.label) != len(self.values):
-            return f"{self.name} has {len(self.values)} steps and {len(self.label)} labels"
+    def _wrong(self, text: str, kind: str = "") -> Problem:
+        return Problem(f"{self.name} {text}", kind or text, self.name)
+
+    def _step_problem(self, labels: list[str] | list[float]) -> Problem | None:
+        if len(labels) != len(self.values):
+            return self._wrong(f"has {len(self.values)} steps and {len(labels)} labels", "steps and labels")
         if self.counts is not None and len(self.counts) != len(self.values):
-            return f"{self.name} has {len(self.values)} steps and a mask of {len(self.counts)}"
-        counted = [True] * len(self.label) if self.counts is None else self.counts.tolist()
+            return self._wrong(f"has {len(self.values)} steps and a mask of {len(self.counts)}", "steps and mask")
+        counted = [True] * len(labels) if self.counts is None else self.counts.tolist()
         if not any(counted):
-            return f"{self.name}: its mask leaves no step to learn from; remove it"
-        for step, (label, counts) in enumerate(zip(self.label, counted, strict=True)):
-            known = math.isfinite(label) if isinstance(label, float) else label != ""
+            return self._wrong("has a mask that leaves no step to learn from; remove it")
+        for step, (label, counts) in enumerate(zip(labels, counted, strict=True)):
+            known = abs(label) <= LARGEST if isinstance(label, float) else label != ""
             if counts and not known:
-                return f"{self.name} has no label at step {step}; give it one, or 0 in a column 'mask'"
+                found = f"no target but {label:g}" if isinstance(label, float) and label == label else "no label"
+                text = f"has {found} at step {step}; give it one, or 0 in a column 'mask'"
+                return self._wrong(text, "a label of a step")
         return None
 
 
@@ -96,7 +111,7 @@ class Table:
     task: Task | None
     """None where no series has a label."""
     records: list[Record]
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
     """What is wrong with other series, which could not be read."""
 
     def checked(self, labelled: bool = False) -> Table:
@@ -113,10 +128,11 @@ class Table:
             if record.name in seen:
                 problems.add(f"{self.source}: {record.name} is listed twice")
             seen.add(record.name)
-            with problems.noted():
+            with problems.noted(record.name):
                 matched.append(self._like(record, first))
             if labelled and self.task is not None and record.label is None:
                 problems.add(f"{self.source}: {record.without_label()}")
+        problems.found += self._clocks() if labelled else []
         problems.tell(self.source)
         return replace(self, records=matched)
 
@@ -145,8 +161,26 @@ class Table:
             )
         found = ordered.problem()
         if found is not None:
-            raise InputError(f"{self.source}: {found}")
+            raise InputError(f"{self.source}: {found.text}", found.kind)
         return ordered
+
+    def _clocks(self) -> list[Problem]:
+        """Columns that count time or rows in all series: who trains on them learns when a series was recorded."""
+        long = [record for record in self.records if len(record.values) >= FEWEST_STEPS]
+        if not long:
+            return []
+        first, columns = long[0], [name for name in long[0].names() if name not in long[0].clocks]
+        found = []
+        for name, example in first.clocks.items() if columns else ():
+            if all(name in record.clocks for record in long):
+                between = f", or with --time {name} take it as the time between steps"
+                text = (
+                    f"{self.source}: the column {name!r} counts time or rows ({example}, … in {first.name}, and so in "
+                    f"all others): leave it out with --columns {','.join(columns)}"
+                    f"{'' if first.name.endswith('.npy') else between}; to learn from it as it is, name it there, too"
+                )
+                found.append(Problem(text))
+        return found
 
     @property
     def channels(self) -> int:
@@ -156,12 +190,3 @@ class Table:
     def columns(self) -> tuple[str, ...]:
         """Names of the channels; empty where the files have none."""
         return self.records[0].columns or ()
-
-
-def as_series(values: Tensor, name: str) -> Tensor:
-    """`(T,)` or `(T, D)` as `(T, D)` float32."""
-    if values.dim() == 1:
-        values = values.unsqueeze(1)
-    if values.dim() != 2:
-        raise InputError(f"{name}: expected an array (steps, channels), got shape {tuple(values.shape)}")
-    return values.to(torch.float32)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from timeloom.app.data.archive import from_archive
 from timeloom.app.data.folder import INDEX, SUFFIXES, read_folder, read_series
 from timeloom.app.data.reading import EVERYTHING, Reading, filled
-from timeloom.app.data.records import Record, Split, Table
+from timeloom.app.data.records import Split, Table
 from timeloom.app.data.ts import read_ts
 from timeloom.app.data.turning_task import Turning, turning
 from timeloom.app.errors import InputError
@@ -70,11 +71,10 @@ def _read_archive_files(path: Path, reading: Reading) -> Table:
         beside = path.with_name(path.name.replace("_TRAIN.ts", "_TEST.ts"))
         if beside.is_file():
             files.append((beside, "test"))
-    task, records = None, list[Record]()
-    for file, split in files:
-        task, found = read_ts(file, split)
-        records += found
-    return _filled(Table(str(path), task, records), reading)
+    tables = [read_ts(file, split) for file, split in files]
+    records = list(chain.from_iterable(table.records for table in tables))
+    problems = tuple(chain.from_iterable(table.problems for table in tables))
+    return _filled(Table(str(path), tables[-1].task, records, problems), reading)
 
 
 def _filled(table: Table, reading: Reading) -> Table:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from timeloom.app.data.records import NUMERIC, PER_STEP, Label, Record, Table, Task
-from timeloom.app.errors import InputError
+from timeloom.app.errors import InputError, Problems
 
 PADDING = -100
 """Class of a step that does not count, as padding: torch's losses leave it out. Numbers that do not count are NaN."""
@@ -55,7 +55,8 @@ def examples(records: Sequence[Record], task: Task, classes: Sequence[str], sour
             known = ", ".join(list(index)[:MOST_NAMED]) + (", …" if len(index) > MOST_NAMED else "")
             raise InputError(
                 f"{source}: {record.name} has the label {name!r}, which is none of {known}, the {len(index)} classes "
-                f"trained on; correct it or move it away"
+                f"trained on; correct it or move it away",
+                kind=f"the label {name!r}",
             )
         return index[name]
 
@@ -75,8 +76,12 @@ def examples(records: Sequence[Record], task: Task, classes: Sequence[str], sour
             [of_class(str(name), record) if real else PADDING for name, real in zip(label, counted, strict=True)]
         )
 
-    records = list(records)
-    return Examples([r.name for r in records], [r.values for r in records], [target(r) for r in records])
+    targets, problems = list[Tensor](), Problems()
+    for record in records:
+        with problems.noted(record.name):
+            targets.append(target(record))
+    problems.tell(source)
+    return Examples([r.name for r in records], [r.values for r in records], targets)
 
 
 def _numeric(label: Label) -> bool:

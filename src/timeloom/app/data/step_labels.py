@@ -50,7 +50,9 @@ def _mask(texts: Sequence[str], where: str) -> Tensor:
     for step, text in enumerate(texts):
         word = text.strip().lower()
         if word not in (*_COUNTS, *_DOES_NOT):
-            raise InputError(f"{where}: the mask of step {step} is {text.strip()[:40]!r}; give 1 (it counts) or 0")
+            raise InputError(
+                f"{where}: the mask of step {step} is {text.strip()[:40]!r}; give 1 (it counts) or 0", kind="mask"
+            )
         found.append(word in _COUNTS)
     return torch.tensor(found, dtype=torch.bool)
 
@@ -59,7 +61,9 @@ def _number(text: str, step: int, where: str) -> float:
     if is_missing(text):
         return float("nan")
     if not is_number(text):
-        raise InputError(f"{where}: the target of step {step} is {text.strip()[:40]!r}, expected a number")
+        raise InputError(
+            f"{where}: the target of step {step} is {text.strip()[:40]!r}, expected a number", kind="target of a step"
+        )
     return float(text)
 
 

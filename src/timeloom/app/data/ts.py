@@ -9,27 +9,28 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy
 
-from timeloom.app.data.records import Label, Record, Split, Task
-from timeloom.app.errors import InputError
+from timeloom.app.data.channels import as_float32
+from timeloom.app.data.records import Label, Record, Split, Table, Task
+from timeloom.app.errors import InputError, Problems
 
 _STAMPED = re.compile(r"\(([^()]*),([^(),]*)\)")
 
 
-def read_ts(path: Path, split: Split | None) -> tuple[Task | None, list[Record]]:
-    """The task and the series of one file."""
+def read_ts(path: Path, split: Split | None) -> Table:
+    """The series of one file, with what is wrong with others."""
     header: dict[str, list[str]] = {}
     records: list[Record] = []
-    in_data = False
+    problems, in_data = Problems(), False
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             text = line.strip()
             if not text or text.startswith(("#", "%")):
                 continue
             if in_data:
-                records.append(_series(text, header, f"{path.name}, line {number}", split))
+                with problems.noted(path.name):
+                    records.append(_series(text, header, f"{path.name}, line {number}", split))
             elif text.lower() == "@data":
                 in_data = True
             elif text.startswith("@"):
@@ -39,7 +40,7 @@ def read_ts(path: Path, split: Split | None) -> tuple[Task | None, list[Record]]
                 raise InputError(f"{path}, line {number}: expected a line that starts with @, got {text[:40]!r}")
     if not in_data:
         raise InputError(f"{path}: no @data line; the file is not a .ts file or is cut short")
-    return _task(header), records
+    return Table(str(path), _task(header), records, tuple(problems.found))
 
 
 def _says(header: dict[str, list[str]], key: str) -> bool:
@@ -64,7 +65,8 @@ def _series(text: str, header: dict[str, list[str]], where: str, split: Split | 
         classes = header.get("classlabel", [])[1:]
         if task == "classification" and classes and label not in classes:
             raise InputError(
-                f"{where}: the label {label[:40]!r} is not among those of the header; is the line cut short?"
+                f"{where}: the label {label[:40]!r} is not among those of the header; is the line cut short?",
+                kind="a label that the header does not have",
             )
         if task == "regression":
             label = _number(label, where)
@@ -73,12 +75,15 @@ def _series(text: str, header: dict[str, list[str]], where: str, split: Split | 
         raise InputError(f"{where}: a label and no values")
     if len({len(channel) for channel in channels}) > 1:
         lengths = ", ".join(str(len(channel)) for channel in channels)
-        raise InputError(f"{where}: channels of different lengths ({lengths}); is the line cut short?")
-    return Record(where, torch.stack(channels, dim=1), label, split)
+        raise InputError(
+            f"{where}: channels of different lengths ({lengths}); is the line cut short?", kind="lengths of channels"
+        )
+    names = [str(i + 1) for i in range(len(channels))]
+    return Record(where, as_float32(numpy.stack(channels, axis=1), names, where), label, split)
 
 
-def _channel(text: str, where: str) -> Tensor:
-    return torch.tensor([_number(value, where) for value in text.split(",") if value.strip()], dtype=torch.float32)
+def _channel(text: str, where: str) -> numpy.ndarray:
+    return numpy.array([_number(value, where) for value in text.split(",") if value.strip()], dtype=numpy.float64)
 
 
 def _number(text: str, where: str) -> float:
@@ -87,4 +92,4 @@ def _number(text: str, where: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InputError(f"{where}: expected a number, got {text.strip()[:40]!r}") from None
+        raise InputError(f"{where}: expected a number, got {text.strip()[:40]!r}", kind="no number") from None

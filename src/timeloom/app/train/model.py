@@ -148,16 +148,21 @@ class SequenceModel(nn.Module):
         mean = _total(values.double().sum(dim=0) for values in train.series) / steps
         squares = _total((values.double() - mean).square().sum(dim=0) for values in train.series) / steps
         self.offset.copy_(mean)
-        self.scale.copy_(1 / squares.sqrt().clamp_min(1e-6))
+        self.scale.copy_(1 / _deviation(squares.sqrt(), mean))
         if self.numeric:
             targets = torch.cat([target.flatten() for target in train.targets]).double()
             targets = targets[~targets.isnan()]
             self.answer_offset.copy_(targets.mean())
-            self.answer_scale.copy_(targets.std(correction=0).clamp_min(1e-6))
+            self.answer_scale.copy_(_deviation(targets.std(correction=0), targets.mean()))
 
     def recurrent_layers(self) -> list[Recurrent]:
         """timeloom's layers inside, whose reports say what the solver did."""
         return [module for module in self.modules() if isinstance(module, Recurrent)]
+
+
+def _deviation(found: Tensor, mean: Tensor) -> Tensor:
+    """A deviation to divide by, however small the unit of the numbers; 1 where there is none but float32's rounding."""
+    return torch.where(found > 1e-6 * mean.abs().clamp_min(1e-30), found, 1.0)
 
 
 def _total(parts: Iterable[Tensor]) -> Tensor:

@@ -81,7 +81,7 @@ def train(table: Table, settings: str, seed: int) -> dict[str, Any]:
         chunks = [row["chunks"] for row in trainer.metrics.of("step")]
     return {
         "accuracy": score.quality, "majority": majority(splits), "epochs": config.optim.epochs,
-        "ran_epochs": trainer.progress.step // trainer.per_epoch, "best_epoch": trainer.progress.best_epoch + 1,
+        "ran_epochs": trainer.progress.step // trainer.per_epoch, "best_epoch": trainer.progress.best_epoch,
         "batch": config.optim.batch, "layers": config.model.layers, "hidden": config.model.hidden,
         "train": len(splits.train), "valid": len(splits.valid), "test": len(splits.test),
         "longest": max(len(series) for series in splits.train.series), "channels": splits.channels,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""
 COMMANDS = {
     "train": "train a model on a built-in task, CSV/NPY/Parquet files, a .ts file, a UEA/UCR set or video clips",
-    "evaluate": "measure a trained model, with serial and parallel inference compared",
+    "evaluate": "measure a trained model, with and without timeloom",
     "predict": "write a trained model's answers for new data to a CSV file",
     "stream": "answer a series that arrives row by row, with the state carried on",
     "export": "write a trained model for other programs: torch.export or ONNX, checked against the checkpoint",
@@ -40,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0
+        return say(usage())
     command, *rest = words
     if command not in COMMANDS:
         from difflib import get_close_matches
@@ -62,10 +62,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+def say(text: str) -> int:
+    """Print; the exit status. A reader that left, as `head` does, is no error; a full disk is one."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would write it once more as it ends
+        if isinstance(error, BrokenPipeError):
+            return 0
+        print(f"error: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def leave(status: int) -> None:
     """End at once: taking torch down takes seconds on a busy machine, and who pressed Ctrl-C waits for it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, AttributeError):  # full, closed or not there at all
+            stream.flush()
     os._exit(status)
 
 

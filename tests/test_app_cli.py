@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import timeloom_command
 from timeloom.app import cli
 from timeloom.app.cli import bench
+from timeloom.app.cli.output import READER_LEFT
 
 SOURCE = str(Path(__file__).parents[1] / "src")
 
@@ -61,6 +63,42 @@ def test_unexpected_errors_are_one_line_too_and_debug_shows_them(
     assert capsys.readouterr().err == "error: RuntimeError: first line (run again with --debug to see where)\n"
     with pytest.raises(RuntimeError, match="second line"):
         cli.run("bench", ["--debug"])
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["doctor", "--steps", "64"]])
+def test_output_that_cannot_be_written_is_told_in_one_line(words: list[str]) -> None:
+    command = [sys.executable, "-m", "timeloom", *words]
+    with FULL.open("w") as full:
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert found.returncode == 1
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("error: cannot write to standard output: No space left on device")
+    reader, writer = os.pipe()
+    os.close(reader)  # as `| head` that has read enough
+    found = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (found.returncode, found.stderr) == (0 if words == ["--help"] else READER_LEFT, "")
+
+
+def test_a_training_goes_on_without_a_reader(tmp_path: Path) -> None:
+    """The reader leaves after the first line, before the first step."""
+    command = [sys.executable, "-m", "timeloom", "train", "--data", "turning:length=64,train=8,valid=4,test=4",
+               "--epochs", "2", "--compare", "0", "--out", str(tmp_path / "run")]  # fmt: skip
+    found = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert found.stdout is not None
+    assert found.stdout.readline().startswith("turning")
+    found.stdout.close()
+    assert found.stderr is not None
+    said = found.stderr.read()
+    found.stderr.close()
+    assert found.wait() == 0
+    assert said.count("\n") == 1
+    assert "The training goes on without it" in said
+    assert (tmp_path / "run" / "report.html").is_file()
 
 
 def test_a_missing_library_says_what_to_install() -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from timeloom.app.train import checkpoint
 from timeloom.app.train.checkpoint import BEST, LAST
 from timeloom.app.train.config import TrainConfig
 from timeloom.app.train.defaults import fitted
+from timeloom.app.train.folds import finished
 from timeloom.app.train.inference import restore
 from timeloom.app.train.metrics import read
 from timeloom.app.train.objective import Score, balancing, loss_of
@@ -105,6 +107,45 @@ def test_a_run_goes_on_for_longer(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--epochs must be a whole number" in capsys.readouterr().err
 
 
+def test_a_run_out_of_patience_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert train(folder, "--epochs", "9", "--patience", "2", "--lr", "1e-12") == 0  # nothing gets better
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = [row for row in read(folder / "metrics.jsonl") if row["kind"] == "validation"]
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert summary["best_epoch"] == max(row["epoch"] for row in rows if row["best"]) == 3  # as printed, from 1 on
+    said = "Stopped after epoch 3 of at most 9: for 2 epochs the validation accuracy was no better than before (--patience 2)"
+    again = f"timeloom train --resume {folder} --patience 4"
+    told = capsys.readouterr().out
+    assert "weights of epoch 3" in told
+    for words in (said, "the best epoch was 3, the latest of those as good", again):
+        assert words in told
+        assert words in (folder / "report.html").read_text()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert cli.run("train", ["--resume", str(folder), "--debug"]) == 0
+    told = capsys.readouterr().out
+    assert f"{folder} has ended. {said}" in told
+    assert again in told
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert cli.run("train", ["--resume", str(folder), "--patience", "0", "--debug"]) == 0
+    assert (
+        f"All 9 epochs were run. To train on: timeloom train --resume {folder} --epochs 18" in capsys.readouterr().out
+    )
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 36
+
+
+def test_the_speedup_of_a_resumed_run_says_which_steps_it_is_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert train(folder, "--epochs", "2", "--compare", "2") == 0
+    assert "2 steps (2, 8 of 8) were repeated by torch's own layers" in capsys.readouterr().out
+    assert cli.run("train", ["--resume", str(folder), "--epochs", "3", "--debug"]) == 0
+    before = "3 steps (2, 8, 12 of 12; 2 of them before the run was resumed after step 8) were repeated"
+    assert before in capsys.readouterr().out
+    assert all("others" in row for row in read(folder / "metrics.jsonl") if row["kind"] == "torch")
+
+
 def test_two_trainings_do_not_share_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with claimed(tmp_path / "run"):
         assert cli.run("train", [*SMALL, "--epochs", "1", "--out", str(tmp_path / "run")]) == 1
@@ -133,6 +174,34 @@ def test_folds_are_trained_and_summed_up(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads((out / "summary.json").read_text())["qualities"] == summary["qualities"]
     assert cli.run("evaluate", [str(out / "fold-2"), "--json", "--debug"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["quality"] == inner[1]["test_quality"]
+    for command in ("evaluate", "export"):
+        assert cli.run(command, [str(out)]) == 1
+        assert f"{out} holds 3 folds, each a run of its own; give one: {out}/fold-1" in capsys.readouterr().err
+    assert cli.run("compare", [str(out), str(out / "fold-1")]) == 1
+    assert f"timeloom compare {out}/fold-1 {out}/fold-2 {out}/fold-3" in capsys.readouterr().err
+
+
+def test_folds_that_go_on_keep_their_settings_and_their_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = series(tmp_path / "data", "classification"), tmp_path / "out"
+    options = ["--data", str(data), "--epochs", "2", "--hidden", "4", "--compare", "0", "--out", str(out)]
+    assert cli.run("train", [*options, "--folds", "100"]) == 1
+    assert "12 series for --folds 100; give 12 folds or fewer" in capsys.readouterr().err
+    assert not out.exists()
+    assert cli.run("train", [*options, "--folds", "3", "--debug"]) == 0
+    before = weights(out / "fold-3")
+    for part in ("fold-2", "fold-3"):  # as if it had been stopped in the first one
+        shutil.rmtree(out / part)
+    assert cli.run("train", ["--resume", str(out), "--debug"]) == 0
+    after = weights(out / "fold-3")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert cli.run("train", ["--resume", str(out / "fold-1"), "--epochs", "9", "--debug"]) == 0
+    inner = [json.loads((out / f"fold-{i}" / "summary.json").read_text()) for i in (1, 2, 3)]
+    assert json.loads((out / "summary.json").read_text())["qualities"] == [one["test_quality"] for one in inner]
+    start = checkpoint.load(out / "fold-1" / LAST)
+    start.progress.step += 1  # as if it went on and was stopped
+    checkpoint.save(out / "fold-1" / LAST, start)
+    assert not finished(out / "fold-1")
+    assert finished(out / "fold-2")
 
 
 def test_columns_of_other_order_are_answered_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,7 +295,12 @@ def test_options_come_before_defaults(tmp_path: Path, capsys: pytest.CaptureFixt
     config = checkpoint.load(run / LAST).config
     assert (config.optim.epochs, config.model.bidirectional, config.model.hidden) == (1, False, 64)
     told = " ".join(capsys.readouterr().out.split())
-    assert "2 layers of 64 units in one direction, batches of 4, at most 1 epoch." in told
+    for words in ("8 training, 2 validation and 2 test series (--test-fraction 0.2, --valid-fraction 0.2, drawn by --seed 0)",
+                  "Model: 2 GRU layers of 64 units in one direction, residual, LayerNorm, dropout 0.1",
+                  "Training: AdamW, learning rate 0.003 (cosine", "batches of 4, at most 1 epoch, patience 20;",
+                  "best validation accuracy is kept", "float32 by --solver auto; no step is repeated",
+                  f"All settings, chosen or given: {run / 'run.toml'}"):  # fmt: skip
+        assert words in told
 
 
 def test_a_result_no_better_than_guessing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,11 +21,11 @@ def write_whole(path: Path, data: bytes) -> None:
     """Fill a new file beside `path`, make sure that it is on the disk, and move it into place. A link leads to the file
     that is replaced; what is no file, as a terminal or a pipe, is written into.
     """
-    path = path.resolve()
     try:
         if path.exists() and not path.is_file():
             path.write_bytes(data)
             return
+        path = path.resolve()
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
         try:
@@ -37,6 +37,8 @@ def write_whole(path: Path, data: bytes) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+    except BrokenPipeError:  # its reader has enough
+        raise
     except OSError as error:
         whole = "The file that was there before is whole: " if path.is_file() else ""
         todo = "make room" if error.errno in NO_ROOM else "name a file in a folder that can be written to"

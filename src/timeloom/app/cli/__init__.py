@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 import time
 from collections.abc import Sequence
 
+from timeloom.app.cli.output import READER_LEFT, OutputLostError, spoken, tell
 from timeloom.app.errors import InputError
 from timeloom.app.interrupt import obeyed
 
@@ -18,24 +18,40 @@ WAIT = 15.0
 
 def run(command: str, arguments: Sequence[str]) -> int:
     """Runs a command; the exit status. `--debug` lets errors through with their traceback."""
+    try:
+        with spoken() as output:
+            status = _run(command, arguments)
+        return 1 if status == 0 and output.lost is not None and not output.lost.reader_left else status
+    except OutputLostError as lost:
+        if lost.reader_left:
+            return READER_LEFT
+        tell(f"error: {lost}; make room, or write it elsewhere")
+        return 1
+
+
+def _run(command: str, arguments: Sequence[str]) -> int:
     words = [word for word in arguments if word != "--debug"]
     try:
         with obeyed():
             module = importlib.import_module(f"timeloom.app.cli.{command}")
             status: int = module.main(words)
             return status
+    except OutputLostError:
+        raise
+    except BrokenPipeError as error:  # of --out /dev/stdout
+        raise OutputLostError(error) from None
     except Exception as error:
         if len(words) < len(arguments):
             raise
         if isinstance(error, InputError):
             leave_to_first_rank()
-        print(f"error: {explain(error)}", file=sys.stderr)
+        tell(f"error: {explain(error)}")
         return 1
     except SystemExit:  # options that cannot be read
         leave_to_first_rank()
         raise
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        tell("stopped")
         return 130
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from timeloom.app.files import need_folder
 from timeloom.app.train import config_file, metrics, page
 from timeloom.app.train.chart import Line, line_chart
 from timeloom.app.train.objective import quality_name, quality_text
-from timeloom.app.train.run_folder import SUMMARY
+from timeloom.app.train.run_files import SUMMARY, folds_of
 from timeloom.app.train.summary import Summary
 
 
@@ -72,15 +73,21 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _read(path: Path, name: str) -> Run:
+    if folds := folds_of(path):
+        raise InputError(
+            f"{path} holds {len(folds)} folds, each a run of its own; compare those: timeloom compare "
+            f"{shlex.join(map(str, folds))}"
+        )
     try:
         values = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no {SUMMARY}; give the folder of a run that has ended") from None
     except (OSError, json.JSONDecodeError) as error:
         raise InputError(f"{path / SUMMARY}: cannot be read ({error})") from None
-    missing = [field.name for field in fields(Summary) if field.name not in values and field.name != "processes"]
+    needed = [field.name for field in fields(Summary) if field.default is MISSING and field.default_factory is MISSING]
+    missing = [name for name in needed if name not in values]
     if missing:
-        raise InputError(f"{path}: a run of another version of timeloom (no {missing[0]!r}), or of several folds")
+        raise InputError(f"{path}: a run of another version of timeloom (no {missing[0]!r}); train it again")
     numbers: dict[str, Any] = {
         key: float("nan") if value is None and key == "test_quality" else value for key, value in values.items()
     }
@@ -95,7 +102,7 @@ def _table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     rows = [
         [f"test {quality_name(task)}", *(quality_text(task, run.summary.test_quality) for run in runs)],
         ["test loss", *(f"{run.summary.test_loss:.4f}" for run in runs)],
-        ["best epoch", *(str(run.summary.best_epoch + 1) for run in runs)],
+        ["best epoch", *(str(run.summary.best_epoch) for run in runs)],
         ["steps", *(f"{run.summary.steps:,}" for run in runs)],
         ["seconds a step", *(f"{run.summary.seconds_a_step:.3f}" for run in runs)],
         ["pace", *(run.summary.pace() for run in runs)],

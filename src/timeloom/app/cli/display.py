@@ -45,10 +45,10 @@ def training_bar(trainer: Trainer) -> Iterator[Show]:
                 latest = f"loss {row['loss']:.4f}, {row['seconds']:.3f} s (the same steps)"
                 progress.update(beside, advance=1, latest=latest)
             elif row["kind"] == "validation":
-                mark = " (best so far)" if row["best"] else ""
+                mark = " (best so far)" if row["better"] else " (as good as the best)" if row["best"] else ""
                 quality = f"{quality_name(task)} {quality_text(task, row['quality'])}"
                 progress.console.print(
-                    f"epoch {row['epoch'] + 1}: validation loss {row['loss']:.4f}, {quality}{mark}", markup=False
+                    f"epoch {row['epoch']}: validation loss {row['loss']:.4f}, {quality}{mark}", markup=False
                 )
 
         yield show

@@ -14,6 +14,7 @@ import tyro
 
 from timeloom.app.cli.predict import header, row_of
 from timeloom.app.data.columns import is_missing, is_number
+from timeloom.app.data.records import LARGEST
 from timeloom.app.device import device_of
 from timeloom.app.errors import InputError
 from timeloom.app.files import need_folder
@@ -83,9 +84,10 @@ def _numbers(rows: TextIO, loaded: Checkpoint) -> Iterator[list[float]]:
         chosen = row if order is None else [row[i] for i in order if i < len(row)]
         if len(chosen) != loaded.channels:
             raise InputError(f"standard input, line {line}: {len(chosen)} values, expected {loaded.channels}")
-        wrong = [text for text in chosen if is_missing(text) or not is_number(text)]
+        wrong = [text for text in chosen if is_missing(text) or not is_number(text) or not abs(float(text)) <= LARGEST]
         if wrong:
-            raise InputError(f"standard input, line {line}: expected a number, got {wrong[0].strip()[:40]!r}")
+            expected = f"expected a number of at most {LARGEST:.1e}, got {wrong[0].strip()[:40]!r}"
+            raise InputError(f"standard input, line {line}: {expected}")
         yield [float(text) for text in chosen]
 
 

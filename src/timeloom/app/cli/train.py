@@ -10,24 +10,31 @@ from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
+import torch
 import tyro
 
 import timeloom
 from timeloom.app.cli import first_rank
 from timeloom.app.cli.display import CONSOLE, training_bar
-from timeloom.app.data import Splits, load, prepare, split
+from timeloom.app.cli.output import go_on_without
+from timeloom.app.cli.words import value_of, whole_number, without
+from timeloom.app.data import Splits, Table, load, prepare, split
 from timeloom.app.device import device_of
 from timeloom.app.errors import InputError
 from timeloom.app.files import write_json
 from timeloom.app.interrupt import obeyed
 from timeloom.app.train import checkpoint, config_file
 from timeloom.app.train.checkpoint import LAST, Checkpoint
-from timeloom.app.train.config import TrainConfig, at_least, preset
-from timeloom.app.train.defaults import described, fitted
-from timeloom.app.train.folds import FOLD, summarize_folds
+from timeloom.app.train.config import TrainConfig, preset
+from timeloom.app.train.defaults import fitted
+from timeloom.app.train.described import described
+from timeloom.app.train.ending import ending
+from timeloom.app.train.folds import finished, summarize_folds
 from timeloom.app.train.model import solver_of
+from timeloom.app.train.objective import check_metric
 from timeloom.app.train.ranks import Alone, joined
-from timeloom.app.train.run_folder import REPORT, SUMMARY, claimed, new_folder, refuse_taken
+from timeloom.app.train.run_files import FOLD, REPORT, SUMMARY, folds_of
+from timeloom.app.train.run_folder import claimed, new_folder, refuse_taken
 from timeloom.app.train.run_report import write_report
 from timeloom.app.train.summary import command_line, summarize
 from timeloom.app.train.trainer import Trainer
@@ -38,56 +45,61 @@ RESUMED = ("--epochs", "--patience")
 
 def main(arguments: Sequence[str]) -> int:
     words = list(arguments)
-    resume = _value_of("--resume", words)
+    resume = value_of("--resume", words)
     if resume is not None:
-        return _go_on(Path(resume), _without("--resume", words))
+        return _go_on(Path(resume), without("--resume", words))
     config = parse(words)
     solver_of(config.solver)  # a wrong name is told before the data are read, and a device that is not there
-    with joined(config) as ranks:
-        device_of(ranks.device(config.device))
-        CONSOLE.quiet = not ranks.first
+    with _ranks(config) as ranks:
+        if ranks.first and config.out:
+            refuse_taken(Path(config.out))
+        table = _read(config, ranks)
+        splits = _split(config, table)
+        config = _settled(config, words, splits)
         folder = ranks.folder(new_folder(config.data, config.out) if ranks.first else Path())
-        if ranks.first and any(folder.glob(f"{FOLD}*")):
-            raise InputError(f"{folder} holds folds already: go on with --resume {folder}, or choose another --out")
         if config.folds and not config.fold:
-            return _all_folds(config, words, folder, ranks)
-        return _run(config, words, folder, None, ranks)
+            return _all_folds(config, table, folder, ranks)
+        return _run(config, splits, folder, None, ranks)
 
 
 def _go_on(folder: Path, words: list[str]) -> int:
     """`--resume`: a run, or all folds of one, from where it stopped."""
-    changed = {name: _value_of(name, words) for name in RESUMED}
+    changed = {name: value_of(name, words) for name in RESUMED}
     others = words
     for name in RESUMED:
-        others = _without(name, others)
+        others = without(name, others)
     if others:
         raise InputError(
             f"--resume takes the run's own settings, and of new ones {' and '.join(RESUMED)}; remove {' '.join(others)}"
         )
-    folds = sorted(folder.glob(f"{FOLD}*"), key=lambda path: int(path.name.removeprefix(FOLD)))
-    if folds and not (folder / LAST).is_file():
+    if (folds := folds_of(folder)) and not (folder / LAST).is_file():
         for name in (name for name, text in changed.items() if text is not None):
             raise InputError(f"{name} is for one fold at a time: --resume {folds[0]} {name} {changed[name]}")
         config = config_file.read_config(folder / config_file.NAME)
-        with joined(config) as ranks:
-            CONSOLE.quiet = not ranks.first
-            return _all_folds(config, [], folder, ranks)
+        with _ranks(config) as ranks:
+            return _all_folds(config, _read(config, ranks), folder, ranks)
     if not (folder / LAST).is_file():
         raise InputError(f"{folder}: no {LAST} to go on from; start the training again without --resume")
     start = checkpoint.load(folder / LAST)
     config = _longer(start, changed)
-    with joined(config) as ranks:
-        device_of(ranks.device(config.device))
-        CONSOLE.quiet = not ranks.first
+    with _ranks(config) as ranks:
         folder = ranks.folder(folder)
         ranks.check_start(start.progress.step)
-        return _run(config, [], folder, start, ranks)
+        status = _run(config, _split(config, _read(config, ranks)), folder, start, ranks)
+        whole = folder.resolve().parent
+        if ranks.first and not status and folder.resolve() in folds_of(whole) and (whole / SUMMARY).is_file():
+            CONSOLE.print("\n".join(summarize_folds(whole, config.folds)), markup=False)
+        return status
 
 
 def _longer(start: Checkpoint, changed: dict[str, str | None]) -> TrainConfig:
-    """The run's own settings, with more epochs if that is asked for."""
+    """The run's own settings, with more epochs or patience if that is asked for."""
     config, progress = start.config, start.progress
-    given = {name.removeprefix("--"): _whole(name, text) for name, text in changed.items() if text is not None}
+    given = {
+        name.removeprefix("--"): whole_number(name, text, 1 if name == "--epochs" else 0)
+        for name, text in changed.items()
+        if text is not None
+    }
     if given:
         if "epochs" in given and given["epochs"] < config.optim.epochs:
             raise InputError(
@@ -99,25 +111,16 @@ def _longer(start: Checkpoint, changed: dict[str, str | None]) -> TrainConfig:
     return config
 
 
-def _whole(name: str, text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise InputError(f"{name} must be a whole number, got {text!r}") from None
-    at_least(name.removeprefix("--"), value, 1 if name == "--epochs" else 0)
-    return value
-
-
 def parse(arguments: Sequence[str], start: TrainConfig | None = None) -> TrainConfig:
     """The configuration: a file's, a preset's or `start`, changed by the options given."""
     words = list(arguments)
-    given = _value_of("--config", words)
+    given = value_of("--config", words)
     if start is None:
-        start = preset(_value_of("--preset", words) or "default") if given is None else _from_file(given, words)
+        start = preset(value_of("--preset", words) or "default") if given is None else _from_file(given, words)
     return tyro.cli(
         tyro.conf.OmitArgPrefixes[TrainConfig],
         default=start,
-        args=_without("--config", words),
+        args=without("--config", words),
         console_outputs=first_rank(),
         prog="timeloom train",
         description=(
@@ -130,45 +133,82 @@ def parse(arguments: Sequence[str], start: TrainConfig | None = None) -> TrainCo
 
 
 def _from_file(path: str, words: list[str]) -> TrainConfig:
-    if _value_of("--preset", words) is not None:
+    if value_of("--preset", words) is not None:
         raise InputError("--config has a preset of its own; give either --config or --preset")
     return config_file.read_config(Path(path))
 
 
-def _run(config: TrainConfig, words: list[str], folder: Path, start: Checkpoint | None, ranks: Alone) -> int:
-    """Read the data, choose what was left open, train."""
+@contextmanager
+def _ranks(config: TrainConfig) -> Iterator[Alone]:
+    """The processes of torchrun, each with its device; the first alone speaks."""
+    with joined(config) as ranks:
+        device_of(ranks.device(config.device))
+        CONSOLE.quiet = not ranks.first
+        go_on_without()
+        yield ranks
+
+
+def _read(config: TrainConfig, ranks: Alone) -> Table:
     prepare(config.data, ranks.index, ranks.size)
     ranks.wait()
     with ranks.in_turn():
-        fold = (config.fold, config.folds)
-        table = load(config.data, config.reading, labelled=True)
-        splits = split(table, config.valid_fraction, config.test_fraction, config.seed, config.pool, fold)
+        return load(config.data, config.reading, labelled=True)
+
+
+def _split(config: TrainConfig, table: Table) -> Splits:
+    """What is for training, choosing and measuring; of all folds, in the first one."""
+    fold = (max(config.fold, 1), config.folds) if config.folds else (0, 0)
+    return split(table, config.valid_fraction, config.test_fraction, config.seed, config.pool, fold)
+
+
+def _settled(config: TrainConfig, words: list[str], splits: Splits) -> TrainConfig:
+    """The settings, those that nobody gave chosen from the size of the data."""
+    check_metric(config.optim.metric, splits.task)
+    if value_of("--config", words) is not None:
+        return config
+    given = [name for name in ("batch", "epochs") if value_of(f"--{name}", words) is not None]
+    chosen = fitted(config, splits, given)
+    return config if chosen is config else parse(words, chosen)
+
+
+def _all_folds(config: TrainConfig, table: Table, folder: Path, ranks: Alone) -> int:
+    """Train once for every fold, in a folder of its own; finished ones are left as they are."""
+    with claimed(folder) if ranks.first else nullcontext():
+        if ranks.first:
+            config_file.write_config(folder / config_file.NAME, config, _heading())
+        for number in range(1, config.folds + 1):
+            inner = folder / f"{FOLD}{number}"
+            if finished(inner):
+                continue
+            CONSOLE.print(f"Fold {number} of {config.folds}")
+            start = checkpoint.load(inner / LAST) if (inner / LAST).is_file() else None
+            own = replace(config, fold=number) if start is None else start.config
+            status = _run(own, _split(own, table), inner, start, ranks)
+            if status:
+                return status
+        if ranks.first:
+            CONSOLE.print("\n".join(summarize_folds(folder, config.folds)), markup=False)
+    return 0
+
+
+def _run(config: TrainConfig, splits: Splits, folder: Path, start: Checkpoint | None, ranks: Alone) -> int:
+    """Tell what is about to be done, and train."""
     ranks.check([splits.train, splits.valid, splits.test])
     with claimed(folder) if ranks.first else nullcontext():
         if start is None and ranks.first:
             refuse_taken(folder)  # another training may have been here while the data were read
-        return train(_prepare(config, words, splits, folder, start, ranks))
-
-
-def _all_folds(config: TrainConfig, words: list[str], folder: Path, ranks: Alone) -> int:
-    """Train once for every fold, in a folder of its own; finished ones are left as they are."""
-    if ranks.first:
-        folder.mkdir(parents=True, exist_ok=True)
-        config_file.write_config(folder / config_file.NAME, config, _heading())
-    for number in range(1, config.folds + 1):
-        inner = folder / f"{FOLD}{number}"
-        if (inner / SUMMARY).is_file():
-            continue
-        CONSOLE.print(f"Fold {number} of {config.folds}")
-        start = checkpoint.load(inner / LAST) if (inner / LAST).is_file() else None
-        own = replace(config, fold=number) if start is None else start.config
-        asked = [*words, "--fold", str(number)] if words else []
-        status = _run(own, asked, inner, start, ranks)
-        if status:
-            return status
-    if ranks.first:
-        CONSOLE.print("\n".join(summarize_folds(folder, config.folds)), markup=False)
-    return 0
+        if ranks.first and (start is None or config != start.config):
+            config_file.write_config(folder / config_file.NAME, config, _heading())
+        trainer = Trainer(config, splits, folder, start, lambda row: None, ranks)
+        if start is not None and trainer.ended and finished(folder):
+            trainer.close()
+            CONSOLE.print(f"{folder} has ended. {ending(trainer)}", markup=False)
+            return 0
+        CONSOLE.print("\n".join(described(config, splits, str(trainer.device), torch.get_num_threads())), markup=False)
+        CONSOLE.print(f"All settings, chosen or given: {folder / config_file.NAME}", markup=False)
+        if start is not None:
+            CONSOLE.print(f"Going on after step {start.progress.step:,} of {trainer.total:,}.", markup=False)
+        return train(trainer)
 
 
 def train(trainer: Trainer) -> int:
@@ -192,50 +232,10 @@ def train(trainer: Trainer) -> int:
     return 0
 
 
-def _prepare(
-    config: TrainConfig, words: list[str], splits: Splits, folder: Path, start: Checkpoint | None, ranks: Alone
-) -> Trainer:
-    CONSOLE.print(
-        f"{splits.source}: {len(splits.train)} training, {len(splits.valid)} validation, {len(splits.test)} test "
-        f"series, {splits.channels} channel{'' if splits.channels == 1 else 's'}, {splits.task}",
-        markup=False,
-    )
-    if start is None and _value_of("--config", words) is None:
-        chosen = fitted(config, splits)
-        if chosen is not config:
-            config = parse(words, chosen)
-            CONSOLE.print(f"{described(config, splits)}.", markup=False)
-    if ranks.first:
-        config_file.write_config(folder / config_file.NAME, config, _heading())
-    return Trainer(config, splits, folder, start, lambda row: None, ranks)
-
-
 def _heading() -> str:
     return (
         f"timeloom {timeloom.__version__}, {datetime.now():%Y-%m-%d %H:%M}\n{command_line()}\nAgain: --config THIS_FILE"
     )
-
-
-def _value_of(option: str, arguments: Sequence[str]) -> str | None:
-    for index, word in enumerate(arguments):
-        if word.startswith(option + "="):
-            return word.partition("=")[2]
-        if word == option:
-            if index + 1 == len(arguments):
-                raise InputError(f"{option} needs a value")
-            return arguments[index + 1]
-    return None
-
-
-def _without(option: str, arguments: Sequence[str]) -> list[str]:
-    """The words without an option and its value."""
-    words, left = iter(arguments), []
-    for word in words:
-        if word == option:
-            next(words, None)
-        elif not word.startswith(option + "="):
-            left.append(word)
-    return left
 
 
 @contextmanager

@@ -44,6 +44,8 @@ class Splits:
     test: Examples
     columns: tuple[str, ...] = ()
     """Names of the channels, where the data have them."""
+    drawn: str = "as the data name them"
+    """Who chose which series are for what, in words."""
 
 
 def examples(records: Sequence[Record], task: Task, classes: Sequence[str], source: str) -> Examples:
@@ -104,13 +106,17 @@ def split(
     train = [r for r in table.records if pool or r.split in ("train", None)]
     valid = [r for r in table.records if not pool and r.split == "valid"]
     test = [r for r in table.records if not pool and r.split == "test"]
-    generator = torch.Generator().manual_seed(seed)
+    generator, drawn = torch.Generator().manual_seed(seed), []
     if fold[1]:
         train, test = _fold(train, *fold, generator, table.source)
+        drawn.append(f"test ones are fold {fold[0]} of {fold[1]}")
     elif not test:
         train, test = _hold_back(train, test_share, generator)
+        drawn.append(f"--test-fraction {test_share:g}")
     if not valid:
         train, valid = _hold_back(train, valid_share, generator)
+        drawn.append(f"--valid-fraction {valid_share:g}")
+    words = f"{', '.join(drawn)}, drawn by --seed {seed}" if drawn else Splits.drawn
     for name, part in (("train", train), ("validate", valid), ("test", test)):
         if not part:
             raise InputError(
@@ -121,7 +127,7 @@ def split(
     if len(classes) == 1:
         raise InputError(f"{table.source}: all training series have the label {classes[0]!r}; two classes are needed")
     parts = [examples(part, table.task, classes, table.source) for part in (train, valid, test)]
-    return Splits(table.source, table.task, classes, table.channels, parts[0], parts[1], parts[2], table.columns)
+    return Splits(table.source, table.task, classes, table.channels, parts[0], parts[1], parts[2], table.columns, words)
 
 
 def _classes(records: Sequence[Record]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from timeloom.app.errors import InputError
 from timeloom.app.files import write_whole
 from timeloom.app.train.config import TrainConfig
+from timeloom.app.train.run_files import folds_of
 from timeloom.auto.experience import Experience, LayerExperience
 from timeloom.nn.base import Recurrent
 
@@ -37,9 +38,10 @@ class Progress:
     """Validation loss of the best epoch so far."""
     best_metric: float = float("-inf")
     """What the metric that chooses says of it; larger is better."""
-    best_epoch: int = -1
+    best_epoch: int = 0
+    """From 1 on; of equally good epochs the latest."""
     epochs_without: int = 0
-    """Epochs since then."""
+    """Epochs since the validation was last better than ever before."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ def load(path: Path) -> Checkpoint:
     if path.is_dir():
         path = path / BEST if (path / BEST).is_file() else path / LAST
     if not path.is_file():
+        if folds := folds_of(path.parent):
+            raise InputError(f"{path.parent} holds {len(folds)} folds, each a run of its own; give one: {folds[0]}")
         raise InputError(f"{path}: no such checkpoint; give the folder of a run or a .safetensors file in it")
     try:
         data = path.read_bytes()  # in one go: a training may put a newer file in its place at any moment

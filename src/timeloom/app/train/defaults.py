@@ -7,10 +7,10 @@ had no part in the choice: `python -m benchmarks.defaults`, stored in benchmarks
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
 from timeloom.app.data import Splits
-from timeloom.app.machine import counted
 from timeloom.app.train.config import ModelConfig, TrainConfig
 
 UPDATES = 600
@@ -22,31 +22,24 @@ LONG = 4096
 """Steps of a series from which on one direction and one layer are the default: two of each cost four times as much."""
 
 
-def fitted(config: TrainConfig, splits: Splits) -> TrainConfig:
-    """The default settings for these data; those of a named preset, and of the built-in task, are left alone."""
+def fitted(config: TrainConfig, splits: Splits, given: Collection[str] = ()) -> TrainConfig:
+    """The default settings for these data; those of a named preset, and of the built-in task, are left alone.
+
+    given: names of settings that others follow where they are the user's: `batch` and `epochs`.
+    """
     if config.preset != "default" or splits.source == "turning":
         return config
     count = len(splits.train)
     steps = sum(len(series) for series in splits.train.series)
     longest = max(len(series) for series in splits.train.series)
-    batch = min(16, max(4, count // 8))
+    batch = config.optim.batch if "batch" in given else min(16, max(4, count // 8))
     an_epoch = math.ceil(count / batch)
     by_work = MOST_WORK // steps
     epochs = max(FEWEST_EPOCHS, min(MOST_EPOCHS, math.ceil(UPDATES / an_epoch), by_work))
+    epochs = config.optim.epochs if "epochs" in given else epochs
     deep = longest < LONG
     model = ModelConfig(hidden=64, layers=2 if deep else 1, bidirectional=deep, residual=True, norm=True, dropout=0.1)
     optim = replace(
         config.optim, lr=3e-3, batch=batch, epochs=epochs, warmup=epochs * an_epoch // 20, patience=max(20, epochs // 2)
     )
     return replace(config, model=model, optim=optim)
-
-
-def described(config: TrainConfig, splits: Splits) -> str:
-    """The data's size and the settings for it, chosen or given, in words."""
-    model, longest = config.model, max(len(series) for series in splits.train.series)
-    return (
-        f"{len(splits.train):,} training series of up to {counted(longest, 'step')}: "
-        f"{counted(model.layers, 'layer')} of {counted(model.hidden, 'unit')} in "
-        f"{'both directions' if model.bidirectional else 'one direction'}, batches of {config.optim.batch}, at most "
-        f"{counted(config.optim.epochs, 'epoch')}"
-    )

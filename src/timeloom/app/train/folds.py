@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from timeloom.app.files import write_json
+from timeloom.app.train import checkpoint
+from timeloom.app.train.checkpoint import LAST
 from timeloom.app.train.objective import quality_name, quality_text
-from timeloom.app.train.run_folder import SUMMARY
+from timeloom.app.train.run_files import FOLD, REPORT, SUMMARY
 
-FOLD = "fold-"
+
+def finished(folder: Path) -> bool:
+    """Whether a run has its report, and of the steps that its last checkpoint holds: it may have gone on since."""
+    if not (folder / SUMMARY).is_file() or not (folder / REPORT).is_file() or not (folder / LAST).is_file():
+        return False
+    steps: int = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["steps"]
+    return steps == checkpoint.load(folder / LAST).progress.step
 
 
 def summarize_folds(folder: Path, folds: int) -> list[str]:

@@ -136,6 +136,11 @@ def check_metric(metric: Metric, task: Task) -> None:
         raise InputError(f"--metric {metric} does not measure a {task}; give loss, {', '.join(fitting)}")
 
 
+def chosen_by(metric: Metric, task: Task) -> str:
+    """What the best epoch is best by."""
+    return metric if metric != "auto" else "loss" if task in NUMERIC else "accuracy"
+
+
 def quality_name(task: Task) -> str:
     return "R²" if task in NUMERIC else "accuracy"
 

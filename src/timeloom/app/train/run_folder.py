@@ -11,8 +11,7 @@ from pathlib import Path
 from timeloom.app.errors import InputError
 from timeloom.app.train import checkpoint
 from timeloom.app.train.checkpoint import LAST
-
-SUMMARY, REPORT = "summary.json", "report.html"
+from timeloom.app.train.run_files import folds_of
 
 
 def new_folder(data: str, out: str) -> Path:
@@ -37,6 +36,8 @@ def new_folder(data: str, out: str) -> Path:
 
 def refuse_taken(folder: Path) -> None:
     """A folder in which a training got somewhere is not begun anew."""
+    if folds_of(folder):
+        raise InputError(f"{folder} holds folds already: go on with --resume {folder}, or choose another --out")
     path = folder / LAST
     if path.exists() and checkpoint.load(path).progress.step:
         raise InputError(f"{folder} holds a run already: go on with --resume {folder}, or choose another --out")

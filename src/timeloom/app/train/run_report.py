@@ -42,6 +42,7 @@ def write_report(path: Path, config: TrainConfig, splits: Splits, metrics: Metri
         *([page.notice(summary.load_words())] if (summary.load["others"] or 0.0) >= NOTICEABLE else []),
         page.paragraph(summary.time_words()),
         page.paragraph(summary.parallel_words()),
+        page.paragraph(summary.ending),
         page.heading("Learning"),
         page.charts(_learning(steps, validations, splits, summary)),
         *_answers(splits, summary),

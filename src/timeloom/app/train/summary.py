@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import statistics
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch
 
 import timeloom
 from timeloom.app.data.records import NUMERIC, Task
-from timeloom.app.machine import Load, counted, duration
-from timeloom.app.train.objective import Score, quality_name, quality_text
+from timeloom.app.machine import NOTICEABLE, Load, counted, duration
+from timeloom.app.train.ending import ending
+from timeloom.app.train.objective import Score, chosen_by, quality_name, quality_text
 from timeloom.app.train.trainer import Trainer
 
 BESIDE = {"torch": "torch's own layers", "step by step": "the same layers step by step"}
@@ -33,6 +34,7 @@ class Summary:
     confusion: list[list[int]]
     """(true class, answered class), counts; empty for regression."""
     best_epoch: int
+    """From 1 on."""
     steps: int
     seconds_a_step: float
     """Median over the run."""
@@ -87,6 +89,14 @@ class Summary:
     """Share of the training steps that began at the states of the epoch before."""
     warm_bytes: int = 0
     """Memory that these states took."""
+    ending: str = ""
+    """Why the training went no further, and how to go on with it."""
+    compared_at: list[int] = field(default_factory=list)
+    """The steps that both ran."""
+    compared_others: float | None = None
+    """Cores that other programs used while torch repeated them, on average."""
+    resumed_after: int = 0
+    """The step after which the run last went on from a checkpoint; 0 where it never stopped."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,11 +106,11 @@ class Summary:
         task = self.task
         lines = [
             f"Test {quality_name(task)} {quality_text(task, self.test_quality)} on {self.test_series} series "
-            f"(loss {self.test_loss:.4f}, weights of epoch {self.best_epoch + 1}, the best by {self.metric})."
+            f"(loss {self.test_loss:.4f}, weights of epoch {self.best_epoch}, the best by {self.metric})."
         ]
         if (warning := self.warning()) is not None:
             lines.append(warning)
-        return [*lines, self.time_words(), self.parallel_words(), self.load_words()]
+        return [*lines, self.ending, self.time_words(), self.parallel_words(), self.load_words()]
 
     def warning(self) -> str | None:
         """That nothing was learned, where that is so."""
@@ -126,10 +136,19 @@ class Summary:
         low, high = self.speedup_range
         spread = f" (from {low:.1f}x to {high:.1f}x)" if self.compared_steps > 1 else ""
         return (
-            f"{_repeated(self.compared_steps)} repeated by {BESIDE[self.beside]}, from the same weights: the losses "
+            f"{self._repeated()} repeated by {BESIDE[self.beside]}, from the same weights: the losses "
             f"{agree}; {theirs:.3f} s a step with {counted(self.torch_threads or 1, 'thread')}, timeloom {ours:.3f} s "
             f"on the same steps{together}: {self.speedup:.1f}x{spread}."
         )
+
+    def _repeated(self) -> str:
+        """Which steps were repeated, and in which part of a run that stopped and went on."""
+        steps, before = self.compared_at, sum(step <= self.resumed_after for step in self.compared_at)
+        which = f"{steps[0]:,} to {steps[-1]:,}" if len(steps) > 6 else ", ".join(f"{step:,}" for step in steps)
+        of_them = "" if before == len(steps) else f"{before} of them "
+        earlier = f"; {of_them}before the run was resumed after step {self.resumed_after:,}" if before else ""
+        was = "was" if len(steps) == 1 else "were"
+        return f"{counted(len(steps), 'step')} ({which} of {self.steps:,}{earlier}) {was}"
 
     def parallel_words(self) -> str:
         """Whether steps ran parallel in time."""
@@ -154,7 +173,10 @@ class Summary:
 
     def load_words(self) -> str:
         """What else the machine was busy with."""
-        return Load(**self.load).words()
+        words = Load(**self.load).words()
+        if not self.compared_others or self.compared_others < NOTICEABLE:
+            return words
+        return f"{words} While torch repeated its steps, they used {self.compared_others:.1f} cores."
 
     def _together(self) -> str:
         return f", {self.processes} processes together" if self.processes > 1 else ""
@@ -181,6 +203,7 @@ def summarize(trainer: Trainer, score: Score) -> Summary:
     pairs = [(row, by_step[row["step"]]) for row in metrics.of("torch") if row["step"] in by_step]
     seconds = [row["seconds"] for row in steps]
     ratios = sorted(theirs["seconds"] / ours["seconds"] for theirs, ours in pairs)
+    others = [row["others"] for row, _ in pairs if row.get("others") is not None]
     fetching = sum(row["data_seconds"] for row in steps)
     return Summary(
         task=splits.task,
@@ -196,6 +219,10 @@ def summarize(trainer: Trainer, score: Score) -> Summary:
         torch_seconds_a_step=statistics.median(row["seconds"] for row, _ in pairs) if pairs else None,
         compared_seconds=statistics.median(row["seconds"] for _, row in pairs) if pairs else None,
         compared_steps=len(pairs),
+        compared_at=[row["step"] for row, _ in pairs],
+        compared_others=statistics.fmean(others) if others else None,
+        resumed_after=trainer.resumed_after,
+        ending=ending(trainer),
         torch_threads=pairs[-1][0]["threads"] if pairs else None,
         torch_expected=trainer.beside.expected,
         speedup=statistics.median(ratios) if pairs else None,
@@ -206,7 +233,7 @@ def summarize(trainer: Trainer, score: Score) -> Summary:
         most_sweeps=max(max(row["sweeps"], row["backward_sweeps"]) for row in steps),
         fallbacks=sum(row["fallbacks"] for row in steps),
         baseline=score.baseline,
-        metric=_chosen_by(config.optim.metric, splits.task),
+        metric=chosen_by(config.optim.metric, splits.task),
         classes=list(splits.classes),
         recalls=score.recalls.tolist() if splits.classes else [],
         precisions=score.precisions.tolist() if splits.classes else [],
@@ -224,10 +251,6 @@ def summarize(trainer: Trainer, score: Score) -> Summary:
     )
 
 
-def _chosen_by(metric: str, task: Task) -> str:
-    return metric if metric != "auto" else "loss" if task in NUMERIC else "accuracy"
-
-
 def _some_answers(score: Score) -> list[list[float]]:
     if not score.answers:
         return []
@@ -235,10 +258,6 @@ def _some_answers(score: Score) -> list[list[float]]:
     every = -(-len(pairs) // MOST_ANSWERS)
     found: list[list[float]] = pairs[::every].tolist()
     return found
-
-
-def _repeated(steps: int) -> str:
-    return f"{counted(steps, 'step')} {'was' if steps == 1 else 'were'}"
 
 
 def _relative(one: float, other: float) -> float:

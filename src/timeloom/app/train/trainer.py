@@ -8,7 +8,6 @@ the epoch before, which no checkpoint holds.
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,11 +29,12 @@ from timeloom.app.train.board import Board
 from timeloom.app.train.checkpoint import BEST, LAST, Checkpoint, Progress
 from timeloom.app.train.comparison import TorchBeside, chosen_steps, synchronize, time_left
 from timeloom.app.train.config import TrainConfig
-from timeloom.app.train.folds import FOLD
+from timeloom.app.train.ending import resume_command
 from timeloom.app.train.metrics import Metrics
 from timeloom.app.train.model import SequenceModel, solver_of
 from timeloom.app.train.objective import Score, balancing, check_metric
 from timeloom.app.train.ranks import Alone, Share
+from timeloom.app.train.run_files import FOLD
 from timeloom.app.train.setup import autocast, build_model, learning_rate, make_optimizer
 from timeloom.app.train.solved import Solved
 from timeloom.inspection.trials import reports_of
@@ -79,9 +79,9 @@ class Trainer:
                 self.model.fit_scale(splits.train)
         else:
             self._restore(resume)
-        self._kept = self.progress.step
+        self._kept = self.resumed_after = self.progress.step
         self.per_epoch = math.ceil(len(splits.train) / config.optim.batch)
-        self.total = self.per_epoch * config.optim.epochs
+        self.total = self.per_epoch * config.optim.epochs  # steps of all epochs
         self.board = Board(folder, self.progress.step) if config.tensorboard and self.ranks.first else None
         self.metrics = Metrics(folder, self.progress.step, writes=self.ranks.first)
         self.compared = chosen_steps(
@@ -102,7 +102,7 @@ class Trainer:
         try:
             if self.progress.step == 0:
                 self._write(LAST)  # a disk without room is told before the work; there is always a run to go on with
-            while self.progress.step < self.total and not self._stopped_early and not self.interrupted:
+            while not self.ended and not self.interrupted:
                 self._one_step()
                 step = self.progress.step
                 if step % self.per_epoch == 0:
@@ -111,10 +111,14 @@ class Trainer:
                     self._write(LAST)
             self.ranks.wait()  # for the first process to have written all: torchrun ends it with the first that leaves
         finally:
-            self._batches.close()
-            self.metrics.close()
-            if self.board is not None:
-                self.board.close()
+            self.close()
+
+    def close(self) -> None:
+        """Let go of files and threads."""
+        self._batches.close()
+        self.metrics.close()
+        if self.board is not None:
+            self.board.close()
 
     def interrupt(self) -> None:
         """Stop after the step under way, with a checkpoint."""
@@ -124,7 +128,7 @@ class Trainer:
     def again(self) -> str:
         """The command that goes on with this run, and with the other folds where it is of one."""
         of_folds = self.config.folds > 0 and self.folder.name.startswith(FOLD)
-        return f"timeloom train --resume {shlex.quote(str(self.folder.parent if of_folds else self.folder))}"
+        return resume_command(self.folder.parent if of_folds else self.folder)
 
     def last_words(self) -> str:
         """Called by another thread, to end now: keep the steps that are finished, and say how to go on."""
@@ -135,13 +139,21 @@ class Trainer:
         return f"stopped after step {step}; go on with: {again}"
 
     @property
-    def _stopped_early(self) -> bool:
+    def epoch(self) -> int:
+        """Epochs that are finished."""
+        return self.progress.step // self.per_epoch
+
+    @property
+    def out_of_patience(self) -> bool:
         patience = self.config.optim.patience
-        return patience > 0 and self.progress.epochs_without >= patience
+        return patience > 0 and self.progress.epochs_without >= patience and self.progress.step < self.total
+
+    @property
+    def ended(self) -> bool:
+        return self.progress.step >= self.total or self.out_of_patience
 
     def _one_step(self) -> None:
         step, begin = self.progress.step, time.perf_counter()
-        epoch = step // self.per_epoch
         share = self._batches.take(step)
         self._steps_in_batch = 0 if share.batch is None else len(share.batch.inputs)
         fetched = time.perf_counter()
@@ -163,8 +175,8 @@ class Trainer:
         self.progress.elapsed += seconds
         self._updating = False
         self._add(
-            kind="step", epoch=epoch, loss=loss, seconds=seconds, data_seconds=fetched - begin, lr=rate,
-            elapsed=self.progress.elapsed, **asdict(Solved.of(self.model, self._steps_in_batch)),
+            kind="step", epoch=step // self.per_epoch + 1, loss=loss, seconds=seconds, data_seconds=fetched - begin,
+            lr=rate, elapsed=self.progress.elapsed, **asdict(Solved.of(self.model, self._steps_in_batch)),
         )  # fmt: skip
         self.interrupted = self.ranks.anywhere(self._asked_to_stop)
 
@@ -212,13 +224,16 @@ class Trainer:
 
     def _compare(self, step: int) -> None:
         """The same step by torch's layers, on a copy, in one process."""
-        left = time_left([row["seconds"] for row in self.metrics.of("torch")])
         times = [row["seconds"] for row in self.metrics.of("torch")]
+        left, load = time_left(times), LoadMeter()
         if self.beside.expected is not None or left < (times[-1] if times else 0.0):
             return
         theirs = self.beside(self.model, self._taken(step, Alone()), lambda: self._seed(step), left)
         if theirs is not None:
-            self._add(kind="torch", step=step + 1, seconds=theirs.seconds, loss=theirs.loss, threads=theirs.threads)
+            self._add(
+                kind="torch", step=step + 1, seconds=theirs.seconds, loss=theirs.loss, threads=theirs.threads,
+                others=load.read().others,
+            )  # fmt: skip
 
     def _copy_optimizer(self, model: SequenceModel) -> torch.optim.Optimizer:
         optimizer = make_optimizer(model, self.config.optim)
@@ -229,9 +244,9 @@ class Trainer:
         """Measure on the validation series, and keep the weights if they are the best so far."""
         solved = of_reports(reports_of(self.model), self._steps_in_batch)  # of the last training step
         score = self.measure(self.splits.valid)
-        epoch = self.progress.step // self.per_epoch - 1
+        epoch = self.epoch
         if not math.isfinite(score.loss):
-            raise self._diverged(f"the validation loss of epoch {epoch + 1} is {score.loss}")
+            raise self._diverged(f"the validation loss of epoch {epoch} is {score.loss}")
         progress, metric = self.progress, score.by(self.config.optim.metric)
         better, best = metric > progress.best_metric, metric >= progress.best_metric
         progress.epochs_without = 0 if better else progress.epochs_without + 1
@@ -240,7 +255,7 @@ class Trainer:
             self._write(BEST, weights_only=True)
         self._add(
             kind="validation", epoch=epoch, loss=score.loss, quality=score.quality, elapsed=self.progress.elapsed,
-            best=best, solved=solved,
+            best=best, better=better, solved=solved,
         )  # fmt: skip
 
     def measure(self, data: Examples) -> Score:

@@ -28,7 +28,7 @@ from timeloom.app.errors import InputError
 from timeloom.app.files import finite
 from timeloom.app.train import checkpoint
 from timeloom.app.train.checkpoint import BEST, LAST
-from timeloom.app.train.config import TrainConfig
+from timeloom.app.train.config import OptimConfig, TrainConfig
 from timeloom.app.train.defaults import fitted
 from timeloom.app.train.folds import finished
 from timeloom.app.train.inference import restore
@@ -114,7 +114,7 @@ def test_a_run_out_of_patience_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     rows = [row for row in read(folder / "metrics.jsonl") if row["kind"] == "validation"]
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     assert summary["best_epoch"] == max(row["epoch"] for row in rows if row["best"]) == 3  # as printed, from 1 on
-    said = "Stopped after epoch 3 of at most 9: for 2 epochs the validation accuracy was no better than before (--patience 2)"
+    said = "Stopped after epoch 3 of at most 9: for 2 epochs the validation accuracy was no better than before"
     again = f"timeloom train --resume {folder} --patience 4"
     told = capsys.readouterr().out
     assert "weights of epoch 3" in told
@@ -284,6 +284,8 @@ def test_defaults_follow_the_data(tmp_path: Path) -> None:
     long = replace(few, train=replace(few.train, series=[torch.zeros(100_000, 2)] * len(few.train)))
     chosen = fitted(TrainConfig(), long)
     assert (chosen.optim.epochs, chosen.model.layers, chosen.model.bidirectional) == (50, 1, False)
+    short = fitted(replace(TrainConfig(), optim=OptimConfig(epochs=20, batch=2)), few, ("batch", "epochs")).optim
+    assert (short.batch, short.epochs, short.warmup, short.patience) == (2, 20, 4, 20)  # 80 steps
     assert fitted(replace(TrainConfig(), preset="hmdb6"), few).model == TrainConfig().model
     assert fitted(TrainConfig(), replace(few, source="turning")) == TrainConfig()
 
@@ -295,9 +297,9 @@ def test_options_come_before_defaults(tmp_path: Path, capsys: pytest.CaptureFixt
     config = checkpoint.load(run / LAST).config
     assert (config.optim.epochs, config.model.bidirectional, config.model.hidden) == (1, False, 64)
     told = " ".join(capsys.readouterr().out.split())
-    for words in ("8 training, 2 validation and 2 test series (--test-fraction 0.2, --valid-fraction 0.2, drawn by --seed 0)",
+    for words in ("2 test series (--test-fraction 0.2, --valid-fraction 0.2, drawn by --seed 0) of 2 channels",
                   "Model: 2 GRU layers of 64 units in one direction, residual, LayerNorm, dropout 0.1",
-                  "Training: AdamW, learning rate 0.003 (cosine", "batches of 4, at most 1 epoch, patience 20;",
+                  "Training: AdamW, learning rate 0.003 (cosine), batches of 4, at most 1 epoch, patience 20;",
                   "best validation accuracy is kept", "float32 by --solver auto; no step is repeated",
                   f"All settings, chosen or given: {run / 'run.toml'}"):  # fmt: skip
         assert words in told

@@ -26,8 +26,15 @@ except ModuleNotFoundError:  # setuptools before 70.1
 
 ROOT = Path(__file__).parent
 PACKAGE = "timeloom/kernels/cpu"
-PAGES = """
-The pages and results that this text speaks of are files of the source distribution.
+COMMANDS = """```sh
+pip install 'timeloom[app]'             # the command line's libraries; timeloom itself needs torch alone
+timeloom doctor                         # what this machine has, and a self-test with a speedup
+timeloom train                          # trains a GRU on a built-in task, torch beside timeloom
+timeloom train --data my_folder         # CSV, NPY or Parquet files with labels: timeloom train --help
+```
+
+The documentation (`docs/`), the examples, the results and the programs that measured them (`python -m benchmarks …`) are
+in the source distribution. Apache-2.0.
 """
 spec = importlib.util.spec_from_file_location("packaged", ROOT / "src" / PACKAGE / "packaged.py")
 assert spec is not None
@@ -70,10 +77,15 @@ class PlatformWheel(bdist_wheel):
 
 
 def description() -> str:
-    """The README without pictures and links to files: beside a package's metadata there is nothing to lead to."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    without_pictures = re.sub(r"^!\[[^]]*\]\((?!https?:)[^)]*\)\n+", "", readme, flags=re.MULTILINE)
-    return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", without_pictures) + PAGES
+    """The README as it is true without a checkout: without pictures, links to files, and commands that need one."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for of_a_checkout in (
+        r"^!\[[^]]*\]\((?!https?:)[^)]*\)\n+",
+        r"^```sh\n.*?^```\n+",
+        r"^\*\*Read on:\*\*.*?(?:\n\n|\Z)",
+    ):
+        text = re.sub(of_a_checkout, "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", text) + COMMANDS
 
 
 setup(

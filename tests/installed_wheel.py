@@ -64,7 +64,10 @@ def main(readme: str, sdist: str) -> None:
         exec(compile(block, f"{readme}, block {number}", "exec"), space)
     print(f"{len(blocks)} blocks of Python in the README run")
 
+    commands = re.findall(r"^timeloom (\w+)", importlib.metadata.metadata("timeloom")["Description"], re.MULTILINE)
+    assert commands
     for words in (
+        *([command, "--help"] for command in dict.fromkeys(commands)),
         ["train", "--data", DATA, "--epochs", "1", "--compare", "1", "--out", "run"],
         ["evaluate", "run"],
         ["predict", "run", "--data", DATA, "--out", "answers.csv"],
@@ -80,6 +83,8 @@ def check_links(sdist: str) -> None:
     assert description.startswith("# timeloom"), description[:200]
     dead = [link for link in LINK.findall(description) if not link.startswith("https://")]
     assert not dead, f"the metadata lead to files: {dead}"
+    of_a_checkout = [words for words in ("make ", "pip install .", "Read on", ".md", ".json") if words in description]
+    assert not of_a_checkout, f"the metadata speak of what a wheel does not hold: {of_a_checkout}"
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
         (readme,) = (name for name in archive.getnames() if name.count("/") == 1 and name.endswith("/README.md"))

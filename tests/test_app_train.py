@@ -318,7 +318,7 @@ def test_every_cell_trains_and_answers(cell: str, tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["difference"] < 1e-5
 
 
-def test_predict_compares_its_first_batch_with_serial_inference(
+def test_predict_answers_its_first_batch_without_timeloom_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(tmp_path / "run", "--epochs", "1") == 0
@@ -330,10 +330,10 @@ def test_predict_compares_its_first_batch_with_serial_inference(
     assert "The first 5 of them both ways:\nwithout timeloom (torch, " in out
     assert "100.0% of them agree" in out
     assert cli.run("predict", [*arguments, "--no-compare", "--debug"]) == 0
-    assert "serial" not in capsys.readouterr().out
+    assert "without timeloom" not in capsys.readouterr().out
 
 
-def test_serial_inference_is_given_a_minute(
+def test_answers_without_timeloom_are_given_a_minute(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many series it answers the first ones, of series that are too long none; all are measured nevertheless."""
@@ -342,13 +342,13 @@ def test_serial_inference_is_given_a_minute(
     clock = iter(float(i) for i in range(10**6))  # every answer takes a second
     monkeypatch.setattr("timeloom.app.train.inference.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     for most, compared in ((0.5, 0), (2.5, 4), (60.0, 8)):
-        monkeypatch.setattr("timeloom.app.train.serial.MOST_SECONDS", most)
+        monkeypatch.setattr("timeloom.app.train.agreement.MOST_SECONDS", most)
         capsys.readouterr()
         assert cli.run("evaluate", [run, "--batch", "2", "--json", "--debug"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["series"], found["compared"], found["expected"]) == (8, compared, 4.0)
         assert (found["difference"] is None) == (compared == 0)
-    monkeypatch.setattr("timeloom.app.train.serial.MOST_SECONDS", 0.5)
+    monkeypatch.setattr("timeloom.app.train.agreement.MOST_SECONDS", 0.5)
     assert cli.run("evaluate", [run, "--batch", "2", "--debug"]) == 0
     assert "the same without timeloom (torch) was left out: it would take about 4 seconds" in capsys.readouterr().out
 

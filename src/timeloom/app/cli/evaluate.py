@@ -1,4 +1,4 @@
-"""`timeloom evaluate`: what a trained model is worth, serial and parallel inference side by side."""
+"""`timeloom evaluate`: what a trained model is worth, and how fast it answers with timeloom and without."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from timeloom.app.cli.display import CONSOLE
 from timeloom.app.data import Record, Table, examples, split
 from timeloom.app.device import device_of
 from timeloom.app.train import checkpoint
+from timeloom.app.train.agreement import compare
 from timeloom.app.train.checkpoint import Checkpoint
 from timeloom.app.train.config import at_least
 from timeloom.app.train.inference import answer, data_of, restore, task_of
 from timeloom.app.train.objective import Score, quality_name, quality_text
-from timeloom.app.train.serial import compare
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Options:
     data: str = ""
     """Labelled data to measure on; by default the run's own test series."""
     solver: str = ""
-    """Solver of the parallel inference; by default the run's."""
+    """Solver to answer with; by default the run's."""
     device: str = "auto"
     """cpu, cuda, …"""
     batch: int = 16

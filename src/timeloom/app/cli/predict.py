@@ -17,10 +17,10 @@ from timeloom.app.data.records import PER_STEP
 from timeloom.app.device import device_of
 from timeloom.app.files import need_folder, write_text
 from timeloom.app.train import checkpoint
+from timeloom.app.train.agreement import compare
 from timeloom.app.train.checkpoint import Checkpoint
 from timeloom.app.train.config import at_least
 from timeloom.app.train.inference import answer, data_of, restore
-from timeloom.app.train.serial import compare
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Options:
     out: Path = Path("predictions.csv")
     """Where the answers go."""
     solver: str = ""
-    """Solver of the inference; by default the run's."""
+    """Solver to answer with; by default the run's."""
     device: str = "auto"
     """cpu, cuda, …"""
     batch: int = 16
     """Series in a batch."""
     compare: bool = True
-    """Run the first batch serially too, where that takes less than a minute, and say how far apart the answers are and
-    how much faster parallel is."""
+    """Run the first batch without timeloom too, where that takes less than a minute, and say how far apart the answers
+    are and how much faster timeloom is."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -125,6 +125,9 @@ def parse(arguments: Sequence[str], start: TrainConfig | None = None) -> TrainCo
         prog="timeloom train",
         description=(
             "Trains a recurrent network parallel in time, and writes weights, metrics and a report to a folder. "
+            "--data FOLDER holds a .csv, .npy or .parquet file for each series (rows are steps, columns channels) and "
+            "labels.csv with the columns file and label (a class) or target (a number); or a subfolder for each class; "
+            "or files with a column label or target for every step. "
             "Model and schedule are chosen from the size of the data unless they are given. "
             "--config FILE begins from the run.toml of another run. "
             "To go on with a run that was stopped: timeloom train --resume FOLDER [--epochs N]."

@@ -101,7 +101,10 @@ def split(
         and with `pool` for those that do, too.
     """
     if table.task is None:
-        raise InputError(f"{table.source}: no labels found; training needs them (see docs/app.md for the formats)")
+        raise InputError(
+            f"{table.source}: no labels found, and training needs them: give it a labels.csv with the columns file and "
+            f"label (or target), or a subfolder for each class (timeloom train --help)"
+        )
     pool = pool or fold[1] > 0
     train = [r for r in table.records if pool or r.split in ("train", None)]
     valid = [r for r in table.records if not pool and r.split == "valid"]

@@ -1,4 +1,4 @@
-"""Inference by torch's own layers, beside ours: how long it takes, and how far apart the answers are."""
+"""Answers with timeloom and without: how long both take, and how far apart they are."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from timeloom.app.train.comparison import FIRST_STEPS, MOST_SECONDS, using_threa
 from timeloom.app.train.config import ModelConfig
 from timeloom.app.train.inference import answer
 from timeloom.app.train.model import SequenceModel
+from timeloom.app.train.solved import Solved
 from timeloom.nn import sequentialize
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Serial inference by torch's own layers beside parallel inference by timeloom's, over the same series."""
+    """Answers of torch's own layers beside those of timeloom's, to the same series."""
 
     compared: int
     """Series that both answered: the first ones, as many as torch answers in a minute; 0 for none."""
@@ -31,27 +32,30 @@ class Agreement:
     """Seconds that torch would take for all."""
     threads: int
     """With which torch is faster."""
-    serial_seconds: float | None = None
-    parallel_seconds: float | None = None
+    torch_seconds: float | None = None
+    timeloom_seconds: float | None = None
     difference: float | None = None
     """Largest difference of an answer, relative to the largest answer."""
     same: float | None = None
     """Share of the classes that agree; 1 for numbers."""
+    chunks: int = 1
+    """Chunks of time that ran side by side in the last batch with timeloom."""
     others: float | None = None
     """Cores that other programs used meanwhile; None where the system does not tell."""
 
     def lines(self, model: ModelConfig) -> list[str]:
         """What was compared, in words."""
-        serial, parallel = self.serial_seconds, self.parallel_seconds
-        if serial is None or parallel is None:
+        theirs, ours = self.torch_seconds, self.timeloom_seconds
+        if theirs is None or ours is None:
             much = duration(self.expected)
             return [f"the same without timeloom ({model.beside}) was left out: it would take about {much}"]
         busy = self.others is not None and self.others >= NOTICEABLE
-        pace = f"{serial / parallel:.1f}x faster" if serial >= parallel else f"{parallel / serial:.1f}x slower"
+        pace = f"{theirs / ours:.1f}x faster" if theirs >= ours else f"{ours / theirs:.1f}x slower"
         threads = counted(self.threads, "thread")
+        ran = "one chunk" if self.chunks == 1 else f"in parallel over {self.chunks:,} chunks"
         return [
             *([f"The first {self.compared} of them both ways:"] if self.compared < self.series else []),
-            f"without timeloom ({model.beside}, {threads}) {serial:.3f} s, with it {parallel:.3f} s: {pace}",
+            f"without timeloom ({model.beside}, {threads}) {theirs:.3f} s, with it ({ran}) {ours:.3f} s: {pace}",
             f"answers differ by at most {self.difference:.1e} of the largest; {self.same:.1%} of them agree",
             *([f"other programs used {self.others:.1f} cores: measure again when they have ended"] if busy else []),
         ]
@@ -62,12 +66,12 @@ def compare(model: SequenceModel, records: Sequence[Record], checkpoint: Checkpo
 
     Torch gets the number of threads with which it is faster on the first steps of the first batch.
     """
-    serial_model = sequentialize(deepcopy(model))
+    plain = sequentialize(deepcopy(model))
 
     def seconds(steps: int, threads: int) -> float:
         part = [replace(record, values=record.values[:steps]) for record in records[:size]]
         with using_threads(threads):
-            return answer(serial_model, part, checkpoint, size).seconds
+            return answer(plain, part, checkpoint, size).seconds
 
     allowed = torch.get_num_threads()
     seconds(FIRST_STEPS, allowed)  # libraries load
@@ -83,12 +87,13 @@ def compare(model: SequenceModel, records: Sequence[Record], checkpoint: Checkpo
         return told
     answer(model, both[:size], checkpoint, size)  # kernels load
     meter = LoadMeter()
-    parallel = answer(model, both, checkpoint, size)
+    ours = answer(model, both, checkpoint, size)
+    chunks = Solved.of(model, _longest(both, size)[-1]).chunks
     with using_threads(threads):
-        serial = answer(serial_model, both, checkpoint, size)
-    one, other = torch.cat([_rows(v) for v in parallel.values]), torch.cat([_rows(v) for v in serial.values])
+        theirs = answer(plain, both, checkpoint, size)
+    one, other = torch.cat([_rows(v) for v in ours.values]), torch.cat([_rows(v) for v in theirs.values])
     return replace(
-        told, compared=len(both), serial_seconds=serial.seconds, parallel_seconds=parallel.seconds,
+        told, compared=len(both), torch_seconds=theirs.seconds, timeloom_seconds=ours.seconds, chunks=chunks,
         difference=((one - other).abs().max() / other.abs().max().clamp_min(1e-30)).item(),
         same=1.0 if model.numeric else (one.argmax(-1) == other.argmax(-1)).double().mean().item(),
         others=meter.read().others,

@@ -33,8 +33,8 @@ timeloom train                          # trains a GRU on a built-in task, torch
 timeloom train --data my_folder         # CSV, NPY or Parquet files with labels: timeloom train --help
 ```
 
-The documentation (`docs/`), the examples, the results and the programs that measured them (`python -m benchmarks …`) are
-in the source distribution. Apache-2.0.
+The files named here, the documentation (`docs/`), the examples and the programs that measured the numbers
+(`python -m benchmarks …`) are in the source distribution. Apache-2.0.
 """
 spec = importlib.util.spec_from_file_location("packaged", ROOT / "src" / PACKAGE / "packaged.py")
 assert spec is not None
@@ -77,15 +77,12 @@ class PlatformWheel(bdist_wheel):
 
 
 def description() -> str:
-    """The README as it is true without a checkout: without pictures, links to files, and commands that need one."""
+    """The README as it is true without a checkout: no pictures, no links to files, no commands that need one."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for of_a_checkout in (
-        r"^!\[[^]]*\]\((?!https?:)[^)]*\)\n+",
-        r"^```sh\n.*?^```\n+",
-        r"^\*\*Read on:\*\*.*?(?:\n\n|\Z)",
-    ):
+    pictures, commands, pages = r"^!\[[^]]*\]\([^)]*\)\n+", r"^```sh\n.*?^```\n+", r"^\*\*Read on:\*\*.*?(?:\n\n|\Z)"
+    for of_a_checkout in (pictures, commands, pages):
         text = re.sub(of_a_checkout, "", text, flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", text) + COMMANDS
+    return re.sub(r"\[([^]]*)\]\((?!https?:)([^)]*)\)", r"\1 (`\2`)", text) + COMMANDS
 
 
 setup(

@@ -129,7 +129,8 @@ def test_a_run_out_of_patience_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
     assert cli.run("train", ["--resume", str(folder), "--patience", "0", "--debug"]) == 0
     assert (
-        f"All 9 epochs were run. To train on: timeloom train --resume {folder} --epochs 18" in capsys.readouterr().out
+        f"All its epochs (9) were run. To train on: timeloom train --resume {folder} --epochs 18"
+        in capsys.readouterr().out
     )
     assert json.loads((folder / "summary.json").read_text())["steps"] == 36
 

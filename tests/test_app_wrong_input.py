@@ -109,6 +109,12 @@ def test_an_index_of_labels_cut_short(told: Tell, tmp_path: Path) -> None:
     assert "line 3: no label; is the file cut short?" in told("train", "--data", labelled(tmp_path, "0.csv,a\n1.csv"))
 
 
+def test_an_index_of_labels_without_a_file(told: Tell, tmp_path: Path) -> None:
+    folder = labelled(tmp_path, "")
+    (folder / "labels.csv").write_text("label,file\na\nb,1.csv\n")
+    assert "line 2: no file; is the file cut short?" in told("train", "--data", folder)
+
+
 def test_labels_that_the_model_does_not_know(told: Tell, tmp_path: Path, run: Path) -> None:
     folder = labelled(tmp_path, "".join(f"{i}.csv,sideways\n" for i in range(8)))
     said = told("evaluate", run, "--data", folder)

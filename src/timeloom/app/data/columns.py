@@ -108,7 +108,9 @@ def check_names(names: Sequence[str], wanted: Sequence[str], where: str) -> None
     """Refuse a header in which a column cannot be named."""
     for name in wanted:
         if name and name not in names:
-            raise InputError(f"{where}: no column {name!r}; it has {', '.join(map(repr, names))}")
+            raise InputError(
+                f"{where}: no column {name!r}; it has {', '.join(map(repr, names))}", f"no column {name!r}"
+            )
     twice = sorted({name for name in names if names.count(name) > 1 and name})
     if twice:
         raise InputError(f"{where}: several columns are named {twice[0]!r}; rename them")

@@ -56,10 +56,11 @@ def read_csv(path: Path, reading: Reading) -> Record:
         if len(row) != len(names):
             why = _why(row, names, separator)
             raise InputError(f"{path}, line {line}: {len(row)} columns, expected {len(names)}; {why}", kind=why)
-    check_names(names, (*reading.columns, reading.time), str(path))
+    channels, problems = dict[str, numpy.ndarray](), Problems()
+    with problems.noted():
+        check_names(names, (*reading.columns, reading.time), str(path))
     cells = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
     steps = Steps.of_texts({name: cells[name] for name in SPECIAL if named and name in cells}, str(path))
-    channels, problems = dict[str, numpy.ndarray](), Problems()
     for name, column in cells.items():
         if (named and name in SPECIAL) or not reading.takes(name):
             continue

@@ -121,10 +121,10 @@ def _indexed(folder: Path, index: Path, reading: Reading) -> Table:
         )
     column, task = found[0]
     problems, records = Problems(), list[Record]()
-    listed = {row["file"].strip() for row in (dict(zip(header, line, strict=False)) for line in lines)}
-    for number, line in enumerate(lines, start=2):
-        with problems.noted():
-            row = dict(zip(header, line, strict=False))
+    rows = [{name: cell.strip() for name, cell in zip(header, line, strict=False)} for line in lines]
+    listed = {row.get("file") for row in rows}
+    for number, row in enumerate(rows, start=2):
+        with problems.noted(row.get("file", "")):
             records.append(_listed(folder, row, column, f"{index}, line {number}", reading))
     for path in _series_files(folder):
         if path.name not in listed:
@@ -136,11 +136,10 @@ def _indexed(folder: Path, index: Path, reading: Reading) -> Table:
 
 def _listed(folder: Path, row: dict[str, str], column: str, where: str, reading: Reading) -> Record:
     """The series of one line of the index."""
-    text = row.get(column, "").strip()
-    if not text:
-        raise InputError(f"{where}: no {column}; is the file cut short?")
+    name, text = row.get("file"), row.get(column)
+    if not text or not name:
+        raise InputError(f"{where}: no {'file' if text else column}; is the file cut short?")
     label: Label = _as_number(text, where) if column == "target" else text
-    name = row["file"].strip()
     if not (folder / name).is_file():
         raise InputError(f"{where}: {folder / name}: no such file; correct its name or remove the line")
     record = read_series(folder / name, reading)

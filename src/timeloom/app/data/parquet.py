@@ -24,7 +24,9 @@ def read_parquet(path: Path, reading: Reading) -> Record:
         table = parquet.read_table(path)
     except (ArrowException, OSError) as error:
         raise InputError(f"{path}: not a whole Parquet file ({str(error).splitlines()[0]})", kind="Parquet") from None
-    check_names(table.column_names, (*reading.columns, reading.time), str(path))
+    channels, problems = dict[str, numpy.ndarray](), Problems()
+    with problems.noted():
+        check_names(table.column_names, (*reading.columns, reading.time), str(path))
     columns = dict(zip(table.column_names, table.columns, strict=True))
     texts = {
         name: ["" if value is None else str(value) for value in columns[name].to_pylist()]
@@ -32,7 +34,6 @@ def read_parquet(path: Path, reading: Reading) -> Record:
         if name in columns
     }
     steps = Steps.of_texts(texts, str(path))
-    channels, problems = dict[str, numpy.ndarray](), Problems()
     for name, column in columns.items():
         if name in SPECIAL or not reading.takes(name):
             continue

@@ -21,7 +21,7 @@ def ending(trainer: Trainer) -> str:
     """Of a run that has ended by itself."""
     optim, progress, again = trainer.config.optim, trainer.progress, resume_command(trainer.folder)
     if not trainer.out_of_patience:
-        return f"All {counted(optim.epochs, 'epoch')} were run. To train on: {again} --epochs {2 * optim.epochs}"
+        return f"All its epochs ({optim.epochs}) were run. To train on: {again} --epochs {2 * optim.epochs}"
     metric, without = chosen_by(optim.metric, trainer.splits.task), progress.epochs_without
     equal = ", the latest of those as good" if progress.best_epoch > trainer.epoch - without else ""
     return (

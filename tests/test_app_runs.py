@@ -205,6 +205,20 @@ def test_folds_that_go_on_keep_their_settings_and_their_sum(tmp_path: Path, caps
     assert finished(out / "fold-2")
 
 
+def test_folds_of_single_series_are_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one number there is no R²: all of them together have one."""
+    data, out = series(tmp_path / "data", "regression", count=5), tmp_path / "out"
+    (data / "labels.csv").write_text("file,target\n" + "".join(f"{i}.csv,{i}\n" for i in range(5)))
+    options = ["--data", str(data), "--epochs", "1", "--hidden", "4", "--compare", "0", "--out", str(out)]
+    assert cli.run("train", [*options, "--folds", "5", "--debug"]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    pairs = [json.loads((out / f"fold-{i}" / "summary.json").read_text())["answers"][0] for i in range(1, 6)]
+    errors = sum((true - answer) ** 2 for true, answer in pairs)
+    assert summary["qualities"] == [None] * 5
+    assert summary["together"] == pytest.approx(1 - errors / 10)
+    assert "All answers together: R² " in capsys.readouterr().out
+
+
 def test_columns_of_other_order_are_answered_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = series(tmp_path / "data", "classification")
     options = ["--data", str(data), "--epochs", "3", "--hidden", "4", "--compare", "0", "--out", str(tmp_path / "run")]

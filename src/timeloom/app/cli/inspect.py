@@ -68,13 +68,14 @@ def main(arguments: Sequence[str]) -> int:
     found = inspect(model, inputs, None if (lengths == lengths[0]).all() else lengths, seconds=seconds)
     folder = options.run if options.run.is_dir() else options.run.parent
     out = Path(options.out) if options.out else folder / "inspect.html"
-    write_inspection(out, found, str(options.run))
     header, *rows = found.rows()
     shown = Table(*header, min_width=70, title=f"{found.steps:,} steps, batch {found.batch}, chunks of {found.chunk}")
     for row in rows:
         shown.add_row(*row)
     CONSOLE.print(shown)
-    CONSOLE.print("\n".join([*found.words(), f"Picture: {out}"]), markup=False)
+    CONSOLE.print("\n".join(found.words()), markup=False)
+    write_inspection(out, found, str(options.run))
+    CONSOLE.print(f"Picture: {out}", markup=False)
     return 0
 
 

@@ -132,7 +132,9 @@ def test_a_run_out_of_patience_says_so(tmp_path: Path, capsys: pytest.CaptureFix
         f"All its epochs (9) were run. To train on: timeloom train --resume {folder} --epochs 18"
         in capsys.readouterr().out
     )
-    assert json.loads((folder / "summary.json").read_text())["steps"] == 36
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 36
+    assert len(summary["command"].splitlines()) == 2  # that of the beginning, and that which went on
 
 
 def test_the_speedup_of_a_resumed_run_says_which_steps_it_is_of(

@@ -6,14 +6,12 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
 import torch
 import tyro
 
-import timeloom
 from timeloom.app.cli import first_rank
 from timeloom.app.cli.display import CONSOLE, training_bar
 from timeloom.app.cli.output import go_on_without
@@ -178,7 +176,7 @@ def _all_folds(config: TrainConfig, table: Table, folder: Path, ranks: Alone) ->
     """Train once for every fold, in a folder of its own; finished ones are left as they are."""
     with claimed(folder) if ranks.first else nullcontext():
         if ranks.first:
-            config_file.write_config(folder / config_file.NAME, config, _heading())
+            _write_settings(config, folder, goes_on=bool(folds_of(folder)))
         for number in range(1, config.folds + 1):
             inner = folder / f"{FOLD}{number}"
             if finished(inner):
@@ -200,13 +198,13 @@ def _run(config: TrainConfig, splits: Splits, folder: Path, start: Checkpoint | 
     with claimed(folder) if ranks.first else nullcontext():
         if start is None and ranks.first:
             refuse_taken(folder)  # another training may have been here while the data were read
-        if ranks.first and (start is None or config != start.config):
-            config_file.write_config(folder / config_file.NAME, config, _heading())
         trainer = Trainer(config, splits, folder, start, lambda row: None, ranks)
         if start is not None and trainer.ended and finished(folder):
             trainer.close()
             CONSOLE.print(f"{folder} has ended. {ending(trainer)}", markup=False)
             return 0
+        if ranks.first:
+            _write_settings(config, folder, goes_on=start is not None)
         CONSOLE.print("\n".join(described(config, splits, str(trainer.device), torch.get_num_threads())), markup=False)
         CONSOLE.print(f"All settings, chosen or given: {folder / config_file.NAME}", markup=False)
         if start is not None:
@@ -235,10 +233,10 @@ def train(trainer: Trainer) -> int:
     return 0
 
 
-def _heading() -> str:
-    return (
-        f"timeloom {timeloom.__version__}, {datetime.now():%Y-%m-%d %H:%M}\n{command_line()}\nAgain: --config THIS_FILE"
-    )
+def _write_settings(config: TrainConfig, folder: Path, goes_on: bool) -> None:
+    """run.toml, with the commands that made the run so far."""
+    path = folder / config_file.NAME
+    config_file.write_config(path, config, [*(config_file.commands_of(path) if goes_on else []), command_line()])
 
 
 @contextmanager

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import timeloom
 from timeloom.app.errors import InputError
 from timeloom.app.files import write_text
 from timeloom.app.train.config import TrainConfig, preset
 from timeloom.options import did_you_mean
 
 NAME = "run.toml"
+_COMMAND = "# $ "
 _NOT_KEPT = ("out",)
 """A new run has a folder of its own."""
 
 
-def write_config(path: Path, config: TrainConfig, heading: str) -> None:
-    """All settings, with what made them above."""
+def write_config(path: Path, config: TrainConfig, commands: Sequence[str]) -> None:
+    """All settings, and above them the commands that made the run: the first, and those that went on with it."""
     values = asdict(config)
     tables = {name: values.pop(name) for name in ("model", "optim")}
-    lines = [*(f"# {line}" for line in heading.splitlines()), ""]
+    lines = [f"# timeloom {timeloom.__version__}, again by: timeloom train --config {path}"]
+    lines += [*(f"{_COMMAND}{command}" for command in commands), ""]
     lines += [f"{key} = {_toml(value)}" for key, value in values.items() if key not in _NOT_KEPT]
     for name, inner in tables.items():
         lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in inner.items())]
     write_text(path, "\n".join(lines) + "\n")
+
+
+def commands_of(path: Path) -> list[str]:
+    """The commands that made a run; none where it has no such file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [line.removeprefix(_COMMAND) for line in lines if line.startswith(_COMMAND)]
 
 
 def _toml(value: Any) -> str:

@@ -108,8 +108,9 @@ def notice(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """A command; lines end between its words, inside of one only where it is longer than a line."""
-    return f"<pre>{' '.join(f'<span>{escape(word)}</span>' for word in text.split(' '))}</pre>"
+    """Commands, a line each, which are broken between words, inside of one only where it is longer than a line."""
+    lines = (" ".join(f"<span>{escape(word)}</span>" for word in line.split(" ")) for line in text.splitlines())
+    return f"<pre>{chr(10).join(lines)}</pre>"
 
 
 def folded(title: str, part: str) -> str:

@@ -14,6 +14,7 @@ import torch
 import timeloom
 from timeloom.app.data.records import NUMERIC, Task
 from timeloom.app.machine import NOTICEABLE, Load, counted, duration
+from timeloom.app.train import config_file
 from timeloom.app.train.ending import ending
 from timeloom.app.train.objective import Score, chosen_by, quality_name, quality_text
 from timeloom.app.train.trainer import Trainer
@@ -81,6 +82,7 @@ class Summary:
     """When the run ended."""
     version: str
     command: str
+    """What the user typed; a line each for the first command, and for those that went on with the run."""
     device: str
     threads: int
     """Of each process."""
@@ -242,7 +244,7 @@ def summarize(trainer: Trainer, score: Score) -> Summary:
         load=asdict(trainer.load.read()),
         made=f"{datetime.now():%Y-%m-%d %H:%M}",
         version=timeloom.__version__,
-        command=command_line(),
+        command="\n".join(config_file.commands_of(trainer.folder / config_file.NAME) or [command_line()]),
         device=str(trainer.device),
         threads=torch.get_num_threads(),
         processes=trainer.ranks.size,

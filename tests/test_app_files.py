@@ -32,6 +32,13 @@ def test_columns_are_matched_by_their_names(tmp_path: Path) -> None:
     assert [record.values.tolist() for record in table.records] == [[[1, 2]], [[3, 4]]]
 
 
+def test_capital_suffixes_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.CSV").write_text("x\n1\n")
+    numpy.save(tmp_path / "b", numpy.array([2.0]))
+    (tmp_path / "b.npy").rename(tmp_path / "b.NPY")
+    assert [record.values.tolist() for record in load(str(tmp_path)).records] == [[[1]], [[2]]]
+
+
 def test_chosen_columns_are_taken_in_the_order_asked_for(tmp_path: Path) -> None:
     source = folder(tmp_path, a_csv="when,x,note,y\n10:00,1,ok,2\n10:01,3,bad,4\n")
     table = load(source, Reading(("y", "x")))

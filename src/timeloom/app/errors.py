@@ -11,7 +11,7 @@ MOST_NAMED = 3
 """Files that are named of those with the same problem as another."""
 MOST_TOLD = 30
 """Problems that a message lists; more would push the first ones off the screen."""
-_FILE = re.compile(r"[^\s:,']+\.(?:csv|npy|parquet|ts)\b")
+_FILE = re.compile(r"[^\s:,']+\.(?:csv|npy|parquet|ts)\b", re.IGNORECASE)
 _PLACE = re.compile(r"(?<=step |line )\d+")
 
 

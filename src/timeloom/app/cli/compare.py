@@ -55,7 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     need_folder(options.out)
     runs = [_read(path, name) for path, name in zip(options.runs, _names(options.runs), strict=True)]
     if len({run.summary.task for run in runs}) > 1:
-        raise InputError(f"the runs have different tasks ({', '.join(sorted({run.summary.task for run in runs}))})")
+        tasks = ", ".join(sorted({run.summary.task for run in runs}))
+        raise InputError(f"the runs have different tasks ({tasks}); compare those of one task")
     header, rows = _table(runs)
     shown = Table(*header)
     for row in rows:

@@ -67,11 +67,12 @@ def read_series(path: Path, reading: Reading) -> Record:
     """One file; its label is that of each step where it holds them, else None."""
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    if path.suffix == ".npy":
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
         record = _read_npy(path, reading)
-    elif path.suffix == ".csv":
+    elif suffix == ".csv":
         record = read_csv(path, reading)
-    elif path.suffix == ".parquet":
+    elif suffix == ".parquet":
         record = read_parquet(path, reading)
     else:
         raise InputError(f"{path}: expected a .csv, .npy or .parquet file")
@@ -105,7 +106,7 @@ def _positions(columns: tuple[str, ...], channels: int, path: Path) -> list[int]
 def _series_files(folder: Path) -> list[Path]:
     beside = (STEP_LABELS, STEP_TARGETS, STEP_MASK)
     return sorted(
-        p for p in folder.iterdir() if p.suffix in SUFFIXES and p.name != INDEX and not p.name.endswith(beside)
+        p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and p.name != INDEX and not p.name.endswith(beside)
     )
 
 

@@ -145,7 +145,7 @@ class Table:
     def _like(self, record: Record, first: Record) -> Record:
         """A record with the channels of the first one."""
         if (
-            first.columns is not None and record.columns is None and record.name.endswith(".csv")
+            first.columns is not None and record.columns is None and record.name.lower().endswith(".csv")
         ):  # arrays have no names
             raise InputError(
                 f"{self.source}: {first.name} names its columns, {record.name} does not; give all a header or none"
@@ -177,7 +177,7 @@ class Table:
                 text = (
                     f"{self.source}: the column {name!r} counts time or rows ({example}, … in {first.name}, and so in "
                     f"all others): leave it out with --columns {','.join(columns)}"
-                    f"{'' if first.name.endswith('.npy') else between}; to learn from it as it is, name it there, too"
+                    f"{'' if first.name.lower().endswith('.npy') else between}; to learn from it as it is, name it there, too"
                 )
                 found.append(Problem(text))
         return found

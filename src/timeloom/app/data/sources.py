@@ -37,7 +37,7 @@ def load(source: str, reading: Reading = EVERYTHING, labelled: bool = False) -> 
 
         return load_video(source.removeprefix("video:")).checked(labelled)
     path = Path(source)
-    holds_columns = path.suffix in SUFFIXES or (path.is_dir() and not any(path.glob("*.ts")))
+    holds_columns = path.suffix.lower() in SUFFIXES or (path.is_dir() and not any(path.glob("*.ts")))
     if (reading.columns or reading.time) and not holds_columns:
         raise InputError(f"{source} has no columns to choose from; --columns and --time are for folders of files")
     if path.is_dir():
@@ -52,7 +52,7 @@ def load(source: str, reading: Reading = EVERYTHING, labelled: bool = False) -> 
         return (_read_archive_files(pairs[0], reading) if pairs else read_folder(path, reading)).checked(labelled)
     if path.suffix == ".ts" and path.is_file():
         return _read_archive_files(path, reading).checked(labelled)
-    if path.suffix in SUFFIXES and path.is_file():
+    if path.suffix.lower() in SUFFIXES and path.is_file():
         return Table(source, None, [read_series(path, reading)]).checked(labelled)
     if ":" not in source and (path.suffix or "/" in source):
         raise InputError(f"{source}: no such file or folder")

@@ -62,7 +62,9 @@ def data_of(checkpoint: Checkpoint, source: str = "") -> Table:
         reading = replace(reading, columns=tuple(name for name in checkpoint.columns if name != reading.time))
     path = Path(source)
     reading = (
-        reading if not source or path.is_dir() or path.suffix in SUFFIXES else replace(reading, columns=(), time="")
+        reading
+        if not source or path.is_dir() or path.suffix.lower() in SUFFIXES
+        else replace(reading, columns=(), time="")
     )
     return fitting(checkpoint, load(source or config.data, reading))
 

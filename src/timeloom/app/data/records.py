@@ -173,11 +173,12 @@ class Table:
         found = []
         for name, example in first.clocks.items() if columns else ():
             if all(name in record.clocks for record in long):
-                between = f", or with --time {name} take it as the time between steps"
+                named = not first.name.lower().endswith(".npy")
+                between = f", or with --time {name} take it as the time between steps" if named else ""
                 text = (
                     f"{self.source}: the column {name!r} counts time or rows ({example}, … in {first.name}, and so in "
-                    f"all others): leave it out with --columns {','.join(columns)}"
-                    f"{'' if first.name.lower().endswith('.npy') else between}; to learn from it as it is, name it there, too"
+                    f"all others): leave it out with --columns {','.join(columns)}{between}; to learn from it as it is, name it "
+                    f"there, too"
                 )
                 found.append(Problem(text))
         return found

@@ -61,11 +61,8 @@ def data_of(checkpoint: Checkpoint, source: str = "") -> Table:
     if source and checkpoint.columns and not reading.columns:  # what else the files hold is of no use
         reading = replace(reading, columns=tuple(name for name in checkpoint.columns if name != reading.time))
     path = Path(source)
-    reading = (
-        reading
-        if not source or path.is_dir() or path.suffix.lower() in SUFFIXES
-        else replace(reading, columns=(), time="")
-    )
+    if source and not path.is_dir() and path.suffix.lower() not in SUFFIXES:  # there are no columns to choose from
+        reading = replace(reading, columns=(), time="")
     return fitting(checkpoint, load(source or config.data, reading))
 
 

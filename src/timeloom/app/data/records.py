@@ -177,8 +177,8 @@ class Table:
                 between = f", or with --time {name} take it as the time between steps" if named else ""
                 text = (
                     f"{self.source}: the column {name!r} counts time or rows ({example}, … in {first.name}, and so in "
-                    f"all others): leave it out with --columns {','.join(columns)}{between}; to learn from it as it is, "
-                    f"name it there, too"
+                    f"all others): leave it out with --columns {','.join(columns)}{between}; to learn from it as it "
+                    f"is, name it there, too"
                 )
                 found.append(Problem(text))
         return found

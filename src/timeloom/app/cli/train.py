@@ -84,9 +84,9 @@ def _go_on(folder: Path, words: list[str]) -> int:
         folder = ranks.folder(folder)
         ranks.check_start(start.progress.step)
         status = _run(config, _split(config, _read(config, ranks)), folder, start, ranks)
-        whole = folder.resolve().parent
-        if ranks.first and not status and folder.resolve() in folds_of(whole) and (whole / SUMMARY).is_file():
-            CONSOLE.print("\n".join(summarize_folds(whole, config.folds)), markup=False)
+        folds = [fold for fold in folds_of(folder.resolve().parent) if (fold / SUMMARY).is_file()]
+        if ranks.first and not status and folder.resolve() in folds and len(folds) == config.folds:
+            CONSOLE.print("\n".join(summarize_folds(folds[0].parent, config.folds)), markup=False)
         return status
 
 

@@ -221,6 +221,19 @@ def test_torchs_time_is_foreseen_from_its_first_steps(power: float, longest: flo
     assert longest / 4 <= expected <= 4 * longest
 
 
+def test_a_busy_moment_does_not_foresee_that_series_of_one_length_take_ages() -> None:
+    """Without packing torch's time is its steps': were its second try three times as long, it would not be squared."""
+    steps = 64 * comparison.FIRST_STEPS
+    share = Share(Batch(torch.zeros(steps, 2, 1), None, torch.zeros(2)), None, 2)
+    times = {comparison.FIRST_STEPS: 1.0, 2 * comparison.FIRST_STEPS: 3.0}
+
+    def seconds(part: Share, threads: int) -> float:
+        assert part.batch is not None
+        return times[len(part.batch.inputs)]
+
+    assert comparison.choose(share, seconds)[1] == pytest.approx(3.0 * 32)
+
+
 def test_the_speedup_compares_the_same_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The last batch of an epoch is smaller here: torch's time over it must not meet ours over a whole one."""
     assert train(tmp_path / "run", "--epochs", "2", "--compare", "5", "--batch", "5") == 0

@@ -68,8 +68,8 @@ class TorchBeside:
 def choose(share: Share, seconds_of: Callable[[Share, int], float]) -> tuple[int, float]:
     """The number of threads with which torch is faster, and about how long it takes over the whole batch.
 
-    It is tried on the first steps of the batch. Torch's packed sequences cost their length squared, so how the time
-    grows is measured, too.
+    It is tried on the first steps of the batch. Series of different lengths are packed, which costs torch their length
+    squared on a CPU, so how the time grows is measured, too; series of one length cost it their length.
     """
     assert share.batch is not None
     steps, allowed = len(share.batch.inputs), torch.get_num_threads()
@@ -83,7 +83,8 @@ def choose(share: Share, seconds_of: Callable[[Share, int], float]) -> tuple[int
     if steps <= 2 * FIRST_STEPS:
         return threads, times[threads] * steps / FIRST_STEPS
     longer = min(seconds_of(first_steps(share, 2 * FIRST_STEPS), threads) for _ in range(2))
-    power = min(max(math.log2(longer / times[threads]), 1.0), 2.0)
+    packed = share.batch.lengths is not None
+    power = min(max(math.log2(longer / times[threads]), 1.0), 2.0) if packed else 1.0
     return threads, float(longer * (steps / (2 * FIRST_STEPS)) ** power)
 
 

@@ -111,7 +111,7 @@ class LayerGradients(torch.autograd.Function):
         inputs, kept = _plain(saved[:GIVEN]), [part.contiguous() for part in saved[GIVEN:]]
         solve = call.solve
         note = noting(call.reports[-1], solve.solver, solve.experience, call.record)
-        plan = solve.plan_backward(inputs, solve.bare(*inputs.weights))
+        plan = solve.plan_backward(inputs, solve.cell_of(inputs))
         with torch.no_grad(), without_autocast(inputs.x.device):
             found = list(solve.backward(inputs, kept, (d_states[1:].contiguous(), d_final), True, plan, note))
         found[1] = _with_first(found[1], d_states)
@@ -150,7 +150,7 @@ class LayerCurvature(torch.autograd.Function):
     def forward(call: Call, count: int, *args: Any) -> Tensors:
         directions, (d_states, d_final, *saved) = args[:count], args[count:]
         inputs = _plain(saved[:GIVEN])
-        states = [part.detach() for part in saved[GIVEN : GIVEN + len(call.solve.bare(*inputs.weights).parts)]]
+        states = [part.detach() for part in saved[GIVEN : GIVEN + len(call.solve.cell_of(inputs).parts)]]
         with torch.enable_grad(), without_autocast(inputs.x.device):
             given: list[Any] = [
                 None if one is None else one.detach().requires_grad_() for one in (d_states, d_final, *inputs.live)

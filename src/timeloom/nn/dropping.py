@@ -67,8 +67,10 @@ class Dropping(NamedTuple):
         """Whether steps are other ones than torch's: zoneout is, with its expectation, when nothing is trained, too."""
         return self.zones or (training and self.state > 0)
 
-    def masks(self, x: Tensor, widths: Sequence[int], training: bool) -> Tensor:
-        """What `timeloom.cells.masked` wants behind inputs x `(T, B, ·)` of a state of parts of these widths."""
+    def masks(self, x: Tensor, widths: Sequence[int], training: bool) -> list[Tensor]:
+        """What `timeloom.cells.masked` wants behind inputs x `(T, B, ·)` of a state of parts of these widths, one behind
+        the other.
+        """
         steps, batch = x.shape[:2]
         found: list[Tensor] = []
         if self.state:
@@ -76,7 +78,7 @@ class Dropping(NamedTuple):
         for share, width in zip(self.zoneout, widths, strict=False) if self.zones else ():
             kept = x.new_empty(steps, batch, width)
             found.append(ones_by_chance(kept, share) if training else kept.fill_(share))
-        return torch.cat(found, -1)
+        return found
 
     def sequence_mask(self, x: Tensor, width: int, training: bool) -> Tensor:
         """`(B, width)`: what every sequence of x `(T, B, ·)` multiplies its states by."""
@@ -154,7 +156,7 @@ class DropsInside:
         if x.shape[1] == 1 and not self._dropping.zones:
             w_ih, w_hh, *others = weights
             return x, (w_ih, w_hh * self._dropping.sequence_mask(x, widths[0], self.training), *others)
-        return torch.cat([x, self._dropping.masks(x, widths, self.training)], -1), weights
+        return torch.cat([x, *self._dropping.masks(x, widths, self.training)], -1), weights
 
 
 def _drawn(room: Tensor, share: float) -> Tensor:

@@ -183,6 +183,7 @@ INLINE void fetch_previous(const int cell, const int taped, const sweep_args *a,
       memcpy(row_of(g->state[part], g->padded, r), from, sizeof(float) * a->n);
       fetch_ahead(a->states[part] + (t * a->batch + b) * a->n, -AHEAD * a->batch * a->n, 1, 0);
     }
+    if (a->dropped || a->zoned) fetch_masks(cell, a, t * a->batch + b, -AHEAD * a->batch);
     if (a->dropped && !taped && (GATES(cell) > 1 || a->zoned))
       show(row_of(g->state[0], g->padded, r), mask_row(cell, a, t * a->batch + b), a->n, row_of(g->shown, g->padded, r));
   }

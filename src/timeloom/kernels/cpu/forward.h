@@ -95,13 +95,15 @@ INLINE void apply_resets(const int cell, const sweep_args *a, group *g, long ste
   }
 }
 
-/* Before a step: what the product with the weights sees of h. */
+/* Before a step, where there are masks: what the product with the weights sees of h. */
 INLINE void show_rows(const int cell, const sweep_args *a, group *g, long step) {
   for (long r = 0; r < g->count; r++) {
     const long row = g->first + r, t = a->begin[row] - a->lead + step;
     if (!forward_steps(a, row, t)) continue;
-    const float *mask = mask_row(cell, a, t * a->batch + a->seq[row]);
-    show(row_of(g->state[0], g->padded, r), mask, a->n, row_of(g->shown, g->padded, r));
+    const long token = t * a->batch + a->seq[row];
+    fetch_masks(cell, a, token, AHEAD * a->batch);
+    if (a->dropped)
+      show(row_of(g->state[0], g->padded, r), mask_row(cell, a, token), a->n, row_of(g->shown, g->padded, r));
   }
 }
 
@@ -141,7 +143,7 @@ INLINE void forward_group(const int cell, const int fused, const int tile, const
       for (int part = 0; part < parts; part++) save_rows(a, g, part, parts, g->state[part], a->starts);
     if (step == a->lead + g->longest) break;
     if (a->resets) apply_resets(cell, a, g, step);
-    if (a->dropped) show_rows(cell, a, g, step);
+    if (a->dropped || a->zoned) show_rows(cell, a, g, step);
     forward_step(cell, fused, tile, a, g, step);
   }
   for (int part = 0; part < parts; part++) save_rows(a, g, part, parts, g->state[part], a->ends);

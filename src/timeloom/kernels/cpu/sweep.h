@@ -103,6 +103,11 @@ INLINE void fetch_ahead(const float *p, long ahead, const int blocks, long n) {
 INLINE vec activation(const int cell, vec x) {
   return cell == RNN_TANH ? tanh_vec(x) : select_vec(x <= 0.0f, splat(0.0f), x);
 }
+INLINE void fetch_masks(const int cell, const sweep_args *a, long token, long tokens) {
+  const long masks = masks_of(cell, a), ahead = tokens * ((a->x ? a->depth : GATES(cell) * a->n) + masks);
+  for (long i = 0; i < masks; i += 16) __builtin_prefetch(mask_row(cell, a, token) + ahead + i); /* a cache line each */
+}
+
 /* times the slope of the Elman network's nonlinearity, read off its output h */
 INLINE vec rnn_slope(const int cell, vec h, vec times) {
   return cell == RNN_TANH ? times * (1.0f - h * h) : select_vec(h <= 0.0f, splat(0.0f), times);

@@ -199,3 +199,17 @@ def test_draws_are_as_likely_as_asked_and_know_nothing_of_each_other() -> None:
         assert abs(together) < 4 * share * (1 - share) / count**0.5
     other = ones_by_chance(torch.empty(count), share) - share
     assert abs(float((centred * other).mean())) < 4 * share * (1 - share) / count**0.5
+
+
+@pytest.mark.parametrize("kind", ["RNN", "LSTM"])
+def test_a_graph_of_torch_compile_draws_and_solves_the_same(kind: str) -> None:
+    config = pytest.importorskip("torch._dynamo").config
+    if not hasattr(config, "allow_rnn"):
+        pytest.skip("this torch has no allow_rnn")
+    torch.manual_seed(0)
+    layer, x = LAYERS[kind](4, 6, recurrent_dropout=0.3, zoneout=0.2), torch.randn(90, 3, 4)
+    expected = gradients(layer, x, layer)
+    with config.patch(allow_rnn=True):
+        found = gradients(layer, x, torch.compile(layer, fullgraph=True, backend="aot_eager"))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)

@@ -68,9 +68,7 @@ class Dropping(NamedTuple):
         return self.zones or (training and self.state > 0)
 
     def masks(self, x: Tensor, widths: Sequence[int], training: bool) -> list[Tensor]:
-        """What `timeloom.cells.masked` wants behind inputs x `(T, B, ·)` of a state of parts of these widths, one behind
-        the other.
-        """
+        """What `timeloom.cells.masked` wants behind inputs x `(T, B, ·)` of a state of parts of these widths."""
         steps, batch = x.shape[:2]
         found: list[Tensor] = []
         if self.state:

@@ -143,14 +143,14 @@ INLINE void carry_tile(const int cell, const int rows, const sweep_args *a, grou
   vec acc[TILE][MAX_GATES];
   through_weights(cell, rows, g->padded, pre_rows, r0, 0, a->transposed, j, acc);
   UNROLL for (int r = 0; r < rows; r++) {
-    const long row = g->first + r0 + r, t = adjoint_time(a, row, step);
-    if (!adjoint_steps(a, row, t)) continue;
+    const long row = g->first + r0 + r;
+    if (!adjoint_steps(a, row, adjoint_time(a, row, step))) continue;
     float *carry = g->next[0] + (r0 + r) * g->padded + j * LANES;
     const int lanes = (int)(a->n - j * LANES);
     if (a->dropped) {
-      const float *mask = mask_row(cell, a, t * a->batch + a->seq[row]) + j * LANES;
-      acc[r][0] *= load(mask, lanes);
-      if (lanes > LANES) acc[r][1] *= load(mask + LANES, lanes - LANES);
+      const float *mask = g->mask + (r0 + r) * g->padded + j * LANES;
+      acc[r][0] *= *(const vec *)mask;
+      if (lanes > LANES) acc[r][1] *= *(const vec *)(mask + LANES);
     }
     *(vec *)carry += acc[r][0];
     if (lanes > LANES) *(vec *)(carry + LANES) += acc[r][1];
@@ -184,8 +184,9 @@ INLINE void fetch_previous(const int cell, const int taped, const sweep_args *a,
       fetch_ahead(a->states[part] + (t * a->batch + b) * a->n, -AHEAD * a->batch * a->n, 1, 0);
     }
     if (a->dropped || a->zoned) fetch_masks(cell, a, t * a->batch + b, -AHEAD * a->batch);
+    if (a->dropped) memcpy(row_of(g->mask, g->padded, r), mask_row(cell, a, t * a->batch + b), sizeof(float) * a->n);
     if (a->dropped && !taped && (GATES(cell) > 1 || a->zoned))
-      show(row_of(g->state[0], g->padded, r), mask_row(cell, a, t * a->batch + b), a->n, row_of(g->shown, g->padded, r));
+      show(row_of(g->state[0], g->padded, r), row_of(g->mask, g->padded, r), a->n, row_of(g->shown, g->padded, r));
   }
 }
 

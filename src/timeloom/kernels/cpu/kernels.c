@@ -70,14 +70,14 @@ static int run(walk *walk_group, int tile, long blocks, long sums, const sweep_a
       if (a->end[r] - a->begin[r] > g.longest) g.longest = a->end[r] - a->begin[r];
     const long block = g.count * padded, slots = a->sums ? 1 + SUM_TOKENS / g.count : 1;
     float *scratch = NULL;
-    const long shown = a->dropped ? 1 + slots : 0;
+    const long shown = a->dropped ? 2 + slots : 0;
     if (posix_memalign((void **)&scratch, 64, sizeof(float) * block * (5 + blocks * slots + shown))) {
       failed |= 1;
       continue;
     }
     g.state[0] = scratch, g.state[1] = scratch + block, g.next[0] = scratch + 2 * block, g.next[1] = scratch + 3 * block;
     g.decay = scratch + 4 * block, g.pre = scratch + 5 * block;
-    g.shown = g.pre + blocks * slots * block, g.seen = g.shown + block;
+    g.shown = g.pre + blocks * slots * block, g.mask = g.shown + block, g.seen = g.mask + block;
     memset(g.shown, 0, sizeof(float) * block * shown);
     g.sums = a->sums ? a->sums + sums * omp_get_thread_num() : NULL;
     walk_group(a, &g);

@@ -48,6 +48,7 @@ typedef struct {
   long first, count, padded, longest;
   float *state[2], *next[2], *decay, *pre, *sums;
   float *shown; /* where h is dropped: what the product with the weights sees of it */
+  float *mask;  /* and what it is multiplied by, in an adjoint sweep */
   float *seen;  /* the same of the states that wait to be summed */
 } group;
 
@@ -68,7 +69,8 @@ INLINE const float *mask_row(const int cell, const sweep_args *a, long token) {
 INLINE const float *kept_row(const int cell, const sweep_args *a, long token, int part) {
   return mask_row(cell, a, token) + (a->dropped + part) * a->n;
 }
-INLINE void show(const float *h, const float *mask, long n, float *to) {
+#define ONCE static __attribute__((noinline)) /* small beside a step: to be compiled once */
+ONCE void show(const float *h, const float *mask, long n, float *to) {
   for (long i = 0; i < n; i++) to[i] = h[i] * mask[i];
 }
 
@@ -103,7 +105,7 @@ INLINE void fetch_ahead(const float *p, long ahead, const int blocks, long n) {
 INLINE vec activation(const int cell, vec x) {
   return cell == RNN_TANH ? tanh_vec(x) : select_vec(x <= 0.0f, splat(0.0f), x);
 }
-INLINE void fetch_masks(const int cell, const sweep_args *a, long token, long tokens) {
+ONCE void fetch_masks(const int cell, const sweep_args *a, long token, long tokens) {
   const long masks = masks_of(cell, a), ahead = tokens * ((a->x ? a->depth : GATES(cell) * a->n) + masks);
   for (long i = 0; i < masks; i += 16) __builtin_prefetch(mask_row(cell, a, token) + ahead + i); /* a cache line each */
 }

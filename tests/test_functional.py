@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vjp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 
 import timeloom as tl
 from timeloom.solvers import Shooting
@@ -187,11 +187,34 @@ def test_a_long_sequence_is_solved_in_chunks() -> None:
         assert float(error) < 2e-5, name
 
 
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_forward_over_reverse(kind: str, options: dict[str, Any]) -> None:
+    """A Hessian, and products with one, by weights and by inputs."""
+    ours, theirs, params = pair(kind, **options)
+    x, along = draw(9, B, D), draw(9, B, D, seed=4)
+    around = {name: torch.ones_like(value) for name, value in params.items()}
+    for number, direction in enumerate((around, along)):
+
+        def product(module: nn.Module, number: int = number, direction: Any = direction) -> Any:
+            given = [params, x]
+
+            def gradient(at: Any) -> Any:
+                return grad(loss(module), argnums=number)(*given[:number], at, *given[number + 1 :])
+
+            return jvp(gradient, (given[number],), (direction,))[1]
+
+        torch.testing.assert_close(product(ours), product(theirs))
+    short = draw(2, 1, D)
+    found, expected = (hessian(loss(module), argnums=1)(params, short) for module in (ours, theirs))
+    torch.testing.assert_close(found, expected)
+
+
 def test_what_is_not_there_is_said() -> None:
     ours, _, params = pair("GRU")
     x = draw(T, B, D)
-    with pytest.raises(RuntimeError, match="take grad of grad, or jacrev of jacrev"):
-        hessian(lambda x: loss(ours)(params, x))(x[:3])
+    with pytest.raises(RuntimeError, match="take hessian, jvp of grad or grad of grad"):
+        jacfwd(jacfwd(lambda x: loss(ours)(params, x)))(x[:3])
     with pytest.raises(RuntimeError, match="twice, not three times"):
         grad(lambda x: grad(lambda x: grad(lambda x: loss(ours)(params, x))(x).sum())(x).sum())(x)
     with pytest.raises(NotImplementedError, match=r"no guess= inside torch\.func"):

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import timeloom as tl
+from timeloom.nn.draws import ones_by_chance
 from timeloom.solvers import Shooting
 
 EXACT = torch.float64
@@ -49,18 +50,20 @@ def loop(module: Any, x: Tensor, hx: Any = None, lengths: Tensor | None = None, 
                 w_hh = w_hh * kept(tuple(w_hh.shape), module.weight_dropout)
             cells.append((w_ih, w_hh, b_ih, b_hh))
     zoneout = module.zoneout if isinstance(module.zoneout, tuple) else (module.zoneout,) * (2 if lstm else 1)
-    steps, batch = x.shape[:2]
+    (steps, batch), units = x.shape[:2], module.hidden_size
     finals, ends = [], torch.full((batch,), steps) if lengths is None else lengths
     for number, cell in enumerate(cells):
         if number % directions == 0:
             inputs, outputs = x, []
-        shown = kept((batch, N), module.recurrent_dropout) if training and module.recurrent_dropout else 1.0
+        shown = kept((batch, units), module.recurrent_dropout) if training and module.recurrent_dropout else 1.0
         held = []
         for share in zoneout if any(zoneout) else ():
-            shares = torch.full((steps, batch, N), share, dtype=EXACT)
-            held.append(shares.bernoulli_(share) if training else shares)
-        start = [part[number] for part in hx] if hx is not None else [torch.zeros(batch, N, dtype=EXACT)] * (1 + lstm)
-        state, found = list(start), torch.zeros(steps, batch, N, dtype=EXACT)
+            shares = torch.full((steps, batch, units), share, dtype=EXACT)
+            held.append(ones_by_chance(shares, share) if training else shares)
+        start = (
+            [part[number] for part in hx] if hx is not None else [torch.zeros(batch, units, dtype=EXACT)] * (1 + lstm)
+        )
+        state, found = list(start), torch.zeros(steps, batch, units, dtype=EXACT)
         backwards = number % directions == 1
         for t in reversed(range(steps)) if backwards else range(steps):
             if resets is not None:
@@ -345,7 +348,7 @@ def test_zoneout_of_any_cell(kind: Any, steps: int) -> None:
         state = cell.initial(B)
         parts = state if isinstance(state, tuple) else (state,)
         kept = [torch.full((steps, *part.shape), 0.3, dtype=EXACT) for part in parts]
-        kept = [share.bernoulli_(0.3) if layer.training else share for share in kept]
+        kept = [ones_by_chance(share, 0.3) if layer.training else share for share in kept]
         found = []
         for t, row in enumerate(x.unbind(0)):
             after = cell(parts if isinstance(state, tuple) else parts[0], row)

@@ -247,6 +247,7 @@ def test_a_loop_over_a_cell_is_found_and_the_way_out_works() -> None:
     assert "nn.GRUCell" in first
     assert "timeloom.unroll(self.step, h0, xs)" in first
     assert "Decoder.again" in second
+    assert "return self.stack[…](x, state)" in second
     assert "timeloom.unroll(self.step, (h0, c0), xs)" in second
     xs, h0 = torch.randn(T, B, D), torch.zeros(B, H)
     decoder = model[0]

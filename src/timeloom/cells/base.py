@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from timeloom.cells.coarse import Coarse, Frozen, UserStep
+from timeloom.torch_state.transforms import transforms_work
 
 SHORT_SUM = 256
 """Terms of a sum over time that are summed one after the other, at least."""
 MOST_SUMMED = 1 << 20
 """Numbers in all short sums of one gradient, at most."""
+
+
+class Masks(NamedTuple):
+    """Which masks of a dropout inside the recurrence stand behind `u` in every row (see `timeloom.cells.masked`)."""
+
+    dropped: bool = False
+    """What h is multiplied by before the recurrent product, `(n,)`."""
+    zoned: bool = False
+    """The share of every unit that a step keeps as it was, a part of the state each."""
+
+
+NO_MASKS = Masks()
 
 
 class Cell(ABC):
@@ -42,6 +56,9 @@ class Cell(ABC):
     gated: bool = True
     """Whether part of a state passes a step by, rather than all of it through the product with the weights."""
 
+    masks: Masks = NO_MASKS
+    behind: int = 0
+    """Width of the masks behind `u`."""
     told: str = ""
     """What reports say of its kernels, where that is not known from the cell."""
 
@@ -93,7 +110,11 @@ class Cell(ABC):
 
     @abstractmethod
     def weight_grads(self, previous: Sequence[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of `weights` from the parts of the states before each step, `(N, part)`, and the gate gradients."""
+        """Gradients of `weights` from what they are `multiplied` by, `(N, part)` each, and the gate gradients."""
+
+    def multiplied(self, previous: Sequence[Tensor], u: Tensor) -> Sequence[Tensor]:
+        """What weights are multiplied by, `(N, part)` each, of the parts of the states before each step."""
+        return previous
 
     def bound(self, initial: Tensor) -> Tensor | None:
         """A box that every trajectory from `initial` `(B, S)` stays in, as `|s| ≤ bound`, or None where none is
@@ -126,6 +147,19 @@ class Cell(ABC):
         twin.__dict__.update(self.__dict__)
         twin.weights = weights
         return twin
+
+
+def jacobian_by_vjp(cell: Cell, state: Tensor, u: Tensor) -> Tensor:
+    """The step's Jacobian `(N, S, S)`, of a cell that has its vjp alone: a row for every unit of the next state."""
+    units = torch.eye(cell.size, dtype=state.dtype, device=state.device)
+
+    def pull(unit: Tensor) -> Tensor:
+        return cell.vjp(state, u, unit.expand_as(state))[0]
+
+    if transforms_work():
+        found: Tensor = torch.func.vmap(pull, out_dims=1)(units)
+        return found
+    return torch.stack([pull(unit) for unit in units], 1)
 
 
 def unit_box(initial: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from timeloom.cells.base import Cell, sum_outer
+from timeloom.cells.base import Cell, jacobian_by_vjp, sum_outer
 from timeloom.compile.graph import Place
 from timeloom.compile.program import Fused, Program, evaluate, gathered
 
@@ -68,10 +68,7 @@ class FusedCell(Cell):
         return self._whole(places, self._run(self.fused.forward, places, state, u), state)
 
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
-        units = torch.eye(self.size, dtype=state.dtype, device=state.device)
-        pull = torch.func.vmap(lambda unit: self.vjp(state, u, unit.expand_as(state))[0], out_dims=1)
-        found: Tensor = pull(units)
-        return found
+        return jacobian_by_vjp(self, state, u)
 
     def diagonal(self, state: Tensor, u: Tensor) -> Tensor:
         if not self.fused.matrices and not self._sums:

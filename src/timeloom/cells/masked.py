@@ -10,15 +10,16 @@ Zoneout's unit is `s⁺ + d (s − s⁺)`: of d = 0 or 1 one of the two, up to r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.functional import pad
 
-from timeloom.cells.base import Cell
+from timeloom.cells.base import Cell, Masks, jacobian_by_vjp
 from timeloom.cells.gru import GRUCell
 from timeloom.cells.lstm import LSTMCell
 from timeloom.cells.rnn import RNNCell
@@ -80,3 +81,88 @@ STEPS: dict[type[Cell], Callable[[Any], Step]] = {
     RNNCell: lambda cell: partial(rnn_step, cell.weights[0], cell.nonlinearity),
 }
 """Of each of torch's cells, its step over rows that carry masks."""
+
+
+Pulled = tuple[Tensor, Tensor, Tensor]
+"""Gradients `(N, ·)` by what the recurrent product sees of h, by the state that passes it by, and the gates'."""
+
+
+def _gru_pull(cell: Any, shown: Tensor, state: Tensor, u: Tensor, grad: Tensor) -> Pulled:
+    gates = cell._gates(shown, u)
+    update = gates[1]
+    keep, *slopes = cell._slopes_of(state, gates, update, 1 - update, update * (1 - update))
+    d_reset, d_update, d_candidate, d_inner = (grad * slope for slope in slopes)
+    through = torch.cat([d_reset, d_update, d_inner], -1)
+    return through @ cell.weights[0], grad * keep, torch.cat([d_reset, d_update, d_candidate, d_inner], -1)
+
+
+def _other_pull(cell: Cell, shown: Tensor, state: Tensor, u: Tensor, grad: Tensor) -> Pulled:
+    """Of cells in which h goes through the product alone."""
+    n = cell.parts[0]
+    back, gates = cell.vjp(torch.cat([shown, state[..., n:]], -1), u, grad)
+    return back[..., :n], pad(back[..., n:], (n, 0)), gates
+
+
+class MaskedCell(Cell):
+    """One of torch's cells over rows that carry masks. What kernels do for it, its plain cell's kernels do; gate
+    gradients are the plain cell's.
+    """
+
+    whole_state_out = True
+
+    def __init__(self, plain: Cell, masks: Masks) -> None:
+        self.plain, self.masks, self.weights = plain, masks, plain.weights
+        self.parts, self.gate_width, self.gated = plain.parts, plain.gate_width, plain.gated
+        self.kernel = plain.kernel
+        self.behind = masks.dropped * plain.parts[0] + masks.zoned * plain.size
+        self.told = "fused"
+
+    def with_weights(self, weights: tuple[Tensor, ...]) -> Cell:
+        return MaskedCell(self.plain.with_weights(weights), self.masks)
+
+    def step(self, state: Tensor, u: Tensor) -> Tensor:
+        parts = state.split(self.parts, -1)
+        after = STEPS[type(self.plain)](self.plain)(*self.masks, parts if len(parts) > 1 else parts[0], u)
+        return torch.cat(after, -1) if isinstance(after, tuple) else after
+
+    def vjp(self, state: Tensor, u: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gates, masks = self._apart(u)
+        h = state[..., : self.parts[0]]
+        mask = masks[..., : self.parts[0]] if self.masks.dropped else torch.ones_like(h)
+        kept = masks[..., -self.size :] if self.masks.zoned else torch.zeros_like(state)
+        pull = _gru_pull if isinstance(self.plain, GRUCell) else _other_pull
+        by_shown, passing, gate_grads = pull(self.plain, h * mask, state, gates, grad - kept * grad)
+        through = pad(by_shown * mask, (0, self.size - self.parts[0]))
+        return through + passing + kept * grad, gate_grads
+
+    def decay(self, state: Tensor, u: Tensor) -> Tensor:
+        gates, masks = self._apart(u)
+        (shown,), last = self.multiplied((state[..., : self.parts[0]],), u), self.parts[-1]
+        keep = self.plain.decay(torch.cat([shown, state[..., self.parts[0] :]], -1), gates)
+        if not self.masks.zoned:
+            return keep
+        kept = pad(masks[..., -last:], (self.size - last, 0))  # of an LSTM's h, nothing is taken for kept
+        return keep + kept * (1 - keep)
+
+    def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
+        return jacobian_by_vjp(self, state, u)
+
+    def input_grads(self, gate_grads: Tensor) -> Tensor:
+        return pad(self.plain.input_grads(gate_grads), (0, self.behind))
+
+    def multiplied(self, previous: Sequence[Tensor], u: Tensor) -> Sequence[Tensor]:
+        if not self.masks.dropped:
+            return previous
+        masks = self._apart(u)[1]
+        return previous[0] * masks[..., : self.parts[0]], *previous[1:]
+
+    def weight_grads(self, previous: Sequence[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
+        return self.plain.weight_grads(previous, gate_grads)
+
+    def bound(self, initial: Tensor) -> Tensor | None:
+        return self.plain.bound(initial)
+
+    def _apart(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """u, and the masks behind it."""
+        gates, masks = u.split((u.shape[-1] - self.behind, self.behind), -1)
+        return gates, masks

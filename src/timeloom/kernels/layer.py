@@ -60,6 +60,8 @@ class Layer(ABC):
 
     corrects: ClassVar[bool] = False
     """Whether it can make more than one sweep."""
+    takes_masks: ClassVar[bool] = False
+    """Whether masks may stand behind x (`timeloom.cells.masked`)."""
     begins_anywhere: ClassVar[bool] = False
     """Whether its chunks can be entered from known states."""
 
@@ -70,7 +72,7 @@ class Layer(ABC):
 
     @staticmethod
     @abstractmethod
-    def tape_width(kernel: str, n: int) -> int:
+    def tape_width(cell: Cell) -> int:
         """Numbers a step that are kept for `backward` beside the states; 0 where nothing is."""
 
     @staticmethod

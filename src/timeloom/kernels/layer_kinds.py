@@ -16,7 +16,10 @@ KINDS: tuple[type[Layer], ...] = (CPULayer, CUDALayer)
 
 def layer_kind(cell: Cell, x: Tensor) -> type[Layer] | None:
     """Whose kernels can run a layer of this cell on x `(T, B, D)`, if any."""
-    return None if cell.kernel is None else next((kind for kind in KINDS if kind.supports(x, cell)), None)
+    if cell.kernel is None:
+        return None
+    able = (kind for kind in KINDS if kind.takes_masks or not cell.behind)
+    return next((kind for kind in able if kind.supports(x, cell)), None)
 
 
 def multiplies_as_given(x: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.auto import cudnn
 from timeloom.auto.experience import LayerExperience
-from timeloom.cells.base import Cell
+from timeloom.cells.base import Cell, Masks
 from timeloom.distributed.context import alone, time_group
 from timeloom.distributed.group import TimeGroup
 from timeloom.distributed.solve import Ranks
@@ -314,7 +315,9 @@ class Recurrent(DropsInside, nn.RNNBase):
             backwards, widths = self.bidirectional and index % 2 == 1, [part.shape[-1] for part in hidden]
             shown, own = self._with_masks(y, weights[index], widths)
             given = self._inputs(shown, initial, own, lengths, resets, backwards, span)
+            whole_states = every is not None and given.masked  # what masks leave of c cannot be told from h
             solve, record = self._solve_of(index, known, span), partial(reports.__setitem__, index)
+            solve = replace(solve, whole_states=True) if whole_states else solve
             if obstacle:
                 out, final = solve.on_tape(given, record, obstacle)
             elif inside:
@@ -322,7 +325,6 @@ class Recurrent(DropsInside, nn.RNNBase):
             else:
                 out, final = solve.run(given, record, guess)
             out = reverse(out, lengths) if backwards else out
-            whole_states = given.masked and not inside  # its cells are a user's, in form
             if every is not None and whole_states:
                 every.parts.append(out.split(widths, -1))
             elif every is not None:
@@ -359,16 +361,15 @@ class Recurrent(DropsInside, nn.RNNBase):
         """How one layer and direction is solved; `known` is what earlier calls showed of each."""
         experience = known.get(index) or known.setdefault(index, LayerExperience())
         if span is None:
-            return LayerSolve(self._bare, self._project, self._solver, experience, index)
+            masks = self._dropping.behind
+            return LayerSolve(self._bare, partial(self._project, masks), self._solver, experience, index, masks)
         ranks = Ranks(span, self.bidirectional and index % 2 == 1, index)
-        return RankSolve(self._bare, self._cell, self._solver, experience, index, ranks)
+        return RankSolve(self._bare, self._cell, self._solver, experience, index, ranks=ranks)
 
-    def _project(self, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
+    def _project(self, masks: Masks, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
         """A layer's cell and its projected inputs, where masks may stand behind those."""
-        (_, inputs), dropping = weights[0].shape, self._dropping
-        if x.shape[-1] == inputs:
-            return self._cell(x, *weights)
-        return masked(*self._cell(x, *weights), dropping.state > 0, dropping.zones)
+        cell, inputs = self._cell(x, *weights)
+        return (cell, inputs) if x.shape[-1] == weights[0].shape[1] else masked(cell, inputs, masks)
 
     def _present_weights(self) -> list[Weights]:
         """Of all layers and directions; in training with this call's share of the recurrent ones left out."""

@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from timeloom.cells.base import Cell
+from timeloom.cells.base import Cell, Masks
 from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
-from timeloom.cells.masked import STEPS, Step
+from timeloom.cells.masked import STEPS, MaskedCell, Step
 from timeloom.compile.remember import compiled_for
+from timeloom.kernels import CPUSweeper
+from timeloom.nn.draws import ones_by_chance
+from timeloom.problem import Recurrence
 from timeloom.torch_state.transforms import transformed
 
 Pair = tuple[float, ...]
@@ -55,11 +58,16 @@ class Dropping(NamedTuple):
     def active(self) -> bool:
         return bool(self.state or self.zones or self.weights)
 
+    @property
+    def behind(self) -> Masks:
+        """Which masks stand behind the inputs, where there are any."""
+        return Masks(self.state > 0, self.zones)
+
     def masks_state(self, training: bool) -> bool:
         """Whether steps are other ones than torch's: zoneout is, with its expectation, when nothing is trained, too."""
         return self.zones or (training and self.state > 0)
 
-    def masks(self, x: Tensor, widths: Sequence[int], training: bool) -> Tensor:
+    def masks(self, x: Tensor, widths: Sequence[int], training: bool) -> list[Tensor]:
         """What `timeloom.cells.masked` wants behind inputs x `(T, B, ·)` of a state of parts of these widths."""
         steps, batch = x.shape[:2]
         found: list[Tensor] = []
@@ -67,8 +75,8 @@ class Dropping(NamedTuple):
             found.append(self.sequence_mask(x, widths[0], training).expand(steps, batch, widths[0]))
         for share, width in zip(self.zoneout, widths, strict=False) if self.zones else ():
             kept = x.new_empty(steps, batch, width)
-            found.append(kept.bernoulli_(share) if training else kept.fill_(share))
-        return torch.cat(found, -1)
+            found.append(ones_by_chance(kept, share) if training else kept.fill_(share))
+        return found
 
     def sequence_mask(self, x: Tensor, width: int, training: bool) -> Tensor:
         """`(B, width)`: what every sequence of x `(T, B, ·)` multiplies its states by."""
@@ -146,7 +154,7 @@ class DropsInside:
         if x.shape[1] == 1 and not self._dropping.zones:
             w_ih, w_hh, *others = weights
             return x, (w_ih, w_hh * self._dropping.sequence_mask(x, widths[0], self.training), *others)
-        return torch.cat([x, self._dropping.masks(x, widths, self.training)], -1), weights
+        return torch.cat([x, *self._dropping.masks(x, widths, self.training)], -1), weights
 
 
 def _drawn(room: Tensor, share: float) -> Tensor:
@@ -163,11 +171,13 @@ def check_probability(name: str, value: Any) -> float:
     return float(value)
 
 
-def masked(cell: Cell, rows: Tensor, dropped: bool, zoned: bool) -> tuple[Cell, Tensor]:
-    """A cell of torch's over projected inputs with masks behind them, `(T, B, ·)`, and its inputs: by kernels made for
-    it, where they can be made. On autograd's tape.
+def masked(cell: Cell, rows: Tensor, masks: Masks) -> tuple[Cell, Tensor]:
+    """A cell of torch's over projected inputs with masks behind them, `(T, B, ·)`, and its inputs: by the plain cell's
+    kernels where these take masks, else by kernels made for it, where they can be made. On autograd's tape.
     """
-    step: Step = partial(STEPS[type(cell)](cell), dropped, zoned)
+    if CPUSweeper.supports(Recurrence(cell, rows, rows[:0])):
+        return MaskedCell(cell, masks), rows
+    step: Step = partial(STEPS[type(cell)](cell), *masks)
     start = tuple(rows.new_zeros(rows.shape[1], width) for width in cell.parts)
     inside = transformed() or torch._C._get_tracing_state() is not None
     given = "inside a transform or a trace" if inside else compiled_for(step, start, len(start) > 1, rows)

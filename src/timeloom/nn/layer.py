@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells.generic import GenericCell, State
 from timeloom.compile.call import run_fused, telling
+from timeloom.nn.draws import ones_by_chance
 from timeloom.nn.dropping import check_probability
 from timeloom.nn.sequence import check_lengths, check_resets, drop, mask_padding, reverse, reverse_resets
 from timeloom.problem import Recurrence
@@ -164,7 +165,7 @@ class Layer(nn.Module):
             raise TypeError(f"zoneout is for inputs of floating point, got {x.dtype}: embed them before the layer")
         flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
         rooms = (flat.new_empty(*x.shape[:2], width) for width in widths)
-        kept = [room.bernoulli_(self.zoneout) if self.training else room.fill_(self.zoneout) for room in rooms]
+        kept = [ones_by_chance(room, self.zoneout) if self.training else room.fill_(self.zoneout) for room in rooms]
         return torch.cat([flat, *kept], -1)
 
     def _record(self, index: int) -> Callable[[SolveReport], None]:

@@ -21,7 +21,8 @@ def loops_over_cells(model: nn.Module) -> Iterator[str]:
                 if (code, name) in told:
                     continue
                 told.add((code, name))
-                yield _advice(method, name, cell)
+                called = name if isinstance(getattr(module, name), nn.RNNCellBase) else f"{name}[…]"
+                yield _advice(method, called, cell)
 
 
 def _cells_of(module: nn.Module) -> dict[str, nn.RNNCellBase]:

@@ -179,7 +179,8 @@ def _beside_exact(
 def weight_grads_of(problem: Recurrence, states: list[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
     """Gradients of the cell's weights; none where it hides its own."""
     previous = [part.flatten(0, 1) for part in previous_states(problem, states)]
-    return problem.cell.weight_grads(previous, gate_grads.flatten(0, 1))
+    seen = problem.cell.multiplied(previous, problem.u.flatten(0, 1))
+    return problem.cell.weight_grads(seen, gate_grads.flatten(0, 1))
 
 
 Carrying = Callable[[Tensor, Tensor | None], Tensor]

@@ -2,7 +2,7 @@
 transforms know how to take apart.
 
     SolvedLayer       states and final state                        grad, vjp, jvp, vmap
-    LayerGradients    its gradients, a function of those of the loss    grad (of grad), vmap
+    LayerGradients    its gradients, a function of those of the loss    grad (of grad), jvp (of grad), vmap
     LayerCurvature    the gradients of these                        vmap
 
 Each gets to its own tensors, free of all transforms, where it solves parallel in time as outside of them. `vmap` runs
@@ -11,6 +11,7 @@ models one after the other, each parallel in time; over inputs alone the mapped 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -83,10 +84,9 @@ class SolvedLayer(torch.autograd.Function):
         """The derivative of a gradient in a direction, by the loss's own gradient, is the states' in that direction."""
         saved = ctx.saved_tensors
         live, states = saved[:LIVE], saved[GIVEN]
-        pairs = [(torch.zeros_like(one) if along is None else along) for one, along in zip(live, tangents, strict=False)
-                 if one is not None]  # fmt: skip
+        directions = _directions(live, tangents)
         zeros = torch.zeros_like(states), torch.zeros_like(saved[1])
-        along_states, along_final, *_ = LayerCurvature.apply(ctx.call, len(pairs), *pairs, *zeros, *saved)
+        along_states, along_final, *_ = LayerCurvature.apply(ctx.call, len(directions), *directions, *zeros, *saved)
         return along_states, along_final, *(None for _ in saved[GIVEN + 1 :])
 
     @staticmethod
@@ -111,7 +111,7 @@ class LayerGradients(torch.autograd.Function):
         inputs, kept = _plain(saved[:GIVEN]), [part.contiguous() for part in saved[GIVEN:]]
         solve = call.solve
         note = noting(call.reports[-1], solve.solver, solve.experience, call.record)
-        plan = solve.plan_backward(inputs, solve.bare(*inputs.weights))
+        plan = solve.plan_backward(inputs, solve.cell_of(inputs))
         with torch.no_grad(), without_autocast(inputs.x.device):
             found = list(solve.backward(inputs, kept, (d_states[1:].contiguous(), d_final), True, plan, note))
         found[1] = _with_first(found[1], d_states)
@@ -122,6 +122,7 @@ class LayerGradients(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
         ctx.call = inputs[0]
         ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
@@ -132,11 +133,20 @@ class LayerGradients(torch.autograd.Function):
         return None, *by_grads, *by_live, *(None for _ in saved[LIVE:])
 
     @staticmethod
-    def jvp(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError(
-            "forward-mode differentiation of timeloom's gradients (jvp of grad, hessian, jacfwd of jacrev) is not "
-            "there: take grad of grad, or jacrev of jacrev"
-        )
+    def jvp(
+        ctx: Any, _: None, along_states: Tensor | None, along_final: Tensor | None, *along: Tensor | None
+    ) -> Tensors:
+        """They are linear in the loss's gradients, and their derivative by everything live is symmetric: in a direction
+        it is what `LayerCurvature` has for that direction.
+        """
+        d_states, d_final, *saved = ctx.saved_tensors
+        directions = _directions(saved[:LIVE], along)
+        _, _, *found = LayerCurvature.apply(ctx.call, len(directions), *directions, d_states, d_final, *saved)
+        if along_states is None and along_final is None:
+            return tuple(found)
+        given = _directions((d_states, d_final), (along_states, along_final))
+        linear = LayerGradients.apply(ctx.call, *given, *saved)
+        return tuple(one + other for one, other in zip(found, linear, strict=True))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensors, tuple[int, ...]]:
@@ -150,7 +160,7 @@ class LayerCurvature(torch.autograd.Function):
     def forward(call: Call, count: int, *args: Any) -> Tensors:
         directions, (d_states, d_final, *saved) = args[:count], args[count:]
         inputs = _plain(saved[:GIVEN])
-        states = [part.detach() for part in saved[GIVEN : GIVEN + len(call.solve.bare(*inputs.weights).parts)]]
+        states = [part.detach() for part in saved[GIVEN : GIVEN + len(call.solve.cell_of(inputs).parts)]]
         with torch.enable_grad(), without_autocast(inputs.x.device):
             given: list[Any] = [
                 None if one is None else one.detach().requires_grad_() for one in (d_states, d_final, *inputs.live)
@@ -175,13 +185,23 @@ class LayerCurvature(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
-            "timeloom's layers can be differentiated twice, not three times, and jvp not at all again: for more use "
-            "solver='sequential'"
+            "timeloom's layers can be differentiated twice, not three times, and jvp not at all again (take hessian, "
+            "jvp of grad or grad of grad): for more use solver='sequential'"
         )
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        return LayerCurvature.backward(ctx)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensors, tuple[int, ...]]:
         return _one_by_one(LayerCurvature, info, in_dims, *args)
+
+
+def _directions(tensors: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> list[Tensor]:
+    """A tangent for every tensor that there is: zeros where none is given."""
+    pairs = zip(tensors, tangents, strict=False)
+    return [torch.zeros_like(one) if along is None else along for one, along in pairs if one is not None]
 
 
 def _plain(given: Any) -> Inputs:

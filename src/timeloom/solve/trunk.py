@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from timeloom.auto.experience import LayerExperience, assumed_warmup
-from timeloom.cells.base import Cell
+from timeloom.cells.base import NO_MASKS, Cell, Masks
+from timeloom.cells.masked import MaskedCell
 from timeloom.compile.call import telling
 from timeloom.kernels import ReferenceSweeper, replay, sweeper_kind
 from timeloom.kernels import sweeper as choose_sweeper
@@ -111,6 +112,8 @@ class LayerSolve:
     """How one layer and direction is solved. It holds no tensors of a call: autograd's tape does.
 
     slot: its place among the layers and directions of a module.
+    masks: which ones stand behind masked inputs.
+    whole_states: whether `run` is to return these, of masked inputs, in place of outputs.
     """
 
     bare: Bare
@@ -118,23 +121,25 @@ class LayerSolve:
     solver: Planner
     experience: LayerExperience
     slot: int = 0
+    masks: Masks = NO_MASKS
+    whole_states: bool = False
 
     def run(self, inputs: Inputs, record: Record, guess: Guess | None = None) -> tuple[Tensor, Tensor]:
-        """Outputs `(T, B, n)`, of masked inputs whole states `(T, B, S)`, and final state `(B, S)`, differentiable.
-        `record` receives the report, and again with the backward report in it once the backward pass has run.
+        """Outputs `(T, B, n)`, or whole states `(T, B, S)`, and final state `(B, S)`, differentiable. `record` receives
+        the report, and again with the backward report in it once the backward pass has run.
         """
-        cell = self.bare(*inputs.weights)
+        cell = self.cell_of(inputs)
         plain = guess is None and inputs.whole and not inputs.masked and not beside_torch.is_recorded_elsewhere()
         if plain and self.solver.adapts and beside_torch.is_rival(cell, inputs.x):
             planned = self._plan_beside_torch(inputs, cell)
             if isinstance(planned, str):
                 record(SolveReport.sequential(len(inputs.x), f"{planned}; run by torch's own layer"))
                 return beside_torch.lstm(inputs.x, inputs.initial, inputs.weights)
-        kind = self.kind_of(inputs, cell)
+        kind = None if self.whole_states else self.kind_of(inputs, cell)
         if kind is None:
             problem = self._problem(inputs)
             record = telling(record, problem.cell.told)
-            parts = None if inputs.masked else 1
+            parts = None if self.whole_states else 1
             outputs, final = run(problem, self.solver, self.experience, record, guess, self.slot, parts)
             return joined(outputs), final
         if self.solver.adapts and not kind.begins_anywhere:
@@ -146,7 +151,7 @@ class LayerSolve:
 
     def on_tape(self, inputs: Inputs, record: Record, reason: str) -> tuple[Tensor, Tensor]:
         """The same by the plain loop, on whatever device or inside whatever has no sweeps."""
-        outputs, final = on_tape(self._problem(inputs), record, reason, None if inputs.masked else 1)
+        outputs, final = on_tape(self._problem(inputs), record, reason, None if self.whole_states else 1)
         return joined(outputs), final
 
     def _plan_beside_torch(self, inputs: Inputs, cell: Cell) -> Plan | str:
@@ -179,7 +184,7 @@ class LayerSolve:
 
     def forward(self, inputs: Inputs, taped: bool, cell: Cell | None = None, guess: Guess | None = None) -> Solution:
         """Problem, plan, sweeps and certificate; to be called with gradients off."""
-        cell = self.bare(*inputs.weights) if cell is None else cell
+        cell = self.cell_of(inputs) if cell is None else cell
         sizes = sizes_of(cell, inputs)
         if guess is not None:
             sizes = replace(sizes, guess=guess.load(self.slot, sizes))
@@ -202,7 +207,7 @@ class LayerSolve:
         self, inputs: Inputs, kept: list[Tensor], grads: Grads, want_x: bool, plan: Plan, note: Note
     ) -> Gradients:
         """Gradients of everything live, in its order, from what a solution has kept."""
-        cell = self.bare(*inputs.weights)
+        cell = self.cell_of(inputs)
         kind = self.kind_of(inputs, cell)
         if kind is not None:
             layer = layer_of(kind, cell, inputs)
@@ -233,10 +238,15 @@ class LayerSolve:
             return partial(self.solver.plan, sizes, self.experience.backward, direction)
         return partial(plan_from_known, self.solver, sizes, self.experience.beginning(known is not None))
 
+    def cell_of(self, inputs: Inputs) -> Cell:
+        """The layer's cell."""
+        cell = self.bare(*inputs.weights)
+        return MaskedCell(cell, self.masks) if inputs.masked else cell
+
     @staticmethod
     def kind_of(inputs: Inputs, cell: Cell) -> type[Layer] | None:
         """Whose kernels can run the whole layer, if any."""
-        return None if not inputs.whole or inputs.masked else layer_kind(cell, inputs.x)
+        return layer_kind(cell, inputs.x) if inputs.whole else None
 
     def _sweep(
         self, kind: type[Layer], cell: Cell, inputs: Inputs, plan: Plan, taped: bool, known: KnownStates | None

@@ -16,6 +16,11 @@ def transformed() -> bool:
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 
+def transforms_work() -> bool:
+    """Whether torch.func can be used here: inside the operators of a compiled graph it cannot."""
+    return not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.FuncTorchBatched)
+
+
 def refuse_transforms(name: str, instead: str) -> None:
     """Raise where `name` would be transformed, and say what to use instead."""
     if transformed():

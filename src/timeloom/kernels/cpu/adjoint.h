@@ -29,26 +29,34 @@ INLINE void adjoint_tile(const int cell, const int taped, const int rows, const 
                          long r0, long j, long step) {
   const int gates = GATES(cell), grads = GRADS(cell), lanes = (int)(a->n - j * LANES), real = step >= a->lead;
   const long n = a->n, unit = j * LANES, padded = g->padded;
+  const int again = !taped && (gates > 1 || a->zoned); /* an Elman unit's value tells its slope, if it is the step's */
   vec acc[TILE][MAX_GATES];
-  if (gates > 1 && !taped) {
+  if (again) {
     const float *h_rows[TILE];
     clear(rows, acc);
-    UNROLL for (int r = 0; r < rows; r++) h_rows[r] = g->state[0] + (r0 + r) * padded;
+    const float *h_block = a->dropped ? g->shown : g->state[0];
+    UNROLL for (int r = 0; r < rows; r++) h_rows[r] = h_block + (r0 + r) * padded;
     products(rows, gates, 0, n, h_rows, a->weights + j * n * gates * LANES, acc);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = g->first + r0 + r, t = adjoint_time(a, row, step);
     if (!adjoint_steps(a, row, t)) continue;
     const long token = t * a->batch + a->seq[row], at = (r0 + r) * padded + unit, back = AHEAD * a->batch;
-    const float *u = taped ? a->tape + token * 4 * n + unit : gates > 1 ? a->inputs + token * gates * n + unit : NULL;
+    const float *u = taped ? a->tape + token * grads * n + unit : again ? input_row(cell, a, token) + unit : NULL;
     float *pre = pre_rows + (r0 + r) * padded * BLOCKS(cell) + unit;
     float *out = real && a->gate_grads ? a->gate_grads + token * grads * n + unit : NULL;
-    if (u) fetch_ahead(u, -back * (taped ? 4 : gates) * n, taped ? 4 : gates, n);
+    if (u) fetch_ahead(u, -back * (taped ? grads * n : gates * n + masks_of(cell, a)), taped ? grads : gates, n);
     if (out) fetch_ahead(out, -back * grads * n, grads, n);
     vec carry = *(vec *)(g->next[0] + at), keep;
     if (a->incoming) {
       fetch_ahead(a->incoming + token * n + unit, -back * n, 1, n);
       carry += load(a->incoming + token * n + unit, lanes);
+    }
+    vec kept = splat(0.0f), past = splat(0.0f); /* share of h that kept itself, and the gradient that passes by it */
+    if (a->zoned) {
+      kept = load(kept_row(cell, a, token, 0) + unit, lanes);
+      past = kept * carry;
+      carry -= past;
     }
     if (cell == GRU) {
       vec h = *(vec *)(g->state[0] + at), reset, update, candidate, inner;
@@ -75,7 +83,7 @@ INLINE void adjoint_tile(const int cell, const int taped, const int rows, const 
         store(out + 2 * n, d_candidate, lanes);
         store(out + 3 * n, d_inner, lanes);
       }
-      *(vec *)(g->next[0] + at) = carry * update;
+      *(vec *)(g->next[0] + at) = carry * update + past;
       keep = update;
     } else if (cell == LSTM) {
       vec c = *(vec *)(g->state[1] + at), input, forget, candidate, output;
@@ -89,24 +97,32 @@ INLINE void adjoint_tile(const int cell, const int taped, const int rows, const 
         output = sigmoid_vec(load(u + 3 * n, lanes) + acc[r][3]);
       }
       vec squashed = tanh_vec(forget * c + input * candidate);
-      vec d_cell = *(vec *)(g->next[1] + at) + carry * output * (1.0f - squashed * squashed);
+      vec carry_c = *(vec *)(g->next[1] + at), past_c = splat(0.0f);
+      if (a->zoned) {
+        kept = load(kept_row(cell, a, token, 1) + unit, lanes);
+        past_c = kept * carry_c;
+        carry_c -= past_c;
+      }
+      vec d_cell = carry_c + carry * output * (1.0f - squashed * squashed);
       vec d[4] = {d_cell * candidate * input * (1.0f - input), d_cell * c * forget * (1.0f - forget),
                   d_cell * input * (1.0f - candidate * candidate), carry * squashed * output * (1.0f - output)};
       UNROLL for (int i = 0; i < 4; i++) {
         *(vec *)(pre + i * padded) = d[i];
         if (out) store(out + i * n, d[i], lanes);
       }
-      *(vec *)(g->next[0] + at) = splat(0.0f);
-      *(vec *)(g->next[1] + at) = d_cell * forget;
+      *(vec *)(g->next[0] + at) = past;
+      *(vec *)(g->next[1] + at) = d_cell * forget + past_c;
       keep = forget;
     } else {
-      vec h = load(a->states[0] + (token + a->batch) * n + unit, lanes);
+      vec h = load(u ? u : a->states[0] + (token + a->batch) * n + unit, lanes);
+      if (again) h = activation(cell, h + acc[r][0]);
       vec d = rnn_slope(cell, h, carry);
       keep = rnn_slope(cell, h, load(a->units + unit, lanes));
       *(vec *)pre = d;
       if (out) store(out, d, lanes);
-      *(vec *)(g->next[0] + at) = splat(0.0f);
+      *(vec *)(g->next[0] + at) = past;
     }
+    keep += kept * (1.0f - keep); /* of the last part: an LSTM's c */
     if (real && a->decay) *(vec *)(g->decay + at) *= keep;
   }
 }
@@ -130,8 +146,14 @@ INLINE void carry_tile(const int cell, const int rows, const sweep_args *a, grou
     const long row = g->first + r0 + r;
     if (!adjoint_steps(a, row, adjoint_time(a, row, step))) continue;
     float *carry = g->next[0] + (r0 + r) * g->padded + j * LANES;
+    const int lanes = (int)(a->n - j * LANES);
+    if (a->dropped) {
+      const float *mask = g->mask + (r0 + r) * g->padded + j * LANES;
+      acc[r][0] *= *(const vec *)mask;
+      if (lanes > LANES) acc[r][1] *= *(const vec *)(mask + LANES);
+    }
     *(vec *)carry += acc[r][0];
-    if ((j + 1) * LANES < g->padded) *(vec *)(carry + LANES) += acc[r][1];
+    if (lanes > LANES) *(vec *)(carry + LANES) += acc[r][1];
   }
 }
 
@@ -143,7 +165,7 @@ INLINE void input_tile(const int cell, const int rows, const sweep_args *a, grou
   UNROLL for (int r = 0; r < rows; r++) {
     const long row = g->first + r0 + r, t = adjoint_time(a, row, step);
     if (!adjoint_steps(a, row, t)) continue;
-    float *to = a->x_grads + (t * a->batch + a->seq[row]) * a->depth + j * LANES;
+    float *to = a->x_grads + (t * a->batch + a->seq[row]) * (a->depth + masks_of(cell, a)) + j * LANES;
     const int lanes = (int)(a->depth - j * LANES);
     store(to, acc[r][0], lanes);
     if (lanes > LANES) store(to + LANES, acc[r][1], lanes - LANES);
@@ -161,6 +183,10 @@ INLINE void fetch_previous(const int cell, const int taped, const sweep_args *a,
       memcpy(row_of(g->state[part], g->padded, r), from, sizeof(float) * a->n);
       fetch_ahead(a->states[part] + (t * a->batch + b) * a->n, -AHEAD * a->batch * a->n, 1, 0);
     }
+    if (a->dropped || a->zoned) fetch_masks(cell, a, t * a->batch + b, -AHEAD * a->batch);
+    if (a->dropped) memcpy(row_of(g->mask, g->padded, r), mask_row(cell, a, t * a->batch + b), sizeof(float) * a->n);
+    if (a->dropped && !taped && (GATES(cell) > 1 || a->zoned))
+      show(row_of(g->state[0], g->padded, r), row_of(g->mask, g->padded, r), a->n, row_of(g->shown, g->padded, r));
   }
 }
 
@@ -200,11 +226,16 @@ static void sum_waiting(const int cell, const sweep_args *a, group *g, waiting *
 }
 
 INLINE void wait_for_sums(const int cell, const sweep_args *a, group *g, waiting *w, const float *pre_rows, long step) {
+  float *seen = g->seen + (pre_rows - g->pre) / BLOCKS(cell);
   for (long r = 0; r < g->count; r++) {
     const long row = g->first + r, t = adjoint_time(a, row, step), token = t * a->batch + a->seq[row];
     if (!adjoint_steps(a, row, t)) continue;
     w->previous[w->count] = a->states[0] + token * a->n;
-    w->x[w->count] = a->x + token * a->depth;
+    if (a->dropped) {
+      show(w->previous[w->count], mask_row(cell, a, token), a->n, row_of(seen, g->padded, r));
+      w->previous[w->count] = row_of(seen, g->padded, r);
+    }
+    w->x[w->count] = x_row(cell, a, token);
     w->grads[w->count++] = pre_rows + r * g->padded * BLOCKS(cell);
   }
 }

@@ -16,20 +16,21 @@ INLINE vec argument(const int fused, const float *u, vec product, int lanes) {
 /* One step of `rows` rows and one block of units. The step is the lead's for step < lead: nothing is written then. */
 INLINE void forward_tile(const int cell, const int fused, const int rows, const sweep_args *a, group *g, long r0, long j,
                          long step) {
-  const int gates = GATES(cell), lanes = (int)(a->n - j * LANES), real = step >= a->lead;
-  const long n = a->n, unit = j * LANES, padded = g->padded;
+  const int gates = GATES(cell), grads = GRADS(cell), lanes = (int)(a->n - j * LANES), real = step >= a->lead;
+  const long n = a->n, unit = j * LANES, padded = g->padded, masks = masks_of(cell, a);
   const float *h_rows[TILE], *x_rows[TILE];
   vec acc[TILE][MAX_GATES];
   clear(rows, acc);
-  UNROLL for (int r = 0; r < rows; r++) h_rows[r] = g->state[0] + (r0 + r) * padded;
+  const float *h_block = a->dropped ? g->shown : g->state[0];
+  UNROLL for (int r = 0; r < rows; r++) h_rows[r] = h_block + (r0 + r) * padded;
   products(rows, gates, 0, n, h_rows, a->weights + j * n * gates * LANES, acc);
   if (fused) {
     for (int r = 0; r < rows; r++) {
       const long row = g->first + r0 + r;
       long t = a->begin[row] - a->lead + step;
       t = forward_steps(a, row, t) ? t : 0; /* a row that does not step now reads what it may */
-      x_rows[r] = a->x + (t * a->batch + a->seq[row]) * a->depth;
-      fetch_ahead(x_rows[r], AHEAD * a->batch * a->depth + unit, 1, 0);
+      x_rows[r] = x_row(cell, a, t * a->batch + a->seq[row]);
+      fetch_ahead(x_rows[r], AHEAD * a->batch * (a->depth + masks) + unit, 1, 0);
     }
     products(rows, gates, cell == GRU, a->depth, x_rows, a->x_weights + j * a->depth * gates * LANES, acc);
     UNROLL for (int i = 0; i < gates; i++) {
@@ -41,10 +42,10 @@ INLINE void forward_tile(const int cell, const int fused, const int rows, const 
     const long row = g->first + r0 + r, t = a->begin[row] - a->lead + step;
     if (!forward_steps(a, row, t)) continue; /* its state stays */
     const long token = t * a->batch + a->seq[row], at = (r0 + r) * padded + unit;
-    const float *u = fused ? NULL : a->inputs + token * gates * n + unit;
-    if (!fused) fetch_ahead(u, AHEAD * a->batch * gates * n, gates, n);
-    float *tape = GRADS(cell) > 1 && real && a->tape ? a->tape + token * 4 * n + unit : NULL;
-    if (tape) fetch_ahead(tape, AHEAD * a->batch * 4 * n, 4, n);
+    const float *u = fused ? NULL : input_row(cell, a, token) + unit;
+    if (!fused) fetch_ahead(u, AHEAD * a->batch * (gates * n + masks), gates, n);
+    float *tape = real && a->tape ? a->tape + token * grads * n + unit : NULL;
+    if (tape) fetch_ahead(tape, AHEAD * a->batch * grads * n, grads, n);
     vec h = *(vec *)(g->state[0] + at), out, keep, kept[4];
     if (cell == GRU) {
       vec reset = sigmoid_vec(argument(fused, u, acc[r][0], lanes));
@@ -59,20 +60,26 @@ INLINE void forward_tile(const int cell, const int fused, const int rows, const 
       vec forget = sigmoid_vec(argument(fused, u + n, acc[r][1], lanes));
       vec candidate = tanh_vec(argument(fused, u + 2 * n, acc[r][2], lanes));
       vec output = sigmoid_vec(argument(fused, u + 3 * n, acc[r][3], lanes));
-      vec c = forget * *(vec *)(g->state[1] + at) + input * candidate;
+      vec before = *(vec *)(g->state[1] + at), c = forget * before + input * candidate;
       out = output * tanh_vec(c);
+      if (a->zoned) c += load(kept_row(cell, a, token, 1) + unit, lanes) * (before - c);
       keep = forget;
       kept[0] = input, kept[1] = forget, kept[2] = candidate, kept[3] = output;
       *(vec *)(g->next[1] + at) = c;
       if (real && a->states[1]) store(a->states[1] + (token + a->batch) * n + unit, c, lanes);
     } else {
       vec pre = argument(fused, u, acc[r][0], lanes);
-      out = cell == RNN_TANH ? tanh_vec(pre) : select_vec(pre <= 0.0f, splat(0.0f), pre);
+      out = activation(cell, pre);
       keep = rnn_slope(cell, out, load(a->units + unit, lanes));
+      kept[0] = out;
+    }
+    if (a->zoned) {
+      out += load(kept_row(cell, a, token, 0) + unit, lanes) * (h - out);
+      keep += load(kept_row(cell, a, token, PARTS(cell) - 1) + unit, lanes) * (1.0f - keep);
     }
     *(vec *)(g->next[0] + at) = out;
     if (real && a->states[0]) store(a->states[0] + (token + a->batch) * n + unit, out, lanes);
-    if (GRADS(cell) > 1 && tape) UNROLL for (int i = 0; i < 4; i++) store(tape + i * n, kept[i], lanes);
+    if (tape) UNROLL for (int i = 0; i < grads; i++) store(tape + i * n, kept[i], lanes);
     if (real && a->decay) *(vec *)(g->decay + at) *= keep;
   }
 }
@@ -85,6 +92,18 @@ INLINE void apply_resets(const int cell, const sweep_args *a, group *g, long ste
     for (int part = 0; part < PARTS(cell); part++)
       memcpy(row_of(g->state[part], g->padded, r), a->origin + (part * a->batch + a->seq[row]) * a->n, sizeof(float) * a->n);
     if (a->decay && step >= a->lead) memset(row_of(g->decay, g->padded, r), 0, sizeof(float) * g->padded);
+  }
+}
+
+/* Before a step, where there are masks: what the product with the weights sees of h. */
+INLINE void show_rows(const int cell, const sweep_args *a, group *g, long step) {
+  for (long r = 0; r < g->count; r++) {
+    const long row = g->first + r, t = a->begin[row] - a->lead + step;
+    if (!forward_steps(a, row, t)) continue;
+    const long token = t * a->batch + a->seq[row];
+    fetch_masks(cell, a, token, AHEAD * a->batch);
+    if (a->dropped)
+      show(row_of(g->state[0], g->padded, r), mask_row(cell, a, token), a->n, row_of(g->shown, g->padded, r));
   }
 }
 
@@ -124,6 +143,7 @@ INLINE void forward_group(const int cell, const int fused, const int tile, const
       for (int part = 0; part < parts; part++) save_rows(a, g, part, parts, g->state[part], a->starts);
     if (step == a->lead + g->longest) break;
     if (a->resets) apply_resets(cell, a, g, step);
+    if (a->dropped || a->zoned) show_rows(cell, a, g, step);
     forward_step(cell, fused, tile, a, g, step);
   }
   for (int part = 0; part < parts; part++) save_rows(a, g, part, parts, g->state[part], a->ends);

@@ -11,7 +11,9 @@
  * *before* step t; weights packed in blocks of LANES units as [block][k][gate][LANES]. Hidden units are padded
  * with zeros to a multiple of LANES inside.
  *
- * The readable twin is sweep/reference.py; the equations are in cells/.
+ * Dropout inside the recurrence comes as masks behind each row of inputs or of x (see cells/masked.py).
+ *
+ * The readable twin is kernels/reference.py; the equations are in cells/.
  */
 #include <omp.h>
 #include "adjoint.h"
@@ -68,12 +70,15 @@ static int run(walk *walk_group, int tile, long blocks, long sums, const sweep_a
       if (a->end[r] - a->begin[r] > g.longest) g.longest = a->end[r] - a->begin[r];
     const long block = g.count * padded, slots = a->sums ? 1 + SUM_TOKENS / g.count : 1;
     float *scratch = NULL;
-    if (posix_memalign((void **)&scratch, 64, sizeof(float) * block * (5 + blocks * slots))) {
+    const long shown = a->dropped ? 2 + slots : 0;
+    if (posix_memalign((void **)&scratch, 64, sizeof(float) * block * (5 + blocks * slots + shown))) {
       failed |= 1;
       continue;
     }
     g.state[0] = scratch, g.state[1] = scratch + block, g.next[0] = scratch + 2 * block, g.next[1] = scratch + 3 * block;
     g.decay = scratch + 4 * block, g.pre = scratch + 5 * block;
+    g.shown = g.pre + blocks * slots * block, g.mask = g.shown + block, g.seen = g.mask + block;
+    memset(g.shown, 0, sizeof(float) * block * shown);
     g.sums = a->sums ? a->sums + sums * omp_get_thread_num() : NULL;
     walk_group(a, &g);
     free(scratch);
@@ -92,7 +97,7 @@ static int run(walk *walk_group, int tile, long blocks, long sums, const sweep_a
   } \
   int timeloom_##name##_adjoint(const sweep_args *a, int threads) { \
     const long padded = (a->n + LANES - 1) / LANES * LANES; \
-    return run(a->tape && GATES(cell) > 1 ? name##_taped : name##_adjoint, TILE, BLOCKS(cell), sums_size(cell, a, padded), a, threads); \
+    return run(a->tape ? name##_taped : name##_adjoint, TILE, BLOCKS(cell), sums_size(cell, a, padded), a, threads); \
   }
 EXPORT(gru, GRU, TILE)
 EXPORT(lstm, LSTM, TILE / 2)

@@ -29,16 +29,22 @@ Tensors = dict[str, Tensor | None]
 
 @dataclass(frozen=True)
 class CPULayer(Layer):
-    """GRU, LSTM and RNN in float32. Keeps the gates' values `(T, B, 4n)`."""
+    """GRU, LSTM and RNN in float32, with masks behind x too (`timeloom.cells.masked`). Keeps the gates' values
+    `(T, B, 4n)`; of an Elman network whose units keep themselves, what they would be otherwise `(T, B, n)`.
+    """
+
+    takes_masks = True
 
     @staticmethod
     def supports(x: Tensor, cell: Cell) -> bool:
-        fits = cell.parts[0] <= MOST_UNITS and 0 < x.shape[-1] <= MOST_INPUTS and x.shape[1] > 0
+        inputs = x.shape[-1] - cell.behind
+        fits = cell.parts[0] <= MOST_UNITS and 0 < inputs <= MOST_INPUTS and x.shape[1] > 0
         return fits and x.device.type == "cpu" and x.dtype == torch.float32 and build.unavailable() is None
 
     @staticmethod
-    def tape_width(kernel: str, n: int) -> int:
-        return 4 * n if kernel in ("gru", "lstm") else 0
+    def tape_width(cell: Cell) -> int:
+        n = cell.parts[0]
+        return 4 * n if cell.kernel in ("gru", "lstm") else n * cell.masks.zoned
 
     def sweeper(
         self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
@@ -49,7 +55,7 @@ class CPULayer(Layer):
     def _empty_tape(self, keep: bool) -> list[Tensor]:
         """Room for the gates' values, where they are to be kept and there are gates."""
         steps, batch = self.x.shape[:2]
-        width = self.tape_width(self.kernel, self.n)
+        width = self.tape_width(self.cell)
         return [empty(steps, batch, width, like=self.initial)] if keep and width else []
 
     def forward(
@@ -72,6 +78,8 @@ class CPULayer(Layer):
         (steps, batch, _), (incoming, final) = self.x.shape, grads
         final = torch.zeros_like(self.initial) if final is None else final.contiguous()
         x_grads = empty(*self.x.shape, like=self.x) if want_x else None
+        if x_grads is not None and self.cell.behind:
+            x_grads[..., -self.cell.behind :] = 0
         sums = self.x.new_zeros(torch.get_num_threads(), sum(self._sums()))
         tensors: Tensors = {
             "x": self.x.contiguous(),
@@ -91,14 +99,15 @@ class CPULayer(Layer):
     ) -> tuple[Tensor, Tensor, float]:
         """Sweep all chunks; returns what they start from and end with, and the largest jump."""
         assert cutting.sweeps == 1, "corrections are the general solver's"
-        (steps, batch, depth), warmup = self.x.shape, cutting.warmup
+        (steps, batch, width), warmup = self.x.shape, cutting.warmup
         segments = cut_evenly(steps, batch, cutting.chunk, direction == "adjoint")
         ends = first.clone() if warmup == 0 else first.new_empty(len(segments), first.shape[1])
         starts = torch.empty_like(ends)
         names = ("h", "c", "tape") if len(self.parts) == 2 else ("h", "tape")
         held = tensors | dict(zip(names, kept, strict=False)) | {"starts": starts, "ends": ends}
         held["origin"] = origin(self.initial, self.parts)
-        sizes = {"batch": batch, "n": self.n, "depth": depth, "lead": warmup}
+        sizes = {"batch": batch, "n": self.n, "depth": width - self.cell.behind, "lead": warmup}
+        sizes |= self.cell.masks._asdict()
         call(f"{self.kernel}_{direction}", segments, sizes, held)
         if warmup == 0:
             return starts, ends, 0.0
@@ -114,7 +123,7 @@ class CPULayer(Layer):
         gates = len(self.w_hh) // self.n
         blocks = 4 if self.kernel == "gru" else gates
         columns = gates * self._padded
-        return self.n * columns, self.x.shape[2] * columns, blocks * self._padded
+        return self.n * columns, self.w_ih.shape[1] * columns, blocks * self._padded
 
     def _weight_grads(self, sums: Tensor) -> tuple[Tensor | None, ...]:
         """Of w_ih, w_hh, b_ih and b_hh. The GRU's gradients through h stand in the order candidate, r, z; its biases'

@@ -9,7 +9,8 @@ import ctypes
 import subprocess
 from pathlib import Path
 
-SOURCES = [Path(__file__).with_name("kernels.c"), Path(__file__).parents[2] / "scan" / "cpu_scan.c"]
+HERE = Path(__file__).parent
+SOURCES = [HERE / "kernels.c", HERE / "draws.c", HERE.parents[1] / "scan" / "cpu_scan.c"]
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl"]
 KINDS = {"AVX512": ["-mavx2", "-mfma", *AVX512], "AVX2": ["-mavx2", "-mfma"], "DEFAULT": ["-march=x86-64"]}

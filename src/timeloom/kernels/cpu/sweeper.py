@@ -15,7 +15,7 @@ from timeloom.kernels.cpu import build
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper, floor_of, units_of
 from timeloom.problem import Recurrence, Segments
 
-_SIZES = "batch n rows depth lead"
+_SIZES = "batch n rows depth lead dropped zoned"
 _POINTERS = (
     "seq begin end lengths resets origin final inputs x bias units weights x_weights transposed x_transposed h c tape"
     " starts ends decay incoming gate_grads reset_grads x_grads sums"
@@ -122,7 +122,7 @@ class CPUSweeper(ReferenceSweeper):
         tensors |= dict(zip(("h", "c"), states or (), strict=False))
         if states is not None and direction == "forward":
             tensors["tape"] = self._tape
-        sizes = {"batch": self.problem.batch, "n": self.cell.parts[0], "lead": lead}
+        sizes = {"batch": self.problem.batch, "n": self.cell.parts[0], "lead": lead} | self.cell.masks._asdict()
         call(f"{self.cell.kernel}_{direction}", segments, sizes, self._fixed | tensors)
 
 

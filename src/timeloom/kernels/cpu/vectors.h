@@ -90,6 +90,16 @@ INLINE vec tanh_vec(vec x) {
 
 /* ---- vectors at the ragged edge of n ---------------------------------------------------------------------- */
 
+#if defined(__AVX512F__)
+INLINE vec load(const float *p, int lanes) {
+  if (lanes >= LANES) return *(const vec *)p;
+  return (vec)_mm512_maskz_loadu_ps((__mmask16)((1 << lanes) - 1), p);
+}
+INLINE void store(float *p, vec v, int lanes) {
+  if (lanes >= LANES) { *(vec *)p = v; return; }
+  _mm512_mask_storeu_ps(p, (__mmask16)((1 << lanes) - 1), (__m512)v);
+}
+#else
 INLINE vec load(const float *p, int lanes) {
   if (lanes >= LANES) return *(const vec *)p;
   vec v = {};
@@ -100,6 +110,7 @@ INLINE void store(float *p, vec v, int lanes) {
   if (lanes >= LANES) { *(vec *)p = v; return; }
   for (int i = 0; i < lanes; i++) p[i] = v[i];
 }
+#endif
 
 /* acc[r][slot g] += sum_k a[r][k] w[k][g][:]; loops over rows and gates are unrolled. The last gate's slot is one
  * further on with `apart`: the GRU's candidate keeps what comes from x apart from what comes from h. */

@@ -42,8 +42,8 @@ class CUDALayer(Layer):
         return x.dtype in INPUTS and x.shape[1] > 0 and fits(cell.kernel, cell.parts[0], x.device)
 
     @staticmethod
-    def tape_width(kernel: str, n: int) -> int:
-        return CELLS[kernel].saved * n
+    def tape_width(cell: Cell) -> int:
+        return CELLS[str(cell.kernel)].saved * cell.parts[0]
 
     @staticmethod
     def tape_dtype(x: Tensor) -> torch.dtype:

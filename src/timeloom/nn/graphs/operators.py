@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.base import Cell
-from timeloom.kernels.layer import Layer
 from timeloom.nn.graphs.handles import module_of
 from timeloom.nn.sequence import check_kind_of_lengths, check_lengths
 from timeloom.report import SolveReport
@@ -88,24 +87,24 @@ def _like_solve(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """`_solve` for tensors that have no values."""
     module, inputs = module_of(handle), Inputs(x, initial, w_ih, w_hh, b_ih, b_hh, w_hr, lengths, resets)
-    (steps, batch), cell = x.shape[:2], module._bare(*inputs.weights)
+    (steps, batch), cell = x.shape[:2], _cell_of(module, inputs)
     own, kind = _why_torch(module, inputs, taped) is None, LayerSolve.kind_of(inputs, cell)
     like = initial if own and kind is None else x
     states = [like.new_empty(steps + 1, batch, width) for width in cell.parts]
     final = like.new_empty(batch, cell.size)
     if not own or not taped:
         return states[0], final, []
-    if kind is None or not _tape_width(cell, kind):
+    width = 0 if kind is None else kind.tape_width(cell)
+    if kind is None or not width:
         return states[0], final, states[1:]
-    kernel, n = str(cell.kernel), cell.parts[0]
-    tape = like.new_empty(steps, batch, kind.tape_width(kernel, n), dtype=kind.tape_dtype(x))
+    tape = like.new_empty(steps, batch, width, dtype=kind.tape_dtype(x))
     return states[0], final, [*states[1:], tape]
 
 
 def _run_own(module: Recurrent, inputs: Inputs, index: int, taped: bool) -> tuple[list[Tensor], Tensor, SolveReport]:
     """All states and, behind them, what the backward pass needs; the final state; the report."""
     solve = _solve_of(module, index)
-    cell = module._bare(*inputs.weights)
+    cell = solve.cell_of(inputs)
     _refuse_capture(cell, inputs)
     solution = solve.forward(inputs, taped, cell)
     raise_if_asked(solution.report, solve.solver)
@@ -188,7 +187,7 @@ def _own_gradients(
     def note(backward: SolveReport) -> None:
         take(_lasting(module, index, backward, backward=True))
 
-    cell = module._bare(*inputs.weights)
+    cell = solve.cell_of(inputs)
     with _autograd(False):
         _refuse_capture(cell, inputs)
         return list(solve.backward(inputs, kept, grads, want_x, solve.plan_backward(inputs, cell), note))
@@ -224,6 +223,10 @@ def _solve_of(module: Recurrent, index: int) -> LayerSolve:
     return module._solve_of(index, module._experiences)
 
 
+def _cell_of(module: Recurrent, inputs: Inputs) -> Cell:
+    return _solve_of(module, 0).cell_of(inputs)
+
+
 def _record(module: Recurrent, index: int, report: SolveReport) -> None:
     """A list anew: the user may hold the last one, and layers may run in any order."""
     reports = list(module.reports) or [report] * module._stacked
@@ -252,18 +255,13 @@ def _why_torch(module: Recurrent, inputs: Inputs, taped: bool) -> str | None:
         return module._solver.why_torch_by_size(module, x, *x.shape[:2])
 
 
-def _tape_width(cell: Cell, kind: type[Layer] | None) -> int:
-    """Numbers a step that are kept for the backward pass beside the states."""
-    return 0 if kind is None else kind.tape_width(str(cell.kernel), cell.parts[0])
-
-
 def _is_whole(module: Recurrent, inputs: Inputs, kept: list[Tensor]) -> bool:
     """Whether all is there that our backward pass reads. It is not where torch's own layer ran forward, by a solver
     that was another one then.
     """
-    cell = module._bare(*inputs.weights)
+    cell = _cell_of(module, inputs)
     kind = LayerSolve.kind_of(inputs, cell)
-    return len(kept) == len(cell.parts) - 1 + (_tape_width(cell, kind) > 0)
+    return len(kept) == len(cell.parts) - 1 + (kind is not None and kind.tape_width(cell) > 0)
 
 
 def _refuse_capture(cell: Cell, inputs: Inputs) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from timeloom.compile.program import Fused, Program, overlap
 from timeloom.compile.schedule import Item, Loop, Schedule, schedule
+from timeloom.compile.sums import Sums, sums_of
 from timeloom.compile.tape import taped
 from timeloom.compile.text import pointwise_text
 
@@ -31,6 +32,8 @@ class Source:
     text: str
     packs: tuple[Pack, ...]
     tape: int
+    sums: Sums
+    """What the adjoint can sum on its way."""
 
 
 def emit(fused: Fused) -> Source:
@@ -50,7 +53,7 @@ def emit(fused: Fused) -> Source:
     starts = [sum(fused.parts[:i]) for i in range(len(fused.parts))]
     decaying = {place.part for place in fused.forward.kept}
     width = 0 if tape is None else tape.width
-    fetched = _parts_read(fused.adjoint if tape is None else tape.adjoint)
+    sums = sums_of(fused)
     head = [
         f"#define PARTS {len(fused.parts)}",
         f"#define SIZE {sum(fused.parts)}",
@@ -63,16 +66,28 @@ def emit(fused: Fused) -> Source:
         f"#define DECAYING {sum(1 << part for part in decaying)}",
         f"#define ADDED {int(overlap(fused.adjoint, fused.parts))}",
         f"#define TAPE {width}",
-        f"#define FETCHED {sum(1 << part for part in fetched)}",
-        '#include "fused.h"',
+        f"#define SUMS {sums.size}",
+        f"#define INPUT_GRADS {{{', '.join(map(str, fused.inputs or (0,)))}}}",
+        f"#define INPUT_GRADS_AT {{{', '.join(map(str, fused.input_at or (0,)))}}}",
+        '#include "fused_sums.h"',
     ]
-    return Source("\n".join([*head, *steps, '#include "fused_walk.h"', ""]), tuple(packs), width)
+    text = "\n".join([*head, *steps, _sum_steps(sums), '#include "fused_walk.h"', ""])
+    return Source(text, tuple(packs), width, sums)
 
 
-def _parts_read(program: Program) -> set[int]:
-    """Parts of the state that a program looks at."""
-    graph = program.graph
-    return {int(graph[i].detail[0]) for i in graph.needed(program.roots) if graph[i].op == "state"}
+def _sum_steps(sums: Sums) -> str:
+    """The function that sums what a few steps have written."""
+    calls = []
+    for one in sums.all:
+        if one.operand is None:
+            calls.append(f"  column_sum(w, {one.column}, {one.width}, sums + {one.at});")
+            continue
+        part, offset = one.operand
+        values = "w->written" if part is None else f"w->before[{part}]"
+        calls.append(
+            f"  outer_sum(w, {values}, {offset}, {one.depth}, {one.column}, {one.width}, sums + {one.at});"
+        )
+    return "\n".join(["static void sum_steps(const waiting *w, real *sums) {", *calls, "}"])
 
 
 class _Step:
@@ -85,12 +100,18 @@ class _Step:
         self.offsets, self.packs = offsets, packs
         self.slot_at: dict[int, str] = {}
         at = "0"
+        self.written_at = {
+            place.value: place.offset for place in program.written if place.width >= plan.slots.get(place.value, 0)
+        }
         for value, width in plan.slots.items():
+            if value in self.written_at:  # it is read where it is written out
+                continue
             self.slot_at[value] = at
             at = f"{at} + ROUND_UP({width})"
         self.scratch = at
         self.total_at = {value: i for i, value in enumerate(plan.totals)}
-        self.adds = name != "forward" and overlap(program, fused.parts)
+        self.back = name != "forward"
+        self.adds = self.back and overlap(program, fused.parts)
 
     def emit(self) -> tuple[str, int]:
         texts, calls = [], []
@@ -211,15 +232,23 @@ static void {name}_loop(const fused_args *a, group *g, const int decay, const in
         value = self.plan.graph[operand]
         if value.op in ("state", "grad"):
             part, offset = map(int, value.detail)
+            if value.op == "state" and self.back:
+                return f"g->before[{part}][r0 + r] + {offset}"
             return f"g->{value.op}[{part}] + (r0 + r) * padded({part}) + {offset}"
+        if operand in self.written_at:
+            return f"g->out[r0 + r] + {self.written_at[operand]}"
         return f"g->slots + ({self.slot_at[operand]}) * g->count + (r0 + r) * ROUND_UP({self.plan.slots[operand]})"
 
     def _read(self, item: Item, columns: dict[int, int], span: int) -> str:
         kind, number, offset = item
         if kind == "product":
             return f"acc[r * {self._columns_of_loop} + {columns[number]}{' + s' if span > 1 else ''}]"
+        if kind == "state" and self.back:
+            return f"load_units(g->before[{number}][row] + {offset} + unit, lanes)"
         if kind in ("state", "grad"):
             return f"*(const V *)(g->{kind}[{number}] + row * padded({number}) + {offset} + unit)"
+        if kind == "slot" and number in self.written_at:
+            return f"*(const V *)(g->out[row] + {self.written_at[number]} + unit)"
         if kind == "slot":
             width = self.plan.slots[number]
             return f"*(const V *)(g->slots + ({self.slot_at[number]}) * g->count + row * ROUND_UP({width}) + unit)"
@@ -250,8 +279,9 @@ static void {name}_loop(const fused_args *a, group *g, const int decay, const in
                 return f"if ({when} && unit == 0) *({place}) = out[{number}][0];"
             return f"if ({when}) store_units({place} + unit, out[{number}], lanes);"
         if kind == "written":
-            place = f"a->written + g->token[row] * WRITTEN + {offset} + unit"
-            return f"if (real_step) store_units({place}, out[{number}], lanes);"
+            return f"store_units(g->out[row] + {offset} + unit, out[{number}], lanes);"
+        if kind == "slot" and at in self.written_at:
+            return ""
         if kind == "slot":
             width = self.plan.slots[at]
             return (

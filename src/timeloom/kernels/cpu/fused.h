@@ -8,8 +8,10 @@
  *   DECAYING            bits of the parts that keep something of themselves
  *   ADDED               whether an adjoint step adds to the next gradient, rather than sets it
  *   TAPE                width of what a forward step keeps for the adjoint one, 0 where there is no taped_step
- *   FETCHED             bits of the parts of the state that a taped step looks at
+ *   SUMS                numbers that sums over steps of what is written out have
+ *   INPUT_GRADS         widths of the inputs, INPUT_GRADS_AT where their gradients lie in what is written out
  *   forward_step, adjoint_step, taped_step (const fused_args *, group *, int decay, int real)
+ *   sum_steps (const waiting *, real *sums)
  *
  * The readable twin is kernels/reference.py. */
 #ifndef TIMELOOM_FUSED_H
@@ -19,6 +21,7 @@
 
 #define GROUP 32 /* rows that walk together at most */
 #define AHEAD 4L /* steps that memory is asked for in advance */
+#define SUM_TOKENS 64 /* steps of rows that wait in cache before they are summed */
 #define ROUND_UP(n) (((n) + WIDE - 1) / WIDE * WIDE)
 #if WIDE == LANES && LANES == 16
 #define ROWS 8 /* rows whose sums fit the registers beside each other, with few sums a row */
@@ -41,6 +44,8 @@ typedef struct {
   real *decay;            /* (rows, SIZE) or NULL: product of what units keep of themselves along the stretch */
   const real *incoming;   /* adjoint: (T, B, incoming_width) gradient on states, or NULL */
   real *written;          /* adjoint: (T, B, WRITTEN), or NULL */
+  real *sums;             /* adjoint: (threads, SUMS) or NULL: sums over all steps of what is written, added to */
+  real *input_grads;      /* adjoint, with sums: (T, B, INPUTS), or NULL */
   real *tape;             /* (T, B, TAPE) or NULL; forward: written at real steps; adjoint: read */
   real *reset_grads;      /* adjoint: (rows, SIZE) or NULL: gradient that flowed into resets */
   real *const *states;    /* (T + 1, B, part) of every part; forward: written unless NULL; adjoint: read */
@@ -55,22 +60,46 @@ typedef struct {
   real *slots;        /* SCRATCH numbers a row */
   V *partial;         /* TOTALS sums a row, one for each lane */
   real *totals;       /* and over all lanes */
+  const real *before[PARTS][GROUP]; /* adjoint: the state before every row's step, where it is stored */
+  real *ring, *sums;  /* adjoint: room for what is written and not to be stored, and this thread's sums */
+  long slots_of_ring; /* steps that there is room for */
+  real *out[GROUP];   /* adjoint: where every row writes out */
   long token[GROUP];  /* t * batch + sequence of every row's step */
   char steps[GROUP];  /* whether it makes one */
 } group;
 
+/* Steps of rows that are still to be summed: the state before each, and what it has written. */
+typedef struct {
+  long count;
+  const real *before[PARTS][SUM_TOKENS + GROUP], *written[SUM_TOKENS + GROUP];
+} waiting;
+
 static const long part_width[PARTS] = PART_WIDTHS, part_offset[PARTS] = PART_OFFSETS;
 INLINE long padded(int part) { return ROUND_UP(part_width[part]); }
 
-INLINE V load_units(const real *p, long lanes) {
-  if (lanes >= WIDE) return *(const V *)p;
+#if defined(__AVX512F__) && WIDE == 16
+#define MASK(lanes) (__mmask16)((1u << (lanes)) - 1)
+INLINE V load_some(const real *p, long lanes) { return (V)_mm512_maskz_loadu_ps(MASK(lanes), p); }
+INLINE void store_some(real *p, V v, long lanes) { _mm512_mask_storeu_ps(p, MASK(lanes), (__m512)v); }
+#elif defined(__AVX512F__)
+#define MASK(lanes) (__mmask8)((1u << (lanes)) - 1)
+INLINE V load_some(const real *p, long lanes) { return (V)_mm512_maskz_loadu_pd(MASK(lanes), p); }
+INLINE void store_some(real *p, V v, long lanes) { _mm512_mask_storeu_pd(p, MASK(lanes), (__m512d)v); }
+#else
+INLINE V load_some(const real *p, long lanes) {
   V v = {};
   for (int i = 0; i < lanes; i++) v[i] = p[i];
   return v;
 }
-INLINE void store_units(real *p, V v, long lanes) {
-  if (lanes >= WIDE) { *(V *)p = v; return; }
+INLINE void store_some(real *p, V v, long lanes) {
   for (int i = 0; i < lanes; i++) p[i] = v[i];
+}
+#endif
+/* Vectors at the ragged edge: the units that there are. */
+INLINE V load_units(const real *p, long lanes) { return lanes >= WIDE ? *(const V *)p : load_some(p, lanes); }
+INLINE void store_units(real *p, V v, long lanes) {
+  if (lanes >= WIDE) *(V *)p = v;
+  else store_some(p, v, lanes);
 }
 INLINE V only(V v, long lanes) { /* the units that there are: sums must not see the padding */
   if (lanes < WIDE)

@@ -18,8 +18,8 @@ from timeloom.kernels.reference import AdjointData, ReferenceSweeper
 from timeloom.problem import Recurrence, Segments
 
 _POINTERS = """
-    seq begin end lengths resets origin final inputs starts ends decay incoming written tape reset_grads states weights
-    units
+    seq begin end lengths resets origin final inputs starts ends decay incoming written sums
+    input_grads tape reset_grads states weights units
 """
 _FLAGS: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.float64: ("-DTIMELOOM_DOUBLE",)}
 _sources: WeakKeyDictionary[Fused, Source] = WeakKeyDictionary()

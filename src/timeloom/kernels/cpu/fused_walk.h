@@ -68,21 +68,39 @@ static void walk_forward(const fused_args *a, group *g) {
   save_decay(a, g);
 }
 
-/* State before the step, or the origin at a reset; and what the loss itself adds to the gradient behind it. */
+/* Where the state before the step lies, if not at a reset; and what the loss itself adds to the gradient behind it. */
 static void fetch(const fused_args *a, group *g, long r) {
-  const long token = g->token[r], b = a->seq[g->first + r];
+  const long token = g->token[r];
   const int reset = a->resets && a->resets[token];
   for (int part = 0; part < PARTS; part++) {
     const long width = part_width[part], offset = part_offset[part];
-    if (!a->tape || FETCHED >> part & 1) {
-    const real *from = reset ? a->origin + b * SIZE + offset : a->states[part] + token * width;
-    memcpy(row_at(g->state[part], part, r), from, sizeof(real) * width);
-    __builtin_prefetch(a->states[part] + (token - AHEAD * a->batch) * width);
-    }
+    if (!reset) g->before[part][r] = a->states[part] + token * width;
     if (!a->incoming || offset >= a->incoming_width) continue;
     const real *added = a->incoming + token * a->incoming_width + offset;
     real *grad = row_at(g->grad[part], part, r);
-    for (long i = 0; i < width; i++) grad[i] += added[i];
+    for (long at = 0; at < width; at += WIDE) {
+      __builtin_prefetch(added + at - AHEAD * a->batch * a->incoming_width);
+      *(V *)(grad + at) += load_units(added + at, width - at);
+    }
+  }
+}
+/* Rows write to memory, or for the sums, or nowhere: to the first of the places that are kept in cache. */
+static void place_written(const fused_args *a, group *g, long slot, int real_step) {
+  for (long r = 0; r < g->count; r++) {
+    const int kept = a->written && real_step && g->steps[r];
+    g->out[r] = kept ? a->written + g->token[r] * WRITTEN : g->ring + (slot * g->count + r) * WRITTEN_STRIDE;
+  }
+}
+static void wait_for_sums(const fused_args *a, group *g, waiting *w) {
+  static const long widths[] = INPUT_GRADS, places[] = INPUT_GRADS_AT;
+  for (long r = 0; r < g->count; r++) {
+    if (!g->steps[r]) continue;
+    for (int part = 0; part < PARTS; part++) w->before[part][w->count] = g->before[part][r];
+    w->written[w->count++] = g->out[r];
+    if (!a->input_grads) continue;
+    real *to = a->input_grads + g->token[r] * INPUTS;
+    for (unsigned i = 0; i < sizeof(widths) / sizeof(*widths); to += widths[i++])
+      memcpy(to, g->out[r] + places[i], sizeof(real) * widths[i]);
   }
 }
 static void divert_reset(const fused_args *a, group *g, long r, int real_step) {
@@ -103,27 +121,37 @@ static void enter_adjoint(const fused_args *a, group *g) {
 }
 
 static void walk_adjoint(const fused_args *a, group *g) {
+  waiting w = {.count = 0};
+  long slot = 0;
   if (a->lead) enter_adjoint(a, g);
   else load_whole(g, g->grad, a->ends, 0, a);
   start_decay(g);
   for (long step = 0; step <= a->lead + g->longest; step++) {
     if (a->lead && step == a->lead) save_whole(g, g->grad, a->starts);
     if (step == a->lead + g->longest) break;
-    const int real_step = step >= a->lead;
+    const int real_step = step >= a->lead, summed = real_step && a->sums;
     for (long r = 0; r < g->count; r++) {
       const long row = g->first + r, b = a->seq[row], t = a->end[row] - 1 + a->lead - step;
       g->steps[r] = t >= a->begin[row] && a->end[row] > a->begin[row] && (!a->lead || t < a->lengths[b]);
       g->token[r] = g->steps[r] ? t * a->batch + b : 0;
+      for (int part = 0; part < PARTS; part++) g->before[part][r] = a->origin + b * SIZE + part_offset[part];
       if (g->steps[r]) fetch(a, g, r);
     }
+    place_written(a, g, slot, real_step);
     if (ADDED)
       for (int part = 0; part < PARTS; part++) memset(g->next[part], 0, sizeof(real) * g->count * padded(part));
-    (a->tape ? taped_step : adjoint_step)(a, g, real_step && a->decay, real_step && a->written);
+    (a->tape ? taped_step : adjoint_step)(a, g, real_step && a->decay, real_step);
     swap_in(g, g->grad, g->next);
-    if (!a->resets) continue;
-    for (long r = 0; r < g->count; r++)
+    for (long r = 0; a->resets && r < g->count; r++)
       if (g->steps[r] && a->resets[g->token[r]]) divert_reset(a, g, r, real_step);
+    if (!summed) continue;
+    wait_for_sums(a, g, &w);
+    slot = (slot + 1) % g->slots_of_ring;
+    if (slot) continue;
+    sum_steps(&w, g->sums);
+    w.count = 0;
   }
+  if (w.count) sum_steps(&w, g->sums);
   save_whole(g, g->grad, a->ends);
   save_decay(a, g);
 }
@@ -137,6 +165,7 @@ static int run(void (*walk)(const fused_args *, group *), const fused_args *a, i
   size = size > GROUP ? GROUP : size > ROWS ? (size + ROWS - 1) / ROWS * ROWS : size;
   const long groups = (a->rows + size - 1) / size;
   int failed = 0;
+  /* static: which thread sums what must not depend on the day */
 #pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(| : failed) if (threads > 1 && groups > 1)
   for (long i = 0; i < groups; i++) {
     group g = {.first = i * size};
@@ -144,7 +173,10 @@ static int run(void (*walk)(const fused_args *, group *), const fused_args *a, i
     for (long r = g.first; r < g.first + g.count; r++)
       if (a->end[r] - a->begin[r] > g.longest) g.longest = a->end[r] - a->begin[r];
     real *scratch = NULL, *at;
-    const long numbers = g.count * row_size + 64 * WIDE; /* vectors are read to the end of their last V, and beyond */
+    g.slots_of_ring = a->sums ? 1 + SUM_TOKENS / g.count : 1;
+    const long ring = g.slots_of_ring * g.count * WRITTEN_STRIDE;
+    /* vectors are read to the end of their last V, and beyond */
+    const long numbers = g.count * row_size + ring + 64 * WIDE;
     if (posix_memalign((void **)&scratch, 64, sizeof(real) * numbers)) {
       failed |= 1;
       continue;
@@ -158,7 +190,9 @@ static int run(void (*walk)(const fused_args *, group *), const fused_args *a, i
     }
     g.partial = (V *)at, at += g.count * (TOTALS + 1) * WIDE;
     g.slots = at, at += g.count * SCRATCH + WIDE;
-    g.totals = at;
+    g.totals = at, at += g.count * TOTALS + WIDE;
+    g.ring = (real *)(((uintptr_t)at + 63) / 64 * 64);
+    g.sums = a->sums ? a->sums + SUMS * omp_get_thread_num() : NULL;
     walk(a, &g);
     free(scratch);
   }

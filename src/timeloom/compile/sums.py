@@ -1,0 +1,100 @@
+"""Gradients of a compiled step's weights: sums over all rows and steps that an adjoint sweep can make on its way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor
+
+from timeloom.compile.program import Fused
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One sum over rows and steps, `(depth, width)`: of the outer products of an operand and of columns of what the
+    adjoint writes; without an operand of the columns alone, and depth is 1.
+
+    operand: part and offset of the state before the step, or None and an offset among what is written.
+    column, width: the columns. at: where the sum lies among all of them.
+    """
+
+    operand: tuple[int | None, int] | None
+    depth: int
+    column: int
+    width: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Sums:
+    """All sums of a step: those of every stack of matrices, by the first (matrix of the stack, block) that they are of
+    and by how many matrices; and those of the per-unit vectors.
+    """
+
+    of_stacks: tuple[tuple[tuple[int, int, int, Sum], ...], ...]
+    of_units: tuple[Sum, ...]
+    size: int
+
+    @property
+    def all(self) -> list[Sum]:
+        return [*[found for stack in self.of_stacks for *_, found in stack], *self.of_units]
+
+
+def sums_of(fused: Fused) -> Sums:
+    """The sums of a step. Products whose gradients lie side by side are summed together, and so are vectors."""
+    size = 0
+
+    def add(operand: tuple[int | None, int] | None, depth: int, column: int, width: int) -> Sum:
+        nonlocal size
+        found = Sum(operand, depth, column, width, size)
+        size += depth * width
+        return found
+
+    stacks = []
+    for matrix, offsets, (part, offset) in zip(fused.matrices, fused.product_at, fused.operand_at, strict=True):
+        found = []
+        width = matrix.outputs * matrix.blocks
+        apart = matrix.blocks > 1
+        edges = [
+            0, *[i for i, (a, b) in enumerate(pairwise(offsets), 1) if apart or a is None or b != a + width],
+            len(offsets),
+        ]  # fmt: skip
+        for first, last in pairwise(edges):
+            column = offsets[first]
+            if column is None:
+                continue
+            for block in range(matrix.blocks):
+                operand = (part, offset + block * matrix.inputs)
+                columns = (last - first) * matrix.outputs
+                found.append(
+                    (first, last, block, add(operand, matrix.inputs, column + block * matrix.outputs, columns))
+                )
+        stacks.append(tuple(found))
+    stretches: list[tuple[int, int]] = []
+    for begin, end in sorted({(at, at + w) for at, w in zip(fused.unit_at, fused.units, strict=True) if at is not None}):
+        if stretches and begin <= stretches[-1][1]:
+            stretches[-1] = (stretches[-1][0], max(end, stretches[-1][1]))
+        else:
+            stretches.append((begin, end))
+    units = tuple(add(None, 1, begin, end - begin) for begin, end in stretches)
+    return Sums(tuple(stacks), units, size)
+
+
+def weight_grads(fused: Fused, sums: Sums, found: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of the stacks of matrices, then of the per-unit vectors, from the sums `(size,)` of `sums`."""
+    grads = []
+    for matrix, stack in zip(fused.matrices, sums.of_stacks, strict=True):
+        grad = found.new_zeros(matrix.shape)
+        for first, last, block, one in stack:
+            piece = found[one.at : one.at + one.depth * one.width].view(one.depth, last - first, matrix.outputs)
+            grad[first:last, block] = piece.permute(1, 2, 0)
+        grads.append(grad)
+    for at, width in zip(fused.unit_at, fused.units, strict=True):
+        if at is None:
+            grads.append(found.new_zeros(width))
+            continue
+        one = next(s for s in sums.of_units if s.column <= at < s.column + s.width)
+        begin = one.at + at - one.column
+        grads.append(found[begin : begin + width].clone())
+    return tuple(grads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +12,20 @@ from torch import Tensor
 from timeloom.cells.base import Cell
 from timeloom.problem import Recurrence, Segments
 from timeloom.torch_state.precision import solved_in
+
+
+class GradientSums(Protocol):
+    """Gradients of a cell's inputs and weights that sweeps sum on their way, rather than write out what they sum."""
+
+    def clear(self) -> None:
+        """Forget what was summed."""
+
+    @property
+    def inputs(self) -> Tensor:
+        """`(T, B, K)`"""
+
+    def weights(self) -> tuple[Tensor, ...]:
+        """In the order of the cell's own."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,8 @@ class AdjointData:
     """`(T, B, G)`, receives the cell's gate gradients."""
     reset_grads: Tensor | None = None
     """`(R, S)`, receives what flowed into resets."""
+    sums: GradientSums | None = None
+    """In place of `gate_grads`: is added what comes of them."""
 
 
 class ReferenceSweeper:
@@ -141,6 +158,10 @@ class ReferenceSweeper:
         entry = torch.where(at_end, final[segments.sequence.to(final.device)], 0)
         ends, _ = self.adjoint(behind, entry, AdjointData(data.states, data.incoming))
         return ends, *self.adjoint(segments, ends, data, want_decay)
+
+    def new_sums(self) -> GradientSums | None:
+        """Room for sums of gradients, where adjoint sweeps make them."""
+        return None
 
     def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor | float] | None:
         """A quick bound of the largest relative jump between stretches, where the device has one."""

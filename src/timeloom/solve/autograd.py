@@ -13,15 +13,15 @@ from timeloom.cells.generic import GenericCell
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve import second_order
-from timeloom.solve.backward import previous_states, solve_adjoint, weight_grads_of
+from timeloom.solve.backward import Summed, previous_states, solve_adjoint, solve_summed, weight_grads_of
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.batched import one_by_one
 from timeloom.torch_state.eager import eager
 
 Note = Callable[[SolveReport], None]
 """Told the backward solve's report."""
-Adjoint = Callable[[Recurrence, list[Tensor], Tensor | None, Tensor | None], tuple[Tensor, Tensor, SolveReport]]
-"""`solve_adjoint` with a plan, or what stands in for it over many ranks."""
+Adjoint = Callable[[Recurrence, list[Tensor], Tensor | None, Tensor | None], tuple[Tensor | Summed, Tensor, SolveReport]]
+"""`solve_adjoint` or `solve_summed` with a plan, or what stands in for it over many ranks."""
 
 
 Back = Callable[[dict[str, Any], Sequence[Tensor | None], Sequence[bool]], tuple[Tensor | None, ...]]
@@ -125,6 +125,8 @@ def attach(
         problem = Recurrence(cell.with_weights(tuple(weights)), u, initial, lengths, resets, tape=tape).detach()
         gate_grads, initial_grad, report = solve(problem, states, *grads)
         note(report)
+        if isinstance(gate_grads, Summed):
+            return gate_grads.inputs, initial_grad, *gate_grads.weights
         if user:
             return gate_grads.flatten(0, 1), initial_grad, None, *(None for _ in leaves)
         weight_grads: tuple[Tensor | None, ...] = (None,) * len(weights)
@@ -138,7 +140,7 @@ def attach(
         at_u, at_initial, *at_weights = second_order.gradients(problem, leaves, saved["states"], grads)
         return (None, at_initial, at_u, *at_weights) if user else (at_u, at_initial, *at_weights)
 
-    alone = getattr(solve, "func", None) is solve_adjoint
+    alone = getattr(solve, "func", None) in (solve_adjoint, solve_summed)
     # The live ones: gradients of gradients must lead back to them.
     saved = {"u": (live.u,), "initial": (live.initial,), "weights": live.cell.weights, "states": states}
     tape = Tape(outputs, back, saved | {"shared": (shared,), "tape": (problem.tape,)}, recorded if alone else None)

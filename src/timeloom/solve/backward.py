@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,13 @@ from timeloom.solve.tangents import by_adjoint
 Found = TypeVar("Found")
 
 
+class Summed(NamedTuple):
+    """Gradients of a cell's inputs `(T, B, K)` and weights, which sweeps have summed on their way."""
+
+    inputs: Tensor
+    weights: tuple[Tensor, ...]
+
+
 def solve_adjoint(
     problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: Plan
 ) -> tuple[Tensor, Tensor, SolveReport]:
@@ -47,6 +54,21 @@ def solve_adjoint(
     return gate_grads, initial_grad, report
 
 
+def solve_summed(
+    problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: Plan
+) -> tuple[Tensor | Summed, Tensor, SolveReport]:
+    """`solve_adjoint`, with the sums of the gate gradients in their place where sweeps make them on their way."""
+    if plan.check_gradient:
+        return solve_adjoint(problem, states, incoming, final_grad, plan)
+    if final_grad is None:
+        final_grad = torch.zeros_like(problem.initial)
+    sweeps = _Sweeps(problem, states, plan.chunk, incoming, final_grad, summing=True)
+    report = _drive(problem, states, plan, sweeps, final_grad, plan.march)
+    into_resets = sweeps.into_resets()
+    initial_grad = sweeps.initial_grad if into_resets is None else sweeps.initial_grad + into_resets
+    return sweeps.summed() or sweeps.gate_grads, initial_grad, report
+
+
 def solve_backwards(
     problem: Recurrence,
     states: list[Tensor],
@@ -61,6 +83,20 @@ def solve_backwards(
     `onward`: whether the chain goes on on another rank.
     """
     sweeps = _Sweeps(problem, states, plan.chunk, incoming, final_grad)
+    found = _drive(problem, states, plan, sweeps, final_grad, drive, onward)
+    return sweeps.gate_grads, sweeps.initial_grad, sweeps.into_resets(), found
+
+
+def _drive(
+    problem: Recurrence,
+    states: list[Tensor],
+    plan: Plan,
+    sweeps: _Sweeps,
+    final_grad: Tensor,
+    drive: Callable[[Chain], Found],
+    onward: bool = False,
+) -> Found:
+    """Solve for the gradients at the ends of all chunks; what else there is of them is where the sweeps put it."""
     segments, incoming = sweeps.segments, sweeps.data.incoming
     anchors = (segments.end == problem.ends()[segments.sequence]) & (segments.end > segments.begin)
     anchors = anchors.view(sweeps.links, problem.batch)
@@ -83,27 +119,41 @@ def solve_backwards(
         certify=sweeps.sweeper.certifier(0.0, fading=True),
         coarsen=lambda coarsening: CoarseAdjoint.of(problem, states, incoming, final_grad, anchors, coarsening, onward),
     )
-    found = drive(chain)
-    return sweeps.gate_grads, sweeps.initial_grad, sweeps.into_resets(), found
+    return drive(chain)
 
 
 class _Sweeps:
     """Sweeps over the chunks, last one first, and what they leave beside the gradients that they end with.
 
-    gate_grads: `(T, B, G)`.
+    gate_grads: `(T, B, G)`; with sums in their place, where the sweeper makes such, of no steps.
     initial_grad: `(B, S)`, of the state before the first step.
     """
 
     def __init__(
-        self, problem: Recurrence, states: list[Tensor], chunk: int, incoming: Tensor | None, final_grad: Tensor
+        self,
+        problem: Recurrence,
+        states: list[Tensor],
+        chunk: int,
+        incoming: Tensor | None,
+        final_grad: Tensor,
+        summing: bool = False,
     ) -> None:
         self.problem, self.sweeper = problem, choose_sweeper(problem)
         self.segments = cut(problem, chunk, backwards=True)
         self.links, self._final_grad = -(-problem.steps // chunk), final_grad
-        self.gate_grads = empty(problem.steps, problem.batch, problem.cell.gate_width, like=problem.initial)
+        self._sums = self.sweeper.new_sums() if summing else None
+        steps = 0 if self._sums is not None else problem.steps
+        self.gate_grads = empty(steps, problem.batch, problem.cell.gate_width, like=problem.initial)
         if problem.lengths is not None:
             self.gate_grads.zero_()
-        self.data = AdjointData(states, None if incoming is None else incoming.contiguous(), self.gate_grads)
+        written = self.gate_grads if self._sums is None else None
+        self.data = AdjointData(states, None if incoming is None else incoming.contiguous(), written)
+        self._ends = torch.empty_like(final_grad).repeat(self.links, 1) if self._sums is not None else final_grad
+        """`(C·B, S)`: the gradients that each chunk was last swept from."""
+        self._finished: list[tuple[Tensor, Tensor, Segments, Tensor]] = []
+        """Links and sequences from which on chunks were swept as one, as which rows, from which gradients."""
+        self._stale = False
+        """Whether there were sweeps over some rows since those that were summed."""
         self.initial_grad = final_grad.clone()  # what a sequence of no steps keeps
         self._reset_grads: Tensor | None = None
         """`(C·B, S)`, what the resets of each row take."""
@@ -114,6 +164,7 @@ class _Sweeps:
         data = self._data_for(rows)
         begins, decay = self.sweeper.adjoint(rows, ends, data, want_decay)
         self._keep(rows, where, begins, data.reset_grads)
+        self._note_ends(where, ends, data)
         return begins, decay
 
     def through(self, rows: Segments, ends: Tensor) -> Tensor:
@@ -124,6 +175,7 @@ class _Sweeps:
         data = self._data_for(rows)
         ends, begins, decay = self.sweeper.adjoint_entering(rows, lead, self._final_grad, data, want_decay)
         self._keep(rows, where, begins, data.reset_grads)
+        self._note_ends(where, ends, data)
         return ends, begins, decay
 
     def finish(self, bad_links: Tensor, sequences: Tensor, ends: Tensor) -> Tensor:
@@ -134,7 +186,39 @@ class _Sweeps:
             kept = self._reset_grads.view(self.links, batch, -1)
             kept[:, sequences] = torch.where(later.unsqueeze(-1), 0, kept[:, sequences])  # what overflowed there too
         rows = self.segments[chain_rows]
-        return self.sweep(Segments(rows.sequence, torch.zeros_like(rows.begin), rows.end), ends, chain_rows, False)[0]
+        rows = Segments(rows.sequence, torch.zeros_like(rows.begin), rows.end)
+        data = replace(self._data_for(rows), sums=None)
+        begins, _ = self.sweeper.adjoint(rows, ends, data)
+        self._keep(rows, chain_rows, begins, data.reset_grads)
+        self._finished.append((bad_links, sequences, rows, ends))
+        self._stale = True
+        return begins
+
+    def summed(self) -> Summed | None:
+        """The sums, where there are any, of the sweeps that hold now."""
+        if self._sums is None:
+            return None
+        if self._stale:
+            rows, ends = self._rows_that_hold()
+            self._sums.clear()
+            self.sweeper.adjoint(rows, ends, replace(self.data, sums=self._sums))
+        return Summed(self._sums.inputs, self._sums.weights())
+
+    def _rows_that_hold(self) -> tuple[Segments, Tensor]:
+        """All chunks, those that were swept as one being one row, and the gradients at their ends."""
+        apart = torch.ones(self.links, self.problem.batch, dtype=torch.bool, device="cpu")
+        for links, sequences, *_ in self._finished:
+            for link, sequence in zip(links.tolist(), sequences.tolist(), strict=True):
+                apart[link:, sequence] = False
+        alone = apart.flatten().nonzero().squeeze(-1)
+        pieces = [(self.segments[alone], self._ends[alone]), *[(rows, ends) for *_, rows, ends in self._finished]]
+        columns = [torch.cat(column) for column in zip(*[rows.columns for rows, _ in pieces], strict=True)]
+        return Segments(*columns), torch.cat([ends for _, ends in pieces])
+
+    def _note_ends(self, where: Tensor, ends: Tensor, data: AdjointData) -> None:
+        if self._sums is not None:
+            self._ends[where] = ends
+            self._stale = data.sums is None
 
     def into_resets(self) -> Tensor | None:
         """The gradient of the state that resets put back, `(B, S)`; None without resets."""
@@ -142,9 +226,19 @@ class _Sweeps:
         return None if kept is None else kept.view(self.links, self.problem.batch, -1).sum(0)
 
     def _data_for(self, rows: Segments) -> AdjointData:
+        data = self.data
+        if self._sums is not None and self._are_all(rows):
+            self._sums.clear()
+            data = replace(data, sums=self._sums)
         if self._reset_grads is None:
-            return self.data
-        return replace(self.data, reset_grads=self._final_grad.new_empty(len(rows), self._final_grad.shape[1]))
+            return data
+        return replace(data, reset_grads=self._final_grad.new_empty(len(rows), self._final_grad.shape[1]))
+
+    def _are_all(self, rows: Segments) -> bool:
+        """Whether these are all chunks that have steps."""
+        if len(rows) == len(self.segments) or self.problem.lengths is None:
+            return len(rows) == len(self.segments)
+        return int((rows.end - rows.begin).sum()) == int(self.problem.ends().sum())
 
     def _keep(self, rows: Segments, where: Tensor, begins: Tensor, into_resets: Tensor | None) -> None:
         problem, device = self.problem, begins.device

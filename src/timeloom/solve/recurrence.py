@@ -15,7 +15,7 @@ from timeloom.kernels import with_tape
 from timeloom.problem import Recurrence
 from timeloom.report import ConvergenceError, SolveReport
 from timeloom.solve.autograd import Note, attach, outputs_of
-from timeloom.solve.backward import solve_adjoint
+from timeloom.solve.backward import solve_summed
 from timeloom.solve.forward import final_state, solve_states
 from timeloom.solve.plan import Plan, Planner
 from timeloom.solve.warm_starts import Guess
@@ -64,7 +64,7 @@ def run(
     final = final_state(detached, states)
     if not needs_grad(problem):
         return outputs_of(detached, states, parts), final
-    adjoint = partial(solve_adjoint, plan=solver.plan(detached, experience.backward, "backward"))
+    adjoint = partial(solve_summed, plan=solver.plan(detached, experience.backward, "backward"))
     note = noting(report, solver, experience, record)
     return attach(detached, states, final, adjoint, note, problem, parts)
 

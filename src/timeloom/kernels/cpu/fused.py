@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from timeloom.buffers import empty
+from timeloom.cells.fused import FusedCell
 from timeloom.compile.emit_cpu import Pack, Source, emit
 from timeloom.compile.graph import Matrix
 from timeloom.compile.program import Fused
+from timeloom.compile.sums import weight_grads
 from timeloom.kernels.cpu import build
 from timeloom.kernels.generated import form_of, in_normal_form
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper
@@ -22,6 +25,9 @@ _POINTERS = """
     input_grads tape reset_grads states weights units
 """
 _FLAGS: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.float64: ("-DTIMELOOM_DOUBLE",)}
+MOST_SUMMED = 1 << 18
+"""Numbers of all weights up to which sweeps sum their gradients: sums beyond a core's cache are left to one product over
+all steps."""
 _sources: WeakKeyDictionary[Fused, Source] = WeakKeyDictionary()
 
 
@@ -45,6 +51,23 @@ def library_of(fused: Fused, dtype: torch.dtype) -> ctypes.CDLL | str:
     if dtype not in _FLAGS:
         return f"no kernels for {dtype}"
     return build.generated(source_of(fused).text, _FLAGS[dtype])
+
+
+class FusedSums:
+    """Sums of the gradients of a compiled step; one of each for every thread."""
+
+    def __init__(self, problem: Recurrence, fused: Fused) -> None:
+        self._fused, self._sums = fused, source_of(fused).sums
+        self.by_thread = problem.initial.new_zeros(torch.get_num_threads(), self._sums.size)
+        self.inputs = empty(problem.steps, problem.batch, sum(fused.inputs), like=problem.initial)
+        if problem.lengths is not None:
+            self.inputs.zero_()
+
+    def clear(self) -> None:
+        self.by_thread.zero_()
+
+    def weights(self) -> tuple[Tensor, ...]:
+        return weight_grads(self._fused, self._sums, self.by_thread.sum(0))
 
 
 class FusedSweeper(ReferenceSweeper):
@@ -125,6 +148,12 @@ class FusedSweeper(ReferenceSweeper):
         self._run_adjoint(segments, data, lead, **found, lengths=self.problem.ends())
         return ends, begins, decay
 
+    def new_sums(self) -> FusedSums | None:
+        cell = self.problem.cell
+        if not isinstance(cell, FusedCell) or source_of(cell.fused).sums.size > MOST_SUMMED:
+            return None
+        return FusedSums(self.problem, cell.fused)
+
     def _boundaries(self, segments: Segments, want_decay: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         starts = self.problem.initial.new_empty(len(segments), self.cell.size)
         return starts, torch.empty_like(starts), torch.empty_like(starts) if want_decay else None
@@ -134,6 +163,9 @@ class FusedSweeper(ReferenceSweeper):
             data.reset_grads.zero_()
         incoming = None if data.incoming is None else data.incoming.contiguous()
         tensors |= {"incoming": incoming, "written": data.gate_grads, "reset_grads": data.reset_grads}
+        if data.sums is not None:
+            assert isinstance(data.sums, FusedSums)
+            tensors |= {"sums": data.sums.by_thread, "input_grads": data.sums.inputs}
         self._run("adjoint", segments, data.states, lead, **tensors)
 
     def _run(

@@ -128,7 +128,9 @@ class _Step:
         columns: dict[int, int] = {}
         count = sum(self.fused.matrices[matrix].count for matrix, _ in loop.stacks) + len(loop.pulls)
         span = 2 if count == 1 and loop.width > 16 else 1
-        rows = "ROWS" if count * span <= 3 else "(ROWS / 2)" if count * span <= 6 else "(ROWS / 4)"
+        # Sums of one vector's products stand in registers together, those of others wait in the first cache.
+        most = max([self.fused.matrices[matrix].count for matrix, _ in loop.stacks] + [len(loop.pulls) and 1, 1]) * span
+        rows = "ROWS" if most <= 3 else "(ROWS / 2)" if most <= 6 else "(ROWS / 4)"
         self._columns_of_loop = max(count * span, 1)
         products, first = [], 0
         for matrix, operand in loop.stacks:
@@ -235,6 +237,8 @@ static void {name}_loop(const fused_args *a, group *g, const int decay, const in
             if value.op == "state" and self.back:
                 return f"g->before[{part}][r0 + r] + {offset}"
             return f"g->{value.op}[{part}] + (r0 + r) * padded({part}) + {offset}"
+        if value.op == "input":
+            return f"a->inputs + g->token[r0 + r] * INPUTS + {self.offsets[int(value.detail[0])]}"
         if operand in self.written_at:
             return f"g->out[r0 + r] + {self.written_at[operand]}"
         return f"g->slots + ({self.slot_at[operand]}) * g->count + (r0 + r) * ROUND_UP({self.plan.slots[operand]})"

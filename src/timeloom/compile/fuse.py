@@ -95,8 +95,11 @@ def _times(value: Tensor, weights: Constants | None, evaluate: Evaluation, like:
     return value if weights is None else value.to(like) @ weights.gather(evaluate, like).t()
 
 
-def compile_step(function: Function, state: tuple[Tensor, ...], is_tuple: bool, x: Tensor) -> Compiled:
+def compile_step(
+    function: Function, state: tuple[Tensor, ...], is_tuple: bool, x: Tensor, folds: bool = False
+) -> Compiled:
     """Compile a step from examples of rows of its state and of x; raises NotFused with the reason where it cannot be.
+    `folds`: whether small products with x are the kernels' to make, too.
 
     Whatever comes of it has been compared with the step itself on random rows, values and gradients.
     """
@@ -111,7 +114,7 @@ def compile_step(function: Function, state: tuple[Tensor, ...], is_tuple: bool, 
     module = trace(function, example, is_tuple, inputs)
     bindings = Bindings.find(function, module)
     wide = like.dtype in HALF
-    lanes = Lanes(module, len(state), rows, Evaluation(module, rows, bindings.tensors(function)), wide)
+    lanes = Lanes(module, len(state), rows, Evaluation(module, rows, bindings.tensors(function)), wide, folds)
     widths = tuple(part[:1].numel() for part in state)
     with torch.no_grad(), torch.device("cpu"):  # lanes are numbers of the host's
         parts = lanes.walk()

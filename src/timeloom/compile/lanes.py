@@ -48,6 +48,15 @@ _BINARY = {
 _RULES = {**rules_pointwise.RULES, **rules_sums.RULES, **rules_products.RULES}
 
 
+MOST_FOLDED = 256
+"""Numbers of x whose products kernels make on their way."""
+
+
+def is_small(width: int, outputs: int) -> bool:
+    """Whether a product with so many numbers of x is better made on the way."""
+    return width <= min(MOST_FOLDED, 2 * outputs)
+
+
 def _forgotten(node: fx.Node) -> Tensor:
     raise RuntimeError(f"the value of {node} has been let go")
 
@@ -74,6 +83,9 @@ class Lanes:
     """The value of a node that depends on parameters alone, for one row."""
     wide: bool = False
     """Whether half precision is computed in float32, so that what goes from one to the other stays what it is."""
+    folds: bool = False
+    """Whether products with what depends on x alone, where they are small, are the kernels' to make, too: neither they
+    nor their gradients are ever kept for all steps, then."""
     sources: list[Source] = field(default_factory=list)
     depends: dict[fx.Node, str] = field(default_factory=dict)
     held: dict[fx.Node, Any] = field(default_factory=dict)
@@ -158,7 +170,19 @@ class Lanes:
         name = _name(node)
         if name in _FREE_MOVES and (self.depends[node] == "const" or self._is_by_rows(node)):
             return self._move(node, name)
-        return self._constant(node) if self.depends[node] == "const" else self._hoisted(node)
+        if self.depends[node] == "const":
+            return self._constant(node)
+        return _RULES[name](self, node, *node.args) if self._is_folded(node, name) else self._hoisted(node)
+
+    def _is_folded(self, node: Any, name: str) -> bool:
+        """Whether it is a product of x and of constants that is small enough."""
+        if not self.folds or name not in ("mm", "addmm") or node.kwargs or len(node.args) > 3:
+            return False
+        *added, value, weights = node.args
+        if self.depends[value] != "x" or any(self.depends[arg] != "const" for arg in (*added, weights)):
+            return False
+        rows, width = value.meta["val"].shape
+        return rows == self.rows and width != rows and is_small(width, node.meta["val"].shape[1])
 
     def _is_by_rows(self, node: Any) -> bool:
         """Whether the rows of what a move is given can be told from its shape, and lanes be given to it."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from timeloom.compile.graph import Graph, Matrix, Place
-from timeloom.compile.lanes import Lanes
+from timeloom.compile.lanes import Lanes, is_small
 from timeloom.compile.refusal import NotFused
 from timeloom.compile.sources import ZERO, Source
 
@@ -151,7 +151,9 @@ class Lowering:
         for offset, piece in self._pieces(operand):
             columns = weights[:, offset : offset + len(piece)]
             source = self.lanes.source_of(int(piece[0]))
-            if source.kind in ("const", "number", "x"):
+            if source.kind == "x" and self.lanes.folds and is_small(len(piece), len(weights)):
+                terms.append(self._times(columns.unsqueeze(0), self.value(piece)))
+            elif source.kind in ("const", "number", "x"):
                 terms.append(
                     self._leaf("input" if source.kind == "x" else "unit", Hoisted(piece, columns.contiguous()))
                 )

@@ -72,7 +72,8 @@ def compiled_for(
     inferring = torch.is_inference_mode_enabled()
     try:
         with torch.inference_mode(False):  # gradients are compared, too
-            kept.compiled = compile_step(function, state, is_tuple, xs.flatten(0, 1))
+            folds = xs.device.type == "cpu"
+            kept.compiled = compile_step(function, state, is_tuple, xs.flatten(0, 1), folds)
     except NotFused as error:
         kept.reason = str(error)
     except RuntimeError:

@@ -19,6 +19,9 @@ written (0, offset); tape (width, offset), width 0 being one number a row; unit 
 (value, 0); product (value, 0).
 """
 
+READY = ("state", "grad", "input")
+"""Leaves that products can be taken of where they lie."""
+
 
 @dataclass
 class Loop:
@@ -85,7 +88,7 @@ def schedule(program: Program, input_offsets: tuple[int, ...]) -> Schedule:
         value = graph[index]
         if value.op in ("product", "pull"):
             for arg in value.args:
-                if graph[arg].op not in ("state", "grad") and not _is_zero(graph, arg):
+                if graph[arg].op not in READY and not _is_zero(graph, arg):
                     slots[arg] = max(_argument_width(graph, index, program), slots.get(arg, 0))
         elif value.op not in LEAVES and value.op != "total" and value.width:
             for arg in _inputs_of(graph, value.args):
@@ -144,7 +147,7 @@ def _levels(graph: Graph, every: list[int]) -> dict[int, int]:
             level[index] = max(args[0], 0) + 1
         elif value.op in ("product", "pull"):
             ready = [
-                -1 if graph[a].op in ("state", "grad") or _is_zero(graph, a) else max(level[a], 0) for a in value.args
+                -1 if graph[a].op in READY or _is_zero(graph, a) else max(level[a], 0) for a in value.args
             ]
             level[index] = max(ready) + 1
         else:

@@ -45,6 +45,9 @@ _BINARY = {
     "ne": "ne",
 }  # fmt: skip
 
+_FOLDED = {"add", "sub", "native_layer_norm", "_fused_rms_norm", *_UNARY, *_BINARY, *_FREE_MOVES}
+"""What is followed behind a product with x that is the kernels' to make."""
+
 _RULES = {**rules_pointwise.RULES, **rules_sums.RULES, **rules_products.RULES}
 
 
@@ -94,6 +97,7 @@ class Lanes:
         self._bases: list[int] = []
         self._numbers: dict[float, int] = {}
         self._leaves: dict[fx.Node, Tensor] = {}
+        self._folded: dict[fx.Node, bool] = {}
 
     def walk(self) -> list[Tensor]:
         """Follow the trace; returns the lanes of the next state's parts, `(width,)` each."""
@@ -172,14 +176,23 @@ class Lanes:
             return self._move(node, name)
         if self.depends[node] == "const":
             return self._constant(node)
-        return _RULES[name](self, node, *node.args) if self._is_folded(node, name) else self._hoisted(node)
+        return self._follow(node) if self._is_folded(node) else self._hoisted(node)
 
-    def _is_folded(self, node: Any, name: str) -> bool:
-        """Whether it is a product of x and of constants that is small enough."""
-        if not self.folds or name not in ("mm", "addmm") or node.kwargs or len(node.args) > 3:
+    def _is_folded(self, node: Any) -> bool:
+        """Whether it is a small product of x and of constants, or follows from such by what kernels do anyway."""
+        if not self.folds or self.depends[node] != "x" or node.op != "call_function":
             return False
+        if node not in self._folded:
+            self._folded[node] = self._can_fold(node, _name(node))
+        return self._folded[node]
+
+    def _can_fold(self, node: Any, name: str) -> bool:
+        given = [arg for arg in node.all_input_nodes if self.depends[arg] == "x"]
+        if name not in ("mm", "addmm"):
+            followed = node.target is operator.getitem or name in _FOLDED
+            return followed and all(self._is_folded(arg) for arg in given)
         *added, value, weights = node.args
-        if self.depends[value] != "x" or any(self.depends[arg] != "const" for arg in (*added, weights)):
+        if given != [value] or self._is_folded(value) or node.kwargs or len(added) > 1:
             return False
         rows, width = value.meta["val"].shape
         return rows == self.rows and width != rows and is_small(width, node.meta["val"].shape[1])
@@ -225,7 +238,7 @@ class Lanes:
 
     def _follow(self, node: Any) -> Any:
         if node.target is operator.getitem:
-            return self.held[node.args[0]][node.args[1]]
+            return self.of(node.args[0])[node.args[1]]
         name = _name(node)
         if name == "_to_copy" and not _keeps_value(node.args[0].meta["val"].dtype, node.meta["val"].dtype, self.wide):
             raise NotFused(f"a change of dtype to {node.meta['val'].dtype}")

@@ -1,6 +1,6 @@
 """What a forward step leaves for the adjoint one, so that this need not compute it again.
 
-Products and sums of rows are never computed twice. All else is kept, or computed again from what is kept and read
+Sums of rows and products with the state are never computed twice. All else is kept, or computed again from what is kept and read
 anyway, whichever costs less: the cheapest cut between the leaves of the forward program and what the adjoint needs.
 """
 
@@ -24,6 +24,9 @@ DEAR = {
 }  # fmt: skip
 COMPUTED = (0.05, 0.6)
 """What it costs to compute a number again, by a cheap function and by a dear one."""
+
+MULTIPLIED = 0.05
+"""The same of a term of a product with x, which is read anyway."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +86,8 @@ def _kept(fused: Fused) -> list[int]:
 def _again(graph: Graph, index: int) -> float:
     """What it costs to compute a value again."""
     value = graph[index]
+    if value.op == "product" and graph[value.args[0]].op == "input":
+        return MULTIPLIED * graph[value.args[0]].width * value.width
     if value.op in ("product", "total"):
         return math.inf
     return COMPUTED[value.op in DEAR] * (value.width or NUMBER_KEPT)

@@ -28,6 +28,9 @@ COMPUTED = (0.05, 0.6)
 MULTIPLIED = 0.05
 """The same of a term of a product with x, which is read anyway."""
 
+ALIGNED = 16
+"""Numbers of which a wide tape has a multiple, so that vectors do not lie across the lines of a cache."""
+
 
 @dataclass(frozen=True, eq=False)
 class Taped:
@@ -49,11 +52,12 @@ def taped(fused: Fused) -> Taped | None:
     if not any(graph[i].op in ("product", "total") for i in graph.needed(values)):
         return None
     places, offset = [], 0
-    for index in values:
+    for index in sorted(values, key=lambda i: -graph[i].width):  # wide ones first: they begin at a vector's bounds
         width = graph[index].width or 1
         places.append(Place(0, offset, width, index))
         offset += width
-    return Taped(replace(fused.forward, taped=tuple(places)), _with_leaves(fused.adjoint, places), offset)
+    width = -(-offset // ALIGNED) * ALIGNED if offset > ALIGNED else offset
+    return Taped(replace(fused.forward, taped=tuple(places)), _with_leaves(fused.adjoint, places), width)
 
 
 def _kept(fused: Fused) -> list[int]:

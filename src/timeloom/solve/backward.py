@@ -152,8 +152,8 @@ class _Sweeps:
         """`(C·B, S)`: the gradients that each chunk was last swept from."""
         self._finished: list[tuple[Tensor, Tensor, Segments, Tensor]] = []
         """Links and sequences from which on chunks were swept as one, as which rows, from which gradients."""
-        self._stale = False
-        """Whether there were sweeps over some rows since those that were summed."""
+        self._swept_all = self._stale = False
+        """Whether all of these are known, and whether there were sweeps over some rows since those that were summed."""
         self.initial_grad = final_grad.clone()  # what a sequence of no steps keeps
         self._reset_grads: Tensor | None = None
         """`(C·B, S)`, what the resets of each row take."""
@@ -161,6 +161,10 @@ class _Sweeps:
             self._reset_grads = problem.initial.new_zeros(len(self.segments), problem.cell.size)
 
     def sweep(self, rows: Segments, ends: Tensor, where: Tensor, want_decay: bool) -> tuple[Tensor, Tensor | None]:
+        if self._is_worth_all(rows):  # one sweep over all that can be summed, rather than one over most and one for sums
+            all_ends = self._ends.index_copy(0, where, ends)
+            begins, decay = self.sweep(self.segments, all_ends, torch.arange(len(all_ends), device="cpu"), want_decay)
+            return begins[where], None if decay is None else decay[where]
         data = self._data_for(rows)
         begins, decay = self.sweeper.adjoint(rows, ends, data, want_decay)
         self._keep(rows, where, begins, data.reset_grads)
@@ -219,6 +223,7 @@ class _Sweeps:
         if self._sums is not None:
             self._ends[where] = ends
             self._stale = data.sums is None
+            self._swept_all |= len(where) == len(self.segments)
 
     def into_resets(self) -> Tensor | None:
         """The gradient of the state that resets put back, `(B, S)`; None without resets."""
@@ -233,6 +238,15 @@ class _Sweeps:
         if self._reset_grads is None:
             return data
         return replace(data, reset_grads=self._final_grad.new_empty(len(rows), self._final_grad.shape[1]))
+
+    def _is_worth_all(self, rows: Segments) -> bool:
+        """Whether these are most chunks, and of the others it is known what to sweep them from."""
+        return (
+            self._swept_all
+            and not self._finished
+            and len(rows) < len(self.segments) <= 2 * len(rows)
+            and not self._are_all(rows)
+        )
 
     def _are_all(self, rows: Segments) -> bool:
         """Whether these are all chunks that have steps."""

@@ -36,23 +36,24 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-def problem_of(cell: RandomCell, steps: int, batch: int) -> Recurrence:
+def problem_of(cell: RandomCell, steps: int, batch: int, folds: bool = False) -> Recurrence:
     state = tuple(draw(batch, width) for width in cell.widths)
     xs = draw(steps, batch, cell.inputs)
-    compiled = compile_step(cell, state, len(state) > 1, xs.flatten(0, 1))
+    compiled = compile_step(cell, state, len(state) > 1, xs.flatten(0, 1), folds)
     with torch.no_grad():
         weights, u = compiled.prepare(cell, xs.flatten(0, 1), xs)
     return Recurrence(FusedCell(compiled.fused, weights), u.view(steps, batch, -1), torch.cat(state, -1))
 
 
+@pytest.mark.parametrize("folds", [False, True], ids=["hoisted", "folded"])
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6))
-def test_the_normal_form_of_a_random_cell_is_the_cell(seed: int) -> None:
+def test_the_normal_form_of_a_random_cell_is_the_cell(folds: bool, seed: int) -> None:
     cell = RandomCell(seed).double()
     is_tuple = len(cell.widths) > 1
     state = tuple(draw(9, width).requires_grad_() for width in cell.widths)
     x = draw(9, cell.inputs).requires_grad_()
-    compiled = compile_step(cell, tuple(part.detach() for part in state), is_tuple, x.detach())
+    compiled = compile_step(cell, tuple(part.detach() for part in state), is_tuple, x.detach(), folds)
     weights, u = compiled.prepare(cell, x, x)
     fused = FusedCell(compiled.fused, weights)
     flat = torch.cat(state, -1)
@@ -79,8 +80,9 @@ def test_the_normal_form_of_a_random_cell_is_the_cell(seed: int) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("seed", [1, 5, 11, 23, 42])
-def test_kernels_of_a_random_cell_are_the_reference(seed: int) -> None:
-    problem = problem_of(RandomCell(seed).double(), 13, 3)
+@pytest.mark.parametrize("folds", [False, True], ids=["hoisted", "folded"])
+def test_kernels_of_a_random_cell_are_the_reference(seed: int, folds: bool) -> None:
+    problem = problem_of(RandomCell(seed).double(), 13, 3, folds)
     lengths, resets = torch.tensor([13, 5, 9]), torch.rand(13, 3, generator=torch.Generator().manual_seed(1)) < 0.2
     problem = Recurrence(problem.cell, problem.u, problem.initial, lengths, resets)
     assert FusedSweeper.supports(problem)

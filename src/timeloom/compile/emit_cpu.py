@@ -12,6 +12,8 @@ from timeloom.compile.text import pointwise_text
 
 MOST_COLUMNS = 8
 """Products of one vector that are summed side by side."""
+ALIGNED = 16
+"""Numbers of which a tape has a multiple, so that its vectors do not lie across the lines of a cache."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def emit(fused: Fused) -> Source:
         scratch, totals = max(scratch, used), max(totals, len(plan.totals))
     starts = [sum(fused.parts[:i]) for i in range(len(fused.parts))]
     decaying = {place.part for place in fused.forward.kept}
-    width = 0 if tape is None else tape.width
+    width = 0 if tape is None else -(-tape.width // ALIGNED) * ALIGNED if tape.width > ALIGNED else tape.width
     sums = sums_of(fused)
     head = [
         f"#define PARTS {len(fused.parts)}",

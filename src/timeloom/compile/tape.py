@@ -28,9 +28,6 @@ COMPUTED = (0.05, 0.6)
 MULTIPLIED = 0.05
 """The same of a term of a product with x, which is read anyway."""
 
-ALIGNED = 16
-"""Numbers of which a wide tape has a multiple, so that vectors do not lie across the lines of a cache."""
-
 
 @dataclass(frozen=True, eq=False)
 class Taped:
@@ -56,8 +53,7 @@ def taped(fused: Fused) -> Taped | None:
         width = graph[index].width or 1
         places.append(Place(0, offset, width, index))
         offset += width
-    width = -(-offset // ALIGNED) * ALIGNED if offset > ALIGNED else offset
-    return Taped(replace(fused.forward, taped=tuple(places)), _with_leaves(fused.adjoint, places), width)
+    return Taped(replace(fused.forward, taped=tuple(places)), _with_leaves(fused.adjoint, places), offset)
 
 
 def _kept(fused: Fused) -> list[int]:

@@ -116,6 +116,7 @@ INLINE V only(V v, long lanes) { /* the units that there are: sums must not see 
 INLINE void multiply(const int rows, const int columns, const int first, const int all, long depth,
                      const real *const *a, const real *w, V *acc) {
   long k = 0;
+  __asm__("" : "+r"(depth)); /* unrolled in full, loops over few terms are several times slower */
   if (rows == 1) { /* one sum waits for itself: four do not */
     V part[3][8] = {};
     for (; k + 4 <= depth; k += 4)

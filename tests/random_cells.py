@@ -18,7 +18,8 @@ UNARY: list[Callable[[Tensor], Tensor]] = [
     lambda a: a.clamp(-0.7, 0.9),
     lambda a: (a.abs() + 0.2).pow(1.7), lambda a: (a.abs() + 0.2).log(), torch.erf, lambda a: 1 - a,
     lambda a: 2.5 / (a.abs() + 1),
-    lambda a: torch.expm1(0.3 * a), lambda a: torch.where(a > 0.1, a, 0.2 * a.square()), F.hardsigmoid,
+    lambda a: torch.expm1(0.3 * a), lambda a: torch.where(a > 0.1, a, 0.2 * a.square()),
+    lambda a: F.relu6(a + 3) / 6,  # F.hardsigmoid's own gradient is good to float32 alone, in float64 too
 ]  # fmt: skip
 BINARY: list[Callable[[Tensor, Tensor], Tensor]] = [
     torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, lambda a, b: a / (b.abs() + 0.5),

@@ -20,7 +20,8 @@ from timeloom.kernels.cpu import build
 from timeloom.kernels.cpu.fused import FusedSweeper
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, cut, empty_states
-from timeloom.solve.backward import Summed, solve_adjoint, solve_summed, weight_grads_of
+from timeloom.solve.adjoint_sweeps import Summed
+from timeloom.solve.backward import solve_adjoint, solve_summed, weight_grads_of
 from timeloom.solve.forward import solve_states
 from timeloom.solve.plan import Plan
 from timeloom.solvers import Shooting

@@ -86,9 +86,7 @@ def _sum_steps(sums: Sums) -> str:
             continue
         part, offset = one.operand
         values = "w->written" if part is None else f"w->before[{part}]"
-        calls.append(
-            f"  outer_sum(w, {values}, {offset}, {one.depth}, {one.column}, {one.width}, sums + {one.at});"
-        )
+        calls.append(f"  outer_sum(w, {values}, {offset}, {one.depth}, {one.column}, {one.width}, sums + {one.at});")
     return "\n".join(["static void sum_steps(const waiting *w, real *sums) {", *calls, "}"])
 
 

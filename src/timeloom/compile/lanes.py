@@ -191,7 +191,7 @@ class Lanes:
         if name not in ("mm", "addmm"):
             followed = node.target is operator.getitem or name in _FOLDED
             return followed and all(self._is_folded(arg) for arg in given)
-        *added, value, weights = node.args
+        *added, value, _ = node.args
         if given != [value] or self._is_folded(value) or node.kwargs or len(added) > 1:
             return False
         rows, width = value.meta["val"].shape

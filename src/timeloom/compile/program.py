@@ -90,9 +90,9 @@ def complete(parts: tuple[int, ...], graph: Graph, outputs: list[Place], matrice
 
     zero = graph.number(0)
     by_input = [adjoint.by_input.get(i, zero) for i in range(len(inputs))]
-    for value, width in zip(by_input, inputs, strict=True):
-        if graph[value].op != "pull":  # those of vectors that were multiplied here stand last: they may be narrow
-            write(value, width)
+    for grad, width in zip(by_input, inputs, strict=True):
+        if graph[grad].op != "pull":  # those of vectors that were multiplied here stand last: they may be narrow
+            write(grad, width)
     product_at = tuple(
         tuple(
             write(adjoint.by_product[k, i], m.blocks * m.outputs) if (k, i) in adjoint.by_product else None
@@ -104,7 +104,7 @@ def complete(parts: tuple[int, ...], graph: Graph, outputs: list[Place], matrice
         write(adjoint.by_unit[i], width) if adjoint.by_unit.get(i, zero) != zero else None
         for i, width in enumerate(units)
     )
-    input_at = tuple(write(value, width) for value, width in zip(by_input, inputs, strict=True))
+    input_at = tuple(write(grad, width) for grad, width in zip(by_input, inputs, strict=True))
     operand_at: list[tuple[int | None, int]] = []
     for k, matrix in enumerate(matrices):
         operand = next(v.args[0] for v in graph.values if v.op == "product" and v.detail[0] == k)

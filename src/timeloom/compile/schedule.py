@@ -146,9 +146,7 @@ def _levels(graph: Graph, every: list[int]) -> dict[int, int]:
         elif value.op == "total":
             level[index] = max(args[0], 0) + 1
         elif value.op in ("product", "pull"):
-            ready = [
-                -1 if graph[a].op in READY or _is_zero(graph, a) else max(level[a], 0) for a in value.args
-            ]
+            ready = [-1 if graph[a].op in READY or _is_zero(graph, a) else max(level[a], 0) for a in value.args]
             level[index] = max(ready) + 1
         else:
             level[index] = max(args)

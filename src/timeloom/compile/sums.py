@@ -72,7 +72,8 @@ def sums_of(fused: Fused) -> Sums:
                 )
         stacks.append(tuple(found))
     stretches: list[tuple[int, int]] = []
-    for begin, end in sorted({(at, at + w) for at, w in zip(fused.unit_at, fused.units, strict=True) if at is not None}):
+    places = zip(fused.unit_at, fused.units, strict=True)
+    for begin, end in sorted({(at, at + width) for at, width in places if at is not None}):
         if stretches and begin <= stretches[-1][1]:
             stretches[-1] = (stretches[-1][0], max(end, stretches[-1][1]))
         else:

@@ -1,7 +1,8 @@
 """What a forward step leaves for the adjoint one, so that this need not compute it again.
 
-Sums of rows and products with the state are never computed twice. All else is kept, or computed again from what is kept and read
-anyway, whichever costs less: the cheapest cut between the leaves of the forward program and what the adjoint needs.
+Sums of rows and products with the state are never computed twice. All else is kept, or computed again from what is kept
+and read anyway, whichever costs less: the cheapest cut between the leaves of the forward program and what the adjoint
+needs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ DEAR = {
 }  # fmt: skip
 COMPUTED = (0.05, 0.6)
 """What it costs to compute a number again, by a cheap function and by a dear one."""
-
 MULTIPLIED = 0.05
 """The same of a term of a product with x, which is read anyway."""
 

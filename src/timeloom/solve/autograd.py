@@ -13,14 +13,17 @@ from timeloom.cells.generic import GenericCell
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve import second_order
-from timeloom.solve.backward import Summed, previous_states, solve_adjoint, solve_summed, weight_grads_of
+from timeloom.solve.adjoint_sweeps import Summed
+from timeloom.solve.backward import previous_states, solve_adjoint, solve_summed, weight_grads_of
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.batched import one_by_one
 from timeloom.torch_state.eager import eager
 
 Note = Callable[[SolveReport], None]
 """Told the backward solve's report."""
-Adjoint = Callable[[Recurrence, list[Tensor], Tensor | None, Tensor | None], tuple[Tensor | Summed, Tensor, SolveReport]]
+Found = tuple[Tensor | Summed, Tensor, SolveReport]
+"""Gate gradients or their sums, the gradient of the initial state, and the report."""
+Adjoint = Callable[[Recurrence, list[Tensor], Tensor | None, Tensor | None], Found]
 """`solve_adjoint` or `solve_summed` with a plan, or what stands in for it over many ranks."""
 
 

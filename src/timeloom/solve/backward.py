@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from timeloom.buffers import empty
-from timeloom.kernels import AdjointData
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.mgrit.monitor import compare
 from timeloom.mgrit.propagators import Adjoint as CoarseAdjoint
-from timeloom.problem import Recurrence, Segments, cut
+from timeloom.problem import Recurrence
 from timeloom.report import GradientCheck, SolveReport
-from timeloom.solve.chain import Chain, Entered
+from timeloom.solve.adjoint_sweeps import Summed, Sweeps
+from timeloom.solve.chain import Chain
 from timeloom.solve.driver import march
 from timeloom.solve.forward import solve_states
 from timeloom.solve.linearize import carry, leaving, window_of
@@ -25,13 +24,6 @@ from timeloom.solve.plan import Plan
 from timeloom.solve.tangents import by_adjoint
 
 Found = TypeVar("Found")
-
-
-class Summed(NamedTuple):
-    """Gradients of a cell's inputs `(T, B, K)` and weights, which sweeps have summed on their way."""
-
-    inputs: Tensor
-    weights: tuple[Tensor, ...]
 
 
 def solve_adjoint(
@@ -62,7 +54,7 @@ def solve_summed(
         return solve_adjoint(problem, states, incoming, final_grad, plan)
     if final_grad is None:
         final_grad = torch.zeros_like(problem.initial)
-    sweeps = _Sweeps(problem, states, plan.chunk, incoming, final_grad, summing=True)
+    sweeps = Sweeps(problem, states, plan.chunk, incoming, final_grad, summing=True)
     report = _drive(problem, states, plan, sweeps, final_grad, plan.march)
     into_resets = sweeps.into_resets()
     initial_grad = sweeps.initial_grad if into_resets is None else sweeps.initial_grad + into_resets
@@ -82,7 +74,7 @@ def solve_backwards(
     both `(B, S)`, the latter None without resets, and what `drive` returns.
     `onward`: whether the chain goes on on another rank.
     """
-    sweeps = _Sweeps(problem, states, plan.chunk, incoming, final_grad)
+    sweeps = Sweeps(problem, states, plan.chunk, incoming, final_grad)
     found = _drive(problem, states, plan, sweeps, final_grad, drive, onward)
     return sweeps.gate_grads, sweeps.initial_grad, sweeps.into_resets(), found
 
@@ -91,7 +83,7 @@ def _drive(
     problem: Recurrence,
     states: list[Tensor],
     plan: Plan,
-    sweeps: _Sweeps,
+    sweeps: Sweeps,
     final_grad: Tensor,
     drive: Callable[[Chain], Found],
     onward: bool = False,
@@ -120,149 +112,6 @@ def _drive(
         coarsen=lambda coarsening: CoarseAdjoint.of(problem, states, incoming, final_grad, anchors, coarsening, onward),
     )
     return drive(chain)
-
-
-class _Sweeps:
-    """Sweeps over the chunks, last one first, and what they leave beside the gradients that they end with.
-
-    gate_grads: `(T, B, G)`; with sums in their place, where the sweeper makes such, of no steps.
-    initial_grad: `(B, S)`, of the state before the first step.
-    """
-
-    def __init__(
-        self,
-        problem: Recurrence,
-        states: list[Tensor],
-        chunk: int,
-        incoming: Tensor | None,
-        final_grad: Tensor,
-        summing: bool = False,
-    ) -> None:
-        self.problem, self.sweeper = problem, choose_sweeper(problem)
-        self.segments = cut(problem, chunk, backwards=True)
-        self.links, self._final_grad = -(-problem.steps // chunk), final_grad
-        self._sums = self.sweeper.new_sums() if summing else None
-        steps = 0 if self._sums is not None else problem.steps
-        self.gate_grads = empty(steps, problem.batch, problem.cell.gate_width, like=problem.initial)
-        if problem.lengths is not None:
-            self.gate_grads.zero_()
-        written = self.gate_grads if self._sums is None else None
-        self.data = AdjointData(states, None if incoming is None else incoming.contiguous(), written)
-        self._ends = torch.empty_like(final_grad).repeat(self.links, 1) if self._sums is not None else final_grad
-        """`(C·B, S)`: the gradients that each chunk was last swept from."""
-        self._finished: list[tuple[Tensor, Tensor, Segments, Tensor]] = []
-        """Links and sequences from which on chunks were swept as one, as which rows, from which gradients."""
-        self._swept_all = self._stale = False
-        """Whether all of these are known, and whether there were sweeps over some rows since those that were summed."""
-        self.initial_grad = final_grad.clone()  # what a sequence of no steps keeps
-        self._reset_grads: Tensor | None = None
-        """`(C·B, S)`, what the resets of each row take."""
-        if problem.resets is not None:
-            self._reset_grads = problem.initial.new_zeros(len(self.segments), problem.cell.size)
-
-    def sweep(self, rows: Segments, ends: Tensor, where: Tensor, want_decay: bool) -> tuple[Tensor, Tensor | None]:
-        if self._is_worth_all(rows):  # one sweep over all that can be summed, rather than one over most and one for sums
-            all_ends = self._ends.index_copy(0, where, ends)
-            begins, decay = self.sweep(self.segments, all_ends, torch.arange(len(all_ends), device="cpu"), want_decay)
-            return begins[where], None if decay is None else decay[where]
-        data = self._data_for(rows)
-        begins, decay = self.sweeper.adjoint(rows, ends, data, want_decay)
-        self._keep(rows, where, begins, data.reset_grads)
-        self._note_ends(where, ends, data)
-        return begins, decay
-
-    def through(self, rows: Segments, ends: Tensor) -> Tensor:
-        """What comes of gradients at the ends alone, without those that the loss adds on the way."""
-        return self.sweeper.adjoint(rows, ends, AdjointData(self.data.states, None))[0]
-
-    def enter(self, rows: Segments, lead: int, where: Tensor, want_decay: bool) -> Entered:
-        data = self._data_for(rows)
-        ends, begins, decay = self.sweeper.adjoint_entering(rows, lead, self._final_grad, data, want_decay)
-        self._keep(rows, where, begins, data.reset_grads)
-        self._note_ends(where, ends, data)
-        return ends, begins, decay
-
-    def finish(self, bad_links: Tensor, sequences: Tensor, ends: Tensor) -> Tensor:
-        batch = self.problem.batch
-        chain_rows = (bad_links * batch + sequences).cpu()
-        if self._reset_grads is not None:
-            later = torch.arange(self.links, device=bad_links.device)[:, None] >= bad_links
-            kept = self._reset_grads.view(self.links, batch, -1)
-            kept[:, sequences] = torch.where(later.unsqueeze(-1), 0, kept[:, sequences])  # what overflowed there too
-        rows = self.segments[chain_rows]
-        rows = Segments(rows.sequence, torch.zeros_like(rows.begin), rows.end)
-        data = replace(self._data_for(rows), sums=None)
-        begins, _ = self.sweeper.adjoint(rows, ends, data)
-        self._keep(rows, chain_rows, begins, data.reset_grads)
-        self._finished.append((bad_links, sequences, rows, ends))
-        self._stale = True
-        return begins
-
-    def summed(self) -> Summed | None:
-        """The sums, where there are any, of the sweeps that hold now."""
-        if self._sums is None:
-            return None
-        if self._stale:
-            rows, ends = self._rows_that_hold()
-            self._sums.clear()
-            self.sweeper.adjoint(rows, ends, replace(self.data, sums=self._sums))
-        return Summed(self._sums.inputs, self._sums.weights())
-
-    def _rows_that_hold(self) -> tuple[Segments, Tensor]:
-        """All chunks, those that were swept as one being one row, and the gradients at their ends."""
-        apart = torch.ones(self.links, self.problem.batch, dtype=torch.bool, device="cpu")
-        for links, sequences, *_ in self._finished:
-            for link, sequence in zip(links.tolist(), sequences.tolist(), strict=True):
-                apart[link:, sequence] = False
-        alone = apart.flatten().nonzero().squeeze(-1)
-        pieces = [(self.segments[alone], self._ends[alone]), *[(rows, ends) for *_, rows, ends in self._finished]]
-        columns = [torch.cat(column) for column in zip(*[rows.columns for rows, _ in pieces], strict=True)]
-        return Segments(*columns), torch.cat([ends for _, ends in pieces])
-
-    def _note_ends(self, where: Tensor, ends: Tensor, data: AdjointData) -> None:
-        if self._sums is not None:
-            self._ends[where] = ends
-            self._stale = data.sums is None
-            self._swept_all |= len(where) == len(self.segments)
-
-    def into_resets(self) -> Tensor | None:
-        """The gradient of the state that resets put back, `(B, S)`; None without resets."""
-        kept = self._reset_grads
-        return None if kept is None else kept.view(self.links, self.problem.batch, -1).sum(0)
-
-    def _data_for(self, rows: Segments) -> AdjointData:
-        data = self.data
-        if self._sums is not None and self._are_all(rows):
-            self._sums.clear()
-            data = replace(data, sums=self._sums)
-        if self._reset_grads is None:
-            return data
-        return replace(data, reset_grads=self._final_grad.new_empty(len(rows), self._final_grad.shape[1]))
-
-    def _is_worth_all(self, rows: Segments) -> bool:
-        """Whether these are most chunks, and of the others it is known what to sweep them from."""
-        return (
-            self._swept_all
-            and not self._finished
-            and len(rows) < len(self.segments) <= 2 * len(rows)
-            and not self._are_all(rows)
-        )
-
-    def _are_all(self, rows: Segments) -> bool:
-        """Whether these are all chunks that have steps."""
-        if len(rows) == len(self.segments) or self.problem.lengths is None:
-            return len(rows) == len(self.segments)
-        return int((rows.end - rows.begin).sum()) == int(self.problem.ends().sum())
-
-    def _keep(self, rows: Segments, where: Tensor, begins: Tensor, into_resets: Tensor | None) -> None:
-        problem, device = self.problem, begins.device
-        if self._reset_grads is not None and into_resets is not None:
-            self._reset_grads[where.to(device)] = into_resets
-        if len(rows) == len(self.segments) and problem.lengths is None:
-            self.initial_grad.copy_(begins[-problem.batch :])
-            return
-        at_start = (rows.begin == 0).nonzero().squeeze(-1)
-        self.initial_grad[rows.sequence[at_start].to(device)] = begins[at_start.to(device)]
 
 
 def _beside_exact(

@@ -26,8 +26,8 @@ _POINTERS = """
 """
 _FLAGS: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.float64: ("-DTIMELOOM_DOUBLE",)}
 MOST_SUMMED = 1 << 18
-"""Numbers of all weights up to which sweeps sum their gradients: sums beyond a core's cache are left to one product over
-all steps."""
+"""Numbers of all weights up to which sweeps sum their gradients: sums beyond a core's cache are left to one product
+over all steps."""
 _sources: WeakKeyDictionary[Fused, Source] = WeakKeyDictionary()
 
 

@@ -241,7 +241,7 @@ static void {name}_loop(const fused_args *a, group *g, const int decay, const in
             return f"a->inputs + g->token[r0 + r] * INPUTS + {self.offsets[int(value.detail[0])]}"
         if operand in self.written_at:
             return f"g->out[r0 + r] + {self.written_at[operand]}"
-        return f"g->slots + ({self.slot_at[operand]}) * g->count + (r0 + r) * ROUND_UP({self.plan.slots[operand]})"
+        return f"g->slots + (r0 + r) * SLOT_STRIDE + {self.slot_at[operand]}"
 
     def _read(self, item: Item, columns: dict[int, int], span: int) -> str:
         kind, number, offset = item
@@ -254,8 +254,7 @@ static void {name}_loop(const fused_args *a, group *g, const int decay, const in
         if kind == "slot" and number in self.written_at:
             return f"*(const V *)(g->out[row] + {self.written_at[number]} + unit)"
         if kind == "slot":
-            width = self.plan.slots[number]
-            return f"*(const V *)(g->slots + ({self.slot_at[number]}) * g->count + row * ROUND_UP({width}) + unit)"
+            return f"*(const V *)(g->slots + row * SLOT_STRIDE + {self.slot_at[number]} + unit)"
         if kind == "total":
             return f"v_const(g->totals[row * TOTALS + {self.total_at[number]}])"
         if kind == "unit":
@@ -287,10 +286,7 @@ static void {name}_loop(const fused_args *a, group *g, const int decay, const in
         if kind == "slot" and at in self.written_at:
             return ""
         if kind == "slot":
-            width = self.plan.slots[at]
-            return (
-                f"*(V *)(g->slots + ({self.slot_at[at]}) * g->count + row * ROUND_UP({width}) + unit) = out[{number}];"
-            )
+            return f"*(V *)(g->slots + row * SLOT_STRIDE + {self.slot_at[at]} + unit) = out[{number}];"
         if kind == "total":
             return f"g->partial[row * TOTALS + {self.total_at[at]}] += only(out[{number}], lanes);"
         place = f"g->decay[{at}] + row * padded({at}) + {offset} + unit"

@@ -23,6 +23,9 @@
 #define AHEAD 4L /* steps that memory is asked for in advance */
 #define SUM_TOKENS 64 /* steps of rows that wait in cache before they are summed */
 #define ROUND_UP(n) (((n) + WIDE - 1) / WIDE * WIDE)
+/* Vectors a power of two apart would all fall into a few sets of the cache: they are moved on by one V. */
+#define SLOT_STRIDE (ROUND_UP(SCRATCH) + WIDE)
+#define WRITTEN_STRIDE (ROUND_UP(WRITTEN) + WIDE)
 #if WIDE == LANES && LANES == 16
 #define ROWS 8 /* rows whose sums fit the registers beside each other, with few sums a row */
 #else
@@ -57,7 +60,7 @@ typedef struct {
 typedef struct {
   long first, count, longest;
   real *state[PARTS], *next[PARTS], *grad[PARTS], *decay[PARTS];
-  real *slots;        /* SCRATCH numbers a row */
+  real *slots;        /* SCRATCH numbers a row, SLOT_STRIDE apart */
   V *partial;         /* TOTALS sums a row, one for each lane */
   real *totals;       /* and over all lanes */
   const real *before[PARTS][GROUP]; /* adjoint: the state before every row's step, where it is stored */
@@ -127,6 +130,9 @@ INLINE void multiply(const int rows, const int columns, const int first, const i
       }
     UNROLL for (int c = 0; c < columns; c++) acc[first + c] += (part[0][c] + part[1][c]) + part[2][c];
   }
+  V sum[ROWS][8]; /* of their own: among all that a tile sums, the compiler would not keep them in registers */
+  UNROLL for (int r = 0; r < rows; r++)
+    UNROLL for (int c = 0; c < columns; c++) sum[r][c] = acc[r * all + first + c];
   for (; k < depth; k++) {
     V wk[8];
     UNROLL for (int c = 0; c < columns; c++) {
@@ -135,9 +141,11 @@ INLINE void multiply(const int rows, const int columns, const int first, const i
     }
     UNROLL for (int r = 0; r < rows; r++) {
       const V ar = v_const(a[r][k]);
-      UNROLL for (int c = 0; c < columns; c++) acc[r * all + first + c] += ar * wk[c];
+      UNROLL for (int c = 0; c < columns; c++) sum[r][c] += ar * wk[c];
     }
   }
+  UNROLL for (int r = 0; r < rows; r++)
+    UNROLL for (int c = 0; c < columns; c++) acc[r * all + first + c] = sum[r][c];
 }
 /* The same for some of the columns that lie side by side in w. */
 INLINE void multiply_some(const int rows, const int columns, const int first, const int all, long depth,

@@ -5,9 +5,6 @@
 #define TIMELOOM_FUSED_SUMS_H
 #include "fused.h"
 
-/* Lines of rows whose lengths are powers of two would all fall into a few sets of the cache. */
-#define WRITTEN_STRIDE (ROUND_UP(WRITTEN) + WIDE)
-
 /* out[i][:] += sum_k values[k][i] grads[k][:] for `rows` values of i and `vecs` vectors of grads, of which the last has
  * `lanes` numbers. */
 INLINE void outer_tile(const int rows, const int vecs, const waiting *w, const real *const *values, long i, long column,

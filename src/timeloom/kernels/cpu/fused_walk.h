@@ -160,7 +160,7 @@ static void walk_adjoint(const fused_args *a, group *g) {
 static int run(void (*walk)(const fused_args *, group *), const fused_args *a, int threads) {
   long row_size = 0;
   for (int part = 0; part < PARTS; part++) row_size += 4 * padded(part);
-  row_size += SCRATCH + (TOTALS + 1) * (WIDE + 1);
+  row_size += SLOT_STRIDE + (TOTALS + 1) * (WIDE + 1);
   long size = (a->rows + threads - 1) / threads;
   size = size > GROUP ? GROUP : size > ROWS ? (size + ROWS - 1) / ROWS * ROWS : size;
   const long groups = (a->rows + size - 1) / size;
@@ -176,7 +176,7 @@ static int run(void (*walk)(const fused_args *, group *), const fused_args *a, i
     g.slots_of_ring = a->sums ? 1 + SUM_TOKENS / g.count : 1;
     const long ring = g.slots_of_ring * g.count * WRITTEN_STRIDE;
     /* vectors are read to the end of their last V, and beyond */
-    const long numbers = g.count * row_size + ring + 64 * WIDE;
+    const long numbers = g.count * row_size + ring + (64 + 4 * PARTS) * WIDE;
     if (posix_memalign((void **)&scratch, 64, sizeof(real) * numbers)) {
       failed |= 1;
       continue;
@@ -184,12 +184,12 @@ static int run(void (*walk)(const fused_args *, group *), const fused_args *a, i
     memset(scratch, 0, sizeof(real) * numbers);
     at = scratch;
     for (int part = 0; part < PARTS; part++) {
-      const long block = g.count * padded(part);
+      const long block = g.count * padded(part) + WIDE;
       g.state[part] = at, g.next[part] = at + block, g.grad[part] = at + 2 * block, g.decay[part] = at + 3 * block;
       at += 4 * block;
     }
     g.partial = (V *)at, at += g.count * (TOTALS + 1) * WIDE;
-    g.slots = at, at += g.count * SCRATCH + WIDE;
+    g.slots = at, at += g.count * SLOT_STRIDE + WIDE;
     g.totals = at, at += g.count * TOTALS + WIDE;
     g.ring = (real *)(((uintptr_t)at + 63) / 64 * 64);
     g.sums = a->sums ? a->sums + SUMS * omp_get_thread_num() : NULL;

@@ -42,10 +42,13 @@ def judge(case: Case, device: str) -> dict[str, Any]:
     problem = _Problem(case, device)
     answer: dict[str, Any] = {"case": case.line(), "findings": [], "errors": {}}
     try:
-        truth, dtypes = problem.truth(), dict[str, torch.dtype]()
-        torch_runs = [problem.torchs(dtypes)]
-        if case.dtype == "float64":  # it is its own truth, so ask how firm that is
-            torch_runs += [problem.torchs(perturbed=True), problem.shrunk(truth)]
+        dtypes: dict[str, torch.dtype] = {}
+        if case.dtype == "float64":  # torch is its own truth there, so ask how firm that is
+            truth = problem.torchs(dtypes)
+            torch_runs = [problem.shrunk(truth)]
+        else:
+            truth = problem.truth()
+            torch_runs = [problem.torchs(dtypes)]
     except (RuntimeError, NotImplementedError) as error:
         lost = context_lost(error)
         return answer | {"skipped": f"torch: {first_line(error)}", "broken": lost, "seconds": _since(began)}

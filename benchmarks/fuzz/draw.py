@@ -42,8 +42,10 @@ LIMITS = {
 }
 LONG, LONGEST = 1000, 9000
 """Most steps of usual cases, and of long ones."""
-DENSE_UNITS, DENSE_UNITS_OWN = 65, 24
+DENSE_UNITS, DENSE_UNITS_OWN = 65, 8
 """Most units where every step has a matrix, and the same of users' cells: theirs are differentiated row by row."""
+STEPWISE_UNITS_OWN = 33
+"""Most units of users' cells where every step has a diagonal, for the same reason."""
 
 
 def draw(seed: int, index: int, device: str) -> Case:
@@ -141,6 +143,8 @@ def _bounded(case: Case, work: float, limits: Limits, shorten: bool) -> Case:
     python = case.cell not in TWINS
     if python:
         most = min(most, max(1, limits.loop // (case.layers * case.directions)))
+    if case.solver in STEPWISE and case.cell in USER_CELLS:
+        case = replace(case, n=min(case.n, STEPWISE_UNITS_OWN))
     if case.solver in (*STEPWISE, "MGRIT"):
         most = min(most, 200 if case.solver in ("Picard", "Jacobi") else 600)
     if case.solver in DENSE or "scan" in case.options.values() or "newton" in case.options.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ SLOW = 0.3
 """Factor of a sweep from which `correction="auto"` looks for a stronger correction."""
 ROUNDING = {torch.float32: 1e-6, torch.float64: 2e-15}
 """Jumps up to this size that a sweep has not halved are rounding: two runs that begin apart stay that far apart."""
+
+REMEMBERED = 6
+"""Sweeps by which it is judged how many halve the jumps: from one to the next the rate goes up and down."""
 
 
 def march(chain: Chain, plan: Plan) -> SolveReport:
@@ -59,7 +63,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         if residuals or entered is None:
             state.run(rows, want_decay)
         residuals.append(state.measure(plan.tolerance))
-        if is_rounding(residuals, state.starts.dtype):
+        if is_rounding(residuals, plan, state.starts.dtype):
             estimate = _estimate(state, plan, residuals, moves)
             if not state.converged:
                 plan = replace(plan, reason="; ".join(filter(None, (plan.reason, "as near as rounding allows"))))
@@ -120,6 +124,8 @@ def conclude(
 ) -> SolveReport:
     """Finish what did not converge, as the plan says, and report; `given_up` says why it did not."""
     fell_back = not state.converged and plan.on_divergence == "sequential"
+    if fell_back:  # what does not contract makes errors of the jumps that a user allows
+        state.demand(min(plan.tolerance, ROUNDING.get(state.starts.dtype, plan.tolerance)))
     if not state.converged:
         state.finish(hopeless_only=not fell_back)
     return SolveReport(
@@ -176,10 +182,27 @@ def why_stop(residuals: list[float], plan: Plan) -> str:
     return ""
 
 
-def is_rounding(residuals: list[float], dtype: torch.dtype) -> bool:
-    """Whether what is left of the jumps is rounding, which more sweeps do not make less."""
+def is_rounding(residuals: list[float], plan: Plan, dtype: torch.dtype) -> bool:
+    """Whether what is left of the jumps is rounding, which more sweeps do not make less: as many sweeps as halved jumps
+    on the way there have not halved those that are left.
+    """
     level = ROUNDING.get(dtype, 0.0)
-    return len(residuals) > 1 and 0.5 * residuals[-2] <= residuals[-1] <= level and residuals[-2] <= level
+    small = sum(1 for _ in takewhile(lambda residual: residual <= level, reversed(residuals)))
+    if small < 2:
+        return False
+    pace = min(_sweeps_to_halve(residuals[: len(residuals) - small + 1]), plan.patience)
+    if len(residuals) >= plan.max_iters:  # no sweep is left that could tell
+        pace = 1
+    return small > pace and 0.5 * residuals[-1 - pace] <= residuals[-1]
+
+
+def _sweeps_to_halve(residuals: list[float]) -> int:
+    """The most sweeps that it took to halve one of the last residuals; one where nothing is known yet."""
+    paces = [1]
+    for index in range(max(1, len(residuals) - REMEMBERED), len(residuals)):
+        halved = (k for k in range(1, index + 1) if residuals[index] <= 0.5 * residuals[index - k])
+        paces.append(next(halved, index))
+    return max(paces)
 
 
 def contracts_slowly(residuals: list[float]) -> bool:

@@ -30,8 +30,9 @@ from benchmarks.fuzz.log import Log
 from benchmarks.fuzz.record import facts, reproduce, summary, write
 from benchmarks.fuzz.worker import Worker
 
-LONGEST = 120.0
-"""Seconds that a case may take, the start of its process counted, before it is called a hang."""
+LONGEST = {"cuda": 120.0, "cpu": 600.0}
+"""Seconds that a case may take, the start of its process counted, before it is called a hang: on a CPU others may have
+most of it."""
 GRACE = 20.0
 """Seconds that a case may take at the end of a run, before it is left unfinished."""
 RESULTS = Path(__file__).parents[1] / "results"
@@ -76,9 +77,9 @@ def run(tasks: Iterator[Task], log: Log, device: str, minutes: float, workers: i
                     task = next(tasks, None)
                 if task is None:
                     return
-                seconds = min(LONGEST, max(GRACE, end - time.monotonic()))
+                seconds = min(LONGEST[device], max(GRACE, end - time.monotonic()))
                 answer = worker.judge(task.case, seconds)
-                if seconds < LONGEST and any(finding["kind"] == "hang" for finding in answer["findings"]):
+                if seconds < LONGEST[device] and any(finding["kind"] == "hang" for finding in answer["findings"]):
                     continue  # the run was over before the case was
                 with lock:
                     log.add(answer, task.seed, task.index)

@@ -146,7 +146,8 @@ def _bounded(case: Case, work: float, limits: Limits, shorten: bool) -> Case:
     if case.solver in STEPWISE and case.cell in USER_CELLS:
         case = replace(case, n=min(case.n, STEPWISE_UNITS_OWN))
     if case.solver in (*STEPWISE, "MGRIT"):
-        most = min(most, 200 if case.solver in ("Picard", "Jacobi") else 600)
+        slow = 200 if case.solver in ("Picard", "Jacobi") else 600
+        most = min(most, max(1, slow // (case.layers * case.directions)))
     if case.solver in DENSE or "scan" in case.options.values() or "newton" in case.options.values():
         n = min(case.n, DENSE_UNITS_OWN if case.cell in USER_CELLS else DENSE_UNITS)
         case = replace(case, n=n, proj=min(case.proj, n - 1), B=min(case.B, 8))

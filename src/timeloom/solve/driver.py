@@ -25,7 +25,7 @@ MOST_BY_GAINS = 100.0
 """Times the corrections to come that gains may add jumps up to: along a long chain they know of no cancelling."""
 LARGE_MOVE = 0.1
 """A relative move that tells nothing of how links amplify small ones: where they do at all, one more sweep shows it."""
-WORTH_MENDING = 10.0
+WORTH_MENDING = 3.0
 """Times the tolerance that small jumps may add up to, where a user gave the tolerance of a jump."""
 SLOW = 0.3
 """Factor of a sweep from which `correction="auto"` looks for a stronger correction."""
@@ -57,21 +57,22 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     state = Boundaries(chain, entered, plan)
     residuals: list[float] = []
     moves: list[float] = []
-    rows, demand, estimate = state.solvable, plan.tolerance, math.inf
+    estimates: list[float] = []
+    rows, demand = state.solvable, plan.tolerance
     given_up, polished = "", False
     while True:
         if residuals or entered is None:
             state.run(rows, want_decay)
         residuals.append(state.measure(plan.tolerance))
         if is_rounding(residuals, plan, state.starts.dtype):
-            estimate = _estimate(state, plan, residuals, moves)
+            estimates.append(_estimate(state, plan, residuals, moves))
             if not state.converged:
                 plan = replace(plan, reason="; ".join(filter(None, (plan.reason, "as near as rounding allows"))))
             state.accept()
             break
         if state.converged:
-            before, estimate = estimate, _estimate(state, plan, residuals, moves)
-            smaller = _demand(plan, residuals[-1], estimate, before, polished)
+            estimates.append(_estimate(state, plan, residuals, moves))
+            smaller = _demand(plan, residuals, estimates, polished)
             if smaller is None and not polished and moves and moves[-1] > LARGE_MOVE and state.amplifies:
                 smaller = 0.5 * residuals[-1]
             if smaller is None or len(residuals) >= plan.max_iters:
@@ -92,8 +93,8 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     used = "none" if correction == "auto" else correction
     report = conclude(state, plan, plan.name or f"shooting[{used}]", residuals, given_up, began)
     if not state.converged and not report.fell_back:
-        estimate = _estimate(state, plan, residuals, moves)
-    return replace(report, error_estimate=None if report.fell_back else estimate)
+        estimates.append(_estimate(state, plan, residuals, moves))
+    return replace(report, error_estimate=None if report.fell_back else estimates[-1])
 
 
 def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list[float]) -> float:
@@ -107,14 +108,19 @@ def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list
     return max(series, min(float(certificate(state.added_up())), MOST_BY_GAINS * series))
 
 
-def _demand(plan: Plan, residual: float, estimate: float, before: float, polished: bool) -> float | None:
+def _demand(plan: Plan, residuals: list[float], estimates: list[float], polished: bool) -> float | None:
     """The jumps to go on for where they meet the tolerance and what they add up to does not; None where they do, or
-    where going on does not help, since what is left is rounding.
+    where going on does not help, since what is left is rounding: as many sweeps as halve the jumps have not halved it.
     """
+    residual, estimate = residuals[-1], estimates[-1]
     if not polished and residual > plan.polish:
         return plan.polish
     most = plan.tolerance if plan.counts_errors else WORTH_MENDING * plan.tolerance
-    if plan.linearization is not None or estimate <= most or not estimate < 0.5 * before:
+    pace = min(_sweeps_to_halve(residuals), plan.patience)
+    quick = plan.linearization is not None and plan.counts_errors and pace == 1  # the next sweep would meet rounding
+    if estimate <= most or quick:
+        return None
+    if len(estimates) > pace and not estimate < 0.5 * estimates[-1 - pace]:
         return None
     return residual * most / estimate
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 
 import pytest
 import torch
+from torch import nn
 
+import timeloom as tl
 from benchmarks.fuzz.case import Case
 from benchmarks.fuzz.judge import judge
+from timeloom.kernels.cpu import build
 from timeloom.solve.driver import is_rounding, march
 from timeloom.solve.plan import Plan
 
@@ -59,3 +64,27 @@ FINDINGS = {
 @pytest.mark.parametrize("why", FINDINGS)
 def test_findings_of_the_fuzzer_stay_mended(why: str) -> None:
     assert judge(Case.of(json.dumps(FINDINGS[why])), "cpu")["findings"] == []
+
+
+@pytest.mark.skipif(build.unavailable() is not None, reason="torch's own operations run the gates")
+def test_gates_near_one_are_as_exact_as_torchs() -> None:
+    """Gradients are made of 1 − f. On average over networks: in one of them either may be lucky."""
+    ratios, steps, n = [], 500, 3
+    for seed in range(12):
+        torch.manual_seed(seed)
+        theirs = nn.LSTM(3, n)
+        with torch.no_grad():
+            theirs.bias_ih_l0[n : 2 * n] += 6
+        ours = tl.LSTM(3, n, solver=tl.solvers.Shooting(chunk=steps))
+        ours.load_state_dict(theirs.state_dict())
+        exact = nn.LSTM(3, n, dtype=torch.float64)
+        exact.load_state_dict(theirs.state_dict())
+        x, c0, weight = 0.1 * torch.randn(steps, 1, 3), torch.randn(1, 1, n), torch.randn(1, 1, n)
+        grads = []
+        for layer in (exact, ours, theirs):
+            dtype = layer.weight_ih_l0.dtype
+            given = x.to(dtype).requires_grad_()
+            final = layer(given, (torch.zeros(1, 1, n, dtype=dtype), c0.to(dtype)))[1][1]
+            grads.append(torch.autograd.grad((final * weight).sum(), given)[0].double())
+        ratios.append(math.log((grads[1] - grads[0]).abs().max() / (grads[2] - grads[0]).abs().max()))
+    assert math.exp(statistics.mean(ratios)) < 1.4, ratios

@@ -72,7 +72,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             break
         if state.converged:
             estimates.append(_estimate(state, plan, residuals, moves))
-            smaller = _demand(plan, residuals, estimates, polished)
+            smaller = _demand(plan, residuals, estimates, polished, ROUNDING.get(state.starts.dtype, 0.0))
             if smaller is None and not polished and moves and moves[-1] > LARGE_MOVE and state.amplifies:
                 smaller = 0.5 * residuals[-1]
             if smaller is None or len(residuals) >= plan.max_iters:
@@ -108,7 +108,9 @@ def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list
     return max(series, min(float(certificate(state.added_up())), MOST_BY_GAINS * series))
 
 
-def _demand(plan: Plan, residuals: list[float], estimates: list[float], polished: bool) -> float | None:
+def _demand(
+    plan: Plan, residuals: list[float], estimates: list[float], polished: bool, rounding: float
+) -> float | None:
     """The jumps to go on for where they meet the tolerance and what they add up to does not; None where they do, or
     where going on does not help, since what is left is rounding: as many sweeps as halve the jumps have not halved it.
     """
@@ -117,8 +119,9 @@ def _demand(plan: Plan, residuals: list[float], estimates: list[float], polished
         return plan.polish
     most = plan.tolerance if plan.counts_errors else WORTH_MENDING * plan.tolerance
     pace = min(_sweeps_to_halve(residuals), plan.patience)
-    quick = plan.linearization is not None and plan.counts_errors and pace == 1  # the next sweep would meet rounding
-    if estimate <= most or quick:
+    quick = plan.linearization is not None and pace == 1
+    meets_rounding = plan.counts_errors or residual <= rounding  # in the next sweep
+    if estimate <= most or (quick and meets_rounding):
         return None
     if len(estimates) > pace and not estimate < 0.5 * estimates[-1 - pace]:
         return None

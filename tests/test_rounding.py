@@ -58,6 +58,8 @@ FINDINGS = {
     | {"options": {"tol": 0.001}, "seed": 674952442},
     "jumps of a tolerance that was asked for, that add up": {"n": 32, "inputs": 32, "T": 94, "B": 7, "tf32": False}
     | {"gate_bias": 3.0, "x_scale": 0.1, "solver": "QuasiELK", "options": {"tol": 0.0001}, "seed": 1374895320},
+    "a float64 run that torch has not added up any better": {"cell": "RNN", "n": 33, "inputs": 33, "T": 146, "B": 64}
+    | {"h0": True, "dtype": "float64", "solver": "Sequential", "seed": 1912380378},
 }
 
 
@@ -88,3 +90,17 @@ def test_gates_near_one_are_as_exact_as_torchs() -> None:
             grads.append(torch.autograd.grad((final * weight).sum(), given)[0].double())
         ratios.append(math.log((grads[1] - grads[0]).abs().max() / (grads[2] - grads[0]).abs().max()))
     assert math.exp(statistics.mean(ratios)) < 1.4, ratios
+
+
+def test_cycles_of_float64_gradients_are_polished_once() -> None:
+    """Jumps of one sign add up in the gradients of weights, and no smaller tolerance is above rounding."""
+    torch.manual_seed(3)
+    solver = tl.solvers.MGRIT(coarsening=4, relaxation="F")
+    layer = tl.GRU(7, 17, dtype=torch.float64, solver=solver)
+    layer(4 * torch.randn(400, 1, 7, dtype=torch.float64))[0].square().mean().backward()
+    found = layer.reports[0].backward
+    assert found is not None
+    assert found.converged
+    assert not found.fell_back
+    assert 0.25 * found.tolerance < found.residuals[-2] <= found.tolerance, found.residuals
+    assert found.residuals[-1] < 0.5 * found.residuals[-2], found.residuals

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from typing import Any
 
 import module_zoo as zoo
@@ -39,10 +41,12 @@ def no_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(where, what, refuse)
 
 
-def layers(name: str, inputs: int, units: int, solver: Any, regime: str = "default", **options: Any) -> list[Any]:
+def layers(
+    name: str, inputs: int, units: int, solver: Any, regime: str = "default", seed: int = 3, **options: Any
+) -> list[Any]:
     """Timeloom's layer, torch's, and torch's in float64, with the same weights."""
     options |= {"nonlinearity": "relu"} if name == "rnn-relu" else {}
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     ours = getattr(tl, LAYERS[name])(inputs, units, solver=solver, **options)
     gate, scale = REGIMES[regime]
     with torch.no_grad():
@@ -83,22 +87,40 @@ def test_lengths_and_batches(name: str, steps: int, batch: int, chunk: int) -> N
     zoo.assert_as_good(*(results(layer, x) for layer in (ours, single, double)))
 
 
+CHAOTIC = {("gru", "x8"), ("lstm", "x8")}
+"""Rounding alone grows a thousandfold in 120 steps, in every float32 program by its own factor."""
+
+
 @pytest.mark.parametrize("warmup", [3, 40])
-@pytest.mark.parametrize("regime", REGIMES)
-@each_layer
+@pytest.mark.parametrize(
+    ("name", "regime"), [(name, regime) for name in LAYERS for regime in REGIMES if (name, regime) not in CHAOTIC]
+)
 def test_regimes(name: str, regime: str, warmup: int) -> None:
     """Whether one sweep is enough or not, the results are the sequential ones."""
     ours, single, double = layers(name, 8, 12, Shooting(chunk=40, warmup=warmup), regime)
     x = torch.randn(400, 2, 8, generator=torch.Generator().manual_seed(5))
     if name == "rnn-relu" and regime in ("x2", "x8"):
         x = 1e-3 * x[:60]  # grows beyond all bounds
-    if name == "gru" and regime == "x8":
-        # Chaotic: rounding alone grows a thousandfold in 120 steps, in every float32 program by its own factor. So the
-        # measure is the same kernels in one chunk; after 300 steps no two programs have anything in common.
-        x, single = x[:120], layers(name, 8, 12, Shooting(chunk=120), regime)[0]
     expected = [results(layer, x) for layer in (single, double)]
     for _ in range(3):
         zoo.assert_as_good(results(ours, x), *expected)
+
+
+@pytest.mark.parametrize("warmup", [3, 40])
+@pytest.mark.parametrize(("name", "regime"), sorted(CHAOTIC))
+def test_chaotic_networks_are_as_good_as_torchs_on_average(name: str, regime: str, warmup: int) -> None:
+    """In one network either may be lucky, so the measure is many: the mean ratio of the worst errors."""
+    ratios = []
+    for seed in range(24):
+        ours, single, double = layers(name, 8, 12, Shooting(chunk=40, warmup=warmup), regime, seed=seed)
+        x = torch.randn(120, 2, 8, generator=torch.Generator().manual_seed(seed))
+        truth = results(double, x)
+        own, theirs = (
+            max(zoo.distance(found[key], value) for key, value in truth.items())
+            for found in (results(ours, x), results(single, x))
+        )
+        ratios.append(math.log(own / theirs))
+    assert math.exp(statistics.mean(ratios)) < 2, ratios
 
 
 @each_layer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from benchmarks.fuzz import networks, record, segments
 from benchmarks.fuzz.case import DTYPES, Case
 from benchmarks.fuzz.draw import LIMITS, draw
 from benchmarks.fuzz.judge import judge
+from benchmarks.fuzz.log import Log
 from benchmarks.fuzz.worker import Worker
 
 KNOWN = Path(fuzz.__file__).with_name("known.json")
@@ -38,7 +38,7 @@ def test_drawn_cases_are_the_same_twice_and_within_their_limits(device: str) -> 
     assert {case.cell for case in cases} >= {*judging.TWINS, "ImplicitGRU", *networks.USER_CELLS}
     assert {case.dtype for case in cases} == set(DTYPES)
     assert len({case.solver for case in cases}) == 10
-    assert any(case.T > 5000 for case in cases)
+    assert any(draw(7, index, device).T > 5000 for index in range(4000))
 
 
 def test_a_case_with_an_unknown_word_is_refused() -> None:
@@ -169,27 +169,74 @@ def test_known_findings_are_cases() -> None:
     assert len(cases) == len(set(map(str, cases))) >= 14
 
 
-def test_a_run_is_written_with_its_seed_and_findings(
+def _fake(case: Case, wrong: bool) -> dict[str, Any]:
+    found = [{"kind": "crash", "what": "boom"}] if wrong else []
+    return {
+        "case": case.line(),
+        "findings": found,
+        "errors": {"y": (2e-7, 1e-7), "grad x": (3e-7, 1e-7)},
+        "seconds": 0.5,
+    }
+
+
+def test_a_run_is_gone_on_with_and_written_with_its_seeds_and_findings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = Case(n=3, T=9)
-    answers = [judge(small, "cpu"), judge(small, "cpu") | {"findings": [{"kind": "crash", "what": "boom"}]}]
-    answers.append({"case": small.line(), "findings": [], "errors": {}, "skipped": "torch: no"})
-    monkeypatch.setattr(fuzz, "run", lambda cases, *_: answers[: len(list(islice(cases, 3)))])
-    for _ in range(2):
-        assert fuzz.main(["--device", "cpu", "--seed", "5", "--count", "3", "--out", str(tmp_path)]) == 1
-    runs = json.loads((tmp_path / "fuzz-cpu.json").read_text())["runs"]
-    assert [(run["seed"], run["configurations"], run["with_findings"], run["kinds"]) for run in runs] == [
-        (5, 2, 1, {"crash": 1})
-    ] * 2
-    page = (tmp_path / "fuzz-cpu.md").read_text()
-    assert record.reproduce("cpu", small.line()) in page
-    assert "near the default" in page
+    judged, wrong = list[Case](), draw(5, 1, "cpu")
+
+    def judge_one(self: Worker, case: Case, seconds: float) -> dict[str, Any]:
+        judged.append(case)
+        if case == draw(5, 2, "cpu"):
+            return _fake(case, False) | {"errors": {}, "skipped": "torch: no"}
+        return _fake(case, case == wrong)
+
+    def fuzzed(*more: str) -> int:
+        judged.clear()
+        return fuzz.main(["--device", "cpu", "--seed", "5", "--out", str(tmp_path), *more])
+
+    monkeypatch.setattr(Worker, "judge", judge_one)
+    assert fuzzed("--count", "3") == 1
+    assert judged == [draw(5, index, "cpu") for index in range(3)]
     assert "2 configurations, 1 skipped, 1 with findings" in capsys.readouterr().out
-    assert tl.__version__ == runs[0]["timeloom"]
+    assert record.reproduce("cpu", wrong.line()) in (tmp_path / "fuzz-cpu.md").read_text()
+    with (tmp_path / "fuzz-cpu.jsonl").open("a") as log:
+        log.write('{"seed": 5, "index": 3, "ca')  # cut off
+        log.write("\n")
+    assert fuzzed("--count", "5") == 1
+    assert judged == [draw(5, 3, "cpu"), draw(5, 4, "cpu")]
+    right, wrong = wrong, Case()
+    assert fuzzed("--count", "5", "--again") == 0
+    assert judged == [right]
+    assert fuzzed("--minutes", "0") == 0
+    assert judged == []
+    page, result = (tmp_path / "fuzz-cpu.md").read_text(), json.loads((tmp_path / "fuzz-cpu.json").read_text())
+    assert "4 configurations, 0 with findings** (1 mended)" in page
+    assert record.reproduce("cpu", right.line()) in page
+    assert result["seeds"] == {"5": "0–4"}
+    assert sum(result["counts"]["cell"].values()) == sum(result["counts"]["precision"].values()) == 4
+    assert [run["timeloom"] for run in result["runs"]] == [tl.__version__] * 3
 
 
-def test_the_time_given_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_told_by_regime_and_dtype(tmp_path: Path) -> None:
+    log = Log(tmp_path / "fuzz-cpu.jsonl")
+    log.begin(record.facts("cpu") | {"cases": "a file", "seed": 0})
+    cases = [Case(seed=seed, dtype=dtype) for seed in range(3) for dtype in ("float32", "bfloat16")]
+    cases += [Case(gate_bias=3.0), Case(options={"tol": 1e-3}, solver="Shooting")]
+    for case in cases:
+        answer = _fake(case, False)
+        answer["errors"]["y"] = (1e-7 * (1 + case.seed), 1e-7)
+        log.add(answer)
+    rows = {(row["precision"], row["regime"]): row for row in record.summary(Log(log.path))["errors"]}
+    assert {key: row["cases"] for key, row in rows.items()} == {
+        ("float32", "near the default"): 3,
+        ("bfloat16", "near the default"): 3,
+        ("float32", "gate bias ≥ 3"): 1,
+    }
+    assert rows["float32", "near the default"]["outputs"] == {"median": [2e-7, 1e-7], "worst": [3e-7, 1e-7]}
+
+
+def test_the_time_given_ends_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Worker, "judge", lambda self, case, seconds: judge(case, "cpu"))
-    cases = iter([Case(n=2, T=2)] * 10_000)
-    assert 0 < len(fuzz.run(cases, "cpu", 0.01, 1, 1)) < 10_000
+    log = Log(tmp_path / "fuzz-cpu.jsonl")
+    fuzz.run(iter([fuzz.Task(Case(n=2, T=2, seed=seed)) for seed in range(10_000)]), log, "cpu", 0.01, 1, 1)
+    assert 0 < len(log.answers) < 10_000

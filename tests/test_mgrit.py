@@ -271,7 +271,9 @@ def test_a_report_tells_what_happened() -> None:
         assert one.chunk == 2
         assert one.iterations == len(one.residuals) == len(one.levels) > 2
         assert one.tolerance == tolerance[torch.float64]
-        assert one.residuals[-1] <= one.tolerance < one.residuals[-2]
+        met = sum(residual <= one.tolerance for residual in one.residuals)
+        assert met == 1 or (met == 2 and one is report.backward), "gradients may be polished once"
+        assert one.residuals[-1] <= one.tolerance < one.residuals[-1 - met]
         assert one.contraction == one.residuals[-1] / one.residuals[-2]
         assert [levels[0] for levels in one.levels] == list(one.residuals)
         assert len(one.levels[0]) == 3, "fine, level 1 and level 2; the coarsest is solved exactly"

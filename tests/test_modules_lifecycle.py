@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import threading
@@ -142,6 +143,18 @@ def test_another_solver_starts_afresh() -> None:
     ours(torch.randn(300, 1, D))
     ours.solver = "auto"
     assert (ours.reports, learned(ours)) == ([], [])
+
+
+def test_solvers_of_a_long_training_leave_nothing_behind() -> None:
+    ours, x = tl.GRU(D, H), torch.randn(30, 1, D)
+    counts = []
+    for _ in range(3):
+        for chunk in range(60):
+            ours.solver = tl.solvers.Shooting(chunk=1 + chunk % 5)
+        ours(x)[0].sum().backward()
+        gc.collect()
+        counts.append(len(gc.get_objects()))
+    assert counts[-1] <= counts[0] + 20, counts
 
 
 def test_copies_work_in_threads() -> None:

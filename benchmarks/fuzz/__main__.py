@@ -1,7 +1,10 @@
 """`python -m benchmarks.fuzz --device cuda|cpu --minutes 5 --seed S`: random configurations, judged against float64.
 
+--count 20000   configurations of the seed in all: those in the log are not judged again, so runs can be gone on with
+--again         the log's findings first, once more: what is mended is told so
 --case JSON     one configuration, told in full (as printed for a finding)
 --cases FILE    those of a JSON file, such as benchmarks/fuzz/known.json
+--minutes 0     judges none, and writes the page of the log
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -22,53 +26,64 @@ import torch
 from benchmarks.fuzz.case import Case
 from benchmarks.fuzz.draw import draw
 from benchmarks.fuzz.judge import judge
+from benchmarks.fuzz.log import Log
 from benchmarks.fuzz.record import facts, reproduce, summary, write
 from benchmarks.fuzz.worker import Worker
 
-LONGEST = 120.0
-"""Seconds that a case may take, the start of its process counted, before it is called a hang."""
+LONGEST = {"cuda": 120.0, "cpu": 600.0}
+"""Seconds that a case may take, the start of its process counted, before it is called a hang: on a CPU others may have
+most of it."""
 GRACE = 20.0
 """Seconds that a case may take at the end of a run, before it is left unfinished."""
 RESULTS = Path(__file__).parents[1] / "results"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A case to judge: number `index` of a seed, or one of a file."""
+
+    case: Case
+    seed: int | None = None
+    index: int | None = None
 
 
 def main(arguments: list[str] | None = None) -> int:
     given = _arguments(arguments)
     if given.case is not None:
         return _one(Case.of(given.case), given.device)
-    began, start = facts(given.device), time.monotonic()
-    cases = _cases(given)
-    answers = run(cases, given.device, given.minutes, given.workers, given.threads)
-    told = {"cases": given.cases.name if given.cases else "random", "seed": given.seed, "workers": given.workers}
-    told["minutes"] = round((time.monotonic() - start) / 60, 1)
-    result = summary(answers, began | told)
+    log = Log(given.log or given.out / f"fuzz-{given.device}.jsonl")
+    if given.minutes > 0:
+        told = {"cases": given.cases.name if given.cases else "random", "seed": given.seed, "workers": given.workers}
+        log.begin(facts(given.device) | told)
+        run(_tasks(given, log), log, given.device, given.minutes, given.workers, given.threads)
+    page, result = write(given.out, given.device, log), summary(log)
     print(
         f"{result['configurations']:,} configurations, {sum(result['skipped'].values())} skipped, "
         f"{result['with_findings']} with findings {result['kinds'] or ''}"
     )
-    print(write(given.out, given.device, result))
+    print(page)
     return 1 if result["with_findings"] else 0
 
 
-def run(cases: Iterator[Case], device: str, minutes: float, workers: int, threads: int) -> list[dict[str, Any]]:
+def run(tasks: Iterator[Task], log: Log, device: str, minutes: float, workers: int, threads: int) -> None:
     """Judge cases in processes of their own until there are no more or the time is over."""
-    end, answers, lock = time.monotonic() + 60 * minutes, list[dict[str, Any]](), threading.Lock()
+    end, lock = time.monotonic() + 60 * minutes, threading.Lock()
 
     def work() -> None:
         worker = Worker(device, threads)
         try:
             while time.monotonic() < end:
                 with lock:
-                    case = next(cases, None)
-                if case is None:
+                    task = next(tasks, None)
+                if task is None:
                     return
-                seconds = min(LONGEST, max(GRACE, end - time.monotonic()))
-                answer = worker.judge(case, seconds)
-                if seconds < LONGEST and any(finding["kind"] == "hang" for finding in answer["findings"]):
+                seconds = min(LONGEST[device], max(GRACE, end - time.monotonic()))
+                answer = worker.judge(task.case, seconds)
+                if seconds < LONGEST[device] and any(finding["kind"] == "hang" for finding in answer["findings"]):
                     continue  # the run was over before the case was
                 with lock:
-                    answers.append(answer)
-                    _tell(answer, device, len(answers))
+                    log.add(answer, task.seed, task.index)
+                    _tell(answer, device, len(log.answers))
         finally:
             worker.close()
 
@@ -77,7 +92,6 @@ def run(cases: Iterator[Case], device: str, minutes: float, workers: int, thread
         member.start()
     for member in crew:
         member.join()
-    return answers
 
 
 def _tell(answer: dict[str, Any], device: str, number: int) -> None:
@@ -100,11 +114,17 @@ def _one(case: Case, device: str) -> int:
     return 1 if answer["findings"] else 0
 
 
-def _cases(given: argparse.Namespace) -> Iterator[Case]:
+def _tasks(given: argparse.Namespace, log: Log) -> Iterator[Task]:
+    """Those with findings, if asked for; then a file's, or those of the seed that the log has not."""
+    if given.again:
+        yield from [Task(Case.of(answer["case"]), answer["seed"], answer["index"]) for answer in log.found()]
     if given.cases is not None:
-        return iter([Case.of(entry) for entry in json.loads(given.cases.read_text())])
-    numbers: Iterator[int] = islice(count(given.first), given.count)
-    return (draw(given.seed, index, given.device) for index in numbers)
+        yield from [Task(Case.of(entry)) for entry in json.loads(given.cases.read_text())]
+        return
+    done = log.done(given.seed)
+    for index in islice(count(given.first), given.count):
+        if index not in done:
+            yield Task(draw(given.seed, index, given.device), given.seed, index)
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -114,11 +134,13 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=5.0, help="after which no new case begins")
     parser.add_argument("--seed", type=whole, default=0, help="of the random configurations")
     parser.add_argument("--first", type=whole, default=0, help="number of the first configuration of the seed")
-    parser.add_argument("--count", type=whole, default=None, help="most configurations")
+    parser.add_argument("--count", type=whole, default=None, help="configurations of the seed, with those before")
     parser.add_argument("--workers", type=whole, default=None, help="processes at once (4 on a GPU, 1 on a CPU)")
     parser.add_argument("--threads", type=whole, default=None, help="of each process (all cores shared out)")
     parser.add_argument("--case", help="one configuration as JSON")
     parser.add_argument("--cases", type=Path, help="a JSON file of configurations")
+    parser.add_argument("--again", action="store_true", help="judge the log's findings once more, first of all")
+    parser.add_argument("--log", type=Path, help="the file that answers are added to (fuzz-DEVICE.jsonl in --out)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of fuzz-DEVICE.json and .md")
     given = parser.parse_args(arguments)
     if given.device == "cuda" and not torch.cuda.is_available():

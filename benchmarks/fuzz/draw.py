@@ -30,20 +30,31 @@ class Limits:
     """Most steps of a loop in Python, which cells without a layer in torch are compared with."""
     trained: int
     """Most units of a network that is trained first."""
+    trained_share: float
+    """Of the networks that torch has too."""
+    long_share: float
+    """Of sequences longer than the usual `LONG`: they take most of the time, and find no more than others do."""
 
 
-LIMITS = {"cuda": Limits((6.0, 11.0), 12_000, 300, 129), "cpu": Limits((4.5, 8.0), 9_000, 150, 33)}
+LIMITS = {
+    "cuda": Limits((6.0, 11.0), 12_000, 300, 129, 0.1, 0.08),
+    "cpu": Limits((4.5, 8.0), 9_000, 150, 33, 0.05, 0.03),
+}
 LONG, LONGEST = 1000, 9000
-"""Most steps of usual cases, and of one in four: long ones take most of the time, and find no more than others do."""
+"""Most steps of usual cases, and of long ones."""
+DENSE_UNITS, DENSE_UNITS_OWN = 65, 8
+"""Most units where every step has a matrix, and the same of users' cells: theirs are differentiated row by row."""
+STEPWISE_UNITS_OWN = 33
+"""Most units of users' cells where every step has a diagonal, for the same reason."""
 
 
 def draw(seed: int, index: int, device: str) -> Case:
     """The configuration number `index` of a seed: the same on every machine."""
     random, limits = Random(f"{seed}:{index}"), LIMITS[device]
     case = _network(random)
-    case = replace(case, seed=random.randrange(2**31), **_regime(random, case, limits.trained))
+    case = replace(case, seed=random.randrange(2**31), **_regime(random, case, limits))
     case = replace(case, **_precision(random, case, device))
-    case = replace(case, **_input(random, case))
+    case = replace(case, **_input(random, case, limits))
     solver, options = _solver(random, case, device)
     case = replace(case, solver=solver, options=options, calls=random.choice((1, 1, 2, 3)) if solver == "auto" else 1)
     return _bounded(case, 10 ** random.uniform(*limits.work), limits, random.random() < 0.35)
@@ -63,9 +74,9 @@ def _network(random: Random) -> Case:
     )  # fmt: skip
 
 
-def _regime(random: Random, case: Case, most_trained: int) -> dict[str, Any]:
-    if case.cell in TWINS and random.random() < 0.1:
-        n = min(case.n, most_trained)
+def _regime(random: Random, case: Case, limits: Limits) -> dict[str, Any]:
+    if case.cell in TWINS and random.random() < limits.trained_share:
+        n = min(case.n, limits.trained)
         sizes = {"n": n, "inputs": min(case.inputs, 64), "proj": min(case.proj, n - 1)}
         return {"trained": random.choice((10, 30)), **sizes}
     biased = case.bias and case.cell not in ("RNN", "RNN_RELU") and random.random() < 0.5
@@ -85,11 +96,11 @@ def _precision(random: Random, case: Case, device: str) -> dict[str, Any]:
     return {"dtype": dtype, "autocast": autocast, "tf32": random.random() < 0.5}
 
 
-def _input(random: Random, case: Case) -> dict[str, Any]:
+def _input(random: Random, case: Case, limits: Limits) -> dict[str, Any]:
     batch = random.choice(BATCHES)
-    longest = LONGEST if random.random() < 0.25 else LONG
+    shortest, longest = (LONG, LONGEST) if random.random() < limits.long_share else (1, LONG)
     chosen: dict[str, Any] = {
-        "T": 1 + int(math.exp(random.uniform(0.0, math.log(longest)))),
+        "T": 1 + int(math.exp(random.uniform(math.log(shortest), math.log(longest)))),
         "B": batch,
         "h0": random.random() < 0.4,
         "grad": random.random() < 0.85,
@@ -132,10 +143,14 @@ def _bounded(case: Case, work: float, limits: Limits, shorten: bool) -> Case:
     python = case.cell not in TWINS
     if python:
         most = min(most, max(1, limits.loop // (case.layers * case.directions)))
+    if case.solver in STEPWISE and case.cell in USER_CELLS:
+        case = replace(case, n=min(case.n, STEPWISE_UNITS_OWN))
     if case.solver in (*STEPWISE, "MGRIT"):
-        most = min(most, 200 if case.solver in ("Picard", "Jacobi") else 600)
+        slow = 200 if case.solver in ("Picard", "Jacobi") else 600
+        most = min(most, max(1, slow // (case.layers * case.directions)))
     if case.solver in DENSE or "scan" in case.options.values() or "newton" in case.options.values():
-        case = replace(case, n=min(case.n, 65), proj=min(case.proj, min(case.n, 65) - 1), B=min(case.B, 8))
+        n = min(case.n, DENSE_UNITS_OWN if case.cell in USER_CELLS else DENSE_UNITS)
+        case = replace(case, n=n, proj=min(case.proj, n - 1), B=min(case.B, 8))
         state = case.n * (2 if case.cell == "LSTM" else 1)
         most = min(most, max(1, int(work * 4 / (max(case.B, 1) * state**3))))
     case = replace(case, T=min(case.T, most))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ FAINT = 1e-4
 PERTURBED = 8
 """Runs of torch on numbers changed by a rounding, where timeloom's error is beyond what torch's single run had: where a
 network amplifies roundings, one run is good or bad by luck. What autograd keeps is changed, too: of a state near 1, the
-derivative 1 − h² has few digits left, and no change of the inputs moves it."""
+derivative 1 − h² has few digits left, and no change of the inputs moves it. And the last sequence comes first: a sum
+over many steps and sequences, as a weight's gradient is, has other roundings in another order."""
 PROMISED = 3.0
 """Tolerances that a certified result may be off by."""
 PROMISED_GRADIENT = 30.0
@@ -42,10 +43,13 @@ def judge(case: Case, device: str) -> dict[str, Any]:
     problem = _Problem(case, device)
     answer: dict[str, Any] = {"case": case.line(), "findings": [], "errors": {}}
     try:
-        truth, dtypes = problem.truth(), dict[str, torch.dtype]()
-        torch_runs = [problem.torchs(dtypes)]
-        if case.dtype == "float64":  # it is its own truth, so ask how firm that is
-            torch_runs += [problem.torchs(perturbed=True), problem.shrunk(truth)]
+        dtypes: dict[str, torch.dtype] = {}
+        if case.dtype == "float64":  # torch is its own truth there, so ask how firm that is
+            truth = problem.torchs(dtypes)
+            torch_runs = [problem.shrunk(truth)]
+        else:
+            truth = problem.truth()
+            torch_runs = [problem.torchs(dtypes)]
     except (RuntimeError, NotImplementedError) as error:
         lost = context_lost(error)
         return answer | {"skipped": f"torch: {first_line(error)}", "broken": lost, "seconds": _since(began)}
@@ -149,15 +153,16 @@ class _Problem:
         return self._run(module, forward, self.inputs[-1], self.h0, torch.float64)
 
     def torchs(self, dtypes: dict[str, torch.dtype] | None = None, perturbed: bool = False) -> Tensors:
-        state, x, h0 = self.state, self.inputs[-1], self.h0
-        if perturbed:
-            state = {name: self._perturbed(value) for name, value in state.items()}
-            x, h0 = self._perturbed(x), None if h0 is None else tuple(map(self._perturbed, h0))
         dtype = DTYPES[self.case.dtype]
-        module, forward = torchs(self.case, state, self.ragged, dtype)
-        kept = torch.autograd.graph.saved_tensors_hooks(self._perturbed, lambda value: value)
-        with kept if perturbed else nullcontext():
-            return self._run(module, forward, x, h0, dtype, dtypes)
+        if not perturbed:
+            module, forward = torchs(self.case, self.state, self.ragged, dtype)
+            return self._run(module, forward, self.inputs[-1], self.h0, dtype, dtypes)
+        state = {name: self._perturbed(value) for name, value in self.state.items()}
+        x, h0 = self._perturbed(self.inputs[-1]), None if self.h0 is None else tuple(map(self._perturbed, self.h0))
+        ragged = {name: value.flip(-1) for name, value in self.ragged.items()}
+        module, forward = torchs(self.case, state, ragged, dtype)
+        with torch.autograd.graph.saved_tensors_hooks(self._perturbed, lambda value: value):
+            return self._run(module, forward, x, h0, dtype, flipped=True)
 
     def shrunk(self, truth: Tensors) -> Tensors:
         """What float64 may be off by, as float32 tells."""
@@ -180,12 +185,15 @@ class _Problem:
 
     def _run(
         self, module: nn.Module, forward: Forward, x: Tensor, h0: tuple[Tensor, ...] | None, dtype: torch.dtype,
-        dtypes: dict[str, torch.dtype] | None = None,
+        dtypes: dict[str, torch.dtype] | None = None, flipped: bool = False,
     ) -> Tensors:  # fmt: skip
-        """Outputs, and the gradients of everything, as float64."""
+        """Outputs, and the gradients of everything, as float64; `flipped`: with the last sequence first on the way."""
         case = self.case
-        x = x.to(dtype, copy=True).requires_grad_(case.grad)
-        given = None if h0 is None else tuple(part.to(dtype, copy=True).requires_grad_(case.grad) for part in h0)
+        turned: Callable[[Tensor], Tensor] = (lambda value: value.flip(-2)) if flipped else (lambda value: value)
+        x = turned(x).to(dtype, copy=True).requires_grad_(case.grad)
+        given = None if h0 is None else tuple(turned(part).to(dtype, copy=True) for part in h0)
+        for part in given or ():
+            part.requires_grad_(case.grad)
         lower = DTYPES[case.autocast] if case.autocast and dtype != torch.float64 else None
         with torch.set_grad_enabled(case.grad), torch.autocast(self.device, lower, enabled=lower is not None):
             y, final = forward(x, given)
@@ -197,14 +205,18 @@ class _Problem:
             self.upstream = [torch.randn_like(value) * size for value in results.values()]
         values = list(results.values())
         if case.grad and [value.shape for value in values] == [grad.shape for grad in self.upstream]:
-            torch.autograd.backward(values, [g.to(v.dtype) for g, v in zip(self.upstream, values, strict=True)])
+            upstream = [turned(grad).to(value.dtype) for grad, value in zip(self.upstream, values, strict=True)]
+            torch.autograd.backward(values, upstream)
             leaves = {"x": x, **{f"h0 {index}": part for index, part in enumerate(given or ())}}
             leaves |= dict(module.named_parameters())
             results |= {
                 f"grad {name}": torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
                 for name, leaf in leaves.items()
             }
-        return {name: value.detach().double() for name, value in results.items()}
+        weights = {f"grad {name}" for name, _ in module.named_parameters()}  # all else has a row for each sequence
+        return {
+            name: (value if name in weights else turned(value)).detach().double() for name, value in results.items()
+        }
 
 
 def shrunk(single: Tensors, truth: Tensors) -> Tensors:

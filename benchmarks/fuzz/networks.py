@@ -241,7 +241,7 @@ def _train(layer: nn.RNNBase, steps: int) -> None:
     device = next(layer.parameters()).device
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05 / layer.hidden_size**0.5)
     for _ in range(steps):
-        x = torch.randn(128, 8, layer.input_size, device=device)
+        x = torch.randn(64, 8, layer.input_size, device=device)
         y = layer(x.transpose(0, 1) if layer.batch_first else x)[0]
         y = y.transpose(0, 1) if layer.batch_first else y
         width = min(width, y.shape[-1])

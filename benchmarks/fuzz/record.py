@@ -1,11 +1,12 @@
-"""What a run found, as JSON and as a page: counts, seeds, versions, findings, errors beside torch's by regime."""
+"""What a log holds, as JSON and as a page: counts, seeds, versions, findings, errors beside torch's by regime."""
 
 from __future__ import annotations
 
 import json
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,16 @@ import torch
 
 import timeloom
 from benchmarks.fuzz.case import Case
+from benchmarks.fuzz.log import KINDS, Answer, Log
 from benchmarks.results import machine_facts
 
-Answer = dict[str, Any]
 SLOWEST = 10
 """Configurations named for the time they took."""
+RULE = """\
+A finding is a crash, a hang, a number that is none where torch has one, an error beyond twice torch's own (plus a floor
+of the dtype's rounding), or a certificate that lies. Configuration number i of a seed is the same on every machine:
+`python -m benchmarks.fuzz --seed S --first i --count 1` judges it again, as long as the drawing of cases is not
+changed; the line beside a finding does so for ever."""
 
 
 def facts(device: str) -> dict[str, Any]:
@@ -34,23 +40,84 @@ def reproduce(device: str, case: str) -> str:
     return f"python -m benchmarks.fuzz --device {device} --case '{case}'"
 
 
-def summary(answers: Sequence[Answer], given: dict[str, Any]) -> dict[str, Any]:
-    """Of one run; `given`: its seed or file, and its facts."""
+def summary(log: Log) -> dict[str, Any]:
+    """Of all that was judged: each configuration counts once, by its last answer."""
+    answers = list(log.answers.values())
     skipped = Counter(answer["skipped"] for answer in answers if "skipped" in answer)
-    found = [answer for answer in answers if answer["findings"]]
-    kinds = Counter(finding["kind"] for answer in found for finding in answer["findings"][:1])
-    return given | {
-        "configurations": len(answers) - sum(skipped.values()),
+    judged = [answer for answer in answers if "skipped" not in answer]
+    found = log.found()
+    return {
+        "runs": log.runs,
+        "configurations": len(judged),
         "skipped": dict(skipped),
         "with_findings": len(found),
-        "kinds": dict(kinds),
+        "kinds": dict(Counter(answer["findings"][0]["kind"] for answer in found)),
+        "seeds": _seeds(answers),
+        "counts": _counts(judged),
         "findings": [{"case": answer["case"], "found": answer["findings"][:3]} for answer in found],
+        "mended": [{"case": answer["case"], "found": answer["findings"][:3]} for answer in log.mended.values()],
+        "seconds": round(sum(answer.get("seconds", 0.0) for answer in answers)),
         "slowest": [
             {"seconds": answer.get("seconds", 0.0), "case": answer["case"]}
             for answer in sorted(answers, key=lambda answer: -answer.get("seconds", 0.0))[:SLOWEST]
         ],
-        "errors": regimes(answers),
+        "errors": regimes(judged),
     }
+
+
+def _seeds(answers: Iterable[Answer]) -> dict[str, str]:
+    """Which numbers of each seed were judged; of cases from a file, how many."""
+    numbers: dict[str, list[int]] = {}
+    filed = 0
+    for answer in answers:
+        if answer["seed"] is None:
+            filed += 1
+        else:
+            numbers.setdefault(str(answer["seed"]), []).append(answer["index"])
+    told = {seed: ", ".join(_stretches(sorted(indices))) for seed, indices in numbers.items()}
+    return told | ({"of a file": str(filed)} if filed else {})
+
+
+def _stretches(numbers: list[int]) -> list[str]:
+    """Neighbours together: 0–41, 43."""
+    found = []
+    for _, members in groupby(enumerate(numbers), key=lambda entry: entry[1] - entry[0]):
+        stretch = [number for _, number in members]
+        found.append(f"{stretch[0]}–{stretch[-1]}" if len(stretch) > 1 else str(stretch[0]))
+    return found
+
+
+def _counts(answers: Iterable[Answer]) -> dict[str, dict[str, int]]:
+    """By cell, solver, regime, precision and kind of input, the most frequent first."""
+    counters: dict[str, Counter[str]] = {name: Counter() for name in ("cell", "solver", "regime", "precision", "input")}
+    for answer in answers:
+        case = Case.of(answer["case"])
+        counters["cell"][case.cell] += 1
+        counters["solver"][case.solver] += 1
+        counters["regime"][regime_of(case)] += 1
+        counters["precision"][precision_of(case)] += 1
+        counters["input"].update(_kinds_of_input(case))
+    return {name: dict(counter.most_common()) for name, counter in counters.items()}
+
+
+def _kinds_of_input(case: Case) -> list[str]:
+    kinds = {
+        "more than 1000 steps": case.T > 1000,
+        "at most 8 steps": case.T <= 8,
+        "more than 256 units": case.n > 256,
+        "layers": case.layers > 1,
+        "both directions": case.bidirectional,
+        case.ragged: bool(case.ragged),
+        "resets": case.resets,
+        "h0": case.h0,
+        "gradients": case.grad,
+        "a tolerance asked for": "tol" in case.options,
+    }
+    return [kind for kind, there in kinds.items() if there]
+
+
+def precision_of(case: Case) -> str:
+    return f"autocast {case.autocast}" if case.autocast else case.dtype
 
 
 def regime_of(case: Case) -> str:
@@ -62,20 +129,18 @@ def regime_of(case: Case) -> str:
     return ", ".join(words) or "near the default"
 
 
-def regimes(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def regimes(answers: Iterable[Answer]) -> list[dict[str, Any]]:
     """By dtype and regime: the median and the worst of timeloom's error and of torch's, outputs and gradients."""
     groups: dict[tuple[str, str], list[dict[str, tuple[float, float]]]] = {}
     for answer in answers:
-        if answer["errors"]:
-            case = Case.of(answer["case"])
-            precision = f"autocast {case.autocast}" if case.autocast else case.dtype
-            groups.setdefault((precision, regime_of(case)), []).append(answer["errors"])
+        case = Case.of(answer["case"])
+        if answer["worst"] and "tol" not in case.options:  # what a user asks for is not torch's accuracy
+            groups.setdefault((precision_of(case), regime_of(case)), []).append(answer["worst"])
     rows = []
     for (precision, regime), errors in sorted(groups.items()):
         row: dict[str, Any] = {"precision": precision, "regime": regime, "cases": len(errors)}
-        for kind in ("outputs", "gradients"):
-            worst = [_worst(each, kind == "gradients") for each in errors]
-            pairs = [pair for pair in worst if pair is not None]
+        for kind in KINDS:
+            pairs = [each[kind] for each in errors if kind in each]
             if pairs:
                 row[kind] = {
                     "median": [statistics.median(pair[side] for pair in pairs) for side in (0, 1)],
@@ -85,67 +150,59 @@ def regimes(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     return rows
 
 
-def _worst(errors: dict[str, tuple[float, float]], gradient: bool) -> tuple[float, float] | None:
-    pairs = [pair for name, pair in errors.items() if name.startswith("grad ") == gradient and pair[0] == pair[0]]
-    pairs = [pair for pair in pairs if pair[1] == pair[1]]
-    return (max(pair[0] for pair in pairs), max(pair[1] for pair in pairs)) if pairs else None
-
-
-def write(folder: Path, device: str, run: dict[str, Any]) -> Path:
-    """The JSON with this run after those before it, and the page of it; returns the page's path."""
+def write(folder: Path, device: str, log: Log) -> Path:
+    """The JSON of a log's summary, and the page of it; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
+    result = summary(log)
     path = folder / f"fuzz-{device}.json"
-    runs = json.loads(path.read_text())["runs"] if path.exists() else []
-    for earlier in runs:
-        earlier.pop("errors", None)
-        earlier.pop("slowest", None)
-    runs.append(run)
-    path.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+    path.write_text(json.dumps(result, indent=1) + "\n")
     page = path.with_suffix(".md")
-    page.write_text(document(device, runs))
+    page.write_text(document(device, result))
     return page
 
 
-def document(device: str, runs: list[dict[str, Any]]) -> str:
-    last = runs[-1]
+def document(device: str, result: dict[str, Any]) -> str:
     lines = [f"# Random configurations on {'a GPU' if device == 'cuda' else 'a CPU'}", ""]
+    lines += ["Written by `python -m benchmarks.fuzz`.", RULE, ""]
     lines += [
-        "Written by `python -m benchmarks.fuzz`. A finding is a crash, a number that is none where torch has one, an",
-    ]
-    lines += ["error beyond twice torch's own (plus a floor of the dtype's rounding), or a certificate that lies.", ""]
-    lines += [
-        "| date | cases | seed | configurations | skipped | with findings | of which | torch | on |",
-        "|---|" + "---|" * 8,
-    ]
-    for run in runs:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in run["kinds"].items()) or "–"
-        lines.append(
-            f"| {run['date']} | {run['cases']} | {run['seed']} | {run['configurations']:,} | "
-            f"{sum(run['skipped'].values())} | {run['with_findings']} | {kinds} | {run['torch']} | "
-            f"{run.get('gpu') or run['processor']} |"
-        )
-    lines += [
-        "",
-        "Errors of the last run against float64, relative to the largest number of a tensor: timeloom / torch.",
+        f"**{result['configurations']:,} configurations, {result['with_findings']} with findings** "
+        f"({len(result['mended'])} mended), {sum(result['skipped'].values())} skipped; {result['seconds']:,} s.",
         "",
     ]
-    lines += [
-        "| precision | regime | cases | outputs, median | worst | gradients, median | worst |",
-        "|---|" + "---|" * 6,
-    ]
-    for row in last.get("errors", []):
-        cells = [row["precision"], row["regime"], str(row["cases"])]
-        for kind in ("outputs", "gradients"):
-            for which in ("median", "worst"):
-                pair = row.get(kind, {}).get(which)
-                cells.append("–" if pair is None else f"{pair[0]:.1e} / {pair[1]:.1e}")
-        lines.append(f"| {' | '.join(cells)} |")
-    if last["findings"]:
-        lines += ["", "Findings of the last run:", ""]
-        for finding in last["findings"]:
+    lines += _table("run | seed | timeloom | torch | on", [_run_cells(run) for run in result["runs"]])
+    lines += ["Judged:", ""]
+    lines += [f"- seed {seed}: {numbers}" for seed, numbers in result["seeds"].items()]
+    for name, counts in result["counts"].items():
+        lines += [f"- by {name}: " + ", ".join(f"{kind} {number:,}" for kind, number in counts.items())]
+    lines += ["", "Errors against float64, relative to the largest number of a tensor: timeloom / torch. Where a"]
+    lines += ["tolerance was asked for, the errors are those, and left out here.", ""]
+    head = "precision | regime | cases | outputs, median | worst | gradients, median | worst"
+    lines += _table(head, [_error_cells(row) for row in result["errors"]])
+    for title, name in (("Findings", "findings"), ("Findings that are mended", "mended")):
+        if result[name]:
+            lines += [f"{title}:", ""]
+        for finding in result[name]:
             lines += [f"- {finding['found'][0]['kind']}: {finding['found'][0]['what']}", ""]
             lines += [f"      {reproduce(device, finding['case'])}", ""]
-    if last["skipped"]:
-        lines += ["", "Skipped, since torch cannot run them either:", ""]
-        lines += [f"- {count} × {reason}" for reason, count in last["skipped"].items()]
-    return "\n".join(lines) + "\n"
+    if result["skipped"]:
+        lines += ["Skipped, since torch cannot run them either:", ""]
+        lines += [f"- {count} × {reason}" for reason, count in result["skipped"].items()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _run_cells(run: dict[str, Any]) -> list[str]:
+    seed = str(run["seed"]) if run["cases"] == "random" else run["cases"]
+    return [run["date"], seed, run["timeloom"], run["torch"], run.get("gpu") or run["processor"]]
+
+
+def _error_cells(row: dict[str, Any]) -> list[str]:
+    cells = [row["precision"], row["regime"], str(row["cases"])]
+    for kind in KINDS:
+        for which in ("median", "worst"):
+            pair = row.get(kind, {}).get(which)
+            cells.append("–" if pair is None else f"{pair[0]:.1e} / {pair[1]:.1e}")
+    return cells
+
+
+def _table(head: str, rows: list[list[str]]) -> list[str]:
+    return [f"| {head} |", "|---" * (head.count("|") + 1) + "|", *(f"| {' | '.join(row)} |" for row in rows), ""]

@@ -153,7 +153,6 @@ class RankBoundaries(Boundaries):
             jump = torch.where(self.joint.unsqueeze(-1), self._arrived - self.at_entry(self.starts), 0)
             self.jump[self._entry] = jump
             self._measure_by(self._scales(None if self.heard.prefix is None else self.heard.prefix[place]))
-        self._tolerance = tolerance
         self.demand(tolerance)
         self.converged = bool((self.heard.worst <= tolerance).all())
         residual = float(self.heard.worst.max())
@@ -163,6 +162,7 @@ class RankBoundaries(Boundaries):
 
     def demand(self, tolerance: float) -> None:
         super().demand(tolerance)
+        self._tolerance = tolerance
         worst = self.heard.worst
         self._open = ~(worst <= tolerance).all(0) & worst.isfinite().all(0)
 

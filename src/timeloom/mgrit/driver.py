@@ -110,12 +110,17 @@ class Cycles:
         if plan.skip_down:
             self._end_cycle()  # the way up was the first
         given_up = ""
-        while not state.converged:
+        polished = plan.limited
+        while not state.converged or (not polished and self.residual > plan.polish):
             given_up = self._why_stop()
             if given_up:
                 break
+            if state.converged:
+                polished = True
+                state.demand(plan.polish)
             self._cycle()
             self._end_cycle()
+        given_up = "" if state.converged else given_up
         if not self.residuals:
             self._end_cycle()
         sensible = state.converged or not math.isfinite(self.residual)

@@ -75,7 +75,8 @@ class Recurrent(DropsInside, nn.RNNBase):
         no reports where it was found out that it is not to."""
         self._last: torch_layer.LeftToTorch | None = None
         """The last call, where torch's layer ran it and is to run the next one like it."""
-        self._handle = handle_of(self)
+        if "_handle" not in vars(self):  # the operators of a graph ask the module for its solver
+            self._handle = handle_of(self)
         self.reports = []
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -24,12 +25,15 @@ MOST_BY_GAINS = 100.0
 """Times the corrections to come that gains may add jumps up to: along a long chain they know of no cancelling."""
 LARGE_MOVE = 0.1
 """A relative move that tells nothing of how links amplify small ones: where they do at all, one more sweep shows it."""
-WORTH_MENDING = 10.0
+WORTH_MENDING = 3.0
 """Times the tolerance that small jumps may add up to, where a user gave the tolerance of a jump."""
 SLOW = 0.3
 """Factor of a sweep from which `correction="auto"` looks for a stronger correction."""
 ROUNDING = {torch.float32: 1e-6, torch.float64: 2e-15}
 """Jumps up to this size that a sweep has not halved are rounding: two runs that begin apart stay that far apart."""
+
+REMEMBERED = 6
+"""Sweeps by which it is judged how many halve the jumps: from one to the next the rate goes up and down."""
 
 
 def march(chain: Chain, plan: Plan) -> SolveReport:
@@ -53,21 +57,22 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     state = Boundaries(chain, entered, plan)
     residuals: list[float] = []
     moves: list[float] = []
-    rows, demand, estimate = state.solvable, plan.tolerance, math.inf
+    estimates: list[float] = []
+    rows, demand = state.solvable, plan.tolerance
     given_up, polished = "", False
     while True:
         if residuals or entered is None:
             state.run(rows, want_decay)
         residuals.append(state.measure(plan.tolerance))
-        if is_rounding(residuals, state.starts.dtype):
-            estimate = _estimate(state, plan, residuals, moves)
+        if is_rounding(residuals, plan, state.starts.dtype):
+            estimates.append(_estimate(state, plan, residuals, moves))
             if not state.converged:
                 plan = replace(plan, reason="; ".join(filter(None, (plan.reason, "as near as rounding allows"))))
             state.accept()
             break
         if state.converged:
-            before, estimate = estimate, _estimate(state, plan, residuals, moves)
-            smaller = _demand(plan, residuals[-1], estimate, before, polished)
+            estimates.append(_estimate(state, plan, residuals, moves))
+            smaller = _demand(plan, residuals, estimates, polished, ROUNDING.get(state.starts.dtype, 0.0))
             if smaller is None and not polished and moves and moves[-1] > LARGE_MOVE and state.amplifies:
                 smaller = 0.5 * residuals[-1]
             if smaller is None or len(residuals) >= plan.max_iters:
@@ -88,8 +93,8 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     used = "none" if correction == "auto" else correction
     report = conclude(state, plan, plan.name or f"shooting[{used}]", residuals, given_up, began)
     if not state.converged and not report.fell_back:
-        estimate = _estimate(state, plan, residuals, moves)
-    return replace(report, error_estimate=None if report.fell_back else estimate)
+        estimates.append(_estimate(state, plan, residuals, moves))
+    return replace(report, error_estimate=None if report.fell_back else estimates[-1])
 
 
 def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list[float]) -> float:
@@ -103,14 +108,22 @@ def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list
     return max(series, min(float(certificate(state.added_up())), MOST_BY_GAINS * series))
 
 
-def _demand(plan: Plan, residual: float, estimate: float, before: float, polished: bool) -> float | None:
+def _demand(
+    plan: Plan, residuals: list[float], estimates: list[float], polished: bool, rounding: float
+) -> float | None:
     """The jumps to go on for where they meet the tolerance and what they add up to does not; None where they do, or
-    where going on does not help, since what is left is rounding.
+    where going on does not help, since what is left is rounding: as many sweeps as halve the jumps have not halved it.
     """
+    residual, estimate = residuals[-1], estimates[-1]
     if not polished and residual > plan.polish:
         return plan.polish
     most = plan.tolerance if plan.counts_errors else WORTH_MENDING * plan.tolerance
-    if plan.linearization is not None or estimate <= most or not estimate < 0.5 * before:
+    pace = min(_sweeps_to_halve(residuals), plan.patience)
+    quick = plan.linearization is not None and pace == 1
+    meets_rounding = plan.counts_errors or residual <= rounding  # in the next sweep
+    if estimate <= most or (quick and meets_rounding):
+        return None
+    if len(estimates) > pace and not estimate < 0.5 * estimates[-1 - pace]:
         return None
     return residual * most / estimate
 
@@ -120,6 +133,8 @@ def conclude(
 ) -> SolveReport:
     """Finish what did not converge, as the plan says, and report; `given_up` says why it did not."""
     fell_back = not state.converged and plan.on_divergence == "sequential"
+    if fell_back:  # what does not contract makes errors of the jumps that a user allows
+        state.demand(min(plan.tolerance, ROUNDING.get(state.starts.dtype, plan.tolerance)))
     if not state.converged:
         state.finish(hopeless_only=not fell_back)
     return SolveReport(
@@ -176,10 +191,27 @@ def why_stop(residuals: list[float], plan: Plan) -> str:
     return ""
 
 
-def is_rounding(residuals: list[float], dtype: torch.dtype) -> bool:
-    """Whether what is left of the jumps is rounding, which more sweeps do not make less."""
+def is_rounding(residuals: list[float], plan: Plan, dtype: torch.dtype) -> bool:
+    """Whether what is left of the jumps is rounding, which more sweeps do not make less: as many sweeps as halved jumps
+    on the way there have not halved those that are left.
+    """
     level = ROUNDING.get(dtype, 0.0)
-    return len(residuals) > 1 and 0.5 * residuals[-2] <= residuals[-1] <= level and residuals[-2] <= level
+    small = sum(1 for _ in takewhile(lambda residual: residual <= level, reversed(residuals)))
+    if small < 2:
+        return False
+    pace = min(_sweeps_to_halve(residuals[: len(residuals) - small + 1]), plan.patience)
+    if len(residuals) >= plan.max_iters:  # no sweep is left that could tell
+        pace = 1
+    return small > pace and 0.5 * residuals[-1 - pace] <= residuals[-1]
+
+
+def _sweeps_to_halve(residuals: list[float]) -> int:
+    """The most sweeps that it took to halve one of the last residuals; one where nothing is known yet."""
+    paces = [1]
+    for index in range(max(1, len(residuals) - REMEMBERED), len(residuals)):
+        halved = (k for k in range(1, index + 1) if residuals[index] <= 0.5 * residuals[index - k])
+        paces.append(next(halved, index))
+    return max(paces)
 
 
 def contracts_slowly(residuals: list[float]) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, ClassVar, Literal, get_args
+
+import torch
 
 from timeloom.auto.costs import copies_inputs
 from timeloom.auto.experience import Experience, assumed_warmup
@@ -15,6 +18,7 @@ from timeloom.mgrit.grid import LATER_FACTOR, Coarsening, fit
 from timeloom.options import check_choice, check_count, check_flag, check_number
 from timeloom.problem import Recurrence
 from timeloom.solve.plan import Plan, RankPlan
+from timeloom.solve.tolerance import ONE_SIGN
 from timeloom.solvers.base import Solver, cheapest_chunk, within
 
 CoarseKind = Literal["frozen", "implicit"]
@@ -143,8 +147,11 @@ class MGRIT(Solver):
     def _plan_gradients(self, problem: Recurrence, experience: Experience) -> Plan:
         solver = replace(self, tol=self.adjoint_tolerance(problem))
         plan = solver._plan_cycles(problem, self.backward_cycles, experience, solver._factors(problem))
+        # In float64 a tolerance for gradients below that of states would be rounding, which cycles might never meet.
+        firm = self.tol is None and problem.rounded.dtype == torch.float64
+        polish = ONE_SIGN * plan.tolerance if firm else math.inf
         due = experience.due(self.check_gradient_every)
-        return replace(plan, check_gradient=due, gradient_tolerance=self.gradient_tolerance)
+        return replace(plan, check_gradient=due, gradient_tolerance=self.gradient_tolerance, polish=polish)
 
     def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:
         return self._plan_cycles_over_ranks(problem, self.cycles, experience, sizes)

@@ -72,8 +72,13 @@ INLINE vec exp_vec(vec x) {
   return times_power_of_two(p, n);
 }
 
-/* Zero, not merely tiny, where torch's is: an infinite state may be multiplied by it. */
-INLINE vec sigmoid_vec(vec x) { return select_vec(x < -88.72f, splat(0.0f), reciprocal(1.0f + exp_vec(-x))); }
+/* Zero, not merely tiny, where torch's is: an infinite state may be multiplied by it. A gate near one is rounded once,
+ * as 1 - e / (1 + e): 1 / (1 + e) would round 1 + e first, and what is left of 1 - gate, which gradients are made of,
+ * would be off by twice as much. */
+INLINE vec sigmoid_vec(vec x) {
+  vec e = exp_vec(-x), gate = reciprocal(1.0f + e);
+  return select_vec(x < -88.72f, splat(0.0f), select_vec(x > 1.0f, 1.0f - e * gate, gate));
+}
 
 /* tanh: an odd series below 0.55 (where the quotient would cancel), the quotient above. */
 INLINE vec tanh_vec(vec x) {

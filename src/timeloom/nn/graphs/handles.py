@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 
 def handle_of(module: Recurrent) -> int:
-    """A new number for a module, which it outlives."""
+    """A new number for a module, which it outlives: one for all its life, or the table would grow."""
     handle = next(_numbers)
     _modules[handle] = module
     return handle

@@ -1,0 +1,106 @@
+"""What is left of the jumps is rounding, or sweeps that contract slowly: the one is accepted, the other goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+
+import pytest
+import torch
+from torch import nn
+
+import timeloom as tl
+from benchmarks.fuzz.case import Case
+from benchmarks.fuzz.judge import judge
+from timeloom.kernels.cpu import build
+from timeloom.solve.driver import is_rounding, march
+from timeloom.solve.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PLAN = Plan(chunk=1, warmup=0, driver=march, tolerance=2.5e-7, max_iters=40, on_divergence="sequential")
+
+
+@pytest.mark.parametrize(
+    ("residuals", "expected"),
+    [
+        ([1e-2, 1e-4, 9e-7], False),  # one look at it tells nothing
+        ([1e-2, 1e-4, 9e-7, 4e-7], False),
+        ([1e-2, 1e-4, 9e-7, 8e-7], True),  # sweeps shrank jumps a hundredfold, and now they do not
+        ([4e-6, 2.8e-6, 2e-6, 1.4e-6, 9e-7, 7e-7], False),  # two sweeps halve
+        ([4e-6, 2.8e-6, 2e-6, 1.4e-6, 9e-7, 7e-7, 4e-7], False),
+        ([4e-6, 2.8e-6, 2e-6, 1.4e-6, 9e-7, 8e-7, 8e-7], True),
+        ([8e-7, 7e-7], True),
+        ([1e-2, 9e-3, 8e-3, 7e-3], False),  # no rounding is that large
+    ],
+)
+def test_rounding_is_what_as_many_sweeps_as_halved_before_do_not_halve(residuals: list[float], expected: bool) -> None:
+    assert is_rounding(residuals, PLAN, torch.float32) == expected
+
+
+def test_no_more_sweeps_are_waited_for_than_there_are() -> None:
+    slow = [4e-6, 2.8e-6, 2e-6, 1.4e-6, 9e-7, 7e-7]
+    last = Plan(chunk=1, warmup=0, driver=march, tolerance=2.5e-7, max_iters=len(slow), on_divergence="sequential")
+    assert is_rounding(slow, last, torch.float32)
+    impatient = Plan(
+        chunk=1, warmup=0, driver=march, tolerance=2.5e-7, max_iters=40, on_divergence="sequential", patience=1
+    )
+    assert is_rounding(slow, impatient, torch.float32)
+
+
+LSTM = {"cell": "LSTM", "x_scale": 0.1}
+FINDINGS = {
+    "slow sweeps that were taken for rounding": LSTM
+    | {"n": 15, "layers": 2, "bidirectional": True, "batch_first": True, "T": 98, "B": 1, "ragged": "lengths"}
+    | {"gate_bias": 1.0, "solver": "Shooting", "options": {"chunk": 1, "warmup": 0}, "seed": 293717239},
+    "a fallback from states that were as exact as asked for, in a network that amplifies": LSTM
+    | {"n": 100, "inputs": 16, "T": 548, "B": 0, "tf32": False, "gate_bias": 4.0, "solver": "QuasiDEER"}
+    | {"options": {"tol": 0.001}, "seed": 674952442},
+    "jumps of a tolerance that was asked for, that add up": {"n": 32, "inputs": 32, "T": 94, "B": 7, "tf32": False}
+    | {"gate_bias": 3.0, "x_scale": 0.1, "solver": "QuasiELK", "options": {"tol": 0.0001}, "seed": 1374895320},
+    "a float64 run that torch has not added up any better": {"cell": "RNN", "n": 33, "inputs": 33, "T": 146, "B": 64}
+    | {"h0": True, "dtype": "float64", "solver": "Sequential", "seed": 1912380378},
+}
+
+
+@pytest.mark.parametrize("why", FINDINGS)
+def test_findings_of_the_fuzzer_stay_mended(why: str) -> None:
+    assert judge(Case.of(json.dumps(FINDINGS[why])), "cpu")["findings"] == []
+
+
+@pytest.mark.skipif(build.unavailable() is not None, reason="torch's own operations run the gates")
+def test_gates_near_one_are_as_exact_as_torchs() -> None:
+    """Gradients are made of 1 − f. On average over networks: in one of them either may be lucky."""
+    ratios, steps, n = [], 500, 3
+    for seed in range(12):
+        torch.manual_seed(seed)
+        theirs = nn.LSTM(3, n)
+        with torch.no_grad():
+            theirs.bias_ih_l0[n : 2 * n] += 6
+        ours = tl.LSTM(3, n, solver=tl.solvers.Shooting(chunk=steps))
+        ours.load_state_dict(theirs.state_dict())
+        exact = nn.LSTM(3, n, dtype=torch.float64)
+        exact.load_state_dict(theirs.state_dict())
+        x, c0, weight = 0.1 * torch.randn(steps, 1, 3), torch.randn(1, 1, n), torch.randn(1, 1, n)
+        grads = []
+        for layer in (exact, ours, theirs):
+            dtype = layer.weight_ih_l0.dtype
+            given = x.to(dtype).requires_grad_()
+            final = layer(given, (torch.zeros(1, 1, n, dtype=dtype), c0.to(dtype)))[1][1]
+            grads.append(torch.autograd.grad((final * weight).sum(), given)[0].double())
+        ratios.append(math.log((grads[1] - grads[0]).abs().max() / (grads[2] - grads[0]).abs().max()))
+    assert math.exp(statistics.mean(ratios)) < 1.4, ratios
+
+
+def test_cycles_of_float64_gradients_are_polished_once() -> None:
+    """Jumps of one sign add up in the gradients of weights, and no smaller tolerance is above rounding."""
+    torch.manual_seed(3)
+    solver = tl.solvers.MGRIT(coarsening=4, relaxation="F")
+    layer = tl.GRU(7, 17, dtype=torch.float64, solver=solver)
+    layer(4 * torch.randn(400, 1, 7, dtype=torch.float64))[0].square().mean().backward()
+    found = layer.reports[0].backward
+    assert found is not None
+    assert found.converged
+    assert not found.fell_back
+    assert 0.25 * found.tolerance < found.residuals[-2] <= found.tolerance, found.residuals
+    assert found.residuals[-1] < 0.5 * found.residuals[-2], found.residuals

@@ -9,7 +9,7 @@ import pytest
 import torch
 from emulated_cuda import COMPILER, ROOM, EmulatedSweeper
 from random_cells import RandomCell
-from test_fused_cells import CELLS, INPUTS, make
+from test_fused_cells import INPUTS, UNITS, make
 from torch import Tensor
 
 from timeloom.auto.costs import GeneratedCost, cheapest
@@ -53,7 +53,7 @@ def sources_of(compiled: Compiled, room: int = ROOM) -> dict[str, CudaSource]:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", UNITS)
 def test_every_cell_compiles(name: str) -> None:
     compiled, *_ = of_name(name)
     for direction, source in sources_of(compiled).items():
@@ -67,7 +67,7 @@ def test_every_cell_compiles(name: str) -> None:
 
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_100"])
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", UNITS)
 def test_other_architectures_compile(name: str, architecture: str) -> None:
     if architecture == "sm_100" and nvrtc.version() < (12, 8):
         pytest.skip(f"NVRTC {nvrtc.version()} does not know {architecture}")
@@ -127,7 +127,7 @@ def assert_same(compiled: Compiled, cell: Any, initial: Tensor, x: Tensor, lead:
 
 @emulated
 @pytest.mark.parametrize("at_once", [0, 10**9], ids=["four rows", "one row"])
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", UNITS)
 def test_sweeps_are_the_references(name: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one row and of four; threads run in order here and in reverse there."""
     monkeypatch.setattr(EmulatedSweeper, "at_once", at_once)
@@ -239,7 +239,7 @@ def test_a_layer_norm_in_one_piece_is_the_same(name: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", UNITS)
 def test_half_precision_is_compiled_as_float32(name: str, dtype: torch.dtype) -> None:
     """The compiler compares the normal form in float32 with the trace in float32; weights and inputs are float32."""
     cell = make(name, dtype)

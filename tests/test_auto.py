@@ -63,6 +63,16 @@ def report_of(
     )
 
 
+@pytest.mark.parametrize(("second", "longer"), [(3e-8, True), (2e-6, False)])
+def test_a_jump_near_the_tolerance_asks_for_a_longer_warmup_where_it_is_not_rounding(
+    second: float, longer: bool
+) -> None:
+    experience = Experience(forgetting=0.89)
+    before = experience.warmup(1e-6)
+    experience.learn(replace(report_of(before, 2.4e-6, sweeps=2), residuals=(2.4e-6, second)))
+    assert (experience.warmup(1e-6) > before) == longer
+
+
 # ---- decisions --------------------------------------------------------------------------------------------------
 
 

@@ -198,7 +198,9 @@ class Experience:
             first = report.residuals[0]
             noise = min(NOISE, PART_OF_TOLERANCE * report.tolerance)
             seen = min(max(first, noise), 1.0) ** (1 / report.warmup)
-            near = first <= NEARLY * report.tolerance  # what is left is rounding: a longer warm-up would not help
+            halved = len(report.residuals) > 1 and report.residuals[1] < 0.5 * first
+            # What is left, and what no sweep makes less, is rounding: a longer warm-up would not help.
+            near = first <= NEARLY * report.tolerance and not halved
             self.forgetting = min(seen, self.forgetting or 1.0) if near else seen
             if not self.corrected:  # sweeps that had to be corrected may converge and yet not pay
                 self.look_after = FIRST_LOOK

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -445,10 +447,20 @@ print(y.detach().double().sum().item(), gru.weight_hh_l0.grad.abs().sum().item()
 """
 
 
+@functools.cache
+def quick_compiler() -> str:
+    """The usual one, told not to optimize: here kernels must be built, not be fast."""
+    script = Path(tempfile.mkdtemp()) / "quick-cc"
+    script.write_text('#!/usr/bin/env bash\nexec cc "${@/#-O3/-O0}"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
 def run_apart(cache: Path, **environment: str) -> tuple[str, list[float]]:
     """A process of its own, with a cache of its own: why it has no kernels, and what it computed."""
     root = Path(__file__).parents[1]
     fixed = {"PYTHONPATH": str(root / "src"), "TIMELOOM_CACHE": str(cache), "TIMELOOM_NATIVE": "1"}
+    fixed |= {"CC": quick_compiler()} if shutil.which("cc") else {}
     command = [sys.executable, "-W", "error", "-W", "default::RuntimeWarning", "-c", RUN]
     with tempfile.TemporaryDirectory() as home:  # the user's own cache may hold these kernels already
         elsewhere = {"HOME": home, "XDG_CACHE_HOME": home, "TMPDIR": home}

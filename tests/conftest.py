@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,12 @@ import torch
 
 from timeloom.auto import thresholds
 from timeloom.solve import beside_torch
+
+
+def pytest_collection_finish() -> None:
+    """What importing and collecting has left stays: Python's collector need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

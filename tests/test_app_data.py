@@ -136,7 +136,7 @@ def test_a_folder_without_labels_cannot_be_trained_on(tmp_path: Path) -> None:
         ({"a_csv": "x,y\n1,2\n", "b_csv": "x,z\n1,2\n"}, "it lacks 'y' and has 'z' more"),
         ({"a_csv": "x,y\n1,2\n", "b_csv": "1,2\n"}, "a.csv names its columns, b.csv does not"),
         ({"a_csv": "x,label,target\n1,a,2\n"}, "both a column 'label' and a column 'target'"),
-        ({"a_csv": "x,target\n1,\n"}, "has no label at step 0; give it one, or 0 in a column 'mask'"),
+        ({"a_csv": "x,target\n1,\n"}, "has no target at step 0; give it one, or 0 in a column 'mask'"),
         ({"a_csv": "x,target,mask\n1,,maybe\n"}, "the mask of step 0 is 'maybe'"),
         ({"a_csv": ""}, "the file is empty"),
         ({"a_csv": "x,y\n"}, "a.csv is empty"),

@@ -329,3 +329,42 @@ def test_answers_that_cannot_be_written_leave_the_old_ones(told: Tell, run: Path
 def test_written_files_can_be_read_by_others(run: Path) -> None:
     mask = int(subprocess.run(["sh", "-c", "umask"], capture_output=True, text=True, check=True).stdout, 8)
     assert all(path.stat().st_mode & 0o777 == 0o666 & ~mask for path in run.iterdir())
+
+
+def numbers(folder: Path, targets: list[float]) -> Path:
+    """A folder of series with a number each."""
+    folder.mkdir()
+    drawn = numpy.random.default_rng(0)
+    for index in range(len(targets)):
+        numpy.save(folder / f"s{index}.npy", drawn.normal(size=(40, 2)))
+    lines = [f"s{index}.npy,{target}" for index, target in enumerate(targets)]
+    (folder / "labels.csv").write_text("\n".join(["file,target", *lines]))
+    return folder
+
+
+def test_an_empty_array_is_named_with_all_else(tmp_path: Path, told: Tell) -> None:
+    folder = numbers(tmp_path / "data", [1, 2, 3, 4, 5, 6])
+    numpy.save(folder / "s2.npy", numpy.zeros((0, 2)))
+    numpy.save(folder / "s4.npy", numpy.zeros((3, 2, 2)))
+    said = told("train", "--data", folder, "--out", tmp_path / "run")
+    assert "s2.npy: is empty; remove it" in said
+    assert "s4.npy" in said
+
+
+def test_targets_that_are_all_the_same_are_refused(tmp_path: Path, told: Tell) -> None:
+    said = told("train", "--data", numbers(tmp_path / "data", [5.0] * 12), "--out", tmp_path / "run")
+    assert "all training series have the target 5; two are needed" in said
+
+
+def test_classes_of_numbers_cannot_be_balanced(tmp_path: Path, told: Tell) -> None:
+    folder = numbers(tmp_path / "data", list(range(12)))
+    said = told("train", "--data", folder, "--class-weights", "balanced", "--out", tmp_path / "run")
+    assert "--class-weights balanced is for classes, and this is a regression; leave it out" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_first_loss_that_is_not_finite_is_not_blamed_on_the_learning_rate(tmp_path: Path, told: Tell) -> None:
+    folder = numbers(tmp_path / "data", [1e37] * 6 + list(range(6)))
+    said = told("train", "--data", folder, "--epochs", 1, "--compare", 0, "--hidden", 4, "--out", tmp_path / "run")
+    assert "the loss of step 1 is inf, before anything was learned" in said
+    assert "--lr" not in said

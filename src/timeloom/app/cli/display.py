@@ -33,7 +33,8 @@ def training_bar(trainer: Trainer) -> Iterator[Show]:
         beside = None
         if trainer.compared:
             repeated = len(trainer.metrics.of("torch"))
-            name, total = trainer.config.model.beside, len(trainer.compared)
+            to_come = [step for step in trainer.compared if step >= trainer.progress.step]
+            name, total = trainer.config.model.beside, repeated + len(to_come)
             beside = progress.add_task(name, total=total, completed=repeated, latest="")
 
         def show(row: dict[str, Any]) -> None:

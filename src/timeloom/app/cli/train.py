@@ -29,7 +29,7 @@ from timeloom.app.train.described import described
 from timeloom.app.train.ending import ending
 from timeloom.app.train.folds import finished, summarize_folds
 from timeloom.app.train.model import solver_of
-from timeloom.app.train.objective import check_metric
+from timeloom.app.train.objective import check_objective
 from timeloom.app.train.ranks import Alone, joined
 from timeloom.app.train.run_files import FOLD, REPORT, SUMMARY, folds_of
 from timeloom.app.train.run_folder import claimed, new_folder, refuse_taken
@@ -164,7 +164,7 @@ def _split(config: TrainConfig, table: Table) -> Splits:
 
 def _settled(config: TrainConfig, words: list[str], splits: Splits) -> TrainConfig:
     """The settings, those that nobody gave chosen from the size of the data."""
-    check_metric(config.optim.metric, splits.task)
+    check_objective(config.optim.metric, config.optim.class_weights, splits.task)
     if value_of("--config", words) is not None:
         return config
     given = [name for name in ("batch", "epochs") if value_of(f"--{name}", words) is not None]

@@ -177,4 +177,6 @@ def _numbers(path: Path) -> numpy.ndarray:
         raise InputError(f"{path}: holds {found.dtype}, expected real numbers; convert it")
     if found.ndim not in (1, 2):
         raise InputError(f"{path}: expected an array (steps, channels), got shape {found.shape}")
+    if found.size == 0:
+        raise InputError(f"{path}: is empty; remove it")
     return found.reshape(len(found), -1)

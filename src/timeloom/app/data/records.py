@@ -97,7 +97,8 @@ class Record:
         for step, (label, counts) in enumerate(zip(labels, counted, strict=True)):
             known = abs(label) <= LARGEST if isinstance(label, float) else label != ""
             if counts and not known:
-                found = f"no target but {label:g}" if isinstance(label, float) and label == label else "no label"
+                found = "no target" if isinstance(label, float) else "no label"
+                found += f" but {label:g}" if isinstance(label, float) and label == label else ""
                 text = f"has {found} at step {step}; give it one, or 0 in a column 'mask'"
                 return self._wrong(text, "a label of a step")
         return None

@@ -127,10 +127,20 @@ def split(
                 f"split or --valid-fraction and --test-fraction"
             )
     classes = () if table.task in NUMERIC else _classes(train)
+    targets = {target for record in train for target in _targets(record)} if table.task in NUMERIC else set()
+    if len(targets) == 1:
+        raise InputError(f"{table.source}: all training series have the target {targets.pop():g}; two are needed")
     if len(classes) == 1:
         raise InputError(f"{table.source}: all training series have the label {classes[0]!r}; two classes are needed")
     parts = [examples(part, table.task, classes, table.source) for part in (train, valid, test)]
     return Splits(table.source, table.task, classes, table.channels, parts[0], parts[1], parts[2], table.columns, words)
+
+
+def _targets(record: Record) -> list[float]:
+    """The numbers to learn of a series: one, or one of every step that counts."""
+    labels = record.label if isinstance(record.label, list) else [record.label]
+    counts = [True] * len(labels) if record.counts is None else record.counts.tolist()
+    return [label for label, counted in zip(labels, counts, strict=True) if counted and isinstance(label, float)]
 
 
 def _classes(records: Sequence[Record]) -> tuple[str, ...]:

@@ -25,9 +25,9 @@ class ModelConfig:
     cell: Cell = "gru"
     """Kind of the recurrent layers; implicit-gru is the multigrid paper's."""
     hidden: int = 32
-    """Units of each layer."""
+    """Units of each layer; for data of your own 64 where it is not given."""
     layers: int = 1
-    """Recurrent layers."""
+    """Recurrent layers; for data of your own 1 or 2, by their length, where it is not given."""
     bidirectional: bool = False
     """Run every layer forwards and backwards in time."""
     residual: bool = False
@@ -60,7 +60,7 @@ class OptimConfig:
     optimizer: Literal["adamw", "adam"] = "adamw"
     """AdamW, or Adam."""
     lr: float = 5e-3
-    """Learning rate at its highest."""
+    """Learning rate at its highest; for data of your own 0.003 where it is not given."""
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
     """How the learning rate goes to zero, or that it does not."""
     warmup: int = 0
@@ -72,11 +72,11 @@ class OptimConfig:
     clip: float = 1.0
     """Largest norm of the gradients; larger ones are scaled down. 0 leaves them alone."""
     epochs: int = 4
-    """Passes over the training series."""
+    """Passes over the training series; for data of your own chosen by their size where it is not given."""
     batch: int = 4
-    """Series in a batch."""
+    """Series in a batch; chosen likewise."""
     patience: int = 0
-    """Epochs without a better validation after which to stop; 0 never stops early."""
+    """Epochs without a better validation after which to stop, chosen likewise; 0 never stops early."""
     metric: Metric = "auto"
     """What the best epoch is best by, on the validation series; auto takes accuracy for classes, the loss for numbers.
     Of epochs that are equal by it the latest is taken."""

@@ -39,7 +39,9 @@ def fitted(config: TrainConfig, splits: Splits, given: Collection[str] = ()) -> 
     epochs = config.optim.epochs if "epochs" in given else epochs
     deep = longest < LONG
     model = ModelConfig(hidden=64, layers=2 if deep else 1, bidirectional=deep, residual=True, norm=True, dropout=0.1)
+    patience = max(20, epochs // 2)
     optim = replace(
-        config.optim, lr=3e-3, batch=batch, epochs=epochs, warmup=epochs * an_epoch // 20, patience=max(20, epochs // 2)
-    )
+        config.optim, lr=3e-3, batch=batch, epochs=epochs, warmup=epochs * an_epoch // 20,
+        patience=patience if patience < epochs else 0,
+    )  # fmt: skip
     return replace(config, model=model, optim=optim)

@@ -128,8 +128,10 @@ class Score:
         return (2 * self.confusion.diag()[occurs] / sums).mean().item()
 
 
-def check_metric(metric: Metric, task: Task) -> None:
-    """Refuse a metric that the task does not have."""
+def check_objective(metric: Metric, class_weights: str, task: Task) -> None:
+    """Refuse a metric, or weights of classes, that the task does not have."""
+    if task in NUMERIC and class_weights != "none":
+        raise InputError(f"--class-weights {class_weights} is for classes, and this is a {task}; leave it out")
     of_numbers, of_classes = ("r2", "mae"), ("accuracy", "balanced-accuracy", "macro-f1")
     if metric in (of_classes if task in NUMERIC else of_numbers):
         fitting = of_numbers if task in NUMERIC else of_classes

@@ -116,10 +116,11 @@ class Summary:
 
     def warning(self) -> str | None:
         """That nothing was learned, where that is so."""
-        better = self.test_quality > self.baseline
-        if better:
-            return None
         numeric = self.task in NUMERIC
+        if not self.test_quality <= self.baseline:  # better, or not defined, as was said
+            return None
+        if self.baseline == 1 and not numeric:
+            return "Warning: all that was tested is of one class, so accuracy says little: give more series to test."
         guess = "the mean of all targets" if numeric else "the most frequent class"
         return (
             f"Warning: this is no better than always answering {guess} ({quality_text(self.task, self.baseline)}). "

@@ -32,7 +32,7 @@ from timeloom.app.train.config import TrainConfig
 from timeloom.app.train.ending import resume_command
 from timeloom.app.train.metrics import Metrics
 from timeloom.app.train.model import SequenceModel, solver_of
-from timeloom.app.train.objective import Score, balancing, check_metric
+from timeloom.app.train.objective import Score, balancing, check_objective
 from timeloom.app.train.ranks import Alone, Share
 from timeloom.app.train.run_files import FOLD
 from timeloom.app.train.setup import autocast, build_model, learning_rate, make_optimizer
@@ -62,7 +62,7 @@ class Trainer:
         self.device = device_of(self.ranks.device(config.device))
         self.model = build_model(config, splits.task, len(splits.classes), splits.channels, self.device)
         self.optimizer = make_optimizer(self.model, config.optim)
-        check_metric(config.optim.metric, splits.task)
+        check_objective(config.optim.metric, config.optim.class_weights, splits.task)
         self._weights = self._class_weights()
         self.progress = Progress()
         self.load = LoadMeter()
@@ -170,7 +170,7 @@ class Trainer:
         synchronize(self.device)
         seconds = time.perf_counter() - started
         if not math.isfinite(loss):
-            raise self._diverged(f"the loss of step {step} is {loss}")
+            raise self._diverged(f"the loss of step {step + 1} is {loss}")
         self.progress.step += 1
         self.progress.elapsed += seconds
         self._updating = False
@@ -181,6 +181,8 @@ class Trainer:
         self.interrupted = self.ranks.anywhere(self._asked_to_stop)
 
     def _diverged(self, sign: str) -> InputError:
+        if self.progress.step == 0:
+            return InputError(f"{sign}, before anything was learned: look for values or targets far from all others")
         kept = f"; the weights of step {self._kept} are in {self.folder / LAST}"
         return InputError(
             f"{sign}: the training diverged. Lower --lr (now {self.config.optim.lr:g}) or --clip"
@@ -218,7 +220,7 @@ class Trainer:
 
     def _class_weights(self) -> Tensor | None:
         optim, splits = self.config.optim, self.splits
-        if optim.class_weights == "none" or not splits.classes:
+        if optim.class_weights == "none":
             return None
         return balancing(splits.train.targets, len(splits.classes)).to(self.device, self.model.offset.dtype)
 

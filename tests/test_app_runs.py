@@ -302,7 +302,7 @@ def test_defaults_follow_the_data(tmp_path: Path) -> None:
     chosen = fitted(TrainConfig(), long)
     assert (chosen.optim.epochs, chosen.model.layers, chosen.model.bidirectional) == (50, 1, False)
     short = fitted(replace(TrainConfig(), optim=OptimConfig(epochs=20, batch=2)), few, ("batch", "epochs")).optim
-    assert (short.batch, short.epochs, short.warmup, short.patience) == (2, 20, 4, 20)  # 80 steps
+    assert (short.batch, short.epochs, short.warmup, short.patience) == (2, 20, 4, 0)  # 80 steps
     assert fitted(replace(TrainConfig(), preset="hmdb6"), few).model == TrainConfig().model
     assert fitted(TrainConfig(), replace(few, source="turning")) == TrainConfig()
 

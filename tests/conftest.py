@@ -18,6 +18,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Problems too small to share: more threads would only wait for one another."""

@@ -316,7 +316,7 @@ def test_options_come_before_defaults(tmp_path: Path, capsys: pytest.CaptureFixt
     told = " ".join(capsys.readouterr().out.split())
     for words in ("2 test series (--test-fraction 0.2, --valid-fraction 0.2, drawn by --seed 0) of 2 channels",
                   "Model: 2 GRU layers of 64 units in one direction, residual, LayerNorm, dropout 0.1",
-                  "Training: AdamW, learning rate 0.003 (cosine), batches of 4, at most 1 epoch, patience 20;",
+                  "Training: AdamW, learning rate 0.003 (cosine), batches of 4, at most 1 epoch, no early stop;",
                   "best validation accuracy is kept", "float32 by --solver auto; no step is repeated",
                   f"All settings, chosen or given: {run / 'run.toml'}"):  # fmt: skip
         assert words in told

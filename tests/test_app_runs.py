@@ -411,6 +411,18 @@ def test_rows_are_answered_as_they_come(run: Path) -> None:
     assert float(lines[1].split(",")[2]) == pytest.approx(expected, abs=1e-5)
     with pytest.raises(InputError, match="line 2: 3 values, expected 4"):
         answer(Stream(model), loaded, io.StringIO("1,2,3,4\n1,2,3\n"), io.StringIO())
+    with pytest.raises(InputError, match=r"line 1: .* got a missing value"):
+        answer(Stream(model), loaded, io.StringIO("1,,3,4\n"), io.StringIO())
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_a_stream_is_read_as_files_are(run: Path, mark: str) -> None:
+    loaded, answers = checkpoint.load(run), []
+    for rows in ("a,b,c,d\n1.5,2,3,4\n", mark.join("abcd") + "\n" + mark.join(("1,5", "2", "3", "4")) + "\n"):
+        out = io.StringIO()
+        answer(Stream(restore(loaded, torch.device("cpu"))), loaded, io.StringIO(rows), out)
+        answers.append(out.getvalue())
+    assert answers[0] == answers[1]
 
 
 def test_two_directions_cannot_be_streamed_to(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -14,6 +15,7 @@ import tyro
 
 from timeloom.app.cli.predict import header, row_of
 from timeloom.app.data.columns import is_missing, is_number
+from timeloom.app.data.csv_file import separator_of
 from timeloom.app.data.records import LARGEST
 from timeloom.app.device import device_of
 from timeloom.app.errors import InputError
@@ -75,18 +77,22 @@ def answer(stream: Stream, loaded: Checkpoint, rows: TextIO, out: TextIO) -> Non
 def _numbers(rows: TextIO, loaded: Checkpoint) -> Iterator[list[float]]:
     """The values of each row, in the order of the training's columns where a header names them."""
     order: list[int] | None = None
-    for line, row in enumerate(csv.reader(rows), start=1):
-        if not row:
+    first = rows.readline()
+    mark = separator_of([first])
+    for line, cells in enumerate(csv.reader(chain([first], rows), delimiter=mark), start=1):
+        if not cells:
             continue
+        row = cells if mark == "," else [cell.replace(",", ".") for cell in cells]
         if line == 1 and not any(is_number(text) for text in row):
-            order = _order([name.strip() for name in row], loaded)
+            order = _order([name.strip() for name in cells], loaded)
             continue
         chosen = row if order is None else [row[i] for i in order if i < len(row)]
         if len(chosen) != loaded.channels:
             raise InputError(f"standard input, line {line}: {len(chosen)} values, expected {loaded.channels}")
         wrong = [text for text in chosen if is_missing(text) or not is_number(text) or not abs(float(text)) <= LARGEST]
         if wrong:
-            expected = f"expected a number of at most {LARGEST:.1e}, got {wrong[0].strip()[:40]!r}"
+            got = "a missing value" if is_missing(wrong[0]) else repr(wrong[0].strip()[:40])
+            expected = f"expected a number of at most {LARGEST:.1e}, got {got}"
             raise InputError(f"standard input, line {line}: {expected}")
         yield [float(text) for text in chosen]
 

@@ -29,13 +29,13 @@ def rows_of(path: Path) -> tuple[list[list[str]], str]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             head = [line for _, line in zip(range(5), file, strict=False)]
             file.seek(0)
-            separator = _separator(head)
+            separator = separator_of(head)
             return [row for row in csv.reader(file, delimiter=separator) if row], separator
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: not a CSV file in UTF-8 ({error}); write it again", kind="UTF-8") from None
 
 
-def _separator(head: Sequence[str]) -> str:
+def separator_of(head: Sequence[str]) -> str:
     """A comma, unless semicolons or tabs cut the first lines into equally many parts and are in all of them."""
     for mark in (";", "\t"):
         widths = {len(row) for row in csv.reader(head, delimiter=mark) if row}

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.functional import pad
 
 from timeloom.cells.base import Cell, Masks, jacobian_by_vjp
 from timeloom.cells.gru import GRUCell
@@ -100,7 +99,7 @@ def _other_pull(cell: Cell, shown: Tensor, state: Tensor, u: Tensor, grad: Tenso
     """Of cells in which h goes through the product alone."""
     n = cell.parts[0]
     back, gates = cell.vjp(torch.cat([shown, state[..., n:]], -1), u, grad)
-    return back[..., :n], pad(back[..., n:], (n, 0)), gates
+    return back[..., :n], F.pad(back[..., n:], (n, 0)), gates
 
 
 class MaskedCell(Cell):
@@ -132,7 +131,7 @@ class MaskedCell(Cell):
         kept = masks[..., -self.size :] if self.masks.zoned else torch.zeros_like(state)
         pull = _gru_pull if isinstance(self.plain, GRUCell) else _other_pull
         by_shown, passing, gate_grads = pull(self.plain, h * mask, state, gates, grad - kept * grad)
-        through = pad(by_shown * mask, (0, self.size - self.parts[0]))
+        through = F.pad(by_shown * mask, (0, self.size - self.parts[0]))
         return through + passing + kept * grad, gate_grads
 
     def decay(self, state: Tensor, u: Tensor) -> Tensor:
@@ -141,14 +140,14 @@ class MaskedCell(Cell):
         keep = self.plain.decay(torch.cat([shown, state[..., self.parts[0] :]], -1), gates)
         if not self.masks.zoned:
             return keep
-        kept = pad(masks[..., -last:], (self.size - last, 0))  # of an LSTM's h, nothing is taken for kept
+        kept = F.pad(masks[..., -last:], (self.size - last, 0))  # of an LSTM's h, nothing is taken for kept
         return keep + kept * (1 - keep)
 
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
         return jacobian_by_vjp(self, state, u)
 
     def input_grads(self, gate_grads: Tensor) -> Tensor:
-        return pad(self.plain.input_grads(gate_grads), (0, self.behind))
+        return F.pad(self.plain.input_grads(gate_grads), (0, self.behind))
 
     def multiplied(self, previous: Sequence[Tensor], u: Tensor) -> Sequence[Tensor]:
         if not self.masks.dropped:

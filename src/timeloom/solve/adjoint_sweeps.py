@@ -61,9 +61,7 @@ class Sweeps:
             self._reset_grads = problem.initial.new_zeros(len(self.segments), problem.cell.size)
 
     def sweep(self, rows: Segments, ends: Tensor, where: Tensor, want_decay: bool) -> tuple[Tensor, Tensor | None]:
-        if self._is_worth_all(
-            rows
-        ):  # one sweep over all that can be summed, rather than one over most and one for sums
+        if self._is_worth_all(rows):  # one sweep that is summed on its way, rather than one over most and one for sums
             all_ends = self._ends.index_copy(0, where, ends)
             begins, decay = self.sweep(self.segments, all_ends, torch.arange(len(all_ends), device="cpu"), want_decay)
             return begins[where], None if decay is None else decay[where]

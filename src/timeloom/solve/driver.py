@@ -72,9 +72,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             break
         if state.converged:
             estimates.append(_estimate(state, plan, residuals, moves))
-            smaller = _demand(plan, residuals, estimates, polished, ROUNDING.get(state.starts.dtype, 0.0))
-            if smaller is None and not polished and moves and moves[-1] > LARGE_MOVE and state.amplifies:
-                smaller = 0.5 * residuals[-1]
+            smaller = _demand(state, plan, residuals, moves, estimates, polished)
             if smaller is None or len(residuals) >= plan.max_iters:
                 break
             polished, demand = True, smaller
@@ -109,22 +107,25 @@ def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list
 
 
 def _demand(
-    plan: Plan, residuals: list[float], estimates: list[float], polished: bool, rounding: float
+    state: Boundaries, plan: Plan, residuals: list[float], moves: list[float], estimates: list[float], polished: bool
 ) -> float | None:
-    """The jumps to go on for where they meet the tolerance and what they add up to does not; None where they do, or
-    where going on does not help, since what is left is rounding: as many sweeps as halve the jumps have not halved it.
+    """The jumps to go on for where they meet the tolerance and what they add up to does not, or is not seen yet; None
+    where they do, or where going on does not help, since what is left is rounding: as many sweeps as halve the jumps
+    have not halved it.
     """
     residual, estimate = residuals[-1], estimates[-1]
+    unseen = not polished and moves and moves[-1] > LARGE_MOVE and state.amplifies
+    otherwise = 0.5 * residual if unseen else None
     if not polished and residual > plan.polish:
         return plan.polish
     most = plan.tolerance if plan.counts_errors else WORTH_MENDING * plan.tolerance
     pace = min(_sweeps_to_halve(residuals), plan.patience)
     quick = plan.linearization is not None and pace == 1
-    meets_rounding = plan.counts_errors or residual <= rounding  # in the next sweep
+    meets_rounding = plan.counts_errors or residual <= ROUNDING.get(state.starts.dtype, 0.0)  # in the next sweep
     if estimate <= most or (quick and meets_rounding):
-        return None
+        return otherwise
     if len(estimates) > pace and not estimate < 0.5 * estimates[-1 - pace]:
-        return None
+        return otherwise
     return residual * most / estimate
 
 

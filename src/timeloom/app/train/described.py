@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from timeloom.app.data import Splits
+from timeloom.app.data.records import PER_STEP
 from timeloom.app.machine import counted
 from timeloom.app.train.config import ModelConfig, OptimConfig, TrainConfig
 from timeloom.app.train.objective import chosen_by
@@ -14,7 +15,7 @@ def described(config: TrainConfig, splits: Splits, device: str, threads: int) ->
     """One line each for the data, the model, its training, and what it runs on."""
     return [
         _data(config, splits),
-        f"Model: {_model(config.model)}{'' if splits.task in ('labelling', 'tracking') else _pooled(config.model)}.",
+        f"Model: {_model(config.model)}{'' if splits.task in PER_STEP else _pooled(config.model)}.",
         f"Training: {_training(config.optim, splits)}.",
         f"Runs on {device} ({counted(threads, 'thread')}) in {config.precision} by --solver {config.solver}; "
         f"{_beside(config)}.",

@@ -19,12 +19,9 @@ INLINE void forward_tile(const int cell, const int fused, const int rows, const 
   const int gates = GATES(cell), grads = GRADS(cell), lanes = (int)(a->n - j * LANES), real = step >= a->lead;
   const long n = a->n, unit = j * LANES, padded = g->padded, masks = masks_of(cell, a);
   const float *h_rows[TILE], *x_rows[TILE];
-  vec acc[TILE][MAX_GATES];
+  vec acc[TILE][MAX_GATES], from_x[TILE][MAX_GATES];
   clear(rows, acc);
-  const float *h_block = a->dropped ? g->shown : g->state[0];
-  UNROLL for (int r = 0; r < rows; r++) h_rows[r] = h_block + (r0 + r) * padded;
-  products(rows, gates, 0, n, h_rows, a->weights + j * n * gates * LANES, acc);
-  if (fused) {
+  if (fused) { /* a sum by itself: each addition to the other one would round at the size of both */
     for (int r = 0; r < rows; r++) {
       const long row = g->first + r0 + r;
       long t = a->begin[row] - a->lead + step;
@@ -37,7 +34,16 @@ INLINE void forward_tile(const int cell, const int fused, const int rows, const 
       const vec bias = load(a->bias + i * n + unit, lanes);
       UNROLL for (int r = 0; r < rows; r++) acc[r][cell == GRU && i == 2 ? 3 : i] += bias;
     }
+    UNROLL for (int r = 0; r < rows; r++)
+      UNROLL for (int i = 0; i < MAX_GATES; i++) from_x[r][i] = acc[r][i];
+    clear(rows, acc);
   }
+  const float *h_block = a->dropped ? g->shown : g->state[0];
+  UNROLL for (int r = 0; r < rows; r++) h_rows[r] = h_block + (r0 + r) * padded;
+  products(rows, gates, 0, n, h_rows, a->weights + j * n * gates * LANES, acc);
+  if (fused)
+    UNROLL for (int r = 0; r < rows; r++)
+      UNROLL for (int i = 0; i < MAX_GATES; i++) acc[r][i] += from_x[r][i];
   ROLL for (int r = 0; r < rows; r++) {
     const long row = g->first + r0 + r, t = a->begin[row] - a->lead + step;
     if (!forward_steps(a, row, t)) continue; /* its state stays */

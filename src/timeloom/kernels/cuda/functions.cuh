@@ -13,7 +13,12 @@ __device__ __forceinline__ float reciprocal(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
-__device__ __forceinline__ float sigmoid(float x) { return reciprocal(1.0f + exp2_fast(-1.4426950408889634f * x)); }
+// A gate near one is rounded once, as 1 - e / (1 + e): 1 / (1 + e) would round 1 + e first, and what is left of
+// 1 - gate, which gradients are made of, would be off by three times as much.
+__device__ __forceinline__ float sigmoid(float x) {
+  const float e = exp2_fast(-1.4426950408889634f * x), gate = reciprocal(1.0f + e);
+  return x > 1.0f ? fmaf(-e, gate, 1.0f) : gate;
+}
 // An odd series below 0.55, where the quotient would cancel; the quotient above.
 __device__ __forceinline__ float tanh_(float x) {
   float quotient = 1.0f - 2.0f * reciprocal(exp2_fast(2.8853900817779268f * x) + 1.0f);

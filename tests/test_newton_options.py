@@ -305,6 +305,7 @@ def test_little_memory_changes_the_layout_and_not_the_result(solver: Solver, mon
     """Windows of a few steps, of one step, and of one sequence at a time."""
     net = zoo.network("gru", n=6)
     x, initial = zoo.data(net, 40, 5)
+    solver = replace(solver, tol=1e-12)  # how many sweeps it takes from there to rounding is a matter of rounding
     whole = zoo.solve(net, x, initial, solver)
     expected = zoo.gradients(net, x, initial, whole.outputs, whole.final)
     rows: list[int] = []

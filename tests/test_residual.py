@@ -15,7 +15,7 @@ from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.kernels import CPUSweeper
 from timeloom.kernels.cpu import build
 from timeloom.problem import Recurrence
-from timeloom.solve.residual import SHARE_OF_BOX, by_unit, certificate, floors, relative, scales
+from timeloom.solve.residual import LAST, SHARE_OF_BOX, by_unit, certificate, floors, relative, scales
 
 N, BATCH, LINKS = 5, 3, 7
 SPOILED = {"finite": None, "nan": math.nan, "inf": math.inf}
@@ -30,9 +30,11 @@ def cell_of(kernel: str) -> Cell:
 
 
 def draw(cell: Cell, seed: int) -> tuple[Tensor, Tensor]:
-    """Starts and ends `(C, B, S)` whose sizes change along the chain, some of them all zero."""
+    """Starts and ends `(C, B, S)` whose sizes change along the chain, some of them all zero; small ones every other
+    time.
+    """
     generator = torch.Generator().manual_seed(seed)
-    size = torch.logspace(0, -6, LINKS).view(-1, 1, 1)
+    size = torch.logspace(0, -6, LINKS).view(-1, 1, 1) * (1.0 if seed % 2 else 1e-3)
     starts, noise = (torch.randn(LINKS, BATCH, cell.size, generator=generator) * size for _ in range(2))
     ends = torch.cat([starts[1:], starts[:1]]) + 0.01 * noise
     starts[3, 1], ends[2, 1] = 0, 0
@@ -49,10 +51,13 @@ def by_hand(starts: Tensor, ends: Tensor, cell: Cell, floor: float, fading: bool
             end = (starts[0] if link == 0 else ends[link - 1])[sequence].split(cell.parts)
             values = [max(float(a.abs().max()), float(b.abs().max())) for a, b in zip(start, end, strict=True)]
             so_far = [max(a, b) for a, b in zip(so_far, values, strict=True)] if fading else values
+            first = min(link, max(LINKS - LAST, 0))  # of those that follow
+            behind = torch.cat([starts[first:, sequence], ends[max(first - 1, 0) : -1, sequence]]).split(cell.parts, -1)
             for part, (a, b) in enumerate(zip(start, end, strict=True)):
                 jump = float((b - a).abs().max())
                 has_box = boxed is not None and math.isfinite(float(boxed.split(cell.parts, -1)[part][0, 0]))
-                scale = max(max(so_far) if joint else so_far[part], floor if has_box else 0.0)
+                least = floor * min(1.0, float(behind[part].abs().max()))
+                scale = max(max(so_far) if joint else so_far[part], least if has_box else 0.0)
                 worst = max(worst, jump / scale if jump else 0.0)
     return worst
 

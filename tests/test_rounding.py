@@ -58,6 +58,21 @@ FINDINGS = {
     | {"options": {"tol": 0.001}, "seed": 674952442},
     "jumps of a tolerance that was asked for, that add up": {"n": 32, "inputs": 32, "T": 94, "B": 7, "tf32": False}
     | {"gate_bias": 3.0, "x_scale": 0.1, "solver": "QuasiELK", "options": {"tol": 0.0001}, "seed": 1374895320},
+    "states that use little of their box, and jumps beside all of it": {"n": 40, "inputs": 1, "layers": 3, "bias": False}
+    | {"T": 18, "B": 1, "x_scale": 0.1, "solver": "Jacobi", "options": {"adjoint": "sequential"}, "seed": 607778512},
+    "a last state far below the first ones": {"cell": "ImplicitGRU", "n": 5, "inputs": 1, "layers": 3, "bias": False}
+    | {"batch_first": True, "T": 50, "B": 1, "h0": True, "x_scale": 0.1, "solver": "Shooting"}
+    | {"options": {"correction": "diag", "warmup": 0}, "seed": 741413349},
+    "jumps of quick sweeps that add up": {"n": 17, "inputs": 17, "layers": 2, "bidirectional": True, "T": 150}
+    | {"batch_first": True, "dtype": "float64", "gate_bias": 6.0, "x_scale": 0.1, "solver": "QuasiELK", "grad": False}
+    | {"seed": 506753675},
+    "the same, by sweeps that are not as quick": {"n": 100, "inputs": 16, "bidirectional": True, "T": 300, "B": 1}
+    | {"gate_bias": 3.0, "scale": 1.5, "x_scale": 0.1, "solver": "QuasiELK", "options": {"adjoint": "sequential"}}
+    | {"grad": False, "seed": 2050689739},
+    "a fallback from states with jumps within the tolerance": {"cell": "LSTM", "n": 17, "T": 600, "B": 7, "h0": True}
+    | {"gate_bias": 6.0, "x_scale": 4.0, "solver": "QuasiELK", "grad": False, "seed": 1452828022},
+    "a gradient that jumps where a unit crosses zero": {"cell": "RNN_RELU", "n": 40, "inputs": 33, "layers": 2, "T": 16}
+    | {"B": 33, "h0": True, "dtype": "float64", "solver": "QuasiDEER", "options": {"tol": 0.001}, "seed": 1370749340},
     "a float64 run that torch has not added up any better": {"cell": "RNN", "n": 33, "inputs": 33, "T": 146, "B": 64}
     | {"h0": True, "dtype": "float64", "solver": "Sequential", "seed": 1912380378},
 }
@@ -104,3 +119,24 @@ def test_cycles_of_float64_gradients_are_polished_once() -> None:
     assert not found.fell_back
     assert 0.25 * found.tolerance < found.residuals[-2] <= found.tolerance, found.residuals
     assert found.residuals[-1] < 0.5 * found.residuals[-2], found.residuals
+
+
+@pytest.mark.skipif(build.unavailable() is not None, reason="torch's own operations sum the products")
+def test_products_with_x_do_not_round_those_with_h() -> None:
+    """On average over networks whose states grow, so that the inputs are small beside them."""
+    ratios = []
+    for seed in range(12):
+        torch.manual_seed(seed)
+        theirs = nn.RNN(64, 15, nonlinearity="relu")
+        with torch.no_grad():
+            theirs.weight_hh_l0 *= 3
+        ours = tl.RNN(64, 15, nonlinearity="relu", solver=tl.solvers.Shooting(chunk=132))
+        ours.load_state_dict(theirs.state_dict())
+        exact = nn.RNN(64, 15, nonlinearity="relu", dtype=torch.float64)
+        exact.load_state_dict(theirs.state_dict())
+        x = 0.1 * torch.randn(132, 17, 64)
+        with torch.no_grad():
+            y = exact(x.double())[0]
+            errors = [(layer(x)[0] - y).abs().max() for layer in (ours, theirs)]
+        ratios.append(math.log(errors[0] / errors[1]))
+    assert math.exp(statistics.mean(ratios)) < 1.5, ratios

@@ -22,15 +22,18 @@ FLOOR = {torch.float64: 16, torch.float32: 16, torch.float16: 2, torch.bfloat16:
 """Roundings of a dtype, relative to a tensor's largest number, that are never a finding."""
 FAINT = 1e-4
 """A tensor smaller than this share of the largest one of its kind (outputs, gradients) is measured by that share."""
-PERTURBED = 8
+PERTURBED = 24
 """Runs of torch on numbers changed by a rounding, where timeloom's error is beyond what torch's single run had: where a
-network amplifies roundings, one run is good or bad by luck. What autograd keeps is changed, too: of a state near 1, the
-derivative 1 − h² has few digits left, and no change of the inputs moves it. And the last sequence comes first: a sum
-over many steps and sequences, as a weight's gradient is, has other roundings in another order."""
+network amplifies roundings, one run is good or bad by luck, and of thousands of networks some are unluckier than ten
+runs of torch. What autograd keeps is changed, too: of a state near 1, the derivative 1 − h² has few digits left, and no
+change of the inputs moves it. And the last sequence comes first: a sum over many steps and sequences, as a weight's
+gradient is, has other roundings in another order."""
 PROMISED = 3.0
 """Tolerances that a certified result may be off by."""
 PROMISED_GRADIENT = 30.0
 """The same for gradients where the user gave the tolerance: the states' own errors change them too."""
+KINKED = ("RNN_RELU", "LiGRU")
+"""Cells whose derivative jumps where a unit crosses zero."""
 
 Tensors = dict[str, Tensor]
 
@@ -95,6 +98,8 @@ class _Bound:
     def __init__(self, case: Case, reports: list[Any]) -> None:
         self.floor = floor(DTYPES[case.autocast or case.dtype])
         self.asked = float(case.options.get("tol", 0.0)) * max(1, len(reports))
+        self.steps = case.cell in KINKED and self.asked > 0
+        """Whether gradients jump where states change by as much as was allowed for: no tolerance bounds those."""
         self.forward, self.backward = _promise(reports), _promise([report.backward for report in reports])
 
     def findings(self, name: str, error: float, theirs: float) -> list[dict[str, Any]]:
@@ -104,6 +109,8 @@ class _Bound:
         if math.isnan(error):
             return [{"kind": "nan", "what": f"{name} is not finite, torch's is", **numbers}]
         gradient = name.startswith("grad ")
+        if gradient and self.steps:
+            return []
         usual = 2 * theirs + self.floor
         asked = self.asked * (PROMISED_GRADIENT if gradient else PROMISED)
         promise = self.backward if gradient else self.forward

@@ -38,6 +38,8 @@ class Log:
         kept = {name: value for name, value in answer.items() if name not in ("errors", "report", "broken")}
         if not kept["findings"]:
             del kept["findings"]
+        elif "report" in answer:
+            kept["report"] = answer["report"]
         found = {kind: worst(answer["errors"], kind == "gradients") for kind in KINDS}
         kept["worst"] = {kind: pair for kind, pair in found.items() if pair is not None}
         self._write({"seed": seed, "index": index, **kept})

@@ -278,7 +278,7 @@ class RankBoundaries(Boundaries):
             largest, jumps = sizes
             prefix = torch.zeros_like(largest)
             prefix[1:] = _finite(largest).cummax(0).values[:-1]
-            inside = torch.minimum(inside, _no_nan((jumps / torch.maximum(prefix, floor)).amax(-1)))
+            inside = torch.minimum(inside, _no_nan((jumps / prefix.clamp(min=torch.finfo(prefix.dtype).tiny)).amax(-1)))
         scale = scales(starts, torch.cat([starts[:1], ends[:-1]]), parts, floor, before=prefix)
         return prefix, inside, _no_nan(relative(jump, scale, parts))
 

@@ -31,6 +31,10 @@ SLOW = 0.3
 """Factor of a sweep from which `correction="auto"` looks for a stronger correction."""
 ROUNDING = {torch.float32: 1e-6, torch.float64: 2e-15}
 """Jumps up to this size that a sweep has not halved are rounding: two runs that begin apart stay that far apart."""
+ROUNDED_STEP = 1.0
+"""Roundings of the dtype up to which jumps of single steps are those of any run, where each sweep halves them."""
+STANDS_STILL = 0.7
+"""Part of an estimate that sweeps which halve the jumps leave where it is rounding: by less it has only wavered."""
 
 REMEMBERED = 6
 """Sweeps by which it is judged how many halve the jumps: from one to the next the rate goes up and down."""
@@ -100,7 +104,8 @@ def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list
     if plan.linearization is None:
         following = float(certificate(state.foreseen()))
     else:  # another scan over all steps would cost as much as a sweep: jumps add up as they did before it
-        following = residuals[-1] * (moves[-1] / residuals[-2] if moves and residuals[-2] > 0 else 1.0)
+        moved = min(moves[-1], 1.0) if moves else 1.0  # from a guess near zero, a move may be any multiple of that
+        following = residuals[-1] * (moved / residuals[-2] if moves and residuals[-2] > 0 else 1.0)
     rate = rate_of_warmup(residuals[0], plan.warmup, plan.chunk)
     series = error_estimate([*moves, following], state.chain.links - len(residuals), rate)
     return max(series, min(float(certificate(state.added_up())), MOST_BY_GAINS * series))
@@ -111,7 +116,7 @@ def _demand(
 ) -> float | None:
     """The jumps to go on for where they meet the tolerance and what they add up to does not, or is not seen yet; None
     where they do, or where going on does not help, since what is left is rounding: as many sweeps as halve the jumps
-    have not halved it.
+    have left most of it.
     """
     residual, estimate = residuals[-1], estimates[-1]
     unseen = not polished and moves and moves[-1] > LARGE_MOVE and state.amplifies
@@ -120,11 +125,10 @@ def _demand(
         return plan.polish
     most = plan.tolerance if plan.counts_errors else WORTH_MENDING * plan.tolerance
     pace = min(_sweeps_to_halve(residuals), plan.patience)
-    quick = plan.linearization is not None and pace == 1
-    meets_rounding = plan.counts_errors or residual <= ROUNDING.get(state.starts.dtype, 0.0)  # in the next sweep
-    if estimate <= most or (quick and meets_rounding):
+    met_rounding = pace == 1 and residual <= ROUNDED_STEP * torch.finfo(state.starts.dtype).eps
+    if estimate <= most or (plan.linearization is not None and met_rounding):
         return otherwise
-    if len(estimates) > pace and not estimate < 0.5 * estimates[-1 - pace]:
+    if len(estimates) > pace and not estimate < STANDS_STILL * estimates[-1 - pace]:
         return otherwise
     return residual * most / estimate
 
@@ -134,8 +138,8 @@ def conclude(
 ) -> SolveReport:
     """Finish what did not converge, as the plan says, and report; `given_up` says why it did not."""
     fell_back = not state.converged and plan.on_divergence == "sequential"
-    if fell_back:  # what does not contract makes errors of the jumps that a user allows
-        state.demand(min(plan.tolerance, ROUNDING.get(state.starts.dtype, plan.tolerance)))
+    if fell_back:  # what does not contract makes errors of all jumps
+        state.demand(0.0)
     if not state.converged:
         state.finish(hopeless_only=not fell_back)
     return SolveReport(

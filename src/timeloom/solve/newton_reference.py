@@ -115,5 +115,5 @@ class NewtonReference(NewtonSteps):
         """As `solve.residual` measures it for chunks of one step."""
         cell, initial = self.cell, self.problem.initial
         floor = floors(cell.bound(initial), initial, cell.parts, SHARE_OF_BOX)
-        scale = scales(guess, following, cell.parts, floor)
+        scale = scales(guess, following, cell.parts, floor, whole_box=True)
         return certificate(relative(following - guess, scale, cell.parts))

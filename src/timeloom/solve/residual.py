@@ -4,7 +4,8 @@ A jump is what is missing at a start: the end that arrives there from the link b
 part by part (h, c), each against its own scale: the largest value of that part beside the jump. Where values fade along
 the chain, as gradients do away from the loss, the scale is the largest value that has come so far. Never the largest of
 all: what is nothing beside the last state may be all of an early one, and the other way round. A part that lives in a
-box counts as a share of the box at least. The certificate is the largest relative jump; what is not finite is infinite.
+box counts as a share of the box at least, since it may cross zero; where the states that follow make use of less of the
+box, as a share of that. The certificate is the largest relative jump; what is not finite is infinite.
 
 Jumps are not errors: over a long memory they add up. A start is off by all corrections that it would still get, so the
 error is estimated by the size of the next one, which carries the jumps along by the best transfers that are known, and
@@ -23,7 +24,11 @@ import torch
 from torch import Tensor
 
 SHARE_OF_BOX = 0.1
-"""A state that lives in a box is measured against this much at least: its step rounds values of up to 1."""
+"""A state that lives in a box is measured against this much at least, or against this much of the largest state that
+follows, where that is less: steps round values of that size."""
+
+LAST = 4
+"""Links at the end that count as following each other: of one or two, all units may cross zero at once."""
 
 SMOOTHED = 3
 """Corrections whose mean rate tells that of those to come: from one to the next it goes up and down."""
@@ -40,10 +45,8 @@ def by_unit(values: Tensor, parts: tuple[int, ...]) -> Tensor:
 
 
 def floors(bound: Tensor | None, like: Tensor, parts: tuple[int, ...], share_of_box: float = SHARE_OF_BOX) -> Tensor:
-    """The smallest scales of states like `(B, S)`, in their box if they have one: `(B, P)`."""
-    floor = torch.full_like(like, torch.finfo(like.dtype).tiny)
-    if bound is not None:
-        floor = torch.maximum(floor, share_of_box * bound.isfinite().to(like.dtype))
+    """The smallest scales of states like `(B, S)` that make use of all of their box, `(B, P)`: none without a box."""
+    floor = torch.zeros_like(like) if bound is None else share_of_box * bound.isfinite().to(like.dtype)
     return by_part(floor, parts)
 
 
@@ -55,20 +58,30 @@ def scales(
     fading: bool = False,
     before: Tensor | None = None,
     joint: bool = False,
+    whole_box: bool = False,
 ) -> Tensor:
     """What jumps are measured against, `(C, B, P)`, from starts and what arrives at them, `(C, B, S)` each.
 
     floor: `(B, P)`; before: `(B, P)` or `(C, B, P)`, the largest values of links before these, where values fade;
-    joint: whether all parts are measured against the largest of them.
+    joint: whether all parts are measured against the largest of them; whole_box: whether all of a box counts, though
+    the states make use of little.
     """
     largest = by_part(torch.maximum(starts.abs(), arriving.abs()).nan_to_num(nan=0, posinf=0), parts)
+    if not whole_box:
+        floor = floor * following(largest).clamp(max=1)
     if fading:
         largest = largest.cummax(0).values
     if before is not None:
         largest = torch.maximum(largest, before)
     if joint:
         largest = largest.amax(-1, keepdim=True).expand_as(largest)
-    return torch.maximum(largest, floor)
+    return torch.maximum(largest, floor).clamp(min=torch.finfo(largest.dtype).tiny)
+
+
+def following(largest: Tensor) -> Tensor:
+    """The largest of all links from each one on, the last few of them together: `(C, B, P)` of the same."""
+    behind = largest.flip(0).cummax(0).values.flip(0)
+    return torch.maximum(behind, largest[-LAST:].amax(0))
 
 
 def relative(jumps: Tensor, scale: Tensor, parts: tuple[int, ...]) -> Tensor:

@@ -13,7 +13,7 @@ struct ChainArgs {
   float *measured;                                // (links, batch, parts, 2): the largest value and jump (or move) of each
   float *worst;                                   // `compare`: out: the largest jump (or move) of all beside its scale
   int links, batch, parts, n, fading;
-  float floor[2];                                 // what the first part's scale is at least, and the others'
+  float floor[2];                                 // what scales of the first part and of the others are at least, beside values of 1
 };
 
 // δ[p] = A[p-1] δ[p-1] + jump[p] for every unit by itself, one thread each. Links are read AHEAD at a time, before any is
@@ -69,16 +69,21 @@ extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant_
   if (lane == 0) a.measured[2 * warp] = most, a.measured[2 * warp + 1] = gap;
 }
 
+#define LAST 4                                    // links at the end that count as following each other
+
 // The largest gap beside its scale, along the chain of each sequence and part: a warp each, all in one block.
 extern "C" __global__ void __launch_bounds__(1024) compare(const __grid_constant__ ChainArgs a) {
   __shared__ float worst_of[32];
   const int lane = threadIdx.x & 31, groups = a.batch * a.parts;
   float worst = 0.0f;
   for (int group = threadIdx.x >> 5; group < groups; group += 32) {
-    const float least = fmaxf(a.floor[group % a.parts > 0], 1.17549435e-38f);
-    float so_far = 0.0f;
-    for (int from = 0; from < a.links; from += 32) {
-      const int link = from + lane;
+    const float share = a.floor[group % a.parts > 0];
+    float so_far = 0.0f, behind = 0.0f;           // the largest value before the links at hand, and behind them
+    for (int link = max(a.links - LAST, 0); link < a.links; link++)
+      behind = fmaxf(behind, a.measured[2 * ((index_t)link * groups + group)]);
+    const int rounds = (a.links + 31) / 32;
+    for (int round = 0; round < rounds; round++) {
+      const int link = 32 * (a.fading ? round : rounds - 1 - round) + lane;
       float2 own = {0.0f, 0.0f};                  // its largest value, its gap
       if (link < a.links) own = ((const float2 *)a.measured)[(index_t)link * groups + group];
       float scale = own.x;
@@ -90,8 +95,18 @@ extern "C" __global__ void __launch_bounds__(1024) compare(const __grid_constant
         }
         scale = fmaxf(scale, so_far);
         so_far = __shfl_sync(0xffffffffu, scale, 31);
+      } else {
+        float later = scale;
+#pragma unroll
+        for (int lanes = 1; lanes < 32; lanes *= 2) {
+          const float next = __shfl_down_sync(0xffffffffu, later, lanes);
+          if (lane + lanes < 32) later = fmaxf(later, next);
+        }
+        later = fmaxf(later, behind);
+        behind = __shfl_sync(0xffffffffu, later, 0);
+        scale = fmaxf(scale, share * fminf(later, 1.0f));
       }
-      worst = fmaxf(worst, own.y / fmaxf(scale, least));
+      worst = fmaxf(worst, own.y / fmaxf(scale, 1.17549435e-38f));
     }
   }
 #pragma unroll

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
 
 import pytest
 import torch
 from torch import Tensor
+from warp_on_cpu import COMPILER, SHIM
 
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.kernels import CPUSweeper
 from timeloom.kernels.cpu import build
+from timeloom.kernels.cuda.chain import ChainSweeper
+from timeloom.kernels.cuda.programs import FOLDER, ChainArgs
+from timeloom.kernels.reference import floor_of
 from timeloom.problem import Recurrence
 from timeloom.solve.residual import LAST, SHARE_OF_BOX, by_unit, certificate, floors, relative, scales
 
@@ -29,15 +38,15 @@ def cell_of(kernel: str) -> Cell:
     return LSTMCell(w_hh) if kernel == "lstm" else RNNCell(w_hh, kernel.removeprefix("rnn_"))
 
 
-def draw(cell: Cell, seed: int) -> tuple[Tensor, Tensor]:
+def draw(cell: Cell, seed: int, links: int = LINKS) -> tuple[Tensor, Tensor]:
     """Starts and ends `(C, B, S)` whose sizes change along the chain, some of them all zero; small ones every other
     time.
     """
     generator = torch.Generator().manual_seed(seed)
-    size = torch.logspace(0, -6, LINKS).view(-1, 1, 1) * (1.0 if seed % 2 else 1e-3)
-    starts, noise = (torch.randn(LINKS, BATCH, cell.size, generator=generator) * size for _ in range(2))
+    size = torch.logspace(0, -6, links).view(-1, 1, 1) * (1.0 if seed % 2 else 1e-3)
+    starts, noise = (torch.randn(links, BATCH, cell.size, generator=generator) * size for _ in range(2))
     ends = torch.cat([starts[1:], starts[:1]]) + 0.01 * noise
-    starts[3, 1], ends[2, 1] = 0, 0
+    starts[links // 2, 1], ends[links // 2 - 1, 1] = 0, 0
     return starts, ends
 
 
@@ -110,3 +119,50 @@ def test_the_cpus_kernel_computes_the_same(kernel: str, floor: float, fading: bo
         expected = by_definition(starts, ends, cell, floor, fading)
         assert float(certify(starts.flatten(0, 1), ends.flatten(0, 1))) == pytest.approx(expected, rel=1e-6)
         assert math.isinf(expected) == (spoiled != "finite")
+
+
+@cache
+def chain_library() -> ctypes.CDLL:
+    """`run_measure` and `run_compare` of chain.cu on a CPU, by one warp: what a block's warps share out comes one after
+    the other.
+    """
+    text = (FOLDER / "chain.cu").read_text().replace("group = threadIdx.x >> 5; group < groups; group += 32", "{}")
+    assert "{}" in text
+    text = text.replace("{}", "group = 0; group < groups; group++")
+    runs = [
+        f'extern "C" void run_{name}(int blocks, const ChainArgs *args) '
+        f"{{ Launch<ChainArgs>::run({name}, blocks, args); }}"
+        for name in ("measure", "compare")
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "chain.cpp").write_text("\n".join([f'#include "{SHIM}"', text, *runs, ""]))
+        flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
+        subprocess.run([str(COMPILER), *flags, "chain.cpp", "-o", "chain.so"], cwd=place, check=True)
+        return ctypes.CDLL(str(place / "chain.so"))
+
+
+class ChainOnCPU(ChainSweeper):
+    """The host's side of chain.cu, launching it on the CPU."""
+
+    def least_scale(self, share_of_box: float) -> float:
+        return floor_of(self.cell, share_of_box)
+
+    def _run_chain(self, name: str, blocks: int, args: ChainArgs) -> None:
+        warps = 8 * blocks if name == "measure" else 1
+        getattr(chain_library(), f"run_{name}")(warps, ctypes.byref(args))
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("floor", "fading"), WAYS)
+@pytest.mark.parametrize("links", [2, 3, LINKS, 33, 70])
+def test_the_gpus_kernels_compute_the_same(kernel: str, floor: float, fading: bool, links: int) -> None:
+    cell = cell_of(kernel)
+    sweeper = ChainOnCPU(Recurrence(cell, torch.zeros(1, BATCH, N), torch.zeros(BATCH, cell.size)))
+    for seed in range(4):
+        starts, ends = draw(cell, seed, links)
+        expected = by_definition(starts, ends, cell, floor, fading, joint=fading)
+        found = sweeper.measure(starts.flatten(0, 1), ends.flatten(0, 1), floor, None, fading)
+        assert expected > 1e-3
+        assert float(found) == pytest.approx(expected, rel=1e-6)

@@ -19,7 +19,8 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
 struct Index { int x; };
-static Index threadIdx, blockIdx;
+static Index threadIdx, blockIdx, blockDim = {32};
+struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 
 struct Copy { void *to; const void *from; int bytes; };
@@ -34,6 +35,9 @@ struct Lane {
 static Lane lanes[32];
 static ucontext_t turns;
 
+using std::max;
+using std::min;
+
 static inline void __syncwarp() { swapcontext(&lanes[threadIdx.x].context, &turns); }
 static inline uint32_t bits_of(float x) { uint32_t u; std::memcpy(&u, &x, 4); return u; }
 static inline float float_of(uint32_t u) { float x; std::memcpy(&x, &u, 4); return x; }
@@ -47,6 +51,10 @@ static inline float __shfl_sync(uint32_t, float x, int from) {
   __syncwarp();
   return found;
 }
+static inline float __shfl_xor_sync(uint32_t all, float x, int other) { return __shfl_sync(all, x, threadIdx.x ^ other); }
+static inline float __shfl_up_sync(uint32_t all, float x, int by) { return __shfl_sync(all, x, max(threadIdx.x - by, 0)); }
+static inline float __shfl_down_sync(uint32_t all, float x, int by) { return __shfl_sync(all, x, min(threadIdx.x + by, 31)); }
+static inline void __syncthreads() { __syncwarp(); }
 static inline uint32_t __reduce_max_sync(uint32_t, uint32_t x) {
   lanes[threadIdx.x].slot = x;
   __syncwarp();
@@ -56,8 +64,6 @@ static inline uint32_t __reduce_max_sync(uint32_t, uint32_t x) {
   return most;
 }
 static inline void atomicMax(uint32_t *at, uint32_t x) { *at = std::max(*at, x); }
-using std::max;
-using std::min;
 
 static inline float reciprocal(float x) { return 1.0f / x; }
 static inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }

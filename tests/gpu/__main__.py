@@ -93,8 +93,10 @@ def run_all(pieces: list[str], device: str, workers: int, seconds: float) -> lis
         if process.returncode != 0:
             said = f"its process ended with status {process.returncode} after {len(rows)} checks"
             rows.append({"piece": piece, "name": "all of it", "outcome": "failed", "said": said, "seconds": 0.0})
-        failed = sum(row["outcome"] == "failed" for row in rows)
-        print(f"{piece}: {len(rows)} checks, {failed} failed, {time.perf_counter() - began:.0f} s", flush=True)
+        failed = [row for row in rows if row["outcome"] == "failed"]
+        told = [f"{piece}: {len(rows)} checks, {len(failed)} failed, {time.perf_counter() - began:.0f} s"]
+        told += [f"FAILED {piece} · {row['name']}\n    {row['said']}\n{row.get('trace', '')}" for row in failed]
+        print("\n".join(told), flush=True)  # now: whatever is cut off later, this was seen
         return rows
 
     with ThreadPoolExecutor(workers) as pool:
@@ -150,9 +152,6 @@ def main(arguments: list[str] | None = None) -> int:
     out = given.out or (RESULTS / "test-gpu.md" if not given.pieces and given.device == "cuda" else None)
     if out is not None:
         out.write_text(page)
-    for row in rows:
-        if row["outcome"] == "failed":
-            print(f"FAILED {row['piece']} · {row['name']}\n    {row['said']}\n{row.get('trace', '')}")
     print(page.split("\n| piece")[0])
     print(datetime.now(UTC).strftime("%H:%M UTC"), out or "")
     return 1 if any(row["outcome"] == "failed" for row in rows) else 0

@@ -140,3 +140,18 @@ def test_products_with_x_do_not_round_those_with_h() -> None:
             errors = [(layer(x)[0] - y).abs().max() for layer in (ours, theirs)]
         ratios.append(math.log(errors[0] / errors[1]))
     assert math.exp(statistics.mean(ratios)) < 1.5, ratios
+
+
+@pytest.mark.skipif(build.unavailable() is not None, reason="torch's own tanh runs")
+def test_tanh_is_as_exact_of_negative_numbers() -> None:
+    """What is left of 1 − tanh², which gradients are made of, has few digits: each rounding counts."""
+    x = torch.linspace(-9, 9, 40_001).view(-1, 1, 1)
+    layer = tl.RNN(1, 1, bias=False, solver=tl.solvers.Shooting(chunk=1000))
+    with torch.no_grad():
+        layer.weight_ih_l0.fill_(1.0)
+        layer.weight_hh_l0.zero_()
+        y, opposite = layer(x)[0], layer(-x)[0]
+    exact = x.double().tanh()
+    assert torch.equal(opposite, -y)
+    assert (y.double() - exact).abs().max() < 2 * 2**-24
+    assert (y.double() - exact).square().mean().sqrt() < 1.2 * (x.tanh().double() - exact).square().mean().sqrt()

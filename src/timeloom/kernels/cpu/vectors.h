@@ -80,9 +80,13 @@ INLINE vec sigmoid_vec(vec x) {
   return select_vec(x < -88.72f, splat(0.0f), select_vec(x > 1.0f, 1.0f - e * gate, gate));
 }
 
-/* tanh: an odd series below 0.55 (where the quotient would cancel), the quotient above. */
+/* tanh: an odd series below 0.55 (where the quotient would cancel), the quotient above: of |x|, since that of a negative
+ * x is a difference of numbers near 1 and 2, and what is left of 1 - tanh^2 would be off by four times as much. */
 INLINE vec tanh_vec(vec x) {
-  vec quotient = 1.0f - 2.0f * reciprocal(exp_vec(x + x) + 1.0f);
+  const ivec sign = (ivec)x & (ivec)splat(-0.0f);
+  vec size = (vec)((ivec)x ^ sign);
+  vec quotient = 1.0f - 2.0f * reciprocal(exp_vec(size + size) + 1.0f);
+  quotient = (vec)((ivec)quotient | sign);
   vec s = x * x;
   vec p = splat(-6.272792019e-03f); /* Chebyshev fit of (tanh(x) - x) / x^3 in x^2, error 1e-9 */
   p = p * s + 2.107039870e-02f;

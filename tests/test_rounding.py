@@ -13,6 +13,8 @@ from torch import nn
 import timeloom as tl
 from benchmarks.fuzz.case import Case
 from benchmarks.fuzz.judge import judge
+from tests.gpu.checks import Check
+from tests.gpu.gates import gates
 from timeloom.kernels.cpu import build
 from timeloom.solve.driver import is_rounding, march
 from timeloom.solve.plan import Plan
@@ -142,16 +144,6 @@ def test_products_with_x_do_not_round_those_with_h() -> None:
     assert math.exp(statistics.mean(ratios)) < 1.5, ratios
 
 
-@pytest.mark.skipif(build.unavailable() is not None, reason="torch's own tanh runs")
-def test_tanh_is_as_exact_of_negative_numbers() -> None:
-    """What is left of 1 − tanh², which gradients are made of, has few digits: each rounding counts."""
-    x = torch.linspace(-9, 9, 40_001).view(-1, 1, 1)
-    layer = tl.RNN(1, 1, bias=False, solver=tl.solvers.Shooting(chunk=1000))
-    with torch.no_grad():
-        layer.weight_ih_l0.fill_(1.0)
-        layer.weight_hh_l0.zero_()
-        y, opposite = layer(x)[0], layer(-x)[0]
-    exact = x.double().tanh()
-    assert torch.equal(opposite, -y)
-    assert (y.double() - exact).abs().max() < 2 * 2**-24
-    assert (y.double() - exact).square().mean().sqrt() < 1.2 * (x.tanh().double() - exact).square().mean().sqrt()
+@pytest.mark.parametrize("check", gates(), ids=lambda check: check.name)
+def test_gates(check: Check) -> None:
+    assert check.run("cpu")

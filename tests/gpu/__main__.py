@@ -23,7 +23,7 @@ import torch
 from benchmarks.fuzz.judge import context_lost, first_line
 from benchmarks.fuzz.record import facts
 from benchmarks.process import surroundings
-from tests.gpu import around, faulty, layers, operations, options, own_cells, processes, replays, warm
+from tests.gpu import around, faulty, gates, layers, operations, options, own_cells, processes, replays, warm
 from tests.gpu.checks import Check, Unfit
 
 PIECES: dict[str, Callable[[], list[Check]]] = {
@@ -37,6 +37,7 @@ PIECES: dict[str, Callable[[], list[Check]]] = {
     "more-cells": own_cells.more_cells,
     "random-cells": own_cells.random_cells,
     "regimes": layers.regimes,
+    "gates": gates.gates,
     "dropout": options.dropout,
     "transforms": options.transforms,
     "scans": operations.scans,

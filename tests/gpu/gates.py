@@ -1,5 +1,5 @@
-"""The elementary functions of gates, read from layers: gradients are made of 1 − gate and 1 − tanh², where each rounding
-counts.
+"""The elementary functions of gates, read from layers. Gradients are made of 1 − gate and 1 − tanh²: each rounding counts
+there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def _as_exact(x: Tensor, y: Tensor, function: Callable[[Tensor], Tensor]) -> str
     exact = function(x.double())
     near = exact.abs() > 0.5
     own, theirs = ((value.double() - exact)[near].abs() / ROUNDING for value in (y, function(x)))
-    said = f"{own.square().mean().sqrt():.2f} roundings, {own.max():.2f} at most; torch {theirs.square().mean().sqrt():.2f}"
-    if not (own.square().mean() < 2 * theirs.square().mean() and own.max() < 3):
-        raise AssertionError(f"{said}, {theirs.max():.2f}")
+    square, torchs = float(own.square().mean()), float(theirs.square().mean())
+    said = f"{square**0.5:.2f} roundings, {own.max():.2f} at most; torch {torchs**0.5:.2f}, {theirs.max():.2f}"
+    if not (square < 2 * torchs and own.max() < 3):
+        raise AssertionError(said)
     return said

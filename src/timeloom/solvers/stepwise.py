@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from timeloom.auto.experience import Experience
 from timeloom.cells.base import Cell
 from timeloom.problem import Recurrence
 from timeloom.solve.linearize import Linearization
 from timeloom.solve.plan import Plan, RankPlan
+from timeloom.solve.tolerance import ONE_SIGN
 from timeloom.solvers.base import Solver
 
 PATIENCE = 20
@@ -32,7 +35,7 @@ class Stepwise(Solver):
 
     def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
         """Every step may leave a jump of the tolerance, and jumps add up: where one exceeds the tolerance of gradients,
-        all steps are corrected once more.
+        or what that would be in float64 were it not rounding, all steps are corrected once more.
         """
         how = self.linearization(problem.cell)
         if how.precision == "tf32" and problem.u.device.type != "cuda":
@@ -41,6 +44,8 @@ class Stepwise(Solver):
                 "'full'"
             )
         max_iters = self.max_iters or MOST_SWEEPS
+        firm = self.tol is None and problem.rounded.dtype == torch.float64
+        polish = (ONE_SIGN if firm else 1.0) * self.adjoint_tolerance(problem)
         return self._plan(
             Plan,
             problem,
@@ -49,7 +54,7 @@ class Stepwise(Solver):
             linearization=how,
             name=self.name,
             patience=PATIENCE if self.max_iters is None else max_iters,
-            polish=self.adjoint_tolerance(problem),
+            polish=polish,
         )
 
     def _plan_gradients(self, problem: Recurrence, experience: Experience) -> Plan:

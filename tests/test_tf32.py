@@ -12,6 +12,7 @@ import torch
 import timeloom as tl
 from timeloom.cells import Cell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
 from timeloom.cells.generic import GenericCell
+from timeloom.kernels.cuda import wide
 from timeloom.solvers import Auto
 from timeloom.torch_state import tf32
 
@@ -53,6 +54,17 @@ def test_the_newer_setting(layers: str, matrices: str) -> None:
     with tf32.products(False):
         assert not rounds()
     assert (rnn.fp32_precision, matmul.fp32_precision) == (layers, matrices)
+
+
+@pytest.mark.skipif(not wide.SUMS_HALVES, reason="torch cannot add up products of halves in float32")
+@pytest.mark.parametrize("kernel", ["gru", "lstm"])
+def test_wide_layers_split_their_products_where_rounding_is_allowed(kernel: str) -> None:
+    weights = torch.randn(4, 4)
+    for rounded, mode in ((True, wide.SPLIT), (False, wide.PLAIN)):
+        torch.backends.cudnn.allow_tf32 = rounded
+        assert wide.WideWeights(kernel, weights).mode == mode
+        assert wide.mode_of(kernel, torch.float16) == 1
+    assert wide.mode_of("rnn_tanh", torch.float32) == wide.PLAIN
 
 
 def problem_on_a_gpu(cell: type[Cell]) -> Any:

@@ -22,6 +22,7 @@ from torch import Tensor
 from timeloom.kernels import faults
 from timeloom.kernels.layer import Cutting, Gradients, Layer
 from timeloom.known import Entry
+from timeloom.torch_state import tf32
 
 CALLS_BEFORE = 2
 """Calls of a kind that are launched as they are: plans change in the first calls, and recording costs some of them."""
@@ -147,13 +148,13 @@ def _with(layer: Layer, x: Tensor | None, initial: Tensor | None) -> Layer:
 
 
 def _key(layer: Layer, cutting: Cutting) -> Hashable:
-    """Kind, sizes and plan, and where the weights lie that a recording reads."""
+    """Kind, sizes, precision and plan, and where the weights lie that a recording reads."""
     weights = layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh, *layer.cell.weights
     places = tuple(None if weight is None else (weight.data_ptr(), weight.stride()) for weight in weights)
     x = layer.x
     sizes = x.shape, x.dtype, layer.w_ih.dtype, layer.w_hh.shape, layer.initial.dtype, layer.kernel
     plan = cutting.chunk, cutting.warmup, cutting.sweeps, cutting.dense, cutting.newton
-    return type(layer), x.device, sizes, plan, places
+    return type(layer), x.device, sizes, tf32.cudnn_rounds(), plan, places
 
 
 def _size(layer: Layer) -> int:

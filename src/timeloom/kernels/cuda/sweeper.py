@@ -28,7 +28,7 @@ from timeloom.kernels.cuda.programs import (
     shared_room,
     sweep_function,
 )
-from timeloom.kernels.cuda.wide import WideWeights, mode_of
+from timeloom.kernels.cuda.wide import PLAIN, WideWeights
 from timeloom.kernels.reference import AdjointData, floor_of, units_of
 from timeloom.problem import Recurrence, Segments
 
@@ -96,21 +96,21 @@ def told_as(kernel: str | None, units: int, dtype: torch.dtype) -> str:
 
 @lru_cache(maxsize=256)
 def _variant(
-    kernel: str, units: int, weights: torch.dtype, adjoint: bool, rows: int, stores: int, decay: bool, resets: bool,
-    device: int,
+    kernel: str, units: int, weights: torch.dtype, mode: int, adjoint: bool, rows: int, stores: int, decay: bool,
+    resets: bool, device: int,
 ) -> Variant | Wide:  # fmt: skip
-    """The kernel that sweeps so many rows fastest."""
+    """The kernel that sweeps so many rows fastest; `mode`: how products of a launch a step are made."""
     single = Variant(kernel, units, 0, adjoint, True, stores, decay, resets)
     if rows <= most_single(replace(single, stores=0, decay=False, resets=False), device):
         return single
     if units <= single.text.most_units:
         return replace(single, half=HALVES[weights], single=False)
-    return Wide(kernel, units, mode_of(kernel, weights), adjoint, stores, decay, resets)
+    return Wide(kernel, units, mode, adjoint, stores, decay, resets)
 
 
 def launches_each_step(kernel: str, units: int, rows: int, device: torch.device) -> bool:
     """Whether every step of so many rows is a launch of its own."""
-    found = _variant(kernel, units, torch.float32, False, rows, 0, False, False, index_of(device))
+    found = _variant(kernel, units, torch.float32, PLAIN, False, rows, 0, False, False, index_of(device))
     return isinstance(found, Wide)
 
 
@@ -226,9 +226,8 @@ class CUDASweeper(ChainSweeper):
             sweep_function(self._device, variant)(blocks, args)
 
     def _variant(self, adjoint: bool, rows: int, stores: int, decay: bool) -> Variant | Wide:
-        return _variant(
-            self._kernel, self._n, self._dtype, adjoint, rows, stores, decay, self._marks is not None, self._device
-        )
+        marked, mode = self._marks is not None, self._wide.mode
+        return _variant(self._kernel, self._n, self._dtype, mode, adjoint, rows, stores, decay, marked, self._device)
 
     def least_scale(self, share_of_box: float) -> float:
         return floor_of(self.cell, share_of_box)

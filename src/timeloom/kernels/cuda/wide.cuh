@@ -1,7 +1,7 @@
 // What the sweeps of wide layers share: a launch is a step of all rows, between two products of the library.
 //
 // A block has one row. It writes what the next product is taken of, the *operand*: split into two halves of fp16 beside
-// each other (MODE 0: hi, lo, hi, against weights W_hi, W_hi, W_lo: float32 accuracy, see products.cuh), in half precision
+// each other (MODE 0: hi, lo, hi, against weights W_lo, W_hi, W_hi: float32 accuracy, see products.cuh), in half precision
 // as the weights are (MODE 1 fp16, 2 bf16), or as it is (MODE 3). A split row is scaled by a power of two, so that its
 // largest value is near 2^12: what is left out is then 2^-22 of a product, whatever the row's size.
 #pragma once

@@ -28,6 +28,7 @@ PLAN = Plan(chunk=1, warmup=0, driver=march, tolerance=2.5e-7, max_iters=40, on_
     [
         ([1e-2, 1e-4, 9e-7], False),  # one look at it tells nothing
         ([1e-2, 1e-4, 9e-7, 4e-7], False),
+        ([1e-2, 1e-4, 9e-7, 6e-7], False),  # they still do, by less
         ([1e-2, 1e-4, 9e-7, 8e-7], True),  # sweeps shrank jumps a hundredfold, and now they do not
         ([4e-6, 2.8e-6, 2e-6, 1.4e-6, 9e-7, 7e-7], False),  # two sweeps halve
         ([4e-6, 2.8e-6, 2e-6, 1.4e-6, 9e-7, 7e-7, 4e-7], False),

@@ -33,8 +33,8 @@ ROUNDING = {torch.float32: 1e-6, torch.float64: 2e-15}
 """Jumps up to this size that a sweep has not halved are rounding: two runs that begin apart stay that far apart."""
 ROUNDED_STEP = 1.0
 """Roundings of the dtype up to which jumps of single steps are those of any run, where each sweep halves them."""
-STANDS_STILL = 0.7
-"""Part of an estimate that sweeps which halve the jumps leave where it is rounding: by less it has only wavered."""
+STANDS_STILL = 0.8
+"""Part of jumps, or of what they add up to, that sweeps which halved jumps before leave of rounding at least."""
 
 REMEMBERED = 6
 """Sweeps by which it is judged how many halve the jumps: from one to the next the rate goes up and down."""
@@ -198,16 +198,17 @@ def why_stop(residuals: list[float], plan: Plan) -> str:
 
 def is_rounding(residuals: list[float], plan: Plan, dtype: torch.dtype) -> bool:
     """Whether what is left of the jumps is rounding, which more sweeps do not make less: as many sweeps as halved jumps
-    on the way there have not halved those that are left.
+    on the way there have left most of those that are left. Where no more sweeps are granted, those that they have not
+    halved.
     """
     level = ROUNDING.get(dtype, 0.0)
     small = sum(1 for _ in takewhile(lambda residual: residual <= level, reversed(residuals)))
     if small < 2:
         return False
-    pace = min(_sweeps_to_halve(residuals[: len(residuals) - small + 1]), plan.patience)
-    if len(residuals) >= plan.max_iters:  # no sweep is left that could tell
-        pace = 1
-    return small > pace and 0.5 * residuals[-1 - pace] <= residuals[-1]
+    pace = _sweeps_to_halve(residuals[: len(residuals) - small + 1])
+    left = STANDS_STILL if pace <= plan.patience and len(residuals) < plan.max_iters else 0.5
+    pace = 1 if len(residuals) >= plan.max_iters else min(pace, plan.patience)
+    return small > pace and left * residuals[-1 - pace] <= residuals[-1]
 
 
 def _sweeps_to_halve(residuals: list[float]) -> int:

@@ -179,3 +179,13 @@ def raised(action: Callable[[], Any]) -> Exception:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is what the caller looks at
         action()
     return caught.value
+
+
+def results(module: nn.Module, x: Tensor, **given: Any) -> list[Tensor]:
+    """Outputs of a training step, and the gradients of x and of all weights."""
+    x = x.detach().clone().requires_grad_()
+    module.zero_grad()
+    y, _ = module(x, **given)
+    y.sin().sum().backward()
+    grads = [parameter.grad for parameter in module.parameters()]
+    return [y.detach(), *(grad.clone() for grad in (x.grad, *grads) if grad is not None)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,6 +26,13 @@ from timeloom.problem import Recurrence, cut, empty_states
 
 pytestmark = pytest.mark.usefixtures("one_thread", "at_once")
 needs_kernels = pytest.mark.skipif(build.unavailable() is not None, reason=f"no C kernels: {build.unavailable()}")
+
+Gate = Callable[[Tensor], Tensor]
+HARD: dict[str, tuple[Gate, Gate]] = {
+    "hardsigmoid": (F.hardsigmoid, lambda a: (a / 6 + 0.5).clamp(0, 1)),
+    "hardswish": (F.hardswish, lambda a: a * (a / 6 + 0.5).clamp(0, 1)),
+}
+"""Gates with corners, and their definitions."""
 
 
 @pytest.fixture
@@ -99,6 +107,32 @@ def test_kernels_of_a_random_cell_are_the_reference(seed: int, folds: bool) -> N
         found.append([*entered, *states, *back, gates, into_resets])
     for truth, given_value in zip(*found, strict=True):
         assert torch.allclose(given_value, truth, rtol=1e-9, atol=1e-9)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_hard_gates_are_those_of_their_definition(name: str, dtype: torch.dtype) -> None:
+    """Torch's own gradient of hardsigmoid is good to float32 alone, in float64 too: there kernels and step differ, and
+    the step runs as it is.
+    """
+    function, plain = HARD[name]
+    differs = name == "hardsigmoid" and dtype == torch.float64
+    weight, probe = 0.2 * draw(6, 6), draw(300, 3, 6)
+    xs = 3 * draw(300, 3, 6)
+    assert bool((xs.abs() > 3).any())
+    found = []
+    for gate, kind in ((plain, torch.float64), (function, dtype)):
+        w, x = (value.to(kind).requires_grad_() for value in (weight, xs))
+        ys, report = tl.unroll(
+            lambda h, x, w=w, gate=gate: gate(h @ w.t() + x) * torch.tanh(x), x.new_zeros(3, 6), x,
+            solver=tl.solvers.Shooting(chunk=50),
+        )  # fmt: skip
+        assert ("not fused" in str(report)) == (differs and gate is function)
+        found.append([ys.detach(), *torch.autograd.grad(ys, [w, x], probe.to(kind))])
+    for truth, value in zip(*found, strict=True):
+        close = 1e-5 if dtype == torch.float32 else 1e-6 if differs else 1e-12
+        assert float((value.double() - truth).abs().max()) <= close * float(truth.abs().max())
 
 
 def noisy(h: Tensor, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from module_zoo import results
 from torch import Tensor, nn
 
 import timeloom as tl
@@ -66,15 +67,6 @@ def refuse(monkeypatch: pytest.MonkeyPatch, where: str) -> Calls:
         monkeypatch.setattr(programs, "compile_source", lambda *_: b"")
         monkeypatch.setattr(programs, "Function", failing)
     return failing
-
-
-def results(module: nn.Module, x: Tensor, **given: Any) -> list[Tensor]:
-    x = x.detach().clone().requires_grad_()
-    module.zero_grad()
-    y, _ = module(x, **given)
-    y.sin().sum().backward()
-    grads = [parameter.grad for parameter in module.parameters()]
-    return [y.detach(), *(grad.clone() for grad in (x.grad, *grads) if grad is not None)]
 
 
 def told(run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], list[str]]:

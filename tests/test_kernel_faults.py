@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from module_zoo import results
 from torch import Tensor, nn
 
 import timeloom as tl
@@ -47,15 +48,6 @@ def put_in(monkeypatch: pytest.MonkeyPatch, missing: str, error: Exception | Non
     library = Faulty(missing, error or AttributeError(f"undefined symbol: {missing}\nand more"))
     monkeypatch.setattr(build, "library", lambda: library)
     return library
-
-
-def results(module: nn.Module, x: Tensor, **given: Any) -> list[Tensor]:
-    x = x.detach().clone().requires_grad_()
-    module.zero_grad()
-    y, _ = module(x, **given)
-    y.sin().sum().backward()
-    grads = [parameter.grad for parameter in module.parameters()]
-    return [y.detach(), *(grad.clone() for grad in (x.grad, *grads) if grad is not None)]
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from module_zoo import results
-from torch import Tensor, nn
+from torch import nn
 
 import timeloom as tl
 from timeloom.kernels import faults, replay

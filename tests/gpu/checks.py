@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.fuzz.case import DTYPES, Case
-from benchmarks.fuzz.judge import error_of, floor, judge, scales
+from benchmarks.fuzz.judge import PERTURBED, error_of, floor, judge, scales
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,34 @@ def _has_to_run(case: Case, device: str) -> bool:
     return DTYPES[case.dtype] not in (torch.float16, torch.bfloat16) and not case.autocast
 
 
-def as_good_as_torch(own: dict[str, Tensor], theirs: dict[str, Tensor], truth: dict[str, Tensor]) -> str:
-    """Raise where a tensor is off by more than twice what torch's is (plus the dtype's floor) from float64."""
-    sizes, worst = scales({name: value.detach().double() for name, value in truth.items()}), (0.0, 0.0)
-    for name, right in truth.items():
-        least = floor(own[name].dtype if own[name].dtype in DTYPES.values() else torch.float32)
-        pair = [error_of(side[name].detach().double(), right.detach().double(), sizes[name]) for side in (own, theirs)]
-        if not pair[0] <= 2 * pair[1] + least:
-            raise AssertionError(f"{name} is off by {pair[0]:.1e}, torch's by {pair[1]:.1e}")
-        worst = max(worst, (pair[0], pair[1]))
+def as_good_as_torch(
+    own: dict[str, Tensor],
+    theirs: dict[str, Tensor],
+    truth: dict[str, Tensor],
+    again: Callable[[], dict[str, Tensor]] | None = None,
+) -> str:
+    """Raise where a tensor is off by more than twice what torch's is (plus the dtype's floor) from float64.
+
+    again: another run of torch's, on numbers changed by a rounding: where a network amplifies roundings, one run is
+    good or bad by luck.
+    """
+    exact = {name: value.detach().double() for name, value in truth.items()}
+    sizes, runs = scales(exact), [theirs]
+
+    def error(side: dict[str, Tensor], name: str) -> float:
+        return error_of(side[name].detach().double(), exact[name], sizes[name])
+
+    for left in range(0 if again is None else PERTURBED, -1, -1):
+        pairs = {name: (error(own, name), max(error(run, name) for run in runs)) for name in exact}
+        off = [name for name, pair in pairs.items() if not pair[0] <= 2 * pair[1] + _least(own[name])]
+        if not off:
+            break
+        if again is None or left == 0:
+            raise AssertionError("{} is off by {:.1e}, torch's by {:.1e}".format(off[0], *pairs[off[0]]))
+        runs.append(again())
+    worst = max(pairs.values())
     return f"{worst[0]:.1e}, torch {worst[1]:.1e}"
+
+
+def _least(value: Tensor) -> float:
+    return floor(value.dtype if value.dtype in DTYPES.values() else torch.float32)

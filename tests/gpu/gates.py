@@ -1,5 +1,5 @@
-"""The elementary functions of gates, read from layers. Gradients are made of 1 − gate and 1 − tanh²: each rounding counts
-there.
+"""The elementary functions of gates, read from layers. Gradients are made of 1 − gate and 1 − tanh², where each
+rounding counts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Sweeps of wide layers by CUDA kernels: a launch a step for all rows, and between two of them a product of torch's.
 
 Products of float32 have nearly float32's accuracy at the speed of the tensor cores: both factors are split into two
-halves of fp16, three products of which are one product of three times the depth (see wide.cuh). The tensor cores cut off
-what they add, so that outputs of an LSTM of 600 units were off by 7e-6 where cuDNN's float32 was by 5e-7: who does not
-allow cuDNN to round to tf32, as it does by default, gets plain products. So does torch before 2.8, which cannot add up
-products of halves in float32. Weights in half precision are multiplied as such.
+halves of fp16, three products of which are one product of three times the depth (see wide.cuh). The tensor cores cut
+off what they add, so that outputs of an LSTM of 600 units were off by 7e-6 where cuDNN's float32 was by 5e-7: who does
+not allow cuDNN to round to tf32, as it does by default, gets plain products. So does torch before 2.8, which cannot add
+up products of halves in float32. Weights in half precision are multiplied as such.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class WideWeights:
         return self._factors[adjoint]
 
     def _split(self) -> tuple[Tensor, ...]:
-        """Two halves of fp16, as often as the operand's go with them: the large products last, since each sum is cut off
+        """Two halves of fp16, as often as the operand's go with them: the large products last, since a sum is cut off
         at its own size.
         """
         high, low, self.undo = split(self._weights)

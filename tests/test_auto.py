@@ -514,6 +514,10 @@ def test_the_number_of_sweeps_is_learned() -> None:
     experience.learn(report_of(34, 0.8))
     assert Auto().plan(problem_of(16384), experience).sweeps == auto_file.SWEEPS
     experience.learn(corrected_report(9, 1e-4))
+    look = Auto().plan(problem_of(16384), experience)
+    assert look.sweeps == 1, "a warm-up that takes less time may do"
+    assert look.chunk + look.warmup < 9 * (look.chunk + auto_file.STEPS_PER_SWEEP)
+    experience.note_miss(look, 0.5)
     assert Auto().plan(problem_of(16384), experience).sweeps == 9
     experience.learn(corrected_report(9, 1e-7))
     assert Auto().plan(problem_of(16384), experience).sweeps == 8, "one was to spare"

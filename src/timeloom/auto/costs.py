@@ -172,6 +172,17 @@ def cheapest(steps: int, batch: int, warmup: int, cost: Cost, within_chunk: bool
 
 
 @lru_cache(maxsize=256)
+def longest_warmup(steps: int, batch: int, most: float, cost: Cost) -> int:
+    """The longest warm-up of several chunks that takes no more time than `most`; 0 where none does."""
+
+    def takes_more(warmup: int) -> bool:
+        chunk, entered = cheapest(steps, batch, warmup, cost)
+        return chunk >= steps or cost_of(steps, batch, chunk, entered, cost) > most
+
+    return max(bisect_left(range(1, steps), True, key=takes_more), 0)
+
+
+@lru_cache(maxsize=256)
 def cheapest_dense(steps: int, batch: int, size: int, cost: Cost) -> tuple[int, float]:
     """Chunk for which dense transfers of a state of so many numbers take least time, and that time: infinite where the
     kernels have none.

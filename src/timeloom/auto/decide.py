@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from timeloom.auto.costs import Cost, cheapest, cheapest_dense, copies_inputs, cost_of, step_cost
+from timeloom.auto.costs import Cost, cheapest, cheapest_dense, copies_inputs, cost_of, longest_warmup, step_cost
 from timeloom.auto.experience import NEVER, Experience, assumed_warmup
 from timeloom.kernels.cuda.sweeper import has_kernels
 from timeloom.problem import Recurrence
@@ -23,9 +23,8 @@ SHARE_OF_ERRORS = 0.5
 """Share of the tolerance that an error is granted there: both passes have one."""
 LEAST_ERROR = 1e-5
 """What rounding in float32 adds up to over a long memory, in torch's own layer too."""
-
-ABOVE_ROUNDING = 2.0
-"""Tolerance, in jumps that turned out to be rounding: more precise than that no sweep is."""
+LOOK_SHARE = 0.75
+"""Share of the time of several sweeps that a warm-up may take which is tried in their place."""
 
 
 class Choice(NamedTuple):
@@ -55,8 +54,6 @@ def decide(
     """The cheapest way to run this problem by our own sweeps; `given`: whether the user set the tolerance; `linear`:
     whether it is the adjoint, whose way through a chunk is a linear map.
     """
-    if not given:
-        tolerance = max(tolerance, ABOVE_ROUNDING * experience.rounding)
     steps, batch = problem.steps, max(problem.batch, 1)
     cost, within = step_cost(problem), copies_inputs(problem)
     chunk, _ = cheapest(steps, batch, assumed_warmup(tolerance), cost, within)
@@ -71,6 +68,11 @@ def decide(
     if experience.forgetting is not None and whole and has_kernels(problem):
         size = problem.cell.size if linear and experience.allows_dense else 0
         choice = _several_sweeps(steps, batch, experience.sweeps or SWEEPS, cost, (chunk, warmup), size)
+        if choice is not None and experience.looking and not choice.dense:
+            sweeps = cost_of(steps, batch, choice.chunk, STEPS_PER_SWEEP, cost) * choice.sweeps
+            longest = experience.worth_looking(longest_warmup(steps, batch, LOOK_SHARE * sweeps, cost))
+            if longest:
+                choice, (chunk, warmup) = None, cheapest(steps, batch, longest, cost, within)
         if choice is not None:
             experience.note_plan(choice.sweeps, choice.dense)
             accepts = max(SHARE_OF_ERRORS * tolerance, LEAST_ERROR)

@@ -46,7 +46,7 @@ def fading(memory: int, noise: float = NOISE) -> Jumps:
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans as for the kernels of a GPU."""
     monkeypatch.setattr(auto_file, "has_kernels", lambda problem: True)
-    monkeypatch.setattr(auto_file, "step_cost", lambda problem: GPU)
+    monkeypatch.setattr(auto_file, "step_cost", lambda *_: GPU)
     monkeypatch.setattr(auto_file, "copies_inputs", lambda problem: False)
 
 

@@ -16,7 +16,7 @@ NARROW = 1.25
 """A warm-up that is longer by no more than this than one that was too short is as short as can be."""
 WORTH = 1.05
 """A warm-up must be shorter by this to be tried."""
-TELLING = 0.1
+TELLING = 0.01
 """Relative jumps from which on it shows how fast they shrink."""
 SHORTER = 1.5
 """A look after a while takes a warm-up that is shorter by this factor for too short."""

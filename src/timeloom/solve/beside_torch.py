@@ -41,7 +41,7 @@ def is_as_fast(units: int, taped: bool) -> bool:
 
 
 def keeps_to_itself(cell: Cell, taped: bool, experience: LayerExperience) -> bool:
-    """Whether a layer that cutting time does not pay for runs in one chunk of its own, here and in the call's own plans."""
+    """Whether a layer runs in one chunk of its own where cutting time does not pay; this call's plans are then so."""
     if not is_as_fast(cell.parts[0], taped):
         return False
     for side in (experience.forward, experience.backward):

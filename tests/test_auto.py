@@ -18,7 +18,7 @@ from torch import Tensor
 import timeloom as tl
 from timeloom.auto import cudnn
 from timeloom.auto import decide as auto_file
-from timeloom.auto.costs import RegisterCost, StepCost, cheapest
+from timeloom.auto.costs import LEAST_CORRECTED, RegisterCost, StepCost, cheapest, cost_of, cost_of_sweeps
 from timeloom.auto.decide import PATIENCE
 from timeloom.auto.experience import FIRST_LOOK, LONGEST_PAUSE, Experience, LayerExperience
 from timeloom.cells import GenericCell
@@ -37,7 +37,7 @@ FIRST_WARMUP = Experience().warmup(1e-6)
 @pytest.fixture(autouse=True)
 def compiled_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decisions as with the C kernels, whether or not they can be built here."""
-    monkeypatch.setattr(auto_file, "step_cost", lambda problem: StepCost(2.0))
+    monkeypatch.setattr(auto_file, "step_cost", lambda *_: StepCost(2.0))
 
 
 def problem_of(steps: int = STEPS, batch: int = 1) -> Recurrence:
@@ -161,7 +161,7 @@ def test_the_diagonal_of_a_users_dense_jacobian_is_not_asked_for(
         return original(self, state, u)
 
     monkeypatch.setattr(GenericCell, "decay", watched)
-    monkeypatch.setattr(auto_file, "step_cost", lambda problem: StepCost(100.0))
+    monkeypatch.setattr(auto_file, "step_cost", lambda *_: StepCost(100.0))
     net = zoo.network(name)
     x, initial = zoo.data(net, 256, 1)
     solution = zoo.solve(net, x, initial, solver)
@@ -384,7 +384,7 @@ def test_auto_raises_where_asked() -> None:
 @pytest.mark.parametrize(("name", "regime"), zoo.cases())
 def test_auto_is_the_sequential_result(name: str, regime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it decides, on the first call and on those that have learned from it."""
-    monkeypatch.setattr(auto_file, "step_cost", lambda problem: StepCost(100.0))
+    monkeypatch.setattr(auto_file, "step_cost", lambda *_: StepCost(100.0))
     net = zoo.network(name, regime, n=3)
     steps = 16 if "×8" in regime else 220
     x, initial = zoo.data(net, steps, 2)
@@ -450,7 +450,7 @@ def test_another_solver_starts_afresh() -> None:
 
 
 def test_unroll_learns_on_a_cell_as_long_as_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_file, "step_cost", lambda problem: StepCost(100.0))
+    monkeypatch.setattr(auto_file, "step_cost", lambda *_: StepCost(100.0))
     first, second = zoo.ModuleCell(4), zoo.ModuleCell(4)
     h0, xs = torch.zeros(1, 4), torch.randn(600, 1, zoo.INPUTS, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -470,7 +470,7 @@ def corrected_report(sweeps: int, residual: float, fell_back: bool = False) -> S
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans as for the kernels of a GPU."""
     monkeypatch.setattr(auto_file, "has_kernels", lambda problem: True)
-    monkeypatch.setattr(auto_file, "step_cost", lambda problem: GPU)
+    monkeypatch.setattr(auto_file, "step_cost", lambda *_: GPU)
     monkeypatch.setattr(auto_file, "copies_inputs", lambda problem: False)
 
 
@@ -481,7 +481,7 @@ def test_a_long_memory_is_corrected_in_several_sweeps() -> None:
     experience.learn(report_of(34, 0.8))
     plan = Auto().plan(problem_of(16384), experience)
     assert (plan.sweeps, plan.correction, plan.warmup) == (auto_file.SWEEPS, "diag", 0)
-    assert plan.chunk >= auto_file.LEAST_CORRECTED
+    assert plan.chunk >= LEAST_CORRECTED
     assert plan.max_iters > plan.sweeps
     assert plan.tolerance == pytest.approx(auto_file.SHARE_OF_JUMPS * Auto().tolerance(problem_of()))
     assert plan.limit == plan.accepts == auto_file.LEAST_ERROR
@@ -514,6 +514,10 @@ def test_the_number_of_sweeps_is_learned() -> None:
     experience.learn(report_of(34, 0.8))
     assert Auto().plan(problem_of(16384), experience).sweeps == auto_file.SWEEPS
     experience.learn(corrected_report(9, 1e-4))
+    look = Auto().plan(problem_of(16384), experience)
+    assert look.sweeps == 1, "a warm-up that takes less time may do"
+    assert cost_of(16384, 1, look.chunk, look.warmup, GPU) < cost_of_sweeps(16384, 1, 128, 9, GPU)
+    experience.note_miss(look, 0.5)
     assert Auto().plan(problem_of(16384), experience).sweeps == 9
     experience.learn(corrected_report(9, 1e-7))
     assert Auto().plan(problem_of(16384), experience).sweeps == 8, "one was to spare"

@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import timeloom as tl
 from timeloom.kernels.cpu import build
-from timeloom.solve.beside_torch import jump_after
+from timeloom.solve import beside_torch
+from timeloom.solve.beside_torch import AS_FAST, is_as_fast, jump_after
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -19,6 +20,18 @@ pytestmark = [
 ]
 BY_TORCH = "run by torch's own layer"
 STEPS = 1200
+
+
+@pytest.fixture(autouse=True)
+def torchs_is_faster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One chunk as with several threads, where a test does not say otherwise."""
+    if "own_is_as_fast" not in request.fixturenames:
+        monkeypatch.setattr(beside_torch, "AS_FAST", {True: 0, False: 0})
+
+
+@pytest.fixture
+def own_is_as_fast() -> None:
+    """One chunk as with one thread."""
 
 
 def pair(layers: int, slow: list[int], **options: bool) -> tuple[nn.LSTM, tl.LSTM]:
@@ -77,8 +90,6 @@ def test_a_layer_that_forgets_again_is_swept_again() -> None:
 
 
 def test_looks_are_rare_and_no_sweep_is_made_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    from timeloom.solve import beside_torch
-
     _, ours = pair(1, [0])
     looks: list[float] = []
 
@@ -117,3 +128,45 @@ def test_a_checkpoint_finds_what_it_has_saved() -> None:
             checkpoint(lambda x, layer=layer: layer(x)[0], leaf, use_reentrant=False).square().mean().backward()
             found.append(leaf.grad)
         assert errors(found[1:], found[:1])[0] < 1e-4
+
+
+@pytest.mark.usefixtures("own_is_as_fast")
+def test_one_thread_runs_narrow_layers_in_a_chunk_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is swept in vain for it: looks at a few steps tell, and are rare."""
+    looks: list[float] = []
+
+    def counted(*given: object) -> float:
+        looks.append(jump_after(*given))  # type: ignore[arg-type]
+        return looks[-1]
+
+    monkeypatch.setattr(beside_torch, "jump_after", counted)
+    theirs, ours = pair(1, [0])
+    x = torch.randn(STEPS, 1, 3)
+    truth = run(deepcopy(theirs).double(), x.double())
+    for _ in range(20):
+        assert max(errors(run(ours, x), truth)) < 2e-5
+        report = ours.reports[0]
+        assert report.backward is not None
+        for one in (report, report.backward):
+            assert one.chunk == STEPS
+            assert BY_TORCH not in one.reason
+    assert len(looks) <= 4
+
+
+@pytest.mark.usefixtures("own_is_as_fast")
+def test_one_thread_cuts_what_forgets() -> None:
+    _, ours = pair(2, [1])
+    x = torch.randn(STEPS, 1, 3)
+    for _ in range(3):
+        run(ours, x)
+    assert ours.reports[0].chunk < STEPS
+    assert ours.reports[1].chunk == STEPS
+
+
+@pytest.mark.usefixtures("own_is_as_fast")
+def test_wide_layers_and_several_threads_leave_one_chunk_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for taped in (True, False):
+        assert is_as_fast(AS_FAST[taped], taped)
+        assert not is_as_fast(AS_FAST[taped] + 1, taped)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert not is_as_fast(16, taped=True)

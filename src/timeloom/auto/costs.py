@@ -1,7 +1,7 @@
 """What sweeps cost, by the size of a problem and what runs them: decides chunks in microseconds, without measuring.
 
 Its numbers were measured on 2 cores of a Xeon and on an H200; `python -m benchmarks.calibrate` measures those of the
-CPU anew, beside the stored ones.
+CPU anew, beside the stored ones, and `python -m benchmarks.rows` those of CUDA kernels.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from timeloom.cells.generic import GenericCell, spread
 from timeloom.kernels import FusedCUDASweeper, in_compiled_code
 from timeloom.kernels.cuda.dense import LARGEST
 from timeloom.kernels.cuda.fused import ROWS as ROWS_TOGETHER
+from timeloom.kernels.cuda.programs import ROWS as TILE_ROWS
 from timeloom.kernels.cuda.programs import Variant
-from timeloom.kernels.cuda.sweeper import has_kernels, most_single
+from timeloom.kernels.cuda.sweeper import has_kernels, most_single, waves_of
 from timeloom.problem import Recurrence
 
 NEWTON_UP_TO = 16
@@ -32,18 +33,32 @@ MOST_STEPS = 2**40
 """No sequence is longer."""
 
 
-SINGLE_STEP = (0.17, 0.0028)
-"""Microseconds of a step of a GRU's row by itself, forward and backward in the mean: at least, and for each unit."""
-CLUSTER_STEP = 1.3
-"""The same where several multiprocessors share a row."""
-TILE_STEP, TILE_ROW = (0.4, 6.5e-5), 2.6e-6
-"""The same of a tile of rows: at least, and times the units squared; and for each row of all tiles together, times the
-units to the power of 1.4."""
+SINGLE_STEP = ((0.12, 0.003), (0.13, 0.0036))
+"""Microseconds of a step of a GRU's row by itself, forward and backward: at least, and for each unit. These and all of
+CUDA kernels below, of an H200: `python -m benchmarks.rows`, and the kernels' own times in trained networks."""
+GATES = {1: 0.65, 3: 1.0, 4: 1.25}
+"""The same of other cells, by the products of a step, beside a GRU's."""
+SHARING = 96.0, 1.6
+"""What one more such row on a multiprocessor adds to a step, as a share of it: units, in so many, to this power."""
+CLUSTER_STEP = 0.8, 1.4
+"""The same where several multiprocessors share a row, of any width."""
+TILE_STEP = ((0.22, 4.6e-5), (0.4, 8.1e-5))
+"""The same of tiles of rows, one on each multiprocessor: at least, and times the units squared."""
+TILE_STORES = 1.5, 1.18
+"""How much longer that is where states or gradients are written."""
+TILES_SHARING = 64.0
+"""What one more tile on a multiprocessor adds, as a share: units, in so many, and no more than all."""
 
 WIDE_STEP, WIDE_ROW = 7.8, (1.5e-5, 2.3e-8)
 """The same of a step that is a launch and a product: at least, and for each unit of a row, by itself and times the
 units."""
 
+BETWEEN_SWEEPS = 5.0, 0.075
+"""Microseconds of a sweep beside its steps: a launch, and for each chunk in the chain of corrections."""
+LEAST_CORRECTED = 8
+"""Shortest chunks to correct."""
+LITTLE_MORE = 1.6
+"""Time of a sweep over longer chunks, beside the cheapest one's, that may save sweeps."""
 DENSE_LINK, MOST_DENSE = 0.6, 2**25
 """Microseconds of a link in a chain of dense transfers; and numbers of all transfers together, at most."""
 
@@ -68,25 +83,27 @@ class StepCost:
         """Chunks of so many sequences that fill the machine, where there is such a number; 0 where there is none."""
         return 0
 
-    def of(self, rows: int) -> float:
+    def of(self, rows: int, stores: bool = False) -> float:
+        """`stores`: whether states or gradients are written, where that tells."""
         return self.overhead + math.ceil(rows / self.threads)
 
 
 @dataclass(frozen=True)
 class RegisterCost:
     """The same in microseconds, by the CUDA kernels: rows by themselves, as many as the multiprocessors hold, rows in
-    tiles, or a launch a step of wide layers. Measured by `python -m benchmarks.calibrate` on an H200.
+    tiles, or a launch a step of wide layers.
     """
 
     gates: float
-    """Products of a step, beside a GRU's."""
+    """Time of a step, beside a GRU's."""
     units: int
     side_by_side: int
-    """Rows that are walked side by side, each by itself."""
+    """Rows that are walked side by side, each by itself, before one more makes all slower."""
     tiled: bool
     """Whether there is a kernel for tiles of rows."""
     blocks: int = 1
     """Multiprocessors that share a row."""
+    backward: bool = False
 
     def fills(self, batch: int) -> int:
         """Chunks of so many sequences whose rows are just walked side by side, where several blocks share each: there
@@ -94,15 +111,20 @@ class RegisterCost:
         """
         return self.side_by_side // batch if self.blocks > 1 else 0
 
-    def of(self, rows: int) -> float:
-        if rows > self.side_by_side and not self.tiled:
-            return (WIDE_STEP + (WIDE_ROW[0] + WIDE_ROW[1] * self.units) * self.units * rows) * self.gates
-        own = (SINGLE_STEP[0] + SINGLE_STEP[1] * self.units if self.blocks == 1 else CLUSTER_STEP) * self.gates
-        if not self.tiled:
-            return own
-        alone = own * math.ceil(rows / self.side_by_side)
-        tile = TILE_STEP[0] + TILE_STEP[1] * self.units**2 + TILE_ROW * math.pow(self.units, 1.4) * rows
-        return min(alone, tile * self.gates)
+    def of(self, rows: int, stores: bool = False) -> float:
+        if self.blocks == 1 and rows <= self.side_by_side * waves_of(self.units):
+            own, each = SINGLE_STEP[self.backward]
+            shared = min(math.pow(self.units / SHARING[0], SHARING[1]), 1.0)
+            more = math.ceil(rows / self.side_by_side) - 1
+            return (own + each * self.units) * (1 + shared * more) * self.gates
+        if self.tiled:
+            own, each = TILE_STEP[self.backward]
+            more = math.ceil(rows / (TILE_ROWS * self.side_by_side)) - 1
+            step = (own + each * self.units**2) * (1 + min(self.units / TILES_SHARING, 1.0) * more)
+            return step * self.gates * (TILE_STORES[self.backward] if stores else 1.0)
+        if self.blocks > 1 and rows <= self.side_by_side:
+            return CLUSTER_STEP[self.backward] * self.gates
+        return (WIDE_STEP + (WIDE_ROW[0] + WIDE_ROW[1] * self.units) * self.units * rows) * self.gates
 
 
 @dataclass(frozen=True)
@@ -115,7 +137,7 @@ class GeneratedCost:
         """Chunks of so many sequences that just fill the machine, with a row or with four on every multiprocessor."""
         return (self.processors if batch == 1 else ROWS_TOGETHER * self.processors) // batch
 
-    def of(self, rows: int) -> float:
+    def of(self, rows: int, stores: bool = False) -> float:
         if rows <= self.processors:
             return 1.0
         return FOUR_ROWS * (1 + SHARED_BLOCK * (math.ceil(rows / ROWS_TOGETHER / self.processors) - 1))
@@ -125,16 +147,16 @@ Cost = StepCost | RegisterCost | GeneratedCost
 
 
 @lru_cache(maxsize=64)
-def register_cost(kernel: str, n: int, device: int) -> RegisterCost:
+def register_cost(kernel: str, n: int, device: int, backward: bool = False) -> RegisterCost:
     variant = Variant(kernel, n, 0, True, True, 1, False, False)
-    gates = max(variant.text.products / 3, 0.6)
+    gates = GATES[variant.text.products]
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     side_by_side = processors if variant.cluster == 1 else most_single(variant, device)
-    return RegisterCost(gates, n, side_by_side, n <= variant.text.most_units, variant.cluster)
+    return RegisterCost(gates, n, side_by_side, n <= variant.text.most_units, variant.cluster, backward)
 
 
-def step_cost(problem: Recurrence) -> Cost:
-    """What a step of this problem costs."""
+def step_cost(problem: Recurrence, backward: bool = False) -> Cost:
+    """What a step of this problem costs, forward or backward where that differs."""
     if in_compiled_code(problem):
         return StepCost(COMPILED_STEP, torch.get_num_threads())
     size, n = problem.cell.size, problem.cell.parts[0]
@@ -142,7 +164,7 @@ def step_cost(problem: Recurrence) -> Cost:
     if FusedCUDASweeper.supports(problem):
         return GeneratedCost(torch.cuda.get_device_properties(device).multi_processor_count)
     if has_kernels(problem):
-        return register_cost(str(problem.cell.kernel), n, device.index or 0)
+        return register_cost(str(problem.cell.kernel), n, device.index or 0, backward)
     if device.type != "cpu":
         return StepCost(TORCH_STEP_ON_GPU / row_in_torch(size))
     return StepCost(TORCH_STEP / row_in_torch(size), torch.get_num_threads())
@@ -154,8 +176,16 @@ def row_in_torch(size: int) -> float:
 
 
 def cost_of(steps: int, batch: int, chunk: int, warmup: int, cost: Cost) -> float:
-    """What a sweep costs."""
-    return (chunk + warmup) * cost.of(math.ceil(steps / chunk) * batch)
+    """What a sweep costs that writes what it finds in its chunks."""
+    rows = math.ceil(steps / chunk) * batch
+    return warmup * cost.of(rows) + chunk * cost.of(rows, stores=True)
+
+
+def cost_of_sweeps(steps: int, batch: int, chunk: int, sweeps: int, cost: Cost) -> float:
+    """What several sweeps of CUDA kernels cost with corrections between them; the last one writes what it finds."""
+    links = math.ceil(steps / chunk)
+    bare, whole = cost.of(links * batch), cost.of(links * batch, stores=True)
+    return sweeps * (chunk * bare + BETWEEN_SWEEPS[0] + BETWEEN_SWEEPS[1] * links) + chunk * (whole - bare)
 
 
 @lru_cache(maxsize=256)
@@ -169,6 +199,29 @@ def cheapest(steps: int, batch: int, warmup: int, cost: Cost, within_chunk: bool
         if total < best_cost and not (within_chunk and warmup > chunk):
             best, best_cost = (chunk, warmup), total
     return best
+
+
+@lru_cache(maxsize=256)
+def chunk_to_correct(steps: int, batch: int, cost: Cost) -> int:
+    """The longest chunk whose sweeps take little more time than the cheapest do: longer ones take no more sweeps. All
+    of the steps where none takes less than that.
+    """
+    counts = {2**power for power in range(1, MOST_STEPS.bit_length())} | {cost.fills(batch)}
+    chunks = {math.ceil(steps / count) for count in counts if 2 <= count <= steps // LEAST_CORRECTED}
+    takes = {chunk: cost_of_sweeps(steps, batch, chunk, 1, cost) for chunk in sorted(chunks)}
+    most = LITTLE_MORE * min(takes.values(), default=math.inf)
+    return max((chunk for chunk, time in takes.items() if time <= most), default=steps)
+
+
+@lru_cache(maxsize=256)
+def longest_warmup(steps: int, batch: int, most: float, cost: Cost) -> int:
+    """The longest warm-up of several chunks that takes no more time than `most`; 0 where none does."""
+
+    def takes_more(warmup: int) -> bool:
+        chunk, entered = cheapest(steps, batch, warmup, cost)
+        return chunk >= steps or cost_of(steps, batch, chunk, entered, cost) > most
+
+    return max(bisect_left(range(1, steps), True, key=takes_more), 0)
 
 
 @lru_cache(maxsize=256)

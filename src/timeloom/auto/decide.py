@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from timeloom.auto.costs import Cost, cheapest, cheapest_dense, copies_inputs, cost_of, step_cost
+from timeloom.auto.costs import (
+    Cost,
+    cheapest,
+    cheapest_dense,
+    chunk_to_correct,
+    copies_inputs,
+    cost_of,
+    cost_of_sweeps,
+    longest_warmup,
+    step_cost,
+)
 from timeloom.auto.experience import NEVER, Experience, assumed_warmup
 from timeloom.kernels.cuda.sweeper import has_kernels
 from timeloom.problem import Recurrence
@@ -13,19 +23,14 @@ PATIENCE = 4
 """Sweeps that `auto` grants before it finishes sequentially: with more, the plain run would have been as fast."""
 SWEEPS = 6
 """Sweeps with corrections by the decay that meet the tolerance on most networks, however long their memory."""
-STEPS_PER_SWEEP = 64
-"""What a sweep on a GPU costs beside its steps, in steps: launches, and the correction."""
-LEAST_CORRECTED = 8
-"""Shortest chunks to correct: of more chunks, the corrections cost more than the steps."""
 SHARE_OF_JUMPS = 0.1
 """Share of the tolerance that a jump is granted where memory is long: jumps add up over it."""
 SHARE_OF_ERRORS = 0.5
 """Share of the tolerance that an error is granted there: both passes have one."""
 LEAST_ERROR = 1e-5
 """What rounding in float32 adds up to over a long memory, in torch's own layer too."""
-
-ABOVE_ROUNDING = 2.0
-"""Tolerance, in jumps that turned out to be rounding: more precise than that no sweep is."""
+LOOK_SHARE = 0.9
+"""Share of the time of several sweeps that a warm-up may take which is tried in their place."""
 
 
 class Choice(NamedTuple):
@@ -55,10 +60,8 @@ def decide(
     """The cheapest way to run this problem by our own sweeps; `given`: whether the user set the tolerance; `linear`:
     whether it is the adjoint, whose way through a chunk is a linear map.
     """
-    if not given:
-        tolerance = max(tolerance, ABOVE_ROUNDING * experience.rounding)
     steps, batch = problem.steps, max(problem.batch, 1)
-    cost, within = step_cost(problem), copies_inputs(problem)
+    cost, within = step_cost(problem, linear), copies_inputs(problem)
     chunk, _ = cheapest(steps, batch, assumed_warmup(tolerance), cost, within)
     if chunk >= steps:
         experience.note_plan(1)
@@ -71,6 +74,11 @@ def decide(
     if experience.forgetting is not None and whole and has_kernels(problem):
         size = problem.cell.size if linear and experience.allows_dense else 0
         choice = _several_sweeps(steps, batch, experience.sweeps or SWEEPS, cost, (chunk, warmup), size)
+        if choice is not None and experience.looking and not choice.dense:
+            takes = cost_of_sweeps(steps, batch, choice.chunk, choice.sweeps, cost)
+            longest = experience.worth_looking(longest_warmup(steps, batch, LOOK_SHARE * takes, cost))
+            if longest:
+                choice, (chunk, warmup) = None, cheapest(steps, batch, longest, cost, within)
         if choice is not None:
             experience.note_plan(choice.sweeps, choice.dense)
             accepts = max(SHARE_OF_ERRORS * tolerance, LEAST_ERROR)
@@ -101,9 +109,9 @@ def _several_sweeps(
     """What is cheaper than one sweep after a warm-up: sweeps with corrections by the decay between them, or, of an
     adjoint with so large a state, dense transfers. None where neither is.
     """
-    chunk = max(cheapest(steps, batch, STEPS_PER_SWEEP, cost)[0], LEAST_CORRECTED)
+    chunk = chunk_to_correct(steps, batch, cost)
     least = cost_of(steps, batch, *uncorrected, cost)
-    found, corrected = None, sweeps * cost_of(steps, batch, chunk, STEPS_PER_SWEEP, cost)
+    found, corrected = None, cost_of_sweeps(steps, batch, chunk, sweeps, cost)
     if chunk < steps and corrected < least:
         reason = f"auto: {-(-steps // chunk)} chunks, {sweeps} sweeps with corrections by the decay"
         found, least = Choice(chunk, 0, reason, 0.0, sweeps), corrected

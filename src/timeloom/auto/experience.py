@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from timeloom.auto.warmups import Miss, WarmupSearch, rounded_down, rounded_up
 from timeloom.kernels.layer import Cutting
 from timeloom.report import SolveReport
 
@@ -17,20 +18,25 @@ ASSUMED_FORGETTING = 0.728
 NOISE, PART_OF_TOLERANCE = 1e-7, 1 / 64
 """Jumps this small, or this small a part of the tolerance, are rounding: they bound how fast a network forgets, but do
 not tell it."""
-FINENESS = 8
-"""Warm-ups grow by an eighth of a power of two at least: a plan that stays the same is recorded once and replayed."""
 STAYS = 0.9
 """A warm-up stays as it is where this part of it would be enough."""
 NEARLY = 4
 """A first jump within this factor of the tolerance needs no longer warm-up: the few rows over it are run again."""
-MOST_ROUNDING = 1e-6
-"""Jumps beyond this are never rounding."""
+MOST_ROUNDING, MOST_ROUNDING_SHOWN = 1e-6, 4e-6
+"""Jumps beyond this are never rounding, as one more sweep tells; and as a longer warm-up does."""
+SHOWN = 1.1
+"""How much longer that one is at least: over so many steps more, what is forgotten to 1e-6 shrinks to a fourth."""
+ABOVE_ROUNDING = 2.0
+"""Tolerance, in jumps that turned out to be rounding: more precise than that no sweep is."""
 MOST_MISSES = 4
 """Quick certificates that may fail by little, each making the warm-up longer, before they are not tried any more."""
 MOST_FALLBACKS = 2
 """Times in a row that sweeps may give up, after each of which more is known, before the network is left alone."""
 FEW_SWEEPS = 2
 """Corrected sweeps so few that a warm-up may be cheaper again."""
+LOOKS = (1, 8, 64, 512)
+"""Solves by more sweeps after which it is tried whether a warm-up would be cheaper, however little the jumps behind
+shorter ones promise."""
 FIRST_LOOK = 8
 """Solves of so few sweeps in a row after which that is tried; twice as many after each try that failed."""
 SPARE = 0.1
@@ -90,6 +96,12 @@ class Experience:
     """Plans for which there are to be none, since they failed."""
     planned: int = 0
     """Steps of the last warm-up that was planned."""
+    search: WarmupSearch = field(default_factory=WarmupSearch)
+    """For the shortest warm-up, where one has failed."""
+    many_sweeps: int = 0
+    """Solves by several sweeps since a warm-up was enough."""
+    looking: bool = False
+    """Whether the next plan is to try the longest warm-up that would gain over these sweeps."""
     newton_steps: int | None = None
     """Newton's steps that the last solve by fused kernels took."""
     rounding: float = 0.0
@@ -119,6 +131,11 @@ class Experience:
         """
         return not self.without_dense and self.dense_plans < LOOK_AFTER
 
+    def worth_looking(self, longest: int) -> int:
+        """Steps of the longest warm-up that would gain, where it is worth a try; 0 where it has just failed."""
+        known = self.many_sweeps == LOOKS[0] and longest <= self.search.too_short
+        return 0 if known else rounded_down(longest, 0)
+
     def note_certificate(self, met: bool) -> None:
         """The quick certificate of the planned sweeps was met, or was not and a general solve follows."""
         self.uncertified = not met
@@ -140,6 +157,14 @@ class Experience:
             self.sweeps = more if more <= MOST_CORRECTED else NEVER
             return
         last, self.missed = self.missed, (plan.warmup, error)
+        self.looking = False
+        before, shorter = (Miss(0, 1.0), Miss(0, 1.0), *self.search.missed)[-2:]
+        if SHOWN * shorter.steps <= plan.warmup and _are_rounding(shorter.jump, error):
+            self.rounding, self.missed = max(self.rounding, shorter.jump, error), None
+            short = before.steps if before.steps < shorter.steps else 0
+            self.search = WarmupSearch(shorter.steps, max(short, int(shorter.steps / MOST_LONGER), 1))
+            return
+        self.search.note_too_short(plan.warmup, error)
         if plan.warmup == 0 or not 0 < error < math.inf:
             self.forgetting = 1.0
             return
@@ -165,17 +190,25 @@ class Experience:
             return NEVER
         if self.missed is not None:  # the steps of the last warm-up, and as many more as its jump needs
             tried, jump = self.missed
+            if self.search.enough > tried:
+                return self.search.enough
             more = math.log(tolerance / 4 / min(jump, 1.0)) / math.log(forgetting)
             return self._stepped(math.ceil(min(max(tried + more, LONGER * tried), MOST_LONGER * tried)))
+        found = self.search.next(tolerance)
+        if found is not None:
+            return found
         steps = max(4, math.ceil(math.log(tolerance / 4) / math.log(forgetting)))
         return self._stepped(steps + self.misses * math.ceil(steps / 8))
 
     def _stepped(self, steps: int) -> int:
         """The last warm-up where that is about as long, else one that grows in steps."""
         if not STAYS * self.planned <= steps <= self.planned:
-            step = 2 ** max(0, steps.bit_length() - FINENESS.bit_length())
-            self.planned = -(-steps // step) * step
+            self.planned = rounded_up(steps)
         return self.planned
+
+    def attainable(self, tolerance: float) -> float:
+        """The tolerance, or what rounding has turned out to allow."""
+        return max(tolerance, ABOVE_ROUNDING * self.rounding)
 
     @property
     def trusted(self) -> bool:
@@ -186,6 +219,7 @@ class Experience:
         """Take in what a shooting solve showed, if it can be seen yet."""
         if report.certificate is not None:
             return
+        self.looking = False
         self._learn_tries(report)
         self._learn_rounding(report)
         self.corrected = report.iterations > 1 or report.fell_back or bool(report.levels)
@@ -203,6 +237,8 @@ class Experience:
             near = first <= NEARLY * report.tolerance and not halved
             self.forgetting = min(seen, self.forgetting or 1.0) if near else seen
             if not self.corrected:  # sweeps that had to be corrected may converge and yet not pay
+                self.search.note_enough(report.warmup)
+                self.many_sweeps = 0
                 self.look_after = FIRST_LOOK
                 self.setbacks = 0 if report.converged else self.setbacks
             if self.misses > MOST_MISSES and first <= report.tolerance / 4:
@@ -239,9 +275,12 @@ class Experience:
         if self.since_too_few > LOOK_AFTER:
             self.too_few = 0
         self.sweeps = max(report.iterations - spare, self.too_few + 1, FEW_SWEEPS)
+        self.many_sweeps += 1
+        self.looking = self.many_sweeps in LOOKS and self.sweeps > FEW_SWEEPS
         self.calm = self.calm + 1 if self.sweeps <= FEW_SWEEPS else 0
         if self.calm >= self.look_after:
             self.sweeps = self.forgetting = None
+            self.search = WarmupSearch()
             self.calm, self.look_after = 0, min(2 * self.look_after, LONGEST_PAUSE)
 
     def rest(self) -> None:
@@ -250,6 +289,12 @@ class Experience:
         self.fallbacks = 0
         self.pause = min(4 * 2**self.setbacks, LONGEST_PAUSE)
         self.forgetting = self.sweeps = None
+        self.search = WarmupSearch()
+
+
+def _are_rounding(before: float, after: float) -> bool:
+    """Whether jumps are rounding, one behind a warm-up and one behind a longer one."""
+    return 0.5 * before < after <= MOST_ROUNDING_SHOWN and before <= MOST_ROUNDING_SHOWN
 
 
 @lru_cache(maxsize=64)

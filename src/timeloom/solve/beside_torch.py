@@ -1,5 +1,6 @@
-"""An LSTM's layer on a CPU beside torch's own: oneDNN runs one chunk faster than our kernels do, so that cutting time
-must pay, layer by layer; and a network that forgets too slowly for it must not cost sweeps to find out.
+"""An LSTM's layer on a CPU beside torch's own: with several threads, or wide, oneDNN runs one chunk faster than our
+kernels do, so that cutting time must pay, layer by layer; and a network that forgets too slowly for it must not cost
+sweeps to find out.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from timeloom.auto.costs import cost_of, step_cost
+from timeloom.auto.experience import LayerExperience
 from timeloom.cells.base import Cell
 from timeloom.kernels import sweeper
 from timeloom.problem import Recurrence, Segments
@@ -20,6 +22,10 @@ NEEDED = {True: (1.4, 1.1), False: (1.25, 1.0)}
 """Gain over our own one chunk that is expected of several before they are run, with gradients and without: torch's is
 up to 1.4 times as fast. The second numbers are for rows that a thread runs side by side: these gain by that, too, which
 the cost of a step does not tell."""
+AS_FAST = {True: 128, False: 64}
+"""Units up to which our own one chunk is as fast as torch's with one thread, with gradients and without: 1.0–2.3 and
+1.0–1.4 times (`python -m benchmarks.calibrate --threads 1`). More threads share a step of torch's, and of one sequence
+of ours they do not."""
 PROBED_SEQUENCES = 2
 """Sequences of a batch that are looked at."""
 
@@ -27,6 +33,20 @@ PROBED_SEQUENCES = 2
 def is_rival(cell: Cell, x: Tensor) -> bool:
     """Whether torch's own layer is the fastest one chunk (the torch it is measured by: `python -m benchmarks.zoo`)."""
     return cell.kernel == "lstm" and x.device.type == "cpu" and x.dtype == torch.float32
+
+
+def is_as_fast(units: int, taped: bool) -> bool:
+    """Whether our own one chunk is no slower than torch's: then it runs where nothing else gains."""
+    return torch.get_num_threads() == 1 and units <= AS_FAST[taped]
+
+
+def keeps_to_itself(cell: Cell, taped: bool, experience: LayerExperience) -> bool:
+    """Whether a layer runs in one chunk of its own where cutting time does not pay; this call's plans are then so."""
+    if not is_as_fast(cell.parts[0], taped):
+        return False
+    for side in (experience.forward, experience.backward):
+        side.pause = max(side.pause, 1)
+    return True
 
 
 def is_recorded_elsewhere() -> bool:
@@ -38,10 +58,12 @@ def is_recorded_elsewhere() -> bool:
 
 
 def gains(plan: Plan, sizes: Recurrence, taped: bool) -> bool:
-    """Whether a plan is likely to be faster than torch's layer."""
+    """Whether a plan is likely to be faster than torch's layer, and than our own one chunk where that is as fast."""
     steps, batch = sizes.steps, max(sizes.batch, 1)
     cost, rows = step_cost(sizes), -(-steps // plan.chunk) * batch
     gain = cost_of(steps, batch, steps, 0, cost) / cost_of(steps, batch, plan.chunk, plan.warmup, cost)
+    if is_as_fast(sizes.cell.parts[0], taped):
+        return gain > 1
     return gain > NEEDED[taped][rows >= 2 * torch.get_num_threads()]
 
 

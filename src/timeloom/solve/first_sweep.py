@@ -74,7 +74,13 @@ def _first_sweep(
             if report is not None:
                 break
             experience.note_miss(plan, float(error))
-            plan = replan() if tries < MOST_TRIES else _in_one_chunk(plan, steps, TOO_SLOW)
+            following = replan() if tries < MOST_TRIES else _in_one_chunk(plan, steps, TOO_SLOW)
+            if plan.sweeps == following.sweeps == 1 and following.chunk < steps:  # what was missed may be rounding
+                plan = replace(plan, tolerance=max(plan.tolerance, following.tolerance))
+                report = _report(error, plan, steps, began)
+                if report is not None:
+                    break
+            plan = following
             result, error = sweep(plan)
             report = _report(error, plan, steps, began)
         return Swept(result, plan, report)

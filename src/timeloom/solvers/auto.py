@@ -50,10 +50,18 @@ class Auto(Solver):
 
     def _decide(self, problem: Recurrence, experience: Experience, tolerance: float, linear: bool) -> Plan:
         """The plan for this call: on a GPU, where calls are short, one made before where nothing has changed."""
-        if problem.u.device.type != "cuda" or experience.resting:
+        if self.tol is None:
+            tolerance = experience.attainable(tolerance)
+        if problem.u.device.type != "cuda" or experience.resting or experience.looking:
             return self._decide_anew(problem, experience, tolerance, linear)
         cell, dense = problem.cell, linear and experience.allows_dense
-        known = (experience.warmup(tolerance), experience.sweeps, experience.forgetting is None, dense)
+        known = (
+            experience.warmup(tolerance),
+            experience.sweeps,
+            experience.forgetting is None,
+            dense,
+            experience.looking,
+        )
         sizes = (problem.u.shape, problem.u.dtype, problem.u.device, problem.initial.dtype, cell.kernel, cell.parts)
         key = (self, tolerance, linear, known, sizes, problem.lengths is None, problem.resets is None)
         known_plan = None if cell.kernel is None else _PLANS.get(key)

@@ -32,19 +32,25 @@ from timeloom.kernels.cuda.wide import PLAIN, WideWeights
 from timeloom.kernels.reference import AdjointData, floor_of, units_of
 from timeloom.problem import Recurrence, Segments
 
-WAVES = ((96, 1), (128, 2))
-"""Hidden units up to which rows by themselves, so many on a multiprocessor one after the other, are faster than rows in
-tiles; see `benchmarks.calibrate`."""
+WAVES = ((16, 8), (32, 4), (128, 2))
+"""Hidden units up to which rows by themselves, so many on a multiprocessor, are faster than rows in tiles: narrow ones
+leave room for each other, of wide ones the registers of a multiprocessor hold one (`python -m benchmarks.rows`)."""
 CLUSTERED = 0.9
 """Share of the multiprocessors that clusters of blocks can have: a cluster lies in one part of the chip."""
 
 
 @cache
+def waves_of(units: int) -> int:
+    """Rows by themselves on one multiprocessor, at most."""
+    return next((waves for most, waves in WAVES if units <= most), 1)
+
+
+@cache
 def most_single(variant: Variant, device: int) -> int:
-    """Rows up to which each is best walked by blocks of its own; see `benchmarks.calibrate`."""
+    """Rows up to which each is best walked by blocks of its own."""
     processors: int = torch.cuda.get_device_properties(device).multi_processor_count
     if variant.cluster == 1:
-        return processors * next((waves for units, waves in WAVES if variant.units <= units), 1)
+        return processors * waves_of(variant.units)
     if variant.cluster == 0 or torch.cuda.get_device_capability(device) < (9, 0):
         return 0
     return max(1, int(CLUSTERED * processors / variant.cluster))

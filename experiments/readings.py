@@ -29,22 +29,22 @@ def device(results: Results) -> str:
 
 
 def ranks_speedup(results: Results) -> str:
-    rows = [row for row in good(results["rows"]) if "multigrid" in row["way"] and row.get("time_ranks") == row["ranks"]]
-    longest = max(row["steps"] for row in rows)
-    parts = []
+    from experiments.mgrit.rank_report import best_alone, best_serial, pure
+
+    rows = [row for row in pure(results["rows"]) if "multigrid" in row["way"]]
+    longest, parts = max(row["steps"] for row in rows), []
+    bases = {
+        "torch's serial GRU": best_serial(results["rows"], longest, "GRU"),
+        "the best serial run of the same network": best_serial(results["rows"], longest, "implicit GRU"),
+        "its best on one process": best_alone(results["rows"], longest),
+    }
     for way in dict.fromkeys(row["way"] for row in rows):
-        here = {row["ranks"]: row["both_ms"] for row in rows if (row["way"], row["steps"]) == (way, longest)}
-        most = max(here)
-        parts.append(f"{way}: {here[min(here)] / here[most]:.2f}× on {most} processes over {min(here)}")
-        serial = [
-            row["both_ms"]
-            for row in good(results["rows"])
-            if row["steps"] == longest and "serial" in row["way"] and row["way"].startswith("implicit")
-        ]
-        if serial:
-            parts[-1] += f", {min(serial) / min(here.values()):.2f}× over the best serial run of the same network"
+        best = min((row for row in rows if (row["way"], row["steps"]) == (way, longest)), key=lambda row: row["both_ms"])
+        told = [f"{base['both_ms'] / best['both_ms']:.2g}× over {name}" for name, base in bases.items() if base]
+        parts.append(f"{way} {best['both_ms']:.1f} ms on {best['ranks']} processes ({', '.join(told)})")
     cores = (results.get("machine") or {}).get("cores")
-    return f"T = {longest:,}, {cores} cores: " + "; ".join(parts)
+    sizes = results["sizes"]
+    return f"T = {longest:,}, {sizes['hidden']} units, batch {sizes['batch']}, {cores} cores: " + "; ".join(parts)
 
 
 def ways_accuracy(results: Results) -> str:

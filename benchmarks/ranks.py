@@ -2,9 +2,9 @@
 
     python -m benchmarks.ranks
 
-Ranks exchange messages, as between machines. Every rank has one thread. With more ranks than cores they take turns: the table shows that too. The model is fitted to
-all points but those of the longest sequence, which it must predict, and then extrapolated. And how much slower one rank
-is than a plain call: both in turns, in one process.
+Ranks exchange messages, as between machines. Every rank has one thread. With more ranks than cores they take turns: the
+table shows that too. The model is fitted to all points but those of the longest sequence, which it must predict, and
+then extrapolated. And how much slower one rank is than a plain call: both in turns, in one process.
 """
 
 from __future__ import annotations

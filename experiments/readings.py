@@ -39,7 +39,9 @@ def ranks_speedup(results: Results) -> str:
         "its best on one process": best_alone(results["rows"], longest),
     }
     for way in dict.fromkeys(row["way"] for row in rows):
-        best = min((row for row in rows if (row["way"], row["steps"]) == (way, longest)), key=lambda row: row["both_ms"])
+        best = min(
+            (row for row in rows if (row["way"], row["steps"]) == (way, longest)), key=lambda row: row["both_ms"]
+        )
         told = [f"{base['both_ms'] / best['both_ms']:.2g}× over {name}" for name, base in bases.items() if base]
         parts.append(f"{way} {best['both_ms']:.1f} ms on {best['ranks']} processes ({', '.join(told)})")
     cores = (results.get("machine") or {}).get("cores")

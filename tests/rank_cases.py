@@ -327,6 +327,11 @@ def generated_kernels(mesh: DeviceMesh) -> None:
         compare("ImplicitGRU", MGRIT(), mesh, steps=steps)
         compare("ImplicitGRU", Shooting(chunk=100, warmup=3), mesh, steps=steps, ragged="resets")
         compare("ImplicitGRU", Shooting(chunk=100, correction="none", max_iters=1), mesh, steps=steps, ragged="lengths")
+        remember._kept.clear()
+        uneven = (remember.FEWEST_STEPS - 1) * mesh[
+            "time"
+        ].size() + 1  # long enough for kernels on the first rank alone
+        compare("ImplicitGRU", MGRIT(guess="initial"), mesh, steps=uneven, regime=(4.0, 1.0))
         compare("ImplicitGRU", MGRIT.paper(), mesh, steps=48 * 12, regime=(3.0, 1.0), same=True)
     finally:
         remember._kept.clear()  # ranks that were not here have no kernels, and inexact solves would tell them apart

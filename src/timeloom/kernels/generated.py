@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from timeloom.compile.fuse import Compiled
 
 
+SHORT_STEPS = 1 << 15
+"""Steps of short sequences after which kernels are made, too. A training step asks a dozen times: each counts."""
 _made: WeakKeyDictionary[Cell, tuple[Any, Compiled]] = WeakKeyDictionary()
 """Of cells that are in use, what was made for inputs of one kind. A cell lives as long as a call, which asks often."""
 
@@ -42,7 +43,7 @@ def _compiled(problem: Recurrence) -> Compiled | None:
 
 def _looked_up(problem: Recurrence) -> Compiled | None:
     cell, given = problem.cell, ((problem.initial.detach(),), False, problem.u.detach())
-    fewest = 0.0 if problem.steps >= remember.FEWEST_STEPS else math.inf  # a short one: where it is compiled already
+    fewest = 0 if problem.steps >= remember.FEWEST_STEPS else SHORT_STEPS
     compiled = remember.compiled_for(partial(type(cell).step, cell), *given, fewest=fewest)
     return None if isinstance(compiled, str) or compiled.fused.gate_width != cell.gate_width else compiled
 

@@ -23,8 +23,8 @@ WAYS = ("exact multigrid", "multigrid as published", "multigrid as published, mo
 """As published, three levels leave T/16 steps to run one after the other, which 128 frames do not mind."""
 COARSEST = 8
 """Steps of the coarsest level as published, at 128 frames."""
-PATIENCE = 1.0
-"""Seconds of turns after which there are enough of them."""
+PATIENCE, SLOW = 0.5, 0.1
+"""Seconds of turns after which there are enough of them, and of a turn that counts from the second one on."""
 WARM = 3
 """Turns that are not counted: kernels are made in the first, and solvers learn in the next."""
 EXCHANGES = 50
@@ -87,7 +87,7 @@ def measure(way: str, steps: int, given: argparse.Namespace, team: Team) -> dict
         taken = torch.tensor([middle - began, now() - middle])
         sent = traffic(mesh).since(before)
         dist.all_reduce(taken, dist.ReduceOp.MAX, team.everyone)
-        slow = float(taken.sum()) > PATIENCE
+        slow = float(taken.sum()) > SLOW
         if turn >= WARM or (turn and slow):
             forwards.append(1e3 * float(taken[0]))
             backwards.append(1e3 * float(taken[1]))

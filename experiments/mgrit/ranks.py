@@ -38,7 +38,7 @@ from experiments.harness import (
     write,
 )  # fmt: skip
 from experiments.mgrit.rank_report import draw, table
-from experiments.mgrit.rank_worker import PATIENCE, WARM, inputs_of, layer_of
+from experiments.mgrit.rank_worker import PATIENCE, WARM, inputs_of, layer_of, solver_of
 from timeloom.solvers import Shooting, Solver
 
 LENGTHS = tuple(2**k for k in range(7, 15))
@@ -46,21 +46,29 @@ RANKS = (1, 2, 4, 8, 16)
 FULL = {"batch": 4, "inputs": 8, "hidden": 16, "turns": 5, "compared": 1024}
 FAST = {"batch": 2, "inputs": 3, "hidden": 4, "turns": 1, "compared": 256}
 THREADS = (1, 4, 16)
-"""Of the serial runs: steps follow each other, and threads share what is inside a step."""
-SERIAL = {
+SCALED = 2048
+"""Steps that torch's serial runs are timed over."""
+ALONE = {
     "implicit GRU, serial, compiled": "the same kernels as the ranks', in one chunk",
+    "exact multigrid, one process": "chunks side by side on its threads",
     "GRU, serial": "torch's layer",
     "implicit GRU, serial": "one step after the other in torch",
 }
+"""What one process does; by its threads, too, where that may help."""
 
 
-def serial(way: str, steps: int, sizes: dict[str, int], threads: int, clock: Clock) -> Results:
-    """A network without any parallelism in time; torch may use its threads within a step."""
+def alone(way: str, steps: int, sizes: dict[str, int], threads: int, clock: Clock) -> Results:
+    """One process. Torch's serial runs are timed over fewer steps and scaled where there are many."""
+    timed = min(steps, SCALED) if way.endswith("GRU, serial") else steps
     torch.manual_seed(0)
     hidden, inputs = sizes["hidden"], sizes["inputs"]
-    solver: Solver | str = Shooting(chunk=steps) if way.endswith("compiled") else "sequential"
+    solver: Solver | str = "sequential"
+    if way.endswith("compiled"):
+        solver = Shooting(chunk=steps)
+    elif way.startswith("exact"):
+        solver = solver_of("exact multigrid", steps)
     layer = nn.GRU(inputs, hidden) if way.startswith("GRU") else layer_of(solver, inputs, hidden)
-    x = inputs_of(steps, sizes["batch"], inputs)
+    x = inputs_of(timed, sizes["batch"], inputs)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     taken: list[tuple[float, float]] = []
@@ -73,10 +81,12 @@ def serial(way: str, steps: int, sizes: dict[str, int], threads: int, clock: Clo
     finally:
         torch.set_num_threads(before)
     taken = taken[WARM:] or taken[1:] or taken
+    times = steps / timed
     return {
-        "forward_ms": min(pair[0] for pair in taken),
-        "backward_ms": min(pair[1] for pair in taken),
-        "both_ms": min(sum(pair) for pair in taken),
+        "forward_ms": times * min(pair[0] for pair in taken),
+        "backward_ms": times * min(pair[1] for pair in taken),
+        "both_ms": times * min(sum(pair) for pair in taken),
+        "scaled": times > 1,
     }
 
 
@@ -132,13 +142,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cores = os.cpu_count() or 1
     threads = [count for count in THREADS if count <= cores]
     for steps in reversed(lengths):  # the longest first: it counts most
-        for way in SERIAL:
-            for count in threads[:1] if way == "implicit GRU, serial" else threads:
-                if options.clock.over and (steps != lengths[-1] or count > 1):
+        for way in ALONE:
+            for count in threads[:1] if way.endswith("GRU, serial") else threads:  # torch's: few numbers in a step
+                if options.clock.over and steps != lengths[-1]:
                     continue
                 label = way if count == 1 else f"{way}, {count} threads"
                 rows.append(attempt({"way": label, "ranks": 1, "steps": steps},
-                                    lambda w=way, s=steps, c=count: serial(w, s, sizes, c, options.clock)))  # fmt: skip
+                                    lambda w=way, s=steps, c=count: alone(w, s, sizes, c, options.clock)))  # fmt: skip
                 save(name, results, folder)
     print(table(results))
     write(name, results, folder, table, draw)

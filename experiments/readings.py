@@ -49,6 +49,20 @@ def ranks_speedup(results: Results) -> str:
     return f"T = {longest:,}, {sizes['hidden']} units, batch {sizes['batch']}, {cores} cores: " + "; ".join(parts)
 
 
+def preprocessors(results: Results) -> str:
+    from experiments.mgrit_hmdb51.nets import speedups
+
+    found = speedups(results["rows"])
+    most = max(ranks for _, ranks in found)
+    told = [
+        f"{net} {found[net, ranks][0]:.2f}×, with features kept {found[net, ranks][1]:.2f}×"
+        for net, ranks in sorted(found)
+        if ranks == most
+    ]
+    cores = (results.get("machine") or {}).get("cores")
+    return f"{most} processes on {cores} cores: " + "; ".join(told)
+
+
 def ways_accuracy(results: Results) -> str:
     told = [f"{name} {one['accuracy']:.0%}" for name, one in results["ways"].items() if "accuracy" in one]
     return f"{results['data']}: " + ", ".join(told)
@@ -260,8 +274,8 @@ def two_bodies(results: Results) -> str:
         loop = min(one["loop_seconds"] for one in found["compared"]) * sizes["steps"] / compared
         ours = min(found["seconds"])
         told += (
-            f" of {compared} steps; of all {sizes['steps']:,} a training step takes {ours:.2f} s, and the loop, scaled, "
-            f"{loop:.0f} s ({loop / ours:.0f}×)"
+            f" of {compared} steps; of all {sizes['steps']:,} a training step takes {ours:.2f} s, and the loop, "
+            f"scaled, {loop:.0f} s ({loop / ours:.0f}×)"
         )
     return f"{told}; gradients apart by {max(one['gradient_difference'] for one in found['compared']):.0e}"
 

@@ -24,7 +24,7 @@ def test_all_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(one.name in told for one in EXPERIMENTS)
     scripts = {path for path in (harness.ROOT / "experiments").rglob("*.py") if "def main(" in path.read_text()}
     known = {harness.ROOT / (one.module_name.replace(".", "/") + ".py") for one in EXPERIMENTS}
-    workers = {"__main__.py", "page.py", "rank_worker.py"}
+    workers = {"__main__.py", "page.py", "rank_worker.py", "net_worker.py"}
     assert {path for path in scripts if path.name not in workers} == known
 
 

@@ -49,6 +49,13 @@ def processes(results: dict[str, Any], page: str) -> None:
     assert "The paper: up to 6.5×" in page
 
 
+def nets(results: dict[str, Any], page: str) -> None:
+    rows = {(row["way"], row["ranks"]): row for row in results["rows"]}
+    assert set(rows) == {("multigrid as published", 1), ("multigrid as published", 2), ("GRU, serial", 1)}
+    assert all(row["features_ms"] > 0 and row["network_ms"] > 0 for row in rows.values())
+    assert rows["GRU, serial", 1]["features_ms"] == rows["multigrid as published", 1]["features_ms"]
+
+
 def worms(results: dict[str, Any], page: str) -> None:
     assert results["data"].startswith("generated stand-in for EigenWorms")
     runs = results["runs"]
@@ -143,6 +150,7 @@ def odes(results: dict[str, Any], page: str) -> None:
 
 
 CHECKS: dict[str, Check] = {
+    "mgrit_hmdb51.nets": nets,
     "mgrit_hmdb51": clips, "mgrit_har": clips, "mgrit.ranks": processes, "deer_eigenworms": worms, "ode": odes,
     "deer_two_body": two_bodies, "bppsa_bitstream": bit_streams, "bppsa_bitstream.grid": speedups,
     "bppsa_vgg": vgg, "bppsa_vgg.ranks": workers, "mgrit.instability": coarse_steps,

@@ -1,4 +1,4 @@
-"""The multigrid paper's time by preprocessor: features of a ResNet-18, 34 or 50 and the network behind it, by processes.
+"""The multigrid paper's time by preprocessor: a ResNet-18, 34 or 50, and the network behind it, by processes.
 
     python -m experiments.mgrit_hmdb51.nets                     # 1 and 2 processes; minutes
     python -m experiments.mgrit_hmdb51.nets --ranks 1 4 16 --size 240 --batch 4

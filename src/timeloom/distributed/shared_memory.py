@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -47,7 +48,8 @@ class SharedMemory:
 
     def __init__(self, path: str, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self._file = os.open(path, os.O_RDWR)  # stays open: the lock below lives as long as it does
+        self._file = os.open(path, os.O_RDWR)  # the lock below lives as long as it is open
+        finalize(self, os.close, self._file)
         self._memory = mmap.mmap(self._file, length_for(size))
         self._lines = memoryview(self._memory).cast("Q")
         self._slots = torch.frombuffer(self._memory, dtype=torch.uint8, offset=8 * LINE * size).view(size, 2, SLOT)

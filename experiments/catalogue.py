@@ -32,6 +32,7 @@ class Experiment:
 EXPERIMENTS = (
     Experiment("mgrit.ranks", MGRIT, "one sequence over 1 … 16 processes against the serial networks", gpu=False),
     Experiment("mgrit_hmdb51", MGRIT, "video: accuracy and time of five ways to train", "HMDB51"),
+    Experiment("mgrit_hmdb51.nets", MGRIT, "time by preprocessor, ResNet-18, 34 and 50, and processes", gpu=False),
     Experiment("mgrit_har", MGRIT, "activities told from motion, the setting of the published code", "UCI HAR Dataset"),
     Experiment("mgrit.gradient_error", MGRIT, "how wrong gradients are after so many cycles", gpu=False),
     Experiment(

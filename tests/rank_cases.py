@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import timeloom as tl
+from timeloom.compile import remember
 from timeloom.distributed import (
     TimeParallel,
     Traffic,
@@ -29,6 +30,7 @@ from timeloom.distributed import (
     mean_over_time,
     multigrid,
     shard,
+    shared_memory,
     slice_of,
     sum_over_time,
     time_parallel,
@@ -251,7 +253,7 @@ def levels_of_all_ranks(mesh: DeviceMesh) -> None:
 
 def many_ranks_gather_in_rounds(mesh: DeviceMesh) -> None:
     """Beyond so many ranks what they say is doubled in every round, not passed round a ring."""
-    before, group.RING_UP_TO = group.RING_UP_TO, 1
+    before, group.RING_UP_TO, group.SHARE_MEMORY = group.RING_UP_TO, 1, False
     try:
         ranks, own = group.group_of(mesh), torch.full((2, 3), float(mesh.get_local_rank("time")), dtype=torch.float64)
         for dtype in (torch.float64, torch.int64, torch.uint8):
@@ -262,7 +264,36 @@ def many_ranks_gather_in_rounds(mesh: DeviceMesh) -> None:
         compare("LSTM", SOLVERS["diag"], mesh, bidirectional=True, ragged="lengths resets")
         compare("GRU", SOLVERS["mgrit, in order"], mesh)
     finally:
-        group.RING_UP_TO = before
+        group.RING_UP_TO, group.SHARE_MEMORY = before, True
+
+
+def ranks_of_many_machines_send_messages(mesh: DeviceMesh) -> None:
+    """Where there is no memory that all ranks see, torch's collectives carry what they say."""
+    group.SHARE_MEMORY = False
+    try:
+        compare("GRU", SOLVERS["newton"], mesh, ragged="lengths")
+        compare("RNN", SOLVERS["mgrit, in order"], mesh)
+    finally:
+        group.SHARE_MEMORY = True
+
+
+def memory_carries_any_tensor(mesh: DeviceMesh) -> None:
+    """Of any dtype and size, through slots as long, longer and much longer; sums are those of messages."""
+    ranks, place = group.group_of(mesh), mesh.get_local_rank("time")
+    for numbers in (1, 7, 1024, shared_memory.SLOT // 8, shared_memory.SLOT // 8 + 1, shared_memory.SLOT):
+        for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool):
+            own = torch.arange(numbers).add(place).remainder(2 if dtype == torch.bool else 100).to(dtype)
+            heard = ranks.gather(own)
+            assert heard.dtype == dtype
+            for rank, row in enumerate(heard):
+                assert row.equal(torch.arange(numbers).add(rank).remainder(2 if dtype == torch.bool else 100).to(dtype))
+        own = torch.randn(numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(place))
+        everyone = [torch.randn(numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+                    for rank in range(ranks.size)]  # fmt: skip
+        assert torch.allclose(ranks.sum(own), torch.stack(everyone).sum(0), rtol=0, atol=1e-13)
+    assert ranks.gather(torch.zeros(0, 3)).shape == (ranks.size, 0, 3)
+    assert ranks.sum(torch.full((2, 3), 1.0).t()).equal(torch.full((3, 2), float(ranks.size)))
+    assert (ranks._memory is not None) == (shared_memory.possible() and ranks.size > 1)
 
 
 def any_cell(mesh: DeviceMesh) -> None:
@@ -287,6 +318,23 @@ def any_cell(mesh: DeviceMesh) -> None:
         for grad, wanted in zip(grads[1:], expected[1:], strict=True):
             total = sum_over_time(grad, mesh) / ranks
             assert zoo.difference(total, wanted) < 1e-12, name
+
+
+def generated_kernels(mesh: DeviceMesh) -> None:
+    """Slices that are long enough for kernels to be made for their cell, which keep a tape for the backward pass."""
+    steps = (remember.FEWEST_STEPS + 7) * mesh["time"].size()
+    try:
+        compare("ImplicitGRU", MGRIT(), mesh, steps=steps)
+        compare("ImplicitGRU", Shooting(chunk=100, warmup=3), mesh, steps=steps, ragged="resets")
+        compare("ImplicitGRU", Shooting(chunk=100, correction="none", max_iters=1), mesh, steps=steps, ragged="lengths")
+        remember._kept.clear()
+        uneven = (remember.FEWEST_STEPS - 1) * mesh[
+            "time"
+        ].size() + 1  # long enough for kernels on the first rank alone
+        compare("ImplicitGRU", MGRIT(guess="initial"), mesh, steps=uneven, regime=(4.0, 1.0))
+        compare("ImplicitGRU", MGRIT.paper(), mesh, steps=48 * 12, regime=(3.0, 1.0), same=True)
+    finally:
+        remember._kept.clear()  # ranks that were not here have no kernels, and inexact solves would tell them apart
 
 
 def few_bytes(mesh: DeviceMesh) -> None:
@@ -481,7 +529,10 @@ CASES: dict[str, Case] = {
     "converges as one process": converges_as_one_process,
     "cycles as one process": cycles_as_one_process,
     "many ranks gather in rounds": many_ranks_gather_in_rounds,
+    "messages": ranks_of_many_machines_send_messages,
+    "shared memory": memory_carries_any_tensor,
     "any cell": any_cell,
+    "generated kernels": generated_kernels,
     "few bytes": few_bytes,
     "few bytes a cycle": few_bytes_a_cycle,
     "beyond the layer": beyond_the_layer,
@@ -549,14 +600,18 @@ def with_fsdp(mesh: DeviceMesh) -> None:
 
 
 DATA_CASES: dict[str, Case] = {"DDP": with_ddp, "FSDP": with_fsdp}
-SLOW = ("float32, all solvers", "any cell")
+SLOW = ("float32, all solvers", "any cell", "generated kernels", "messages")
 FEW = (
     *(f"GRU, {name}" for name in ("none", "newton", "auto", "sequential", "gives up", "scan adjoint", "mgrit", "deer")),
     *("LSTM both ways, ragged", "ragged, gives up", "one step a rank", "cycles as one process"),
     "converges as one process",
 )
 few = {name: CASES[name] for name in FEW}
-many = {"levels of all ranks": levels_of_all_ranks, "gather in rounds": many_ranks_gather_in_rounds}
+many = {
+    "levels of all ranks": levels_of_all_ranks,
+    "gather in rounds": many_ranks_gather_in_rounds,
+    "shared memory": memory_carries_any_tensor,
+}
 MESHES: dict[tuple[int, int], dict[str, Case]] = {
     (1, 1): few,
     (1, 2): CASES,

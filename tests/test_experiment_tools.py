@@ -14,7 +14,7 @@ import torch
 from experiments import __main__ as command_line
 from experiments import cifar, harness, page
 from experiments.catalogue import EXPERIMENTS, find
-from experiments.mgrit import ranks
+from experiments.mgrit import rank_report
 from experiments.mgrit_har import har
 
 
@@ -24,7 +24,7 @@ def test_all_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(one.name in told for one in EXPERIMENTS)
     scripts = {path for path in (harness.ROOT / "experiments").rglob("*.py") if "def main(" in path.read_text()}
     known = {harness.ROOT / (one.module_name.replace(".", "/") + ".py") for one in EXPERIMENTS}
-    workers = {"__main__.py", "page.py", "rank_worker.py"}
+    workers = {"__main__.py", "page.py", "rank_worker.py", "net_worker.py"}
     assert {path for path in scripts if path.name not in workers} == known
 
 
@@ -121,10 +121,10 @@ def test_the_model_of_ranks_finds_its_constants_and_predicts_the_longest() -> No
          "both_ms": 3 + 0.02 * t / r + 0.001 * t + 14 * (r > 1) * 0.05 * r}
         for r in (1, 2, 4, 8) for t in (128, 512, 2048)
     ]  # fmt: skip
-    said = ranks.predict(rows, "exact multigrid")
+    said = rank_report.predict(rows, "exact multigrid")
     assert [one["steps"] for one in said if one["held_out"]] == [2048] * 4
     assert all(one["ratio"] == pytest.approx(1, rel=1e-6) for one in said)
-    assert ranks.predict(rows[:3], "exact multigrid") == []
+    assert rank_report.predict(rows[:3], "exact multigrid") == []
 
 
 def test_cifar_10_is_read_in_both_formats(tmp_path: Path) -> None:

@@ -40,12 +40,20 @@ def processes(results: dict[str, Any], page: str) -> None:
     rows = results["rows"]
     assert not [row for row in rows if "error" in row]
     two = [row for row in rows if row["ranks"] == 2]
-    assert {row["way"] for row in two} == {"multigrid as published", "exact multigrid"}
+    published = "multigrid as published"
+    assert {row["way"] for row in two} == {"exact multigrid", published, f"{published}, more levels"}
     assert all(row["collectives"] > 0 and row["forward_ms"] > 0 and row["backward_ms"] > 0 for row in two)
     assert max(row["states_off"] for row in two) < 1e-5
     assert max(row["gradients_off"] for row in two) < 1e-4
     assert {"GRU, serial", "implicit GRU, serial"} <= {row["way"] for row in rows}
     assert "The paper: up to 6.5×" in page
+
+
+def nets(results: dict[str, Any], page: str) -> None:
+    rows = {(row["way"], row["ranks"]): row for row in results["rows"]}
+    assert set(rows) == {("multigrid as published", 1), ("multigrid as published", 2), ("GRU, serial", 1)}
+    assert all(row["features_ms"] > 0 and row["network_ms"] > 0 for row in rows.values())
+    assert rows["GRU, serial", 1]["features_ms"] == rows["multigrid as published", 1]["features_ms"]
 
 
 def worms(results: dict[str, Any], page: str) -> None:
@@ -142,6 +150,7 @@ def odes(results: dict[str, Any], page: str) -> None:
 
 
 CHECKS: dict[str, Check] = {
+    "mgrit_hmdb51.nets": nets,
     "mgrit_hmdb51": clips, "mgrit_har": clips, "mgrit.ranks": processes, "deer_eigenworms": worms, "ode": odes,
     "deer_two_body": two_bodies, "bppsa_bitstream": bit_streams, "bppsa_bitstream.grid": speedups,
     "bppsa_vgg": vgg, "bppsa_vgg.ranks": workers, "mgrit.instability": coarse_steps,

@@ -1,6 +1,7 @@
 """BPPSA's two speedups over torch's layer, of the backward pass and of a training step, by length and by batch.
 
     python -m experiments.bppsa_bitstream.grid --device cuda --minutes 3   # against cuDNN, batch 16 … 256, T to 30,000
+    python -m experiments.bppsa_bitstream.grid --device cuda --minutes 3 --resume   # goes on where the last run ended
     python -m experiments.bppsa_bitstream.grid --cell gru                  # the network of its second task
 
 An Elman network of 20 tanh units (or a GRU of 20) on bit streams, the loss on the last state, float32. All ways run in
@@ -10,6 +11,7 @@ turn; times are those of the clock, the fastest of several turns. Gradients are 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from experiments.harness import (
     made_on,
     markdown,
     passes,
+    save,
     whole,
     write,
 )  # fmt: skip
@@ -180,17 +183,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cell", choices=("rnn", "gru"), default="rnn")
     parser.add_argument("--steps", type=whole, nargs="+", help=f"lengths (default: {LENGTHS})")
     parser.add_argument("--batch", type=whole, nargs="+", help=f"batches (default: {BATCHES})")
+    parser.add_argument(
+        "--ways", nargs="+", choices=[way for way in WAYS if way != "torch"], help="(default: by device)"
+    )
+    parser.add_argument("--resume", action="store_true", help="keep the rows that the folder already has")
     options = begin(parser, arguments)
     lengths = options.steps or (FAST_LENGTHS if options.fast else LENGTHS)
     batches = options.batch or (FAST_BATCHES if options.fast else BATCHES)
     on_device = ON_GPU if options.device == "cuda" else ON_CPU
-    ways = [way for way in (WAYS if options.fast else on_device) if way != "torch"]
+    ways = options.ways or [way for way in (WAYS if options.fast else on_device) if way != "torch"]
     results: dict[str, Any] = {"machine": facts(options.device), "cell": options.cell, "rows": []}
+    folder, name = folder_of(options, __file__), f"grid_{options.cell}_{options.device}"
+    if options.resume and (folder / f"{name}.json").exists():
+        results["rows"] = json.loads((folder / f"{name}.json").read_text())["rows"]
+    done = {(row["way"], row["steps"], row["batch"]) for row in results["rows"]}
     # corners first: a run that ends early has seen the whole range
     for batch in sorted(batches, key=lambda b: (b not in (batches[0], batches[-1]), b)):
         for steps in sorted(lengths, reverse=True):
             for way in ways:
-                if not options.clock.over:
+                if not options.clock.over and (way, steps, batch) not in done:
                     where = {"way": way, "steps": steps, "batch": batch}
                     results["rows"].append(
                         attempt(
@@ -198,8 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                             lambda w=way, s=steps, b=batch: case(options.cell, w, s, b, options.device, options.clock),
                         )
                     )
+                    save(name, results, folder)
     print(table(results))
-    write(f"grid_{options.cell}_{options.device}", results, folder_of(options, __file__), table, draw)
+    write(name, results, folder, table, draw)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ WAYS = ("torch", "loop", "DEER", CAPTURED, "quasi-DEER", "ELK", "shooting", "def
 SOLVERS = {"DEER": "deer", "quasi-DEER": "quasi-deer", "ELK": "elk", "shooting": "shooting", "default": "auto"}
 SOLVERS[CAPTURED] = "deer"
 """The same in a CUDA graph that is replayed, without the host's time."""
-INPUTS, TURNS, ENOUGH = 4, 5, 1.0
+INPUTS, TURNS, ENOUGH = 4, 10, 0.5
 """Input width; most turns, and seconds after which no further turn of a case begins."""
 WINDOW = 32768
 """Steps that cuDNN takes at once."""

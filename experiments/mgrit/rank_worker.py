@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,13 +15,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 import timeloom as tl
 from experiments.harness import Clock, now, summary
-from timeloom.distributed import TimeParallel, shard, slice_of, sum_over_time, time_mesh, traffic
+from timeloom.distributed import TimeParallel, shard, slice_of, sum_over_time, traffic
 from timeloom.distributed.group import group_of
 from timeloom.solvers import MGRIT, Solver
 
-WAYS: dict[str, Solver] = {"exact multigrid": MGRIT(tol=1e-5), "multigrid as published": MGRIT.paper()}
-PATIENCE = 1.0
-"""Seconds of a step beyond which one turn is enough."""
+WAYS = ("exact multigrid", "multigrid as published", "multigrid as published, more levels")
+"""As published, three levels leave T/16 steps to run one after the other, which 128 frames do not mind."""
+COARSEST = 8
+"""Steps of the coarsest level as published, at 128 frames."""
+PATIENCE, SLOW = 0.5, 0.1
+"""Seconds of turns after which there are enough of them, and of a turn that counts from the second one on."""
+WARM = 3
+"""Turns that are not counted: kernels are made in the first, and solvers learn in the next."""
 EXCHANGES = 50
 
 
@@ -30,13 +35,40 @@ def layer_of(solver: Solver | str, inputs: int, hidden: int) -> tl.ImplicitGRU:
     return tl.ImplicitGRU(inputs, hidden, solver=solver)
 
 
+def solver_of(way: str, steps: int) -> MGRIT:
+    if way == "exact multigrid":
+        return MGRIT(tol=1e-5)
+    return MGRIT.paper(levels=levels_for(steps)) if way.endswith("more levels") else MGRIT.paper()
+
+
+def levels_for(steps: int) -> int:
+    """Levels that leave as few steps on the coarsest one as are left of 128 by three of them."""
+    levels = 2
+    while steps >= COARSEST * 4**levels:
+        levels += 1
+    return levels
+
+
 def inputs_of(steps: int, batch: int, inputs: int) -> Tensor:
     return torch.randn(steps, batch, inputs, generator=torch.Generator().manual_seed(1))
 
 
-def measure(way: str, steps: int, given: argparse.Namespace, mesh: DeviceMesh) -> dict[str, Any]:
+class Team(NamedTuple):
+    """The first processes as a mesh, and as one group for what has nothing to do with time."""
+
+    mesh: DeviceMesh
+    everyone: dist.ProcessGroup
+
+    @staticmethod
+    def of(ranks: int, time: int) -> Team:
+        """All processes must call this, those that do not belong to it, too."""
+        mesh = DeviceMesh("cpu", torch.arange(ranks).view(-1, time), mesh_dim_names=("data", "time"))
+        return Team(mesh, dist.new_group(list(range(ranks))))
+
+
+def measure(way: str, steps: int, given: argparse.Namespace, team: Team) -> dict[str, Any]:
     """Milliseconds of the slowest rank, forward and backward apart; what was sent; how far it is from one process."""
-    layer = layer_of(WAYS[way], given.inputs, given.hidden)
+    mesh, layer = team.mesh, layer_of(solver_of(way, steps), given.inputs, given.hidden)
     net: torch.nn.Module = TimeParallel(layer, mesh)
     groups, mine = mesh["data"].size(), mesh.get_local_rank("data")
     if groups > 1:
@@ -44,9 +76,10 @@ def measure(way: str, steps: int, given: argparse.Namespace, mesh: DeviceMesh) -
     whole = inputs_of(steps, given.batch, given.inputs)
     local = shard(whole.chunk(groups, 1)[mine], mesh)
     forwards, backwards = [], []
-    for turn in range(given.turns + 1):
+    for turn in range(given.turns + WARM):
         layer.zero_grad()
-        dist.barrier()
+        dist.barrier(team.everyone)
+        group_of(mesh).gather(torch.zeros(1))  # ranks leave the barrier one by one, this nearly together
         before, began = traffic(mesh), now()
         y, _ = net(local)
         loss = sum_over_time(y.square().sum(), mesh)
@@ -54,11 +87,12 @@ def measure(way: str, steps: int, given: argparse.Namespace, mesh: DeviceMesh) -
         loss.backward()
         taken = torch.tensor([middle - began, now() - middle])
         sent = traffic(mesh).since(before)
-        dist.all_reduce(taken, dist.ReduceOp.MAX)
-        if turn:  # the first one warms up
+        dist.all_reduce(taken, dist.ReduceOp.MAX, team.everyone)
+        slow = float(taken.sum()) > SLOW
+        if turn >= WARM or (turn and slow):
             forwards.append(1e3 * float(taken[0]))
             backwards.append(1e3 * float(taken[1]))
-            if float(taken.sum()) > PATIENCE:
+            if sum(forwards) + sum(backwards) > 1e3 * PATIENCE:
                 break
     report = layer.reports[0]
     found: dict[str, Any] = {
@@ -66,27 +100,29 @@ def measure(way: str, steps: int, given: argparse.Namespace, mesh: DeviceMesh) -
         "backward_ms": summary(backwards)["fastest"],
         "both_ms": min(a + b for a, b in zip(forwards, backwards, strict=True)),
         "median_ms": summary([a + b for a, b in zip(forwards, backwards, strict=True)])["median"],
+        "turns": len(forwards),
         "cycles": [report.iterations, report.backward.iterations if report.backward else 0],
         "collectives": sent.collectives,
         "messages": sent.messages,
         "kilobytes": sent.bytes / 1024,
     }
-    if steps <= given.compared and groups == 1:
-        found |= apart(way, y, layer, whole, given, mesh)
+    same_grids = not way.endswith("more levels") or steps % (team.mesh.size() * 4 ** (levels_for(steps) - 1)) == 0
+    if steps <= given.compared and groups == 1 and same_grids:
+        found |= apart(way, y, layer, whole, given, team)
     return found
 
 
 def apart(
-    way: str, y: Tensor, layer: tl.ImplicitGRU, x: Tensor, given: argparse.Namespace, mesh: DeviceMesh
+    way: str, y: Tensor, layer: tl.ImplicitGRU, x: Tensor, given: argparse.Namespace, team: Team
 ) -> dict[str, float]:
     """The largest difference of states and of gradients from one process in the same setting."""
-    alone = layer_of(WAYS[way], given.inputs, given.hidden)
+    alone = layer_of(solver_of(way, len(x)), given.inputs, given.hidden)
     states, _ = alone(x)
     states.square().sum().backward()
-    off = float((y - states[slice_of(len(x), mesh)]).detach().abs().max())
+    off = float((y - states[slice_of(len(x), team.mesh)]).detach().abs().max())
     grads = [(mine.grad, true.grad) for mine, true in zip(layer.parameters(), alone.parameters(), strict=True)]
     worst = torch.tensor([off, max(float((mine - true).norm() / true.norm()) for mine, true in grads)])
-    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    dist.all_reduce(worst, dist.ReduceOp.MAX, team.everyone)
     return {"states_off": float(worst[0]), "gradients_off": float(worst[1])}
 
 
@@ -100,31 +136,50 @@ def exchange(hidden: int, batch: int, mesh: DeviceMesh) -> float:
     return 1e3 * min(taken)
 
 
+def shape(text: str) -> tuple[int, int]:
+    """`16x8`: 16 processes, 8 of which share a sequence."""
+    ranks, time = map(int, text.split("x"))
+    return ranks, time
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("time", "batch", "inputs", "hidden", "turns", "compared"):
+    for name in ("batch", "inputs", "hidden", "turns", "compared"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--shapes", type=shape, nargs="+", required=True)
     parser.add_argument("--lengths", type=int, nargs="+", required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--to", type=Path, required=True)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    mesh, clock = time_mesh(given.time, device="cpu"), Clock(given.seconds / 60)
+    dist.init_process_group("gloo")
+    clock, rows = Clock(given.seconds / 60), list[dict[str, Any]]()
+    for number, (ranks, time) in enumerate(given.shapes):
+        team = Team.of(ranks, time)
+        if dist.get_rank() < ranks:
+            share = Clock(clock.left / (len(given.shapes) - number) / 60)
+            rows += rows_of(team, ranks, time, given, share, rows)
+        dist.barrier()  # the others wait, and leave their cores alone
+    dist.destroy_process_group()
+
+
+def rows_of(
+    team: Team, ranks: int, time: int, given: argparse.Namespace, clock: Clock, before: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """All lengths and ways of one team, as far as its time goes; written as they come."""
     rows: list[dict[str, Any]] = []
-    hop = exchange(given.hidden, given.batch, mesh)
-    ranks, size = dist.get_world_size(), mesh["time"].size()
-    for steps in sorted(given.lengths, reverse=True):  # the longest counts most, and has the kernels compiled
+    hop = exchange(given.hidden, given.batch, team.mesh)
+    for steps in sorted((steps for steps in given.lengths if steps >= time), reverse=True):  # the longest counts most
         for way in WAYS:
             over = torch.tensor(float(clock.over))
-            dist.broadcast(over, 0)  # all ranks stop together
+            dist.broadcast(over, 0, team.everyone)  # all ranks stop together
             if over:
-                continue
-            where = {"way": way, "ranks": ranks, "time_ranks": size, "steps": steps}
-            rows.append({**where, **measure(way, steps, given, mesh), "exchange_ms": hop})
+                return rows
+            where = {"way": way, "ranks": ranks, "time_ranks": time, "steps": steps}
+            rows.append({**where, **measure(way, steps, given, team), "exchange_ms": hop})
             if dist.get_rank() == 0:
-                given.to.write_text(json.dumps(rows))
-    dist.barrier()
-    dist.destroy_process_group()
+                given.to.write_text(json.dumps(before + rows))
+    return rows
 
 
 if __name__ == "__main__":

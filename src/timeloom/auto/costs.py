@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 
 from timeloom.cells.generic import GenericCell, spread
-from timeloom.kernels import FusedCUDASweeper, in_compiled_code
+from timeloom.kernels import FusedCUDASweeper, in_compiled_code, may_be_compiled
 from timeloom.kernels.cuda.dense import LARGEST
 from timeloom.kernels.cuda.fused import ROWS as ROWS_TOGETHER
 from timeloom.kernels.cuda.programs import ROWS as TILE_ROWS
@@ -158,7 +158,7 @@ def register_cost(kernel: str, n: int, device: int, backward: bool = False) -> R
 def step_cost(problem: Recurrence, backward: bool = False) -> Cost:
     """What a step of this problem costs, forward or backward where that differs."""
     if in_compiled_code(problem):
-        return StepCost(COMPILED_STEP, torch.get_num_threads())
+        return compiled_cost()
     size, n = problem.cell.size, problem.cell.parts[0]
     device = problem.u.device
     if FusedCUDASweeper.supports(problem):
@@ -168,6 +168,11 @@ def step_cost(problem: Recurrence, backward: bool = False) -> Cost:
     if device.type != "cpu":
         return StepCost(TORCH_STEP_ON_GPU / row_in_torch(size))
     return StepCost(TORCH_STEP / row_in_torch(size), torch.get_num_threads())
+
+
+def compiled_cost() -> StepCost:
+    """What a step of compiled code costs on a CPU."""
+    return StepCost(COMPILED_STEP, torch.get_num_threads())
 
 
 def row_in_torch(size: int) -> float:
@@ -270,6 +275,6 @@ def decay_is_cheap(problem: Recurrence) -> bool:
 
 def newton_up_to(problem: Recurrence) -> int:
     """Largest state for which dense transfers may pay; none beside compiled sweeps, which run all of time in less."""
-    if in_compiled_code(problem) or FusedCUDASweeper.supports(problem) or problem.rounded is not problem.initial:
+    if may_be_compiled(problem) or FusedCUDASweeper.supports(problem) or problem.rounded is not problem.initial:
         return 0
     return NEWTON_UP_TO if problem.u.device.type == "cpu" else NEWTON_UP_TO_ON_GPU

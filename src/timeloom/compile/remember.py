@@ -39,7 +39,7 @@ def compiled_for(
     state: tuple[Tensor, ...],
     is_tuple: bool,
     xs: Tensor,
-    fewest: float | None = None,
+    fewest: int | None = None,
 ) -> Compiled | str:
     """The compiled step for states `(B, ...)` and inputs `(T, B, ...)` like these, or why there is none."""
     reason = _hinders(state) if xs.shape[0] * xs.shape[1] else "there are no rows"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from timeloom.auto.experience import LayerExperience
 from timeloom.distributed.faults import LOOK_EVERY, Faults, RankError
 from timeloom.distributed.lent_tensors import lend
+from timeloom.distributed.shared_memory import SharedMemory
 from timeloom.report import ConvergenceError
 
 TIMEOUT = timedelta(minutes=10)
@@ -31,6 +33,10 @@ RING_UP_TO = 8
 they have in every round."""
 SMALL = 4096
 """Numbers up to which many ranks form a sum by gathering."""
+SHARE_MEMORY = True
+"""Whether ranks of one machine exchange what is on the CPU through its memory."""
+PATH_BYTES = 256
+"""Of the name under which all ranks find that memory."""
 
 
 @dataclass
@@ -59,6 +65,8 @@ class TimeGroup:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.timeout = timeout
         self.traffic = Traffic()
+        self._memory: SharedMemory | None = None
+        self._asked_for_memory = False
         self._experiences: WeakKeyDictionary[Any, dict[int, LayerExperience]] = WeakKeyDictionary()
         self.faults = Faults(_get_default_store(), group.group_name, self.rank, self.size)
 
@@ -68,6 +76,12 @@ class TimeGroup:
         if self.size == 1:
             return tensor.unsqueeze(0)
         self._count(tensor, collective=True)
+        memory = self._memory_for(tensor)
+        if memory is not None:
+            return self._through(lambda look: memory.gather(tensor, look))
+        return self._gather_by_messages(tensor)
+
+    def _gather_by_messages(self, tensor: Tensor) -> Tensor:
         if self.size > RING_UP_TO:
             return self._gather_by_doubling(tensor)
         gathered = tensor.new_empty(self.size, *tensor.shape)
@@ -96,12 +110,15 @@ class TimeGroup:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, as a new tensor."""
-        if self.size > RING_UP_TO and tensor.numel() <= SMALL:
-            return self.gather(tensor).sum(0)
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
         if self.size == 1:
             return total
+        memory = self._memory_for(total)
+        if memory is None and self.size > RING_UP_TO and tensor.numel() <= SMALL:
+            return self.gather(tensor).sum(0)
         self._count(total, collective=True)
+        if memory is not None:
+            return self._through(lambda look: memory.sum(total, look))
         self._wait(lambda: dist.all_reduce(lend(total), group=self.group, async_op=True), total.device)
         return total
 
@@ -111,6 +128,52 @@ class TimeGroup:
         self._count(told, collective=True)
         self._wait(lambda: dist.broadcast(lend(told), group=self.group, group_src=0, async_op=True), told.device)
         return told
+
+    def _memory_for(self, tensor: Tensor) -> SharedMemory | None:
+        """What to exchange a tensor through where all ranks are processes of one machine; they find out together."""
+        if not SHARE_MEMORY or tensor.device.type != "cpu":
+            return None
+        if not self._asked_for_memory:
+            self._asked_for_memory = True
+            self._memory = self._open_memory()
+        return self._memory
+
+    def _open_memory(self) -> SharedMemory | None:
+        named = SharedMemory.create(self.size).encode() if self.rank == 0 else b""
+        told = torch.tensor([*named.ljust(PATH_BYTES, b"\0")], dtype=torch.uint8, device="cpu")
+        self._wait(lambda: dist.broadcast(lend(told), group=self.group, group_src=0, async_op=True), told.device)
+        path, memory = bytes(told.tolist()).rstrip(b"\0").decode(), None
+        if path:
+            with contextlib.suppress(OSError):  # of another machine, or none that it may see
+                memory = SharedMemory(path, self.rank, self.size)
+        everywhere = bool(self._gather_by_messages(torch.tensor([memory is not None], device="cpu")).all())
+        if named:
+            os.unlink(path)  # those that have it keep it
+        return memory if everywhere else None
+
+    def _through(self, exchange: Callable[[Callable[[], None]], Tensor]) -> Tensor:
+        """What an exchange through memory brings, with an eye on ranks that fail meanwhile."""
+        began = looked = time.monotonic()
+
+        def look() -> None:
+            nonlocal looked
+            now = time.monotonic()
+            if now - looked < LOOK_EVERY.total_seconds():
+                return
+            looked = now
+            self.faults.look()
+            gone = self._memory.gone() if self._memory is not None else []
+            if gone:
+                raise self.faults.diagnose(f"the process of rank {gone[0]} has ended")
+            if now - began > self.timeout.total_seconds():
+                raise self.faults.diagnose(f"no answer within {self.timeout.total_seconds():g} s")
+
+        try:
+            return exchange(look)
+        except RankError:
+            raise
+        except RuntimeError as error:
+            raise self.faults.diagnose(_first_line(error)) from error
 
     def send(self, tensor: Tensor, rank: int) -> None:
         tensor = tensor.contiguous()

@@ -14,7 +14,7 @@ from timeloom.distributed.faults import RankError
 from timeloom.distributed.march import march_over_ranks, pipeline_over_ranks
 from timeloom.distributed.multigrid import cycle_over_ranks
 from timeloom.distributed.span import Line, Span
-from timeloom.kernels import AdjointData
+from timeloom.kernels import AdjointData, with_tape
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.problem import Recurrence, Segments, empty_states
 from timeloom.report import SolveReport
@@ -47,7 +47,7 @@ def run_over_ranks(
 
     Differentiable. `problem` is this rank's slice, with the initial state of the whole sequence.
     """
-    detached = problem.detach()
+    detached = with_tape(problem.detach()) if needs_grad(problem) else problem.detach()
     with torch.no_grad():
         states, marched = solve_states(detached, plan, ranks.line(problem.batch))
     report = marched.report
@@ -120,7 +120,7 @@ def forward_guess(problem: Recurrence, lead: int, line: Line) -> Tensor:
     """
     lengths = problem.ends()
     rows = Segments(torch.arange(problem.batch, device="cpu"), (lengths - lead).clamp(min=0), lengths)
-    guesses = line.gather(choose_sweeper(problem).forward(rows, problem.initial)[0])
+    guesses = line.gather(choose_sweeper(replace(problem, tape=None)).forward(rows, problem.initial)[0])
     if line.place == 0:
         return problem.initial
     joint = line.joints[line.place].to(guesses.device).unsqueeze(-1)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from timeloom.buffers import empty
+from timeloom.kernels.cpu import build
 from timeloom.kernels.cpu.fused import FusedSweeper
 from timeloom.kernels.cpu.sweeper import CPUSweeper
 from timeloom.kernels.cuda.fused import FusedCUDASweeper
@@ -34,6 +35,12 @@ def in_compiled_code(problem: Recurrence) -> bool:
     return CPUSweeper.supports(problem) or FusedSweeper.supports(problem)
 
 
+def may_be_compiled(problem: Recurrence) -> bool:
+    """Whether they are or will be: the same on all ranks, of which some may have made kernels and others not yet."""
+    makes = problem.cell.generated and problem.u.device.type == "cpu" and build.unavailable() is None
+    return makes or in_compiled_code(problem)
+
+
 __all__ = [
     "AdjointData",
     "CPUSweeper",
@@ -42,6 +49,7 @@ __all__ = [
     "FusedSweeper",
     "ReferenceSweeper",
     "in_compiled_code",
+    "may_be_compiled",
     "sweeper",
     "sweeper_kind",
     "with_tape",

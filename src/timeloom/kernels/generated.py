@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from timeloom.cells.base import Cell
 from timeloom.cells.fused import FusedCell
 from timeloom.compile import remember
 from timeloom.compile.program import Fused
@@ -18,13 +19,31 @@ if TYPE_CHECKING:
     from timeloom.compile.fuse import Compiled
 
 
+SHORT_STEPS = 1 << 15
+"""Steps of short sequences after which kernels are made, too. A training step asks a dozen times: each counts."""
+_made: WeakKeyDictionary[Cell, tuple[Any, Compiled]] = WeakKeyDictionary()
+"""Of cells that are in use, what was made for inputs of one kind. A cell lives as long as a call, which asks often."""
+
+
 def _compiled(problem: Recurrence) -> Compiled | None:
     """What is made of the step of a cell that says that kernels are."""
     cell = problem.cell
     if not cell.generated:
         return None
-    given = (problem.initial.detach(),), False, problem.u.detach()
-    fewest = 0.0 if problem.steps >= remember.FEWEST_STEPS else math.inf  # a short one: where it is compiled already
+    initial, u = problem.initial, problem.u
+    kind = (initial.shape[1:], initial.dtype, initial.device, u.shape[2:], u.dtype)
+    known = _made.get(cell)
+    if known is not None and known[0] == kind:
+        return known[1]
+    compiled = _looked_up(problem)
+    if compiled is not None:
+        _made[cell] = kind, compiled
+    return compiled
+
+
+def _looked_up(problem: Recurrence) -> Compiled | None:
+    cell, given = problem.cell, ((problem.initial.detach(),), False, problem.u.detach())
+    fewest = 0 if problem.steps >= remember.FEWEST_STEPS else SHORT_STEPS
     compiled = remember.compiled_for(partial(type(cell).step, cell), *given, fewest=fewest)
     return None if isinstance(compiled, str) or compiled.fused.gate_width != cell.gate_width else compiled
 

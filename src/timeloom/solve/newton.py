@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -77,8 +76,9 @@ def scanned_gradients(
             found, error = replay.backward(layer, Cutting(plan.chunk, 0, newton=sweeps), kept, grads, want_x)
             if isinstance(error, Tensor) and capturing(layer.x.device):
                 return found, _report(plan, [math.nan] * sweeps, "", began, error)
-            if float(error) <= plan.tolerance:
-                return found, replace(_report(plan, [float(error)], "", began), iterations=sweeps)
+            residual = float(error)
+            if residual <= plan.tolerance:
+                return found, _report(plan, [residual], "", began, sweeps=sweeps)
     except KernelFault:
         pass
     return None
@@ -91,14 +91,19 @@ def _why_stop(residuals: list[float], plan: Plan) -> str:
 
 
 def _report(
-    plan: Plan, residuals: list[float], given_up: str, began: float, certificate: Tensor | None = None
+    plan: Plan,
+    residuals: list[float],
+    given_up: str,
+    began: float,
+    certificate: Tensor | None = None,
+    sweeps: int | None = None,
 ) -> SolveReport:
     unread = "" if certificate is None else "captured in a CUDA graph: look at `certified` after a replay"
     fell_back = bool(given_up) and plan.on_divergence == "sequential"
     return SolveReport(
         solver=plan.name,
         chunk=plan.chunk,
-        iterations=len(residuals),
+        iterations=sweeps or len(residuals),
         residuals=tuple(residuals) if certificate is None else (math.nan,),
         tolerance=plan.tolerance,
         converged=certificate is None and (not given_up or fell_back),

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, TypeVar, get_args
 
 from torch import Tensor
 
-from timeloom.auto.costs import cheapest, copies_inputs, decay_is_cheap, newton_up_to, step_cost
+from timeloom.auto.costs import cheapest, compiled_cost, copies_inputs, decay_is_cheap, newton_up_to, step_cost
 from timeloom.auto.experience import Experience, LayerExperience
 from timeloom.auto.thresholds import Sized
-from timeloom.kernels import in_compiled_code
+from timeloom.kernels import in_compiled_code, may_be_compiled
 from timeloom.options import check_choice, check_count, check_number, did_you_mean
 from timeloom.problem import Recurrence
 from timeloom.scan import gpu
@@ -207,6 +207,13 @@ class Solver:
 def cheapest_chunk(problem: Recurrence, warmup: int, steps: int) -> int:
     """The chunk that takes least time for so many steps of a problem like this."""
     return cheapest(steps, max(problem.batch, 1), warmup, step_cost(problem), copies_inputs(problem))[0]
+
+
+def cheapest_chunk_over_ranks(problem: Recurrence, warmup: int, steps: int) -> int:
+    """The same on all ranks, of steps that are."""
+    if may_be_compiled(problem):
+        return cheapest(steps, max(problem.batch, 1), warmup, compiled_cost())[0]
+    return cheapest_chunk(problem, warmup, steps)
 
 
 def within(lead: int, sizes: tuple[int, ...]) -> int:

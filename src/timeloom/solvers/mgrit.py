@@ -19,7 +19,7 @@ from timeloom.options import check_choice, check_count, check_flag, check_number
 from timeloom.problem import Recurrence
 from timeloom.solve.plan import Plan, RankPlan
 from timeloom.solve.tolerance import ONE_SIGN
-from timeloom.solvers.base import Solver, cheapest_chunk, within
+from timeloom.solvers.base import Solver, cheapest_chunk, cheapest_chunk_over_ranks, within
 
 CoarseKind = Literal["frozen", "implicit"]
 CoarseInputs = Literal["mean", "inject"]
@@ -206,7 +206,7 @@ class MGRIT(Solver):
                 "ranks: leave it out, or check on one process"
             )
         warmup, longest = assumed_warmup(self.tolerance(problem)), max(sizes)
-        factors = self._factors_over_ranks(longest, cheapest_chunk(problem, warmup, longest))
+        factors = self._factors_over_ranks(longest, cheapest_chunk_over_ranks(problem, warmup, longest))
         inside = self._plan_cycles(problem, cycles, experience, factors)
         inside = replace(inside, joined=_points(longest, factors) == 1)
         return RankPlan(inside, within(warmup if inside.warmup else 0, sizes), "cycles")

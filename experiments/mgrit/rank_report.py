@@ -1,0 +1,194 @@
+"""What `experiments.mgrit.ranks` has measured, as a table, in words, beside a model of the times, and as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from experiments.harness import COLOURS, Results, errors, figure, good, made_on, markdown
+from experiments.mgrit.rank_worker import WAYS
+
+PAPER = 6.5
+"""The largest speedup over the serial GRU that the paper reports: HMDB51, 128 frames."""
+
+
+def pure(rows: list[Results]) -> list[Results]:
+    """Rows in which all processes share one sequence."""
+    return [row for row in good(rows) if row.get("time_ranks", 1) == row["ranks"]]
+
+
+def best_serial(rows: list[Results], steps: int, way: str) -> Results | None:
+    """The fastest run of a serial network at one length, over its numbers of threads."""
+    fitting = [
+        row for row in good(rows) if row["steps"] == steps and row["way"].startswith(way) and "serial" in row["way"]
+    ]
+    return min(fitting, key=lambda row: row["both_ms"], default=None)
+
+
+def best_alone(rows: list[Results], steps: int) -> Results | None:
+    """The fastest run of the implicit GRU on one process: in order, or with chunks side by side, on all its threads."""
+    alone = [row for row in pure(rows) if row["way"].startswith("exact") and (row["steps"], row["ranks"]) == (steps, 1)]
+    serial = best_serial(rows, steps, "implicit GRU")
+    return min([*alone, *([serial] if serial else [])], key=lambda row: row["both_ms"], default=None)
+
+
+def predict(rows: list[Results], way: str) -> list[Results]:
+    """`o + γ T/R + σ T + collectives · exchange(R)`, fitted to all but the longest: what it says of all, and of that.
+
+    o: a call; γ: what ranks share; σ: what they run one after the other (the coarsest level). Exchanges are measured.
+    """
+    points = [row for row in pure(rows) if row["way"] == way and "exchange_ms" in row]
+    longest = max((row["steps"] for row in points), default=0)
+    seen = [row for row in points if row["steps"] < longest]
+    if len(seen) < 4:
+        return []
+
+    def talk(row: Results) -> float:
+        return row["collectives"] * row["exchange_ms"]
+
+    features = torch.tensor([[1.0, row["steps"] / row["ranks"], row["steps"]] for row in points], dtype=torch.float64)
+    scale = torch.tensor([1 / row["both_ms"] for row in seen], dtype=torch.float64)
+    rest = torch.tensor([max(row["both_ms"] - talk(row), 0.0) for row in seen], dtype=torch.float64)
+    inside = [i for i, row in enumerate(points) if row["steps"] < longest]
+    constants = torch.linalg.lstsq(features[inside] * scale[:, None], (rest * scale)[:, None]).solution.clamp(min=0)
+    said = (features @ constants).flatten().tolist()
+    return [
+        {"way": way, "ranks": row["ranks"], "steps": row["steps"], "model_ms": value + talk(row),
+         "ratio": (value + talk(row)) / row["both_ms"], "held_out": row["steps"] == longest}
+        for row, value in zip(points, said, strict=True)
+    ]  # fmt: skip
+
+
+def table(results: Results) -> str:
+    """A line for each length and way; speedups are over both serial networks."""
+    rows, sizes, machine = results["rows"], results["sizes"], results["machine"]
+    models = {(one["way"], one["ranks"], one["steps"]): one for way in WAYS for one in predict(rows, way)}
+    lines = [
+        f"Random inputs, {sizes['hidden']} units, batch {sizes['batch']}, {results['dtype']}; one thread a process. "
+        f"{made_on(machine)}. "
+        f"Milliseconds are the {results['statistic']} of {sizes['turns']} steps, the slowest process of each. "
+        "~: timed over fewer steps, and scaled.",
+        "",
+    ]
+    if machine.get("cores") and max((row["ranks"] for row in rows), default=1) > machine["cores"]:
+        lines += [
+            f"**More processes than the {machine['cores']} cores**: they take turns, and the times show that.",
+            "",
+        ]
+    head = [
+        "T",
+        "way",
+        "processes",
+        "forward",
+        "backward",
+        "both",
+        "over serial GRU",
+        "over serial implicit GRU",
+        "over one process",
+    ]
+    head += ["KiB sent", "model / measured", "states off by", "gradients off by"]
+    cells = []
+    for row in sorted(good(rows), key=lambda row: (row["steps"], row["way"], row["ranks"], row.get("time_ranks", 1))):
+        ratios = []
+        for way in ("GRU", "implicit GRU"):
+            base = best_serial(rows, row["steps"], way)
+            ratios.append(f"{base['both_ms'] / row['both_ms']:.2f}×" if base else "–")
+        alone = best_alone(rows, row["steps"])
+        ratios.append(f"{alone['both_ms'] / row['both_ms']:.2f}×" if alone else "–")
+        shape = (
+            f"{row['ranks'] // row['time_ranks']} × {row['time_ranks']}"
+            if row.get("time_ranks", 1) != row["ranks"]
+            else row["ranks"]
+        )
+        model = models.get((row["way"], row["ranks"], row["steps"])) if row.get("time_ranks") == row["ranks"] else None
+        told = f"{model['ratio']:.2f}{' (held out)' if model['held_out'] else ''}" if model else "–"
+        parts = [
+            f"{'~' * bool(row.get('scaled'))}{row[key]:.1f}" if row.get(key) is not None else "–"
+            for key in ("forward_ms", "backward_ms", "both_ms")
+        ]
+        off = [f"{row[key]:.0e}" if key in row else "–" for key in ("states_off", "gradients_off")]
+        sent = f"{row['kilobytes']:.1f}" if "kilobytes" in row else "–"
+        cells.append([row["steps"], row["way"], shape, *parts, *ratios, sent, told, *off])
+    lines += markdown(head, cells, 2)
+    return "\n".join([*lines, *errors(rows, ("way", "steps", "ranks")), "", *verdict(results)]) + "\n"
+
+
+def verdict(results: Results) -> list[str]:
+    """The best speedups at the longest length, in words."""
+    rows = results["rows"]
+    longest = max((row["steps"] for row in pure(rows) if row["way"] in WAYS), default=0)
+    lines = [f"The paper: up to {PAPER}× at 128 frames, over its serial GRU, on several nodes.", ""]
+    for way in WAYS:
+        here = [row for row in pure(rows) if row["way"] == way and row["steps"] == longest]
+        if not here:
+            continue
+        best = min(here, key=lambda row: row["both_ms"])
+        bases = {f"the best serial {base}": best_serial(rows, longest, base) for base in ("GRU", "implicit GRU")}
+        bases["the best of one process"] = best_alone(rows, longest)
+        told = [f"{base['both_ms'] / best['both_ms']:.2f}× over {name} ({base['both_ms']:.0f} ms, {base['way']})"
+                for name, base in bases.items() if base]  # fmt: skip
+        cycles = " and ".join(str(count) for count in best["cycles"]) if "cycles" in best else "?"
+        lines.append(
+            f"- T = {longest:,}: {way} takes {best['both_ms']:.1f} ms on {best['ranks']} process(es), in {cycles} "
+            f"cycles forward and backward: {'; '.join(told) or 'nothing beside it'}."
+        )
+    return lines
+
+
+def draw(results: Results, path: Path) -> None:
+    """Speedup over the serial GRU by processes, and the time of both passes by length."""
+    rows = results["rows"]
+    drawn, axes = figure(20, 4.4, 1, 1 + len(WAYS))
+    lengths = sorted({row["steps"] for row in good(rows)})
+    measured = any(best_serial(rows, steps, "implicit GRU") for steps in lengths)
+    for axis, way in zip(axes[0], WAYS, strict=False):
+        for number, steps in enumerate(lengths):
+            alone = [row for row in pure(rows) if (row["way"], row["steps"], row["ranks"]) == (way, steps, 1)]
+            base = best_serial(rows, steps, "implicit GRU") or next(iter(alone), None)
+            here = sorted(
+                (row["ranks"], row["both_ms"]) for row in pure(rows) if (row["way"], row["steps"]) == (way, steps)
+            )
+            if base and here:
+                shade = str(0.8 * (1 - number / max(len(lengths) - 1, 1)))
+                axis.loglog(
+                    [r for r, _ in here],
+                    [base["both_ms"] / ms for _, ms in here],
+                    marker="o",
+                    color=shade,
+                    label=f"T = {steps:,}",
+                    base=2,
+                )
+        axis.axhline(
+            PAPER, color=COLOURS[0], linestyle="--", label=f"paper, at best: {PAPER}× (128 frames, over its serial GRU)"
+        )
+        axis.axhline(1.0, color=COLOURS[5], linewidth=0.7)
+        axis.set(
+            xlabel="processes",
+            ylabel="over the best serial implicit GRU" if measured else "over one process",
+            title=way,
+        )
+        axis.set_yscale("log", base=2)
+        axis.legend(fontsize=6)
+    right = axes[0][-1]
+    ranks = max((row["ranks"] for row in pure(rows)), default=1)
+    chosen = [(way, ranks) for way in WAYS] + [
+        (way, 1) for way in sorted({row["way"] for row in good(rows)} - set(WAYS))
+    ]
+    for colour, (way, count) in zip(COLOURS, chosen, strict=False):
+        for key, style in (("forward_ms", ":"), ("backward_ms", "-")):
+            here = sorted(
+                (row["steps"], row[key])
+                for row in good(rows)
+                if (row["way"], row["ranks"]) == (way, count) and row.get(key) and row.get("time_ranks", 1) == count
+            )
+            label = f"{way}, {count} process(es)" if key == "backward_ms" else None
+            right.loglog([t for t, _ in here], [ms for _, ms in here], style, color=colour, label=label, marker=".")
+    right.set(xlabel="steps", ylabel="ms: dotted forward, solid backward", title="both passes apart")
+    right.set_xscale("log", base=2)
+    right.legend(fontsize=6)
+    drawn.suptitle(
+        f"{results['sizes']['hidden']} units, batch {results['sizes']['batch']}; {made_on(results['machine'])}",
+        fontsize=9,
+    )
+    drawn.savefig(path, dpi=110)

@@ -1,0 +1,89 @@
+"""What one of many processes measures: features of its frames, then the network over all. Started by `nets`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from experiments.harness import now
+from experiments.mgrit.rank_worker import Team, layer_of
+from timeloom.distributed import TimeParallel, slice_of, sum_over_time
+from timeloom.solvers import MGRIT
+
+FEATURES = 1000
+SHAPES: dict[str, dict[str, Any]] = {
+    "resnet-18": {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]},
+    "resnet-34": {"layer_type": "basic", "depths": [3, 4, 6, 3], "hidden_sizes": [64, 128, 256, 512]},
+    "resnet-50": {"layer_type": "bottleneck", "depths": [3, 4, 6, 3], "hidden_sizes": [256, 512, 1024, 2048]},
+    "small": {"layer_type": "basic", "depths": [1, 1], "hidden_sizes": [8, 16]},
+}
+"""As transformers names them; weights are random, which changes no time."""
+
+
+def net_of(name: str) -> nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(0)
+    return ResNetForImageClassification(ResNetConfig(num_labels=FEATURES, **SHAPES[name])).eval()
+
+
+def features(net: nn.Module, frames: Tensor) -> Tensor:
+    """`(T, B, 3, size, size)` to `(T, B, 1000)`, a batch of frames at a time."""
+    with torch.no_grad():
+        return torch.stack([net(some).logits for some in frames])
+
+
+def measure(name: str, given: argparse.Namespace, team: Team) -> dict[str, Any]:
+    """Milliseconds of the slowest process: features, and a training step of the network as published."""
+    net, mesh = net_of(name), team.mesh
+    layer = layer_of(MGRIT.paper(), FEATURES, given.hidden)
+    model = TimeParallel(layer, mesh)
+    mine = slice_of(given.frames, mesh)
+    frames = torch.rand(
+        given.frames, given.batch, 3, given.size, given.size, generator=torch.Generator().manual_seed(0)
+    )
+    frames, best = frames[mine], [float("inf")] * 2
+    features(net, frames[:1])
+    for _ in range(given.turns + 1):
+        layer.zero_grad()
+        dist.barrier(team.everyone)
+        began = now()
+        x = features(net, frames)
+        dist.barrier(team.everyone)  # so that each part has its own slowest process
+        middle = now()
+        sum_over_time(model(x)[0].square().sum(), mesh).backward()
+        taken = torch.tensor([middle - began, now() - middle])
+        dist.all_reduce(taken, dist.ReduceOp.MAX, team.everyone)
+        best = [min(old, 1e3 * new) for old, new in zip(best, taken.tolist(), strict=True)]
+    return {"features_ms": best[0], "network_ms": best[1]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for option in ("frames", "size", "batch", "hidden", "turns"):
+        parser.add_argument(f"--{option}", type=int, required=True)
+    parser.add_argument("--ranks", type=int, nargs="+", required=True)
+    parser.add_argument("--nets", choices=tuple(SHAPES), nargs="+", required=True)
+    parser.add_argument("--to", type=Path, required=True)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rows = []
+    for ranks in given.ranks:
+        team = Team.of(ranks, ranks)
+        for name in given.nets if dist.get_rank() < ranks else ():
+            rows.append({"net": name, "ranks": ranks, "way": "multigrid as published", **measure(name, given, team)})
+            if dist.get_rank() == 0:
+                given.to.write_text(json.dumps(rows))
+        dist.barrier()  # the others wait, and leave their cores alone
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -107,8 +107,10 @@ def test_modules_in_float32_are_as_accurate_as_torchs(layer: type[nn.RNNBase]) -
         assert zoo.difference(own, exact) < 2 * zoo.difference(other, exact) + (1e-6 if i else 1e-7)
 
 
-def test_float32_is_polished_once() -> None:
-    """Jumps of the tolerance at every step add up, so what just meets it is corrected once more, not if given."""
+def test_float32_is_polished() -> None:
+    """Jumps of the tolerance at every step add up, so what just meets it is corrected again, until that does, too, or is
+    rounding: soon.
+    """
     net = zoo.network("gru", "gate+4", n=8, dtype=torch.float32)
     x, initial = zoo.data(net, 1000, 2, dtype=torch.float32)
     for solver in (DEER(), QuasiDEER(), ELK()):
@@ -118,9 +120,10 @@ def test_float32_is_polished_once() -> None:
         assert report.converged
         assert not report.fell_back
         met = [residual <= report.tolerance for residual in report.residuals]
-        assert met.index(True) in (len(met) - 1, len(met) - 2)
-        assert len(met) - met.index(True) == (1 if report.residuals[met.index(True)] <= 2.5e-7 else 2)
-        assert as_asked.iterations in (met.index(True) + 1, met.index(True) + 2)  # two where jumps add up to more
+        again = len(met) - 1 - met.index(True)
+        assert 1 <= again <= 4
+        assert report.error_estimate is not None and report.error_estimate <= 5 * report.tolerance
+        assert met.index(True) + 1 <= as_asked.iterations <= report.iterations
 
 
 # ---- what tells the methods apart ----------------------------------------------------------------------------------

@@ -72,6 +72,9 @@ FINDINGS = {
     "the same, by sweeps that are not as quick": {"n": 100, "inputs": 16, "bidirectional": True, "T": 300, "B": 1}
     | {"gate_bias": 3.0, "scale": 1.5, "x_scale": 0.1, "solver": "QuasiELK", "options": {"adjoint": "sequential"}}
     | {"grad": False, "seed": 2050689739},
+    "a largest jump that is rounding, and others that are not": {"n": 17, "inputs": 1, "layers": 3, "T": 696, "B": 1}
+    | {"ragged": "lengths", "gate_bias": 4.0, "solver": "Shooting", "grad": False, "seed": 545309129}
+    | {"options": {"chunk": 1, "correction": "auto", "warmup": 0}},
     "a fallback from states with jumps within the tolerance": {"cell": "LSTM", "n": 17, "T": 600, "B": 7, "h0": True}
     | {"gate_bias": 6.0, "x_scale": 4.0, "solver": "QuasiELK", "grad": False, "seed": 1452828022},
     "a gradient that jumps where a unit crosses zero": {"cell": "RNN_RELU", "n": 40, "inputs": 33, "layers": 2, "T": 16}

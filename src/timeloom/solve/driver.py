@@ -68,14 +68,14 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         if residuals or entered is None:
             state.run(rows, want_decay)
         residuals.append(state.measure(plan.tolerance))
-        if is_rounding(residuals, plan, state.starts.dtype):
+        if state.converged or residuals[-1] <= ROUNDING.get(state.starts.dtype, 0.0):
             estimates.append(_estimate(state, plan, residuals, moves))
+        if is_rounding(residuals, plan, state.starts.dtype) and not _add_up_to_less(plan, residuals, estimates):
             if not state.converged:
                 plan = replace(plan, reason="; ".join(filter(None, (plan.reason, "as near as rounding allows"))))
             state.accept()
             break
         if state.converged:
-            estimates.append(_estimate(state, plan, residuals, moves))
             smaller = _demand(state, plan, residuals, moves, estimates, polished)
             if smaller is None or len(residuals) >= plan.max_iters:
                 break
@@ -109,6 +109,13 @@ def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list
     rate = rate_of_warmup(residuals[0], plan.warmup, plan.chunk)
     series = error_estimate([*moves, following], state.chain.links - len(residuals), rate)
     return max(series, min(float(certificate(state.added_up())), MOST_BY_GAINS * series))
+
+
+def _add_up_to_less(plan: Plan, residuals: list[float], estimates: list[float]) -> bool:
+    """Whether the last sweep has shown that jumps still shrink, though the largest, where states are small, does not."""
+    if len(residuals) >= plan.max_iters or len(estimates) < 2 or estimates[-1] <= plan.tolerance:
+        return False
+    return estimates[-1] < STANDS_STILL * estimates[-2]
 
 
 def _demand(

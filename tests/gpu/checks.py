@@ -27,10 +27,10 @@ class Unfit(Exception):
 def cases(given: Iterable[Case]) -> list[Check]:
     """Configurations, judged as the fuzzer does: outputs and all gradients against float64, beside torch's own."""
     numbered = enumerate(given)
-    return [_of_case(replace(case, seed=index)) for index, case in numbered]
+    return [of_case(replace(case, seed=index)) for index, case in numbered]
 
 
-def _of_case(case: Case) -> Check:
+def of_case(case: Case) -> Check:
     def run(device: str) -> str:
         answer = judge(case, device)
         if answer.get("broken"):

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import fuzz
 from benchmarks.fuzz.case import Case
 from benchmarks.fuzz.networks import USER_CELLS
-from tests.gpu.checks import Check, cases
+from tests.gpu.checks import Check, cases, of_case
 
 WIDTHS = (1, 3, 16, 33, 64, 65, 128, 129, 200, 300, 512, 600, 1024)
 CHUNKS: dict[str, Any] = {"solver": "Shooting", "options": {"chunk": 32}}
@@ -127,4 +127,4 @@ def regimes() -> list[Check]:
         found += [Case(gate_bias=3.0, **common), Case(gate_bias=6.0, scale=2.0, **common), Case(trained=30, **common)]
         found.append(Case(cell=cell, n=n, inputs=16, T=512, B=2, scale=3.0, tf32=False, **CHUNKS))
     known = json.loads((Path(fuzz.__file__).with_name("known.json")).read_text())
-    return cases(found) + cases(map(Case.of, known))
+    return cases(found) + [of_case(Case.of(entry)) for entry in known]  # of the seeds they were found with

@@ -140,11 +140,13 @@ def verdict(results: Results) -> list[str]:
 def draw(results: Results, path: Path) -> None:
     """Speedup over the serial GRU by processes, and the time of both passes by length."""
     rows = results["rows"]
-    drawn, grid = figure(17, 8.6, 2, 3)
+    shown = [way for way in WAYS if any(row["way"] == way for row in pure(rows))]
+    lines = -(-(len(shown) + 1) // 3)
+    drawn, grid = figure(17, 4.3 * lines, lines, 3)
     axes = grid.flatten()
     lengths = sorted({row["steps"] for row in good(rows)})
     measured = any(best_serial(rows, steps, "implicit GRU") for steps in lengths)
-    for axis, way in zip(axes, WAYS, strict=False):
+    for axis, way in zip(axes, shown, strict=False):
         for number, steps in enumerate(lengths):
             alone = [row for row in pure(rows) if (row["way"], row["steps"], row["ranks"]) == (way, steps, 1)]
             base = best_serial(rows, steps, "implicit GRU") or next(iter(alone), None)
@@ -172,9 +174,9 @@ def draw(results: Results, path: Path) -> None:
         )
         axis.set_yscale("log", base=2)
         axis.legend(fontsize=6)
-    right = axes[len(WAYS)]
+    right = axes[len(shown)]
     ranks = max((row["ranks"] for row in pure(rows)), default=1)
-    chosen = [(way, ranks) for way in WAYS] + [
+    chosen = [(way, ranks) for way in shown] + [
         (way, 1) for way in sorted({row["way"] for row in good(rows)} - set(WAYS))
     ]
     for colour, (way, count) in zip(COLOURS, chosen, strict=False):
@@ -189,7 +191,7 @@ def draw(results: Results, path: Path) -> None:
     right.set(xlabel="steps", ylabel="ms: dotted forward, solid backward", title="both passes apart")
     right.set_xscale("log", base=2)
     right.legend(fontsize=6)
-    for axis in axes[len(WAYS) + 1 :]:
+    for axis in axes[len(shown) + 1 :]:
         axis.set_axis_off()
     drawn.suptitle(
         f"{results['sizes']['hidden']} units, batch {results['sizes']['batch']}; {made_on(results['machine'])}",

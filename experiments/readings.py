@@ -42,7 +42,7 @@ def ranks_speedup(results: Results) -> str:
         best = min(
             (row for row in rows if (row["way"], row["steps"]) == (way, longest)), key=lambda row: row["both_ms"]
         )
-        told = [f"{base['both_ms'] / best['both_ms']:.2g}× over {name}" for name, base in bases.items() if base]
+        told = [f"{base['both_ms'] / best['both_ms']:.3g}× over {name}" for name, base in bases.items() if base]
         parts.append(f"{way} {best['both_ms']:.1f} ms on {best['ranks']} processes ({', '.join(told)})")
     cores = (results.get("machine") or {}).get("cores")
     sizes = results["sizes"]

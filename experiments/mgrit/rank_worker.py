@@ -19,8 +19,12 @@ from timeloom.distributed import TimeParallel, shard, slice_of, sum_over_time, t
 from timeloom.distributed.group import group_of
 from timeloom.solvers import MGRIT, Solver
 
-WAYS = ("exact multigrid", "multigrid as published", "multigrid as published, more levels")
-"""As published, three levels leave T/16 steps to run one after the other, which 128 frames do not mind."""
+REMEMBERS = "exact multigrid, long memory"
+WAYS = ("exact multigrid", REMEMBERS, "multigrid as published", "multigrid as published, more levels")
+"""As initialised, the network forgets so soon that the first relaxation is exact. As published, three levels leave T/16
+steps to run one after the other, which 128 frames do not mind."""
+BIAS = 4.0
+"""Added to that of the update gate of a network that remembers."""
 COARSEST = 8
 """Steps of the coarsest level as published, at 128 frames."""
 PATIENCE, SLOW = 0.5, 0.1
@@ -30,13 +34,20 @@ WARM = 3
 EXCHANGES = 50
 
 
-def layer_of(solver: Solver | str, inputs: int, hidden: int) -> tl.ImplicitGRU:
+def layer_of(solver: Solver | str, inputs: int, hidden: int, bias: float = 0.0) -> tl.ImplicitGRU:
     torch.manual_seed(0)
-    return tl.ImplicitGRU(inputs, hidden, solver=solver)
+    layer = tl.ImplicitGRU(inputs, hidden, solver=solver)
+    with torch.no_grad():
+        layer.bias_ih_l0[hidden : 2 * hidden] += bias
+    return layer
+
+
+def network_of(way: str, steps: int, given: argparse.Namespace) -> tl.ImplicitGRU:
+    return layer_of(solver_of(way, steps), given.inputs, given.hidden, BIAS if way == REMEMBERS else 0.0)
 
 
 def solver_of(way: str, steps: int) -> MGRIT:
-    if way == "exact multigrid":
+    if way.startswith("exact"):
         return MGRIT(tol=1e-5)
     return MGRIT.paper(levels=levels_for(steps)) if way.endswith("more levels") else MGRIT.paper()
 
@@ -68,7 +79,7 @@ class Team(NamedTuple):
 
 def measure(way: str, steps: int, given: argparse.Namespace, team: Team) -> dict[str, Any]:
     """Milliseconds of the slowest rank, forward and backward apart; what was sent; how far it is from one process."""
-    mesh, layer = team.mesh, layer_of(solver_of(way, steps), given.inputs, given.hidden)
+    mesh, layer = team.mesh, network_of(way, steps, given)
     net: torch.nn.Module = TimeParallel(layer, mesh)
     groups, mine = mesh["data"].size(), mesh.get_local_rank("data")
     if groups > 1:
@@ -116,7 +127,7 @@ def apart(
     way: str, y: Tensor, layer: tl.ImplicitGRU, x: Tensor, given: argparse.Namespace, team: Team
 ) -> dict[str, float]:
     """The largest difference of states and of gradients from one process in the same setting."""
-    alone = layer_of(solver_of(way, len(x)), given.inputs, given.hidden)
+    alone = network_of(way, len(x), given)
     states, _ = alone(x)
     states.square().sum().backward()
     off = float((y - states[slice_of(len(x), team.mesh)]).detach().abs().max())

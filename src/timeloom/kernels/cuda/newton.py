@@ -81,8 +81,13 @@ def fits(kernel: str | None, size: int, device: torch.device) -> bool:
     """Whether there are kernels for this cell with states of so many numbers on this device."""
     if device.type != "cuda" or kernel not in CELLS or size > MOST_NUMBERS or nvrtc.unavailable() is not None:
         return False
-    capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
-    return capable and broken(fault_of(kernel)) is None
+    return _capable(device) and broken(fault_of(kernel)) is None
+
+
+@cache
+def _capable(device: torch.device) -> bool:
+    """Whether kernels can run on a device; asked twice in every step."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def fault_of(kernel: str) -> str:

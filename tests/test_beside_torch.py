@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import timeloom as tl
 from timeloom.kernels.cpu import build
 from timeloom.solve import beside_torch
-from timeloom.solve.beside_torch import AS_FAST, is_as_fast, jump_after
+from timeloom.solve.beside_torch import AS_FAST, AS_FAST_FROM, is_as_fast, jump_after
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -26,7 +26,7 @@ STEPS = 1200
 def torchs_is_faster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """One chunk as with several threads, where a test does not say otherwise."""
     if "own_is_as_fast" not in request.fixturenames:
-        monkeypatch.setattr(beside_torch, "AS_FAST", {True: 0, False: 0})
+        monkeypatch.setattr(beside_torch, "AS_FAST", 0)
 
 
 @pytest.fixture
@@ -164,9 +164,10 @@ def test_one_thread_cuts_what_forgets() -> None:
 
 
 @pytest.mark.usefixtures("own_is_as_fast")
-def test_wide_layers_and_several_threads_leave_one_chunk_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for taped in (True, False):
-        assert is_as_fast(AS_FAST[taped], taped)
-        assert not is_as_fast(AS_FAST[taped] + 1, taped)
+def test_wide_or_short_layers_and_several_threads_leave_one_chunk_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for taped, steps in AS_FAST_FROM.items():
+        assert is_as_fast(AS_FAST, steps, taped)
+        assert not is_as_fast(AS_FAST + 1, steps, taped)
+        assert not is_as_fast(AS_FAST, steps - 1, taped)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert not is_as_fast(16, taped=True)
+    assert not is_as_fast(16, 8192, taped=True)

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.zoo.layers import OWN_CELLS
 from benchmarks.zoo.measure import Subject, measured
-from benchmarks.zoo.networks import ZOO, Network, trained
+from benchmarks.zoo.networks import ZOO, Model, Network, trained
 from benchmarks.zoo.public import UNITS, speech_lstm, talk, weights_file
 from benchmarks.zoo.tasks import TASKS
 
@@ -40,18 +40,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--steps", type=int, default=0, help="measure at so many steps instead of each network's own")
     options.add_argument("--updates", type=int, default=0, help="train by so many instead of each network's own")
     options.add_argument(
+        "--trained", type=Path, help="a file of state_dicts by name, which these networks are not trained for again"
+    )
+    options.add_argument(
+        "--brief", action="store_true", help="leave out what networks remember, and sweeps by correction"
+    )
+    options.add_argument(
         "--weights", type=Path, help="silero_vad.jit, for its LSTM (default: the installed package's, where it is)"
     )
     given = options.parse_args(arguments)
     device, began, rows = torch.device(given.device), time.perf_counter(), []
     left_out: dict[str, str] = {}
     networks = [network for network in ZOO if given.only in network.name]
-    for name, subjects in candidates(networks, given, device, left_out):
+    stored: dict[str, Any] = torch.load(given.trained, map_location=device) if given.trained else {}
+    for name, subjects in candidates(networks, given, device, left_out, stored):
         if time.perf_counter() - began > 60 * given.minutes:
             left_out[name] = f"{given.minutes:g} minutes were over"
             continue
         for subject, loss in subjects:
-            row = measured(subject) | {"loss": loss}
+            row = measured(subject, given.brief) | {"loss": loss}
             print(line(row), flush=True)
             rows.append(row)
     for name, why in left_out.items():
@@ -61,12 +68,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def candidates(
-    networks: Sequence[Network], given: argparse.Namespace, device: torch.device, left_out: dict[str, str]
+    networks: Sequence[Network],
+    given: argparse.Namespace,
+    device: torch.device,
+    left_out: dict[str, str],
+    stored: dict[str, Any],
 ) -> Iterator[tuple[str, Iterator[tuple[Subject, float]]]]:
     """Names, and what there is to measure of each, with the loss it was trained to; nothing is trained before that."""
 
     def at_sizes(network: Network) -> Iterator[tuple[Subject, float]]:
-        model, loss = trained(network, device, updates=given.updates)
+        if network.name in stored:
+            model, loss = Model(network).to(device), float("nan")
+            model.load_state_dict(stored[network.name])
+        else:
+            model, loss = trained(network, device, updates=given.updates)
         for steps, batch in network.sizes:
             yield Subject.of(network, model, given.steps or steps, batch, device), loss
 
@@ -77,7 +92,9 @@ def candidates(
             yield Subject(SPEECH, "LSTM", UNITS, weights, x), float("nan")
 
     for network in networks:
-        if TASKS[network.task].needs():
+        if stored and network.name not in stored:
+            left_out[network.name] = f"not in {given.trained}"
+        elif TASKS[network.task].needs():
             left_out[network.name] = TASKS[network.task].needs()
         else:
             yield network.name, at_sizes(network)

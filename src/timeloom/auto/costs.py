@@ -38,11 +38,11 @@ SINGLE_STEP = ((0.12, 0.003), (0.13, 0.0036))
 CUDA kernels below, of an H200: `python -m benchmarks.rows`, and the kernels' own times in trained networks."""
 GATES = {1: 0.65, 3: 1.0, 4: 1.25}
 """The same of other cells, by the products of a step, beside a GRU's."""
-SHARING = 96.0, 1.6
+SHARING = 100.0, 1.9
 """What one more such row on a multiprocessor adds to a step, as a share of it: units, in so many, to this power."""
 CLUSTER_STEP = 0.8, 1.4
 """The same where several multiprocessors share a row, of any width."""
-TILE_STEP = ((0.22, 4.6e-5), (0.4, 8.1e-5))
+TILE_STEP = ((0.25, 4.3e-5), (0.4, 8.1e-5))
 """The same of tiles of rows, one on each multiprocessor: at least, and times the units squared."""
 TILE_STORES = 1.5, 1.18
 """How much longer that is where states or gradients are written."""

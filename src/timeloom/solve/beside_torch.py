@@ -22,10 +22,10 @@ NEEDED = {True: (1.4, 1.1), False: (1.25, 1.0)}
 """Gain over our own one chunk that is expected of several before they are run, with gradients and without: torch's is
 up to 1.4 times as fast. The second numbers are for rows that a thread runs side by side: these gain by that, too, which
 the cost of a step does not tell."""
-AS_FAST = {True: 128, False: 64}
-"""Units up to which our own one chunk is as fast as torch's with one thread, with gradients and without: 1.0–2.3 and
-1.0–1.4 times (`python -m benchmarks.calibrate --threads 1`). More threads share a step of torch's, and of one sequence
-of ours they do not."""
+AS_FAST, AS_FAST_FROM = 128, {True: 768, False: 2048}
+"""Units up to which our own one chunk is as fast as torch's with one thread, and steps from which on, with gradients
+and without: 1.05–2.5 and 1.1–1.4 times at these and more (`python -m benchmarks.calibrate --threads 1`). More threads
+share a step of torch's, and of one sequence of ours they do not."""
 PROBED_SEQUENCES = 2
 """Sequences of a batch that are looked at."""
 
@@ -35,14 +35,14 @@ def is_rival(cell: Cell, x: Tensor) -> bool:
     return cell.kernel == "lstm" and x.device.type == "cpu" and x.dtype == torch.float32
 
 
-def is_as_fast(units: int, taped: bool) -> bool:
+def is_as_fast(units: int, steps: int, taped: bool) -> bool:
     """Whether our own one chunk is no slower than torch's: then it runs where nothing else gains."""
-    return torch.get_num_threads() == 1 and units <= AS_FAST[taped]
+    return torch.get_num_threads() == 1 and units <= AS_FAST and steps >= AS_FAST_FROM[taped]
 
 
-def keeps_to_itself(cell: Cell, taped: bool, experience: LayerExperience) -> bool:
+def keeps_to_itself(cell: Cell, steps: int, taped: bool, experience: LayerExperience) -> bool:
     """Whether a layer runs in one chunk of its own where cutting time does not pay; this call's plans are then so."""
-    if not is_as_fast(cell.parts[0], taped):
+    if not is_as_fast(cell.parts[0], steps, taped):
         return False
     for side in (experience.forward, experience.backward):
         side.pause = max(side.pause, 1)
@@ -62,7 +62,7 @@ def gains(plan: Plan, sizes: Recurrence, taped: bool) -> bool:
     steps, batch = sizes.steps, max(sizes.batch, 1)
     cost, rows = step_cost(sizes), -(-steps // plan.chunk) * batch
     gain = cost_of(steps, batch, steps, 0, cost) / cost_of(steps, batch, plan.chunk, plan.warmup, cost)
-    if is_as_fast(sizes.cell.parts[0], taped):
+    if is_as_fast(sizes.cell.parts[0], steps, taped):
         return gain > 1
     return gain > NEEDED[taped][rows >= 2 * torch.get_num_threads()]
 

@@ -132,8 +132,8 @@ class LayerSolve:
         plain = guess is None and inputs.whole and not inputs.masked and not beside_torch.is_recorded_elsewhere()
         if plain and self.solver.adapts and beside_torch.is_rival(cell, inputs.x):
             planned = self._plan_beside_torch(inputs, cell)
-            own = isinstance(planned, Plan) or beside_torch.keeps_to_itself(cell, inputs.taped, self.experience)
-            if not own:
+            alone = partial(beside_torch.keeps_to_itself, cell, len(inputs.x), inputs.taped, self.experience)
+            if isinstance(planned, str) and not alone():
                 record(SolveReport.sequential(len(inputs.x), f"{planned}; run by torch's own layer"))
                 return beside_torch.lstm(inputs.x, inputs.initial, inputs.weights)
         kind = None if self.whole_states else self.kind_of(inputs, cell)

@@ -144,6 +144,4 @@ def test_calls_that_cannot_be_recorded_are_launched(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(replay, "_record", fails)
     told = nullcontext() if "memory" in str(error) else pytest.warns(RuntimeWarning, match="not allowed in a capture")
     with told:
-        count = replay._recorded([torch.ones(1)], 4, lambda given: given)
-    assert isinstance(count, int)
-    assert count + 10**6 < replay.CALLS_BEFORE
+        assert replay._recorded([torch.ones(1)], 4, lambda given: given) is None

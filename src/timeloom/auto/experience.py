@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from timeloom.auto.warmups import Miss, WarmupSearch, rounded_down, rounded_up
 from timeloom.kernels.layer import Cutting
@@ -54,6 +55,11 @@ LOOK_AFTER = 64
 transfers, fewer sweeps."""
 LONGEST_PAUSE = 256
 """Calls after which `auto` looks again at a network that did not contract, at most."""
+
+Shown = tuple[int, int | None, bool, bool, float]
+"""What an experience comes to for a plan: steps of warm-up, sweeps, whether the network is unknown, whether transfers
+may be dense, and the jumps that are rounding."""
+Basis = tuple[Any, ...]
 
 
 @dataclass
@@ -135,6 +141,19 @@ class Experience:
         """Steps of the longest warm-up that would gain, where it is worth a try; 0 where it has just failed."""
         known = self.many_sweeps == LOOKS[0] and longest <= self.search.too_short
         return 0 if known else rounded_down(longest, 0)
+
+    def shown(self, tolerance: float, linear: bool) -> Shown:
+        """All that plans are made from; `linear`: of those for gradients."""
+        dense = linear and self.allows_dense
+        return self.warmup(tolerance), self.sweeps, self.forgetting is None, dense, self.rounding
+
+    @property
+    def basis(self) -> Basis:
+        """What `shown` is made from."""
+        search, allows_dense = self.search, not self.without_dense and self.dense_plans < LOOK_AFTER
+        searched = search.enough, search.too_short, search.missed, search.wait > 0
+        return (self.forgetting, self.missed, self.misses, self.planned, self.sweeps, allows_dense, self.rounding,
+                *searched)  # fmt: skip
 
     def note_certificate(self, met: bool) -> None:
         """The quick certificate of the planned sweeps was met, or was not and a general solve follows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +49,8 @@ class ReferenceSweeper:
 
     of_layer = False
     """Whether a whole layer is swept, which has its own ways where kernels fail."""
+    recordable: ClassVar[bool] = False
+    """Whether its sweeps are launches on a GPU that may be recorded and replayed."""
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:

@@ -10,11 +10,12 @@ Inside a graph that a user captures nothing is replayed: his graph takes the lau
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from torch import Tensor
 from timeloom.kernels import faults
 from timeloom.kernels.layer import Cutting, Gradients, Layer
 from timeloom.known import Entry
-from timeloom.torch_state import tf32
+from timeloom.torch_state import streams, tf32
 
 CALLS_BEFORE = 2
 """Calls of a kind that are launched as they are: plans change in the first calls, and recording costs some of them."""
@@ -31,72 +32,216 @@ MOST_KEYS = 256
 SHARE_OF_ONE, SHARE_OF_ALL = 128, 32
 """A recording may take so small a part of a GPU's memory, and all of them together so small a one."""
 
-_NEVER = -(10**9)
-"""The count of a kind that cannot be recorded."""
+_CALLS = count()
+"""Numbers the calls that recordings see."""
 
 Body = Callable[[Sequence[Tensor | None]], Sequence[Tensor | float | None]]
 """`body(given)`: results from what changes from call to call."""
 
 
-@dataclass
-class _Recording:
-    graph: torch.cuda.CUDAGraph
-    given: list[Tensor]
-    results: list[Tensor | float | None]
-    size: int
+@dataclass(eq=False, slots=True)
+class _Seen:
+    """A kind of call that has no recording, or cannot have one."""
+
+    calls: int = 0
+    used: int = 0
+    recordable: bool = True
+
+
+class Recording:
+    """A graph, the places that it reads what is given from, None where that is None, and those of its results.
+
+    Results are copied out, or lent: whoever holds a lent tensor when the next replay comes finds it copied then. One of
+    a backward pass may stand on the `ground` of a forward pass's: it reads what that has, where it lies.
+
+    number: the certificate, the last result, where the host can read it; None of one that is not a single number.
+    """
+
+    def __init__(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        given: list[Tensor | None],
+        results: list[Tensor | float | None],
+        size: int,
+        stream: torch.cuda.Stream,
+        number: Tensor | float | None,
+        ground: Recording | None = None,
+    ) -> None:
+        self.given, self.results, self.size, self.ground = given, results, size, ground
+        self._stream, self._number, self._settings = stream, number, _settings()
+        self.used = 0
+        """When it was last replayed: a number of `_CALLS`."""
+        self._device = next(place.device for place in given if place is not None)
+        self._graph: torch.cuda.CUDAGraph | None = graph
+        self._held: list[list[Tensor]] = []
+        self._lent: list[ReferenceType[Tensor]] = []
+
+    @property
+    def here(self) -> bool:
+        """Whether it may be replayed now: it was not dropped to make room, and stream and settings are its own."""
+        device = self._device
+        return (
+            self._graph is not None
+            and streams.may_replay(device)
+            and streams.stream_of(device) == self._stream.cuda_stream
+            and _settings() == self._settings
+        )
 
     def replay(self, given: Sequence[Tensor | None]) -> list[Any]:
-        torch._foreach_copy_(self.given, [tensor for tensor in given if tensor is not None])
-        self.graph.replay()
-        found = [torch.empty_like(result) if isinstance(result, Tensor) else result for result in self.results]
-        torch._foreach_copy_(
-            [tensor for tensor in found if isinstance(tensor, Tensor)],
-            [tensor for tensor in self.results if isinstance(tensor, Tensor)],
-        )
-        return found
+        """Results in memory of their own."""
+        places = [place for place in self.given if place is not None]
+        wanted = [result for result in self.results if isinstance(result, Tensor)]
+        copied = [tensor for tensor in given if tensor is not None]
+        found = iter((self.replay_some(places, copied, wanted) or ((), 0))[0])
+        return [next(found) if isinstance(result, Tensor) else result for result in self.results]
+
+    def replay_some(
+        self, places: list[Tensor], given: list[Tensor], wanted: list[Tensor], lent: int = 0
+    ) -> tuple[list[Tensor], int] | None:
+        """The same of a call that knows what changed since the last one, which results it wants, and behind them how
+        many of the first results it wants to be lent; also which replay it was, for `read`. None where the recording
+        has been dropped.
+        """
+        with RECORDINGS.lock:
+            if self._graph is None:
+                return None
+            if self._lent:
+                self.take_back()
+            self.used = turn = next(
+                _CALLS
+            )  # before the launch: what is read behind it is of this replay or a later one
+            torch._foreach_copy_(places, given)
+            self._graph.replay()
+            found = [torch.empty_like(result) for result in wanted]
+            torch._foreach_copy_(found, wanted)
+            for result in self.results[:lent]:
+                assert isinstance(result, Tensor)
+                alias = result.data
+                self._lent.append(ref(alias))
+                found.append(alias)
+        return found, turn
+
+    @property
+    def readable(self) -> bool:
+        """Whether `read` can tell its certificate."""
+        return self._number is not None
+
+    def read(self, turn: int) -> float | None:
+        """Wait for the GPU, and tell the certificate of a replay; None where another thread's has come between."""
+        if not isinstance(self._number, Tensor):
+            return self._number
+        self._stream.synchronize()
+        certificate = float(self._number)
+        return certificate if self.used == turn else None
+
+    def has(self, lent: Tensor) -> bool:
+        """Whether this is its first result, still lent: all that it was given and found is still there."""
+        first = self.results[0] if self.results else None
+        return isinstance(first, Tensor) and first.data_ptr() == lent.data_ptr()
+
+    def take_back(self) -> None:
+        """Have those that hold lent tensors hold copies."""
+        for lent in self._lent:
+            tensor = lent()
+            if tensor is not None:
+                tensor.data = tensor.clone()  # the same tensor for autograd, which does not take it for a change
+        self._lent = []
+
+    def hold(self, places: list[Tensor]) -> list[Tensor]:
+        """Places for a caller to hold: the list is empty once the recording is dropped, so that its memory is free."""
+        self._held.append(places)
+        return places
+
+    def drop(self) -> None:
+        """Give its memory back; what is lent stays with those that hold it."""
+        for places in self._held:
+            places.clear()
+        self.given, self.results, self._lent, self._graph = [], [], [], None
 
 
 class Recordings:
-    """The recordings of one process, least recently used first, and the counts of calls that have none yet."""
+    """The recordings of one process, and the counts of calls that have none yet."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Hashable, _Recording | int] = OrderedDict()
-        self._lock = threading.RLock()
+        self._known: dict[Hashable, Recording | _Seen] = {}
+        self.lock = threading.RLock()
+        """Keeps the replays of threads apart."""
 
-    def run(self, key: Hashable, given: Sequence[Tensor | None], size: int, body: Body) -> Sequence[Any]:
-        """What `body(given)` returns, by a replay where calls of this kind have been seen. `size`: bytes that it takes,
-        about. `key` must hold all that the body reads beside what is given, and how.
+    def run(
+        self,
+        key: Hashable,
+        given: Sequence[Tensor | None],
+        size: int,
+        body: Body,
+        before: int = CALLS_BEFORE,
+        ground: Recording | None = None,
+    ) -> Sequence[Any]:
+        """What `body(given)` returns, by a replay where more calls of this kind than `before` have been seen. `size`:
+        bytes that it takes, about. `key` must hold all that the body reads beside what is given, and how.
         """
         device = next(tensor.device for tensor in given if tensor is not None)
-        if size > _memory(device) // SHARE_OF_ONE or torch.cuda.is_current_stream_capturing():
+        if size > _memory(device) // SHARE_OF_ONE or streams.capturing(device):
             return body(given)
-        key = key, torch._C._cuda_getCurrentRawStream(device.index), torch.are_deterministic_algorithms_enabled()
-        with self._lock:
-            known = self._known.pop(key, 0)
-            if isinstance(known, int) and known >= CALLS_BEFORE:
-                known = _recorded(given, size, body)
-            self._known[key] = known + 1 if isinstance(known, int) else known
-            self._shrink(device)
-            if isinstance(known, _Recording):
+        key = _here(key, device)
+        with self.lock:
+            known = self._known.setdefault(key, _Seen())
+            if isinstance(known, _Seen):
+                known.calls, known.used = known.calls + 1, next(_CALLS)
+                recording = None
+                if known.recordable and known.calls > before:
+                    recording = _recorded(given, size, body, ground)
+                    known.recordable = recording is not None
+                if recording is not None:
+                    recording.used = known.used
+                    known = self._known[key] = recording
+                self._shrink(device)
+            if isinstance(known, Recording):
                 return known.replay(given)
         return body(given)
 
+    def known(self, key: Hashable, device: torch.device) -> Recording | None:
+        """The recording of a kind of call on the current stream, where there is one."""
+        known = self._known.get(_here(key, device))
+        return known if isinstance(known, Recording) else None
+
     def _shrink(self, device: torch.device) -> None:
+        """Drop what was not used for longest."""
         while len(self._known) > MOST_KEYS or self.size > max(self._largest, _memory(device) // SHARE_OF_ALL):
-            self._known.popitem(last=False)
+            kinds = self._known if len(self._known) > MOST_KEYS else dict(self._recordings())
+            self._drop(min(kinds, key=lambda key: kinds[key].used))
+
+    def _drop(self, key: Hashable) -> None:
+        dropped = self._known.pop(key)
+        if isinstance(dropped, Recording):
+            dropped.drop()
+            for above in [other for other, recording in self._recordings() if recording.ground is dropped]:
+                self._drop(above)
+
+    def lender(self, kept: Sequence[Tensor]) -> Recording | None:
+        """The recording of a forward pass that has lent what it kept, where this is still lent."""
+        return next((recording for _, recording in self._recordings() if recording.has(kept[0])), None)
+
+    def _recordings(self) -> Iterator[tuple[Hashable, Recording]]:
+        return ((key, known) for key, known in self._known.items() if isinstance(known, Recording))
 
     @property
     def size(self) -> int:
         """Bytes that all recordings take, about."""
-        return sum(known.size for known in self._known.values() if isinstance(known, _Recording))
+        return sum(recording.size for _, recording in self._recordings())
 
     @property
     def _largest(self) -> int:
-        return max((known.size for known in self._known.values() if isinstance(known, _Recording)), default=0)
+        return max((recording.size for _, recording in self._recordings()), default=0)
+
+    def __len__(self) -> int:
+        """Recordings."""
+        return sum(1 for _ in self._recordings())
 
     def clear(self) -> None:
         """Forget all recordings; their memory is free again."""
-        with self._lock:
+        with self.lock:
+            for _, recording in self._recordings():
+                recording.drop()
             self._known.clear()
 
 
@@ -115,11 +260,17 @@ def forward(
         return *kept, certificate
 
     given = layer.x, layer.initial, None if entry is None else entry.starts
-    key = _key(layer, cutting), share_of_box, keep, None if entry is None else entry.every
-    recordable = layer.recordable(cutting)
-    results: Sequence[Any] = RECORDINGS.run(key, given, _size(layer), body) if recordable else body(given)
-    *kept, certificate = results
-    return kept, certificate
+    if not layer.recordable(cutting):
+        *kept, certificate = body(given)
+    else:
+        key = _forward_key(layer, cutting, share_of_box, keep, None if entry is None else entry.every)
+        *kept, certificate = RECORDINGS.run(key, given, _size(layer), body)
+    return kept, certificate  # type: ignore[return-value]
+
+
+def recorded_forward(layer: Layer, cutting: Cutting, share_of_box: float, keep: bool) -> Recording | None:
+    """What `forward` replays, where it does."""
+    return RECORDINGS.known(_forward_key(layer, cutting, share_of_box, keep, None), layer.x.device)
 
 
 def backward(
@@ -135,10 +286,42 @@ def backward(
         found, certificate = _with(layer, x, initial).backward(cutting, tensors, (incoming, final), want_x)
         return *found, certificate
 
-    given = layer.x, layer.initial, *grads, *kept
-    there = tuple(None if grad is None else grad.dtype for grad in grads)
-    *found, certificate = RECORDINGS.run((_key(layer, cutting), there, want_x), given, _size(layer), body)
+    given, ground = (layer.x, layer.initial, *grads, *kept), RECORDINGS.lender(kept)
+    key = _backward_key(layer, cutting, grads, want_x, ground)
+    before = CALLS_BEFORE + 2 if ground is None else 0  # a pass that lends comes soon, if any
+    *found, certificate = RECORDINGS.run(key, given, _size(layer), body, before, ground)
     return tuple(found), certificate
+
+
+def recorded_backward(
+    layer: Layer, cutting: Cutting, grads: tuple[Tensor | None, Tensor | None], want_x: bool, ground: Recording
+) -> Recording | None:
+    """What `backward` replays of what this forward pass has lent, where it does."""
+    return RECORDINGS.known(_backward_key(layer, cutting, grads, want_x, ground), layer.x.device)
+
+
+def _forward_key(layer: Layer, cutting: Cutting, share_of_box: float, keep: bool, every: int | None) -> Hashable:
+    return _key(layer, cutting), share_of_box, keep, every
+
+
+def _backward_key(
+    layer: Layer,
+    cutting: Cutting,
+    grads: tuple[Tensor | None, Tensor | None],
+    want_x: bool,
+    ground: Recording | None,
+) -> Hashable:
+    return _key(layer, cutting), tuple(None if grad is None else grad.dtype for grad in grads), want_x, ground
+
+
+def _here(key: Hashable, device: torch.device) -> Hashable:
+    """A kind of call on the current stream, as torch is set."""
+    return key, streams.stream_of(device), _settings()
+
+
+def _settings() -> tuple[bool, bool]:
+    """What kernels are chosen by beside sizes: whether results must be the same every time, and how products round."""
+    return torch.are_deterministic_algorithms_enabled(), tf32.cudnn_rounds()
 
 
 def _with(layer: Layer, x: Tensor | None, initial: Tensor | None) -> Layer:
@@ -148,13 +331,13 @@ def _with(layer: Layer, x: Tensor | None, initial: Tensor | None) -> Layer:
 
 
 def _key(layer: Layer, cutting: Cutting) -> Hashable:
-    """Kind, sizes, precision and plan, and where the weights lie that a recording reads."""
+    """Kind, sizes and plan, and where the weights lie that a recording reads."""
     weights = layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh, *layer.cell.weights
     places = tuple(None if weight is None else (weight.data_ptr(), weight.stride()) for weight in weights)
     x = layer.x
     sizes = x.shape, x.dtype, layer.w_ih.dtype, layer.w_hh.shape, layer.initial.dtype, layer.kernel
     plan = cutting.chunk, cutting.warmup, cutting.sweeps, cutting.dense, cutting.newton
-    return type(layer), x.device, sizes, tf32.cudnn_rounds(), plan, places
+    return type(layer), x.device, sizes, plan, places
 
 
 def _size(layer: Layer) -> int:
@@ -163,31 +346,50 @@ def _size(layer: Layer) -> int:
     return 8 * steps * batch * (2 * width + 8 * layer.n * len(layer.parts))
 
 
-def _recorded(given: Sequence[Tensor | None], size: int, body: Body) -> _Recording | int:
-    """A recording, or the count of a kind that cannot be recorded: its calls go on being launched as they are."""
+def _recorded(
+    given: Sequence[Tensor | None], size: int, body: Body, ground: Recording | None = None
+) -> Recording | None:
+    """A recording, or None of a kind that cannot be recorded: its calls go on being launched as they are."""
     try:
-        return _record(given, size, body)
+        return _record(given, size, body, ground)
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError | faults.KernelFault):  # the launches themselves tell of these
             faults.tell(f"a CUDA graph of a layer cannot be recorded ({error})", "its calls are launched one by one")
-        return _NEVER
+        return None
 
 
-def _record(given: Sequence[Tensor | None], size: int, body: Body) -> _Recording:
+def _record(given: Sequence[Tensor | None], size: int, body: Body, ground: Recording | None) -> Recording:
     """Record a body on a stream of its own, so that nothing else gets into the graph."""
     device = next(tensor.device for tensor in given if tensor is not None)
-    graph, stream = torch.cuda.CUDAGraph(), _side_stream(device)
+    graph, side = torch.cuda.CUDAGraph(), _side_stream(device)
     with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
-        places = [None if tensor is None else torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-                  for tensor in given]  # fmt: skip
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        places, room = places_for(given, ground), torch.empty((), pin_memory=True)
+        stream = torch.cuda.current_stream()
+        side.wait_stream(stream)
+        with torch.cuda.stream(side):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 results = list(body(places))
+                number = results[-1]
+                if isinstance(number, Tensor):
+                    number = room.copy_(number, non_blocking=True) if number.dim() == 0 else None
             finally:
                 graph.capture_end()
-    return _Recording(graph, [place for place in places if place is not None], results, size)
+    return Recording(graph, places, results, size, stream, number, ground)
+
+
+def places_for(given: Sequence[Tensor | None], ground: Recording | None) -> list[Tensor | None]:
+    """Where a recording is to read what is given: of a backward pass on the ground of a forward pass, x, the initial
+    state and what was kept lie there; the gradients between them do not.
+    """
+    places: list[Any] = [None] * len(given)
+    if ground is not None:
+        kept = len(given) - 4
+        places = [*ground.given[:2], None, None, *ground.results[:kept]]
+    return [
+        torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) if place is None and tensor is not None
+        else place for place, tensor in zip(places, given, strict=True)
+    ]  # fmt: skip
 
 
 @cache

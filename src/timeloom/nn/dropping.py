@@ -136,6 +136,7 @@ class DropsInside:
         """Set what is dropped inside the recurrence."""
         self._dropping = Dropping.checked(state, zoneout, weights, 2 if self.mode == "LSTM" else 1)
         self._last = None
+        self._steady: dict[Any, Any] = {}
 
     @property
     def _masks(self) -> bool:

@@ -14,7 +14,8 @@ from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve import second_order
 from timeloom.solve.adjoint_sweeps import Summed
-from timeloom.solve.backward import previous_states, solve_adjoint, solve_summed, weight_grads_of
+from timeloom.solve.backward import previous_states, solve_adjoint, weight_grads_of
+from timeloom.solve.replayed import replayed_sums
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.batched import one_by_one
 from timeloom.torch_state.eager import eager
@@ -24,7 +25,7 @@ Note = Callable[[SolveReport], None]
 Found = tuple[Tensor | Summed, Tensor, SolveReport]
 """Gate gradients or their sums, the gradient of the initial state, and the report."""
 Adjoint = Callable[[Recurrence, list[Tensor], Tensor | None, Tensor | None], Found]
-"""`solve_adjoint` or `solve_summed` with a plan, or what stands in for it over many ranks."""
+"""`solve_adjoint` or `replayed_sums` with a plan, or what stands in for it over many ranks."""
 
 
 Back = Callable[[dict[str, Any], Sequence[Tensor | None], Sequence[bool]], tuple[Tensor | None, ...]]
@@ -143,7 +144,7 @@ def attach(
         at_u, at_initial, *at_weights = second_order.gradients(problem, leaves, saved["states"], grads)
         return (None, at_initial, at_u, *at_weights) if user else (at_u, at_initial, *at_weights)
 
-    alone = getattr(solve, "func", None) in (solve_adjoint, solve_summed)
+    alone = getattr(solve, "func", None) in (solve_adjoint, replayed_sums)
     # The live ones: gradients of gradients must lead back to them.
     saved = {"u": (live.u,), "initial": (live.initial,), "weights": live.cell.weights, "states": states}
     tape = Tape(outputs, back, saved | {"shared": (shared,), "tape": (problem.tape,)}, recorded if alone else None)

@@ -68,7 +68,7 @@ def _first_sweep(
         plan = _in_one_chunk(plan, steps, "one chunk, since a CUDA graph was captured")
     began = time.perf_counter()
     result, error = sweep(plan)
-    report = _report(error, plan, steps, began)
+    report = report_of(error, plan, steps, began)
     if replan is not None and adapts:
         for tries in range(1, MOST_TRIES + 1):
             if report is not None:
@@ -77,19 +77,19 @@ def _first_sweep(
             following = replan() if tries < MOST_TRIES else _in_one_chunk(plan, steps, TOO_SLOW)
             if plan.sweeps == following.sweeps == 1 and following.chunk < steps:  # what was missed may be rounding
                 plan = replace(plan, tolerance=max(plan.tolerance, following.tolerance))
-                report = _report(error, plan, steps, began)
+                report = report_of(error, plan, steps, began)
                 if report is not None:
                     break
             plan = following
             result, error = sweep(plan)
-            report = _report(error, plan, steps, began)
+            report = report_of(error, plan, steps, began)
         return Swept(result, plan, report)
     experience.note_certificate(report is not None)
     again = plan.insisting(float(error)) if report is None and layer.corrects else None
     if again is not None:
         plan = again
         result, error = sweep(plan)
-        report = _report(error, plan, steps, began)
+        report = report_of(error, plan, steps, began)
     return Swept(result, plan, report)
 
 
@@ -110,7 +110,8 @@ def _in_one_chunk(plan: Plan, steps: int, why: str) -> Plan:
     return replace(plan, chunk=steps, warmup=0, sweeps=1, reason=reason)
 
 
-def _report(error: Tensor | float, plan: Plan, steps: int, began: float) -> SolveReport | None:
+def report_of(error: Tensor | float, plan: Plan, steps: int, began: float) -> SolveReport | None:
+    """Of the planned sweeps, where their certificate is met."""
     if plan.chunk >= steps:
         return SolveReport.sequential(plan.chunk, plan.reason, plan.tolerance, time.perf_counter() - began)
     return certified(error, plan, began)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from timeloom.auto.experience import Experience
+from timeloom.auto.experience import Basis, Experience, Shown
 from timeloom.kernels.layer import Cutting
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
@@ -132,6 +132,25 @@ class RankPlan:
     """Whether ranks sweep side by side, cycle through levels, or run one after the other."""
 
 
+class StandingPlan(NamedTuple):
+    """A plan, and what was known when it was made: it stands while that is the same."""
+
+    plan: Plan
+    tolerance: float
+    linear: bool
+    """Whether it is for gradients."""
+    shown: Shown
+    basis: Basis
+    """What that was made from: while it is the same, so is all else."""
+
+    def holds(self, experience: Experience) -> bool:
+        """Whether it is the plan for the next call, too."""
+        if experience.pause or experience.looking:
+            return False
+        same = experience.basis == self.basis
+        return same or experience.shown(self.tolerance, self.linear) == self.shown
+
+
 class Planner(Protocol):
     """What a solve asks of a solver."""
 
@@ -149,6 +168,9 @@ class Planner(Protocol):
 
     def plan(self, problem: Recurrence, experience: Experience, direction: Direction = "forward") -> Plan:
         """How to solve for the states, or for the gradients."""
+
+    def standing(self, problem: Recurrence, experience: Experience, direction: Direction) -> StandingPlan | None:
+        """What `plan` would return, where that was made before."""
 
     def plan_over_ranks(
         self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...], direction: Direction = "forward"

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from timeloom.auto.experience import Experience, LayerExperience
-from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels import with_tape
 from timeloom.problem import Recurrence
 from timeloom.report import ConvergenceError, SolveReport
 from timeloom.solve.autograd import Note, attach, outputs_of
-from timeloom.solve.backward import solve_summed
-from timeloom.solve.forward import final_state, solve_states
+from timeloom.solve.forward import final_state
 from timeloom.solve.plan import Plan, Planner
+from timeloom.solve.replayed import replayed_states, replayed_sums
 from timeloom.solve.warm_starts import Guess
 
 Record = Callable[[SolveReport], None]
@@ -53,7 +52,7 @@ def run(
     learned = experience.beginning(detached.guess is not None)
     with torch.no_grad():
         plan = plan_from_known(solver, detached, learned)
-        states, report = solve_states(detached, plan, choose_sweeper(detached))
+        states, report = replayed_states(detached, plan)
     learned.learn(report)
     raise_if_asked(report, solver)
     record(report)
@@ -64,7 +63,7 @@ def run(
     final = final_state(detached, states)
     if not needs_grad(problem):
         return outputs_of(detached, states, parts), final
-    adjoint = partial(solve_summed, plan=solver.plan(detached, experience.backward, "backward"))
+    adjoint = partial(replayed_sums, plan=solver.plan(detached, experience.backward, "backward"))
     note = noting(report, solver, experience, record)
     return attach(detached, states, final, adjoint, note, problem, parts)
 

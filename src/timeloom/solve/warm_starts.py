@@ -183,6 +183,11 @@ class WarmBatch:
 _current: ContextVar[WarmBatch | None] = ContextVar("timeloom's batch of samples", default=None)
 
 
+def no_samples() -> bool:
+    """Whether the user has not said which samples calls are of."""
+    return _current.get() is None
+
+
 def current(module: Any, batch: int) -> WarmBatch | None:
     """The samples that a call of a module is of, where the user has said so."""
     samples = _current.get()

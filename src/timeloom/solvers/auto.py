@@ -6,15 +6,16 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from timeloom.auto import thresholds
 from timeloom.auto.costs import cheapest, copies_inputs, decay_is_cheap, newton_up_to, step_cost
 from timeloom.auto.decide import PATIENCE, decide
-from timeloom.auto.experience import Experience, LayerExperience
+from timeloom.auto.experience import Experience, LayerExperience, Shown
 from timeloom.problem import Recurrence
 from timeloom.solve.driver import march
-from timeloom.solve.plan import Plan, RankPlan
+from timeloom.solve.plan import Direction, Plan, RankPlan, StandingPlan
 from timeloom.solvers.base import Solver, within
 
 MOST_PLANS = 4096
@@ -52,26 +53,38 @@ class Auto(Solver):
         """The plan for this call: on a GPU, where calls are short, one made before where nothing has changed."""
         if self.tol is None:
             tolerance = experience.attainable(tolerance)
-        if problem.u.device.type != "cuda" or experience.resting or experience.looking:
+        if not self.remembers(problem.u.device) or experience.resting or experience.looking:
             return self._decide_anew(problem, experience, tolerance, linear)
-        cell, dense = problem.cell, linear and experience.allows_dense
-        known = (
-            experience.warmup(tolerance),
-            experience.sweeps,
-            experience.forgetting is None,
-            dense,
-            experience.looking,
-        )
-        sizes = (problem.u.shape, problem.u.dtype, problem.u.device, problem.initial.dtype, cell.kernel, cell.parts)
-        key = (self, tolerance, linear, known, sizes, problem.lengths is None, problem.resets is None)
-        known_plan = None if cell.kernel is None else _PLANS.get(key)
+        key = self._key(problem, experience.shown(tolerance, linear), tolerance, linear)
+        known_plan = _PLANS.get(key)
         if known_plan is not None:
             experience.note_plan(known_plan.sweeps, known_plan.dense)
             return known_plan
         plan = self._decide_anew(problem, experience, tolerance, linear)
-        if cell.kernel is not None and not experience.resting and len(_PLANS) < MOST_PLANS:
+        if _form(problem) is not None and not experience.resting and len(_PLANS) < MOST_PLANS:
             _PLANS[key] = plan
         return plan
+
+    @staticmethod
+    def remembers(device: torch.device) -> bool:
+        """Whether plans for a device are kept: where calls are short, and kernels choose between them by size alone."""
+        return device.type == "cuda"
+
+    def _key(self, problem: Recurrence, shown: Shown, tolerance: float, linear: bool) -> Hashable:
+        """All that a plan for a GPU is made from."""
+        cell, u = problem.cell, problem.u
+        sizes = (u.shape, u.dtype, u.device, problem.initial.dtype, _form(problem), cell.parts)
+        return self, tolerance, linear, shown, sizes, problem.lengths is None, problem.resets is None
+
+    def standing(self, problem: Recurrence, experience: Experience, direction: Direction) -> StandingPlan | None:
+        linear = direction == "backward"
+        if experience.resting or experience.looking or (linear and self.adjoint != "same"):
+            return None
+        tolerance = self.adjoint_tolerance(problem) if linear else self.tolerance(problem)
+        tolerance = experience.attainable(tolerance) if self.tol is None else tolerance
+        shown = experience.shown(tolerance, linear)
+        plan = _PLANS.get(self._key(problem, shown, tolerance, linear))
+        return None if plan is None else StandingPlan(plan, tolerance, linear, shown, experience.basis)
 
     def _decide_anew(self, problem: Recurrence, experience: Experience, tolerance: float, linear: bool) -> Plan:
         chosen = decide(problem, experience, tolerance, self.tol is not None, linear)
@@ -105,3 +118,8 @@ class Auto(Solver):
             reason=f"auto: {len(sizes)} ranks, warm-up of {lead} steps",
         )
         return RankPlan(inside, within(lead, sizes))
+
+
+def _form(problem: Recurrence) -> Hashable:
+    """What costs of a step depend on beside sizes: whose kernels run it; None where they must be looked at."""
+    return problem.cell.kernel or getattr(problem.cell, "fused", None)

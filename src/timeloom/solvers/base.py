@@ -22,7 +22,7 @@ from timeloom.problem import Recurrence
 from timeloom.scan import gpu
 from timeloom.solve.driver import march
 from timeloom.solve.linearize import Linearization
-from timeloom.solve.plan import MOST_SWEEPS, Adjoint, Direction, Driver, OnDivergence, Plan, RankPlan
+from timeloom.solve.plan import MOST_SWEEPS, Adjoint, Direction, Driver, OnDivergence, Plan, RankPlan, StandingPlan
 from timeloom.solve.tolerance import default_tolerance
 
 SolverKind = TypeVar("SolverKind", bound="type[Solver]")
@@ -98,6 +98,10 @@ class Solver:
             return self._plan_scan(problem)
         solver = self._multigrid() if self.adjoint == "mgrit" else self
         return solver._plan_gradients(problem, experience)
+
+    def standing(self, problem: Recurrence, experience: Experience, direction: Direction) -> StandingPlan | None:
+        """The plan that `plan` would return, if it is one that was made before and stands until more is learned."""
+        return None
 
     def plan_over_ranks(
         self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...], direction: Direction = "forward"

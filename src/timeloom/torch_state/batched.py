@@ -20,9 +20,12 @@ def one_by_one(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
 
     @wraps(backward)
     def run(ctx: Any, *grads: Any) -> Gradients:
-        wrapped = [grad is not None and _is_wrapped(grad) for grad in grads]
-        if not any(wrapped):
+        for grad in grads:
+            if grad is not None and _is_wrapped(grad):
+                break
+        else:
             return backward(ctx, *grads)
+        wrapped = [grad is not None and _is_wrapped(grad) for grad in grads]
         level, wrap = _wrapping(next(grad for grad, is_one in zip(grads, wrapped, strict=True) if is_one))
         many = [_unwrapped(grad, level) if is_one else grad for grad, is_one in zip(grads, wrapped, strict=True)]
         count = next(len(grad) for grad, is_one in zip(many, wrapped, strict=True) if is_one)

@@ -125,6 +125,8 @@ def compile_for(fused: Fused, device: torch.device) -> str | None:
 class FusedCUDASweeper(ChainSweeper):
     """Runs stretches of a compiled step in generated code; the dense transfer stays with the reference."""
 
+    recordable = True
+
     @staticmethod
     def supports(problem: Recurrence) -> bool:
         u = problem.u

@@ -22,6 +22,8 @@ from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.torch_state import tf32
 
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)
+MOST_AT_ONCE = 2**22
+"""Numbers of states and inputs up to which the gradients of all weights are one product."""
 MOST_RECORDED = 2048
 """Steps of a wide layer, each some launches, that a CUDA graph may hold."""
 
@@ -181,20 +183,34 @@ class CUDALayer(Layer):
 
     def _gradients(self, h: Tensor, gate_grads: Tensor, d_initial: Tensor, want_x: bool) -> Gradients:
         """From the states of h `(T + 1, B, n)` and gate gradients `(N, G)`, in the dtypes of what they are of."""
-        cell, n, dtype = self.cell, self.n, self.w_ih.dtype
-        d_u, x, before = cell.input_grads(gate_grads), self.x.flatten(0, 1).float(), h[:-1].flatten(0, 1)
+        d_u, x, before = self.cell.input_grads(gate_grads), self.x.flatten(0, 1).float(), h[:-1].flatten(0, 1)
         with tf32.products(False):
-            if self.kernel == "gru":
-                w_hh = gate_grads.new_empty(self.w_hh.shape)
-                sum_outer(gate_grads[:, : 2 * n], before, out=w_hh[: 2 * n])
-                sum_outer(gate_grads[:, 3 * n :], before, out=w_hh[2 * n :])
-            else:
-                w_hh = sum_outer(gate_grads, before)
-            w_ih = sum_outer(d_u, x)
+            summed = self._sums_at_once if before.numel() + x.numel() <= MOST_AT_ONCE else self._sums
+            w_ih, w_hh, total = summed(gate_grads, d_u, x, before)
             d_x = torch.mm(d_u, self.w_ih.float()).view(self.x.shape).to(self.x.dtype) if want_x else None
-        b_ih = b_hh = None
-        if self.b_ih is not None:
-            total = gate_grads.sum(0).to(dtype)
+        n, dtype, b_ih, b_hh = self.n, self.w_ih.dtype, None, None
+        if total is not None:
+            total = total.to(dtype)
             b_ih = total[: len(self.w_hh)]
             b_hh = torch.cat([total[: 2 * n], total[3 * n :]]) if self.kernel == "gru" else b_ih.clone()
         return d_x, d_initial, w_ih.to(dtype), w_hh.to(dtype), b_ih, b_hh
+
+    def _sums(self, gate_grads: Tensor, d_u: Tensor, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Over all steps: gradients of w_ih and w_hh, and the gate gradients `(G,)`, where there are biases."""
+        n = self.n
+        if self.kernel == "gru":
+            w_hh = gate_grads.new_empty(self.w_hh.shape)
+            sum_outer(gate_grads[:, : 2 * n], before, out=w_hh[: 2 * n])
+            sum_outer(gate_grads[:, 3 * n :], before, out=w_hh[2 * n :])
+        else:
+            w_hh = sum_outer(gate_grads, before)
+        return sum_outer(d_u, x), w_hh, None if self.b_ih is None else gate_grads.sum(0)
+
+    def _sums_at_once(
+        self, gate_grads: Tensor, d_u: Tensor, x: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same by one product: to lay few numbers side by side takes less than two products and a sum more."""
+        n, values = self.n, [before, x] if self.b_ih is None else [before, x, x.new_ones(len(x), 1)]
+        by_h, by_x, *by_one = sum_outer(gate_grads, torch.cat(values, 1)).split([part.shape[1] for part in values], 1)
+        w_hh = torch.cat([by_h[: 2 * n], by_h[3 * n :]]) if self.kernel == "gru" else by_h.contiguous()
+        return by_x[: d_u.shape[1]].contiguous(), w_hh, by_one[0].squeeze(1).contiguous() if by_one else None

@@ -1,0 +1,187 @@
+"""A module's call by replays alone: the steady state of a training run on a GPU, with all that is checked for it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from timeloom.distributed.context import alone
+from timeloom.nn.sequence import drop
+from timeloom.problem import joined
+from timeloom.solve import warm_starts
+from timeloom.solve.steady import Call, SteadyLayer
+from timeloom.solve.trunk import Inputs
+from timeloom.torch_state import streams
+from timeloom.torch_state.precision import solved_in
+from timeloom.torch_state.transforms import transformed
+
+if TYPE_CHECKING:
+    from timeloom.nn.base import Recurrent
+
+NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+MOST_KNOWN = 64
+"""Calls that a module remembers to replay."""
+
+
+def call_again(module: Recurrent, input: Tensor, hx: Any) -> tuple[Any, Any] | None:
+    """A module's forward pass by replays alone, where one like it was; None where it is not to be, or cannot."""
+    known = module._steady.get((input.shape, torch.is_grad_enabled()))
+    if known is None or transformed() or not alone() or not known.fits(module, input, hx):
+        return None
+    return known.run(module, input, hx)
+
+
+def settle(module: Recurrent, input: Tensor, hx: Any) -> None:
+    """Have the next call like this one made by replays alone, where all of it was replayed."""
+    if not _possible(input):
+        return
+    found = SteadyCall.of(module, input, hx)
+    key = input.shape, torch.is_grad_enabled()
+    module._steady.pop(key, None)
+    if found is not None and len(module._steady) < MOST_KNOWN:
+        module._steady[key] = found
+
+
+class SteadyCall:
+    """A call whose layers and directions were all replayed, for the next one like it. It holds no tensors of a call,
+    and not the module, which holds it.
+    """
+
+    __slots__ = ("given", "hidden", "layers", "parameters", "training", "weights")
+
+    def __init__(self, module: Recurrent, input: Tensor, hx: Any, weights: list[list[tuple[str, Tensor]]]) -> None:
+        self.given, self.training = _kind_of(input, hx), module.training
+        self.hidden = (module._stacked, input.shape[0 if module.batch_first else 1], module.hidden_size)
+        """Shape of the parts of the initial state."""
+        self.parameters = [
+            (name, weight, weight.data_ptr(), weight.requires_grad) for own in weights for name, weight in own
+        ]
+        self.weights = [[weight for _, weight in own] + [None] * (len(NAMES) - len(own)) for own in weights]
+        self.layers: list[SteadyLayer] = []
+
+    def __reduce__(self) -> Any:
+        """A copy of a module has no recordings: it finds its own steady state."""
+        return type(None), ()
+
+    @staticmethod
+    def of(module: Recurrent, input: Tensor, hx: Any) -> SteadyCall | None:
+        """None where such a call is not steady: something in it is not replayed, or not yet."""
+        if input.dim() != 3 or not module._has_kernels:
+            return None
+        weights = _parameters_of(module)
+        if weights is None or (hx is not None and _parts(hx) is None):
+            return None
+        call = SteadyCall(module, input, hx, weights)
+        taped, graded = torch.is_grad_enabled(), input.requires_grad
+        if hx is not None:
+            graded = graded or any(part.requires_grad for part in _parts(hx) or ())
+        ways = 2 if module.bidirectional else 1
+        steps, batch = input.shape[:2] if not module.batch_first else (input.shape[1], input.shape[0])
+        after = False
+        for index, own in enumerate(call.weights):
+            if index % ways == 0:
+                before, after = graded or after, False
+                width = module.input_size if index < ways else ways * module.hidden_size
+            needs = before or any(weight is not None and weight.requires_grad for weight in own)
+            x = input.detach().new_empty(()).expand(steps, batch, width)
+            size = module.hidden_size * (2 if module.mode == "LSTM" else 1)
+            initial = x.new_empty((batch, size), dtype=solved_in(x))
+            detached = [None if weight is None else weight.detach() for weight in own]
+            solve = module._solve_of(index, module._experiences)
+            layer = SteadyLayer.of(solve, Inputs._make([x, initial, *detached, None, None, None]), taped and needs)
+            if layer is None:
+                return None
+            after = after or needs
+            call.layers.append(layer)
+        return call
+
+    def fits(self, module: Recurrent, input: Tensor, hx: Any) -> bool:
+        """Whether another call with an input of this shape, and with gradients on or off as then, is like it. The input
+        is a plain tensor, no transform is at work, nothing is marked.
+        """
+        if _kind_of(input, hx) != self.given or module.training is not self.training or not _possible(input):
+            return False
+        held = module._parameters
+        for name, weight, place, live in self.parameters:
+            if held.get(name) is not weight or weight.data_ptr() != place or weight.requires_grad is not live:
+                return False
+        for layer in self.layers:
+            if not layer.forward.stands():
+                return False
+        return hx is None or all(part.shape == self.hidden for part in _parts(hx) or ())
+
+    def run(self, module: Recurrent, input: Tensor, hx: Any) -> tuple[Any, Any] | None:
+        """As the module's forward pass; None where a certificate is missed, and nothing that was done counts."""
+        x = input.transpose(0, 1) if module.batch_first else input
+        ways, stacked = 2 if module.bidirectional else 1, len(self.layers)
+        calls, finals, outputs = [], [], []
+        for index, layer in enumerate(self.layers):
+            backwards = index % ways == 1
+            call = Call(layer, partial(module._solve_of, index, module._experiences))
+            initial = None if hx is None else _initial(_parts(hx), index, layer)
+            found = layer.run(call, x.flip(0) if backwards else x, initial, self.weights[index])
+            if found is None:
+                return None
+            y, *final = found
+            calls.append(call)
+            finals.append(final)
+            outputs.append(y.flip(0) if backwards else y)
+            if len(outputs) == ways:
+                x = outputs[0] if ways == 1 else torch.cat(outputs, -1)
+                outputs = []
+                if module.dropout > 0 and module.training and index < stacked - 1:
+                    x = drop(x, module.dropout, None)
+        reports = [call.certify() for call in calls]
+        if not all(reports):
+            return None
+        module.__dict__["reports"] = reports
+        parts = finals[0] if stacked == 1 else [torch.cat(part) for part in zip(*finals, strict=True)]
+        return x.transpose(0, 1) if module.batch_first else x, module._hidden_out(tuple(parts))
+
+
+def _kind_of(input: Tensor, hx: Any) -> tuple[Any, ...]:
+    """What must be the same beside shapes, weights and the stream."""
+    own = input.dtype, input.device, input.requires_grad
+    if hx is None:
+        return own
+    return *own, *((part.dtype, part.device, part.requires_grad) for part in _parts(hx) or ())
+
+
+def _parts(hx: Any) -> tuple[Tensor, ...] | None:
+    """The parts of an initial state, where these are plain tensors."""
+    parts = (hx,) if isinstance(hx, Tensor) else tuple(hx) if isinstance(hx, tuple | list) else ()
+    return parts if parts and all(type(part) is Tensor for part in parts) else None
+
+
+def _initial(parts: Any, index: int, layer: SteadyLayer) -> Tensor:
+    """`(B, S)`: a copy, since it is kept, and users may write into theirs."""
+    found = joined([part[index] for part in parts])
+    return found.to(layer.dtype, copy=len(parts) == 1)
+
+
+def _possible(input: Tensor) -> bool:
+    """Whether replays may take the place of a call: none that is cast, traced, looked at or begun at known states."""
+    return (
+        streams.may_replay(input.device)
+        and not torch.is_autocast_enabled(input.device.type)
+        and torch._C._get_tracing_state() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and warm_starts.no_samples()
+    )
+
+
+def _parameters_of(module: Recurrent) -> list[list[tuple[str, Tensor]]] | None:
+    """By layer and direction; None where one is not a parameter of the module itself, but a parametrization's."""
+    ways, held = 2 if module.bidirectional else 1, module._parameters
+    found = []
+    for index in range(module._stacked):
+        layer, direction = divmod(index, ways)
+        suffix = f"_l{layer}" + ("_reverse" if direction else "")
+        own = [(name + suffix, held.get(name + suffix)) for name in (NAMES if module.bias else NAMES[:2])]
+        if any(weight is None for _, weight in own):
+            return None
+        found.append(own)
+    return found  # type: ignore[return-value]

@@ -1,0 +1,141 @@
+"""The first sweep over a user's recurrence on a GPU, recorded and replayed: what `kernels.replay` is for whole layers.
+
+Generated kernels take the weights of a step's normal form, which are computed anew for every call: they are copied in
+as the inputs are. A sweep that is not certified is handed to the driver, which corrects it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.cells.fused import FusedCell
+from timeloom.kernels import AdjointData, ReferenceSweeper, sweeper_kind
+from timeloom.kernels import sweeper as choose_sweeper
+from timeloom.kernels.faults import KernelFault
+from timeloom.kernels.replay import RECORDINGS
+from timeloom.problem import Recurrence, cut_evenly, empty_states
+from timeloom.report import SolveReport
+from timeloom.solve.adjoint_sweeps import Summed
+from timeloom.solve.backward import solve_summed, weight_grads_of
+from timeloom.solve.driver import march
+from timeloom.solve.first_sweep import report_of
+from timeloom.solve.forward import solve_states
+from timeloom.solve.plan import Plan
+from timeloom.solve.residual import SHARE_OF_BOX
+from timeloom.torch_state import tf32
+
+Given = Sequence[Tensor | None]
+
+
+def replayed_states(problem: Recurrence, plan: Plan) -> tuple[list[Tensor], SolveReport]:
+    """`solve_states`, by a replay where one is certified."""
+    kind = _kind_of(problem, plan)
+    if kind is None:
+        return solve_states(problem, plan, choose_sweeper(problem))
+    began, parts = time.perf_counter(), len(problem.cell.parts)
+
+    def body(given: Given) -> list[Any]:
+        at, _ = _placed(problem, given)
+        sweeper, states = kind(at), empty_states(at.steps, at.initial, at.cell.parts)
+        sweeper.of_layer = True
+        segments = cut_evenly(at.steps, at.batch, plan.chunk, False)
+        if plan.chunk >= at.steps:
+            sweeper.forward(segments, at.initial, states)
+            return [*states, None, None, None, 0.0]
+        starts, ends, decay = sweeper.forward_entering(segments, plan.warmup, states, plan.wants_decay)
+        return [*states, starts, ends, decay, _certified(sweeper, starts, ends, SHARE_OF_BOX, fading=False)]
+
+    given = problem.u, problem.initial, *problem.cell.weights
+    try:
+        found = RECORDINGS.run(_key("forward", kind, problem, plan, given), given, _size(problem), body)
+    except KernelFault:  # it has been told, and the driver has other ways
+        return solve_states(problem, plan, choose_sweeper(problem))
+    states, starts, ends, decay, error = list(found[:parts]), *found[parts:]
+    report = report_of(error, plan, problem.steps, began)
+    if report is not None:
+        return states, report
+    return solve_states(problem, plan, choose_sweeper(problem), states, (starts, ends, decay))
+
+
+def replayed_sums(
+    problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: Plan
+) -> tuple[Tensor | Summed, Tensor, SolveReport]:
+    """`solve_summed`, by a replay where one is certified."""
+    kind = None if plan.check_gradient else _kind_of(problem, plan)
+    if kind is None:
+        return solve_summed(problem, states, incoming, final_grad, plan)
+    began = time.perf_counter()
+
+    def body(given: Given) -> list[Any]:
+        at, (incoming, final, *others) = _placed(problem, given)
+        states: list[Any] = others
+        final = torch.zeros_like(at.initial) if final is None else final
+        gate_grads = at.initial.new_empty(at.steps, at.batch, at.cell.gate_width)
+        data, sweeper = AdjointData(states, incoming, gate_grads), kind(at)
+        sweeper.of_layer = True
+        segments, error = cut_evenly(at.steps, at.batch, plan.chunk, True), 0.0
+        if plan.chunk >= at.steps:
+            begins, _ = sweeper.adjoint(segments, final, data)
+        else:
+            ends, begins, _ = sweeper.adjoint_entering(segments, plan.warmup, final, data, False)
+            error = _certified(sweeper, ends, begins, 0.0, fading=True)
+        inputs, by_weight = at.cell.input_grads(gate_grads), weight_grads_of(at, states, gate_grads)
+        return [inputs, begins[-at.batch :], *by_weight, error]
+
+    incoming = None if incoming is None else incoming.contiguous()
+    given = problem.u, problem.initial, *problem.cell.weights, incoming, final_grad, *states
+    try:
+        found = RECORDINGS.run(_key("backward", kind, problem, plan, given), given, _size(problem), body)
+    except KernelFault:
+        return solve_summed(problem, states, incoming, final_grad, plan)
+    inputs, initial_grad, *by_weight, error = found
+    report = report_of(error, plan, problem.steps, began)
+    if report is None:
+        return solve_summed(problem, states, incoming, final_grad, plan)
+    return Summed(inputs, tuple(by_weight)), initial_grad, report
+
+
+def _kind_of(problem: Recurrence, plan: Plan) -> type[ReferenceSweeper] | None:
+    """Whose sweeps of this problem can be recorded, where the plan's first one is likely to be the last."""
+    unmarked = problem.lengths is None and problem.resets is None and problem.guess is None and problem.tape is None
+    entered = plan.chunk >= problem.steps or (plan.warmup > 0 and len(set(problem.cell.parts)) == 1)
+    plain = plan.driver is march and plan.linearization is None and plan.sweeps == 1
+    if not (isinstance(problem.cell, FusedCell) and unmarked and entered and plain):
+        return None
+    kind = sweeper_kind(problem)
+    return kind if kind.recordable else None
+
+
+def _placed(problem: Recurrence, given: Given) -> tuple[Recurrence, list[Tensor | None]]:
+    """The problem over other tensors, of which the first are its own, and those behind them."""
+    u, initial, *others = given
+    assert u is not None
+    assert initial is not None
+    count = len(problem.cell.weights)
+    weights: list[Any] = others[:count]
+    return Recurrence(problem.cell.with_weights(tuple(weights)), u, initial), others[count:]
+
+
+def _certified(sweeper: ReferenceSweeper, starts: Tensor, ends: Tensor, share: float, fading: bool) -> Any:
+    certify = sweeper.certifier(share, fading)
+    assert certify is not None
+    return certify(starts, ends)
+
+
+def _key(way: str, kind: type[ReferenceSweeper], problem: Recurrence, plan: Plan, given: Given) -> Hashable:
+    """The step, its sizes, the plan, and how products round that torch makes."""
+    shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in given)
+    cutting = plan.chunk, plan.warmup, plan.wants_decay
+    rounds = problem.u.is_cuda and tf32.matmul_rounds()
+    return way, kind, problem.cell.fused, problem.u.device, shapes, cutting, rounds  # type: ignore[attr-defined]
+
+
+def _size(problem: Recurrence) -> int:
+    """Bytes of a pass: inputs, states, gate gradients and gradients of the inputs; about, and twice."""
+    cell = problem.cell
+    return 8 * problem.steps * problem.batch * (2 * problem.u.shape[-1] + 3 * cell.size + cell.gate_width)

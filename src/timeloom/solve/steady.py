@@ -1,0 +1,281 @@
+"""A layer whose plan has settled: copy in, one replay, copy out, a look at the certificate.
+
+Most calls of a training run are like the one before. What decides them is then known: the plan stands until more is
+learned, and a CUDA graph of it is recorded. Such a call goes past the trunk, which costs the host more than all the
+rest, and comes back to it with whatever is not as before: a certificate that is missed, gradients of gradients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.auto.experience import Experience
+from timeloom.kernels import replay
+from timeloom.kernels.layer import Gradients, Layer
+from timeloom.kernels.replay import Recording
+from timeloom.report import SolveReport
+from timeloom.solve.beside_torch import is_recorded_elsewhere
+from timeloom.solve.first_sweep import report_of
+from timeloom.solve.plan import StandingPlan
+from timeloom.solve.recurrence import noting
+from timeloom.solve.residual import SHARE_OF_BOX
+from timeloom.solve.second_order import layer_gradients
+from timeloom.solve.trunk import Inputs, LayerSolve, layer_of, sizes_of
+from timeloom.torch_state.autocast import without_autocast
+from timeloom.torch_state.batched import one_by_one
+from timeloom.torch_state.eager import eager
+
+LIVE = 6
+"""Tensors that a layer may be differentiated by: x, the initial state, w_ih, w_hh, b_ih, b_hh."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One pass of a layer, as it was recorded under a plan that stands.
+
+    places: where what changes from call to call is copied to. wanted: what is copied out. lent: number of results that
+    are not.
+    """
+
+    standing: StandingPlan
+    experience: Experience
+    recording: Recording
+    places: list[Tensor]
+    wanted: list[Tensor]
+    lent: int = 0
+
+    @staticmethod
+    def of(
+        standing: StandingPlan,
+        experience: Experience,
+        recording: Recording,
+        places: list[Any],
+        wanted: list[Any],
+        lent: int = 0,
+    ) -> _Pass:
+        return _Pass(standing, experience, recording, recording.hold(places), recording.hold(wanted), lent)
+
+    def stands(self) -> bool:
+        """Whether the next pass of its kind is to be this one."""
+        return self.recording.here and self.standing.holds(self.experience)
+
+    def run(self, given: list[Tensor]) -> tuple[list[Tensor], int]:
+        """What is wanted, and behind it what is lent; and which replay it was."""
+        found = self.recording.replay_some(self.places, given, self.wanted, self.lent)
+        if found is None:
+            raise Dropped
+        self.experience.note_plan(self.standing.plan.sweeps, self.standing.plan.dense)
+        return found
+
+    def report(self, turn: int, steps: int, began: float) -> SolveReport | None:
+        """Waits for the GPU. There is none where the certificate is missed: that is noted for the next plan."""
+        error = self.recording.read(turn)
+        if error is None:  # nobody knows: to be solved anew
+            return None
+        report = report_of(error, self.standing.plan, steps, began)
+        if report is None:
+            self.experience.note_miss(self.standing.plan, error)
+        return report
+
+
+Kind = tuple[tuple[bool, ...], torch.dtype | None, torch.dtype | None]
+"""What a backward pass is asked for: of which live tensors gradients are wanted, and in which dtypes those by the
+outputs and by the final state come."""
+
+
+class Dropped(Exception):
+    """A recording has just been dropped to make room."""
+
+
+class Call:
+    """One call of a steady layer, for its backward pass to come back to."""
+
+    __slots__ = ("began", "layer", "report", "solve", "turn")
+
+    def __init__(self, layer: SteadyLayer, solve: Callable[[], LayerSolve]) -> None:
+        self.layer, self.solve = layer, solve
+        self.began = time.perf_counter()
+        self.turn = 0
+        self.report: SolveReport | None = None
+
+    def certify(self) -> SolveReport | None:
+        """Wait for the certificate; None where it is missed, and the outputs are not to be used."""
+        layer = self.layer
+        self.report = report = layer.forward.report(self.turn, layer.steps, self.began)
+        if report is not None:
+            layer.forward.experience.learn(report)
+        return report
+
+
+class SteadyLayer:
+    """One layer and direction of a module, for calls with the same sizes, weights and gradients, on one stream.
+
+    It holds no tensors of a call. Weights are those at the same places.
+    """
+
+    def __init__(self, layer: Layer, solve: LayerSolve, forward: _Pass, taped: bool) -> None:
+        self.forward, self.taped, self.steps = forward, taped, len(layer.x)
+        self._layer, self._solver, self._experience = layer, solve.solver, solve.experience
+        self._sizes = sizes_of(layer.cell, Inputs(layer.x, layer.initial, *_weights(layer), None))
+        self._parts = len(layer.parts)
+        self._zeros = torch.zeros_like(layer.initial)
+        self._backward: dict[Kind, _Pass] = {}
+
+    @staticmethod
+    def of(solve: LayerSolve, inputs: Inputs, taped: bool) -> SteadyLayer | None:
+        """None where a call like this is not replayed yet, or not at all. `inputs` off autograd's tape."""
+        cell = solve.cell_of(inputs)
+        kind = solve.kind_of(inputs, cell)
+        standing = solve.solver.standing(sizes_of(cell, inputs), solve.experience.forward, "forward")
+        if kind is None or standing is None or not kind.corrects:
+            return None
+        layer = layer_of(kind, cell, inputs)
+        recording = replay.recorded_forward(layer, standing.plan, SHARE_OF_BOX, taped)
+        if recording is None or not recording.readable:
+            return None
+        kept = recording.results[:-1]
+        finals = [part[-1:] for part in kept[: len(layer.parts)]]  # type: ignore[index]
+        wanted, lent = [kept[0][1:], *finals], len(kept) if taped else 0  # type: ignore[index]
+        found = _Pass.of(standing, solve.experience.forward, recording, recording.given[:2], wanted, lent)
+        return SteadyLayer(layer, solve, found, taped)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the initial state."""
+        return self._zeros.dtype
+
+    def run(
+        self, call: Call, x: Tensor, initial: Tensor | None, weights: Sequence[Tensor | None]
+    ) -> tuple[Tensor, ...] | None:
+        """Outputs `(T, B, n)` and the final state, `(1, B, n)` of each part, to be used once `call` is certified; None
+        where there is no recording any more.
+        """
+        initial = self._zeros if initial is None else initial
+        try:
+            return apply(call, x, initial, *weights) if self.taped else self.sweep(call, x, initial)[0]
+        except Dropped:
+            return None
+
+    def sweep(self, call: Call, x: Any, initial: Any) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Outputs and parts of the final state, and what is kept for the backward pass: lent."""
+        found, call.turn = self.forward.run([x, initial])
+        wanted = 1 + self._parts
+        return tuple(found[:wanted]), found[wanted:]
+
+    def gradients(self, call: Call, saved: Sequence[Any], grads: list[Tensor | None], kind: Kind) -> Gradients:
+        """Of everything live, from what was saved: the live tensors, what was kept, and the outputs."""
+        found = self._backward.get(kind)
+        replayed = self._replayed(found, call, saved, grads) if found is not None and found.stands() else None
+        if replayed is None:
+            result = self._by_trunk(call, saved, grads, kind[0][0])
+            self._settle(kind, grads)
+            return tuple([grad if asked else None for grad, asked in zip(result, kind[0], strict=True)])
+        if len(replayed) == LIVE:
+            return tuple(replayed)
+        wanted = iter(replayed)
+        return tuple([next(wanted) if asked else None for asked in kind[0]])
+
+    def _replayed(
+        self, found: _Pass, call: Call, saved: Sequence[Any], grads: Sequence[Tensor | None]
+    ) -> list[Tensor] | None:
+        """The gradients that are wanted; None where there are none to be had."""
+        began, kept, ground = time.perf_counter(), saved[LIVE:-1], self.forward.recording
+        try:
+            with replay.RECORDINGS.lock:
+                if not ground.has(kept[0]):  # another call came between, and what was lent is a copy by now
+                    ground.take_back()
+                    torch._foreach_copy_(self._lent(ground), [saved[0], saved[1], *kept])
+                results, turn = found.run([grad for grad in grads if grad is not None])
+        except Dropped:
+            return None
+        report = found.report(turn, self.steps, began)
+        if report is None:
+            return None
+        self._experience.learn_backward(report)
+        object.__setattr__(call.report, "backward", report)
+        return results
+
+    @staticmethod
+    def _lent(ground: Recording) -> list[Any]:
+        """Where a forward pass has x, the initial state and what it keeps."""
+        return [*ground.given[:2], *ground.results[:-1]]
+
+    def _by_trunk(self, call: Call, saved: Sequence[Any], grads: Sequence[Tensor | None], want_x: bool) -> Gradients:
+        solve, inputs = call.solve(), Inputs._make([*saved[:LIVE], None, None, None])
+        plan = solve.plan_backward(inputs, self._layer.cell)
+        assert call.report is not None
+        note = noting(call.report, solve.solver, solve.experience, lambda _: None)
+        with replay.RECORDINGS.lock, torch.no_grad(), without_autocast(inputs.x.device):  # no replay into what is lent
+            return solve.backward(inputs, list(saved[LIVE:-1]), grads, want_x, plan, note)[:LIVE]
+
+    def recorded_gradients(self, call: Call, saved: Sequence[Any], grads: Sequence[Tensor | None]) -> Gradients:
+        """The same, by gradients that can be differentiated again."""
+        with replay.RECORDINGS.lock:  # autograd holds on to them
+            kept = [part.clone() for part in saved[LIVE : LIVE + self._parts]]
+        return layer_gradients(call.solve().project, (*saved[:LIVE], None), kept, grads, None, None)[:LIVE]
+
+    def final_gradient(self, grads: Sequence[Tensor | None]) -> Tensor | None:
+        """`(B, S)` of the parts' `(1, B, n)`."""
+        if len(grads) == 1:
+            return None if grads[0] is None else grads[0][0]
+        one = next((grad for grad in grads if grad is not None), None)
+        if one is None:
+            return None
+        return torch.cat([torch.zeros_like(one) if grad is None else grad for grad in grads], -1)[0]
+
+    def _settle(self, kind: Kind, grads: Sequence[Tensor | None]) -> None:
+        """Have the next backward pass of this kind replayed, if the last one was."""
+        experience = self._experience.backward
+        standing = self._solver.standing(self._sizes, experience, "backward")
+        recording = None
+        if standing is not None:
+            given, ground = (grads[0], grads[1]), self.forward.recording
+            recording = replay.recorded_backward(self._layer, standing.plan, given, kind[0][0], ground)
+        if standing is None or recording is None or not recording.readable:
+            self._backward.pop(kind, None)
+            return
+        wanted = [result for result, asked in zip(recording.results, kind[0], strict=False) if asked]
+        places = [place for place in recording.given[2:4] if place is not None]
+        self._backward[kind] = _Pass.of(standing, experience, recording, places, wanted)
+
+
+def _weights(layer: Layer) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    return layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh
+
+
+class Replayed(torch.autograd.Function):
+    """Outputs `(T, B, n)` and final state, `(1, B, n)` of each part. It saves what the trunk does."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *live: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        results, kept = call.layer.sweep(call, live[0], live[1])
+        if is_recorded_elsewhere():  # by whoever may hold on to their memory
+            kept = [part.clone() for part in kept]
+        ctx.call = call
+        ctx.save_for_backward(*live, *kept, results[0])
+        return results
+
+    @staticmethod
+    @eager
+    @one_by_one
+    def backward(ctx: Any, output: Tensor | None, *final: Tensor | None) -> Gradients:
+        call: Call = ctx.call
+        layer, at_end = call.layer, call.layer.final_gradient(final)
+        wanted = ctx.needs_input_grad[1:]
+        if output is None and at_end is None:
+            return (None,) * (1 + LIVE)
+        if torch.is_grad_enabled():
+            return None, *layer.recorded_gradients(call, ctx.saved_tensors, (output, at_end))
+        dtypes = None if output is None else output.dtype, None if at_end is None else at_end.dtype
+        return None, *layer.gradients(call, ctx.saved_tensors, [output, at_end], (wanted, *dtypes))
+
+
+apply = super(torch.autograd.Function, Replayed).apply
+"""Without the search for what transforms have left behind: no transform is at work where layers are steady."""

@@ -154,7 +154,7 @@ def draw(results: Results, path: Path) -> None:
                 (row["ranks"], row["both_ms"]) for row in pure(rows) if (row["way"], row["steps"]) == (way, steps)
             )
             if base and here:
-                shade = str(0.8 * (1 - number / max(len(lengths) - 1, 1)))
+                shade = str(0.8 * (1 - (number + 1) / len(lengths)))
                 axis.loglog(
                     [r for r, _ in here],
                     [base["both_ms"] / ms for _, ms in here],

@@ -79,6 +79,9 @@ FINDINGS = {
     | {"gate_bias": 6.0, "x_scale": 4.0, "solver": "QuasiELK", "grad": False, "seed": 1452828022},
     "a gradient that jumps where a unit crosses zero": {"cell": "RNN_RELU", "n": 40, "inputs": 33, "layers": 2, "T": 16}
     | {"B": 33, "h0": True, "dtype": "float64", "solver": "QuasiDEER", "options": {"tol": 0.001}, "seed": 1370749340},
+    "norms of an own cell, with gradients added up in half precision": {"cell": "LayerNormGRU", "n": 15, "inputs": 2}
+    | {"T": 150, "B": 31, "h0": True, "dtype": "bfloat16", "gate_bias": 2.0, "scale": 2.0, "x_scale": 0.1}
+    | {"solver": "Shooting", "options": {"chunk": 50}, "seed": 1335672979},
     "a float64 run that torch has not added up any better": {"cell": "RNN", "n": 33, "inputs": 33, "T": 146, "B": 64}
     | {"h0": True, "dtype": "float64", "solver": "Sequential", "seed": 1912380378},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from timeloom.cells.base import Cell
 from timeloom.cells.generic import GenericCell
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
@@ -86,6 +88,17 @@ def _side_by_side(grads: Sequence[Tensor | None], widths: Sequence[int], whole: 
     return torch.cat([one.new_zeros(*one.shape[:-1], width) if grad is None else grad for grad, width in pairs], -1)
 
 
+def _steps(cell: Cell, previous: Tensor, inputs: Tensor) -> Tensor:
+    """All steps at once. In half precision on a CPU in as many pieces as each has rows: torch adds up the gradients of
+    norms there in half precision, and those of 4,650 rows were off by an eighth.
+    """
+    if previous.is_cuda or previous.dtype not in (torch.float16, torch.bfloat16):
+        return cell.step(previous, inputs)
+    rows = max(1, math.isqrt(len(previous)))
+    pieces = zip(previous.split(rows), inputs.split(rows), strict=True)
+    return torch.cat([cell.step(*piece) for piece in pieces])
+
+
 def attach(
     problem: Recurrence,
     states: list[Tensor],
@@ -112,7 +125,7 @@ def attach(
     if user:
         previous = torch.cat(previous_states(problem, states), -1).flatten(0, 1)
         leaves = second_order.leaves_of(live.cell.step(previous[:2], live.u.detach().flatten(0, 1)[:2]))
-        given = (live.cell.step(previous, live.u.flatten(0, 1)), live.initial, live.u, *leaves)
+        given = (_steps(live.cell, previous, live.u.flatten(0, 1)), live.initial, live.u, *leaves)
     shared: Tensor | None = None
     if problem.cell.whole_state_out:
         outputs = outputs_of(problem, states, parts, copied=True)

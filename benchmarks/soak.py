@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import timeloom as tl
+from benchmarks.fuzz.record import facts
 from timeloom.kernels import cache
 
 MOST_GROWTH = {"host": 64.0, "device": 64.0, "kernels": 64.0}
@@ -232,16 +233,42 @@ def run(device: str, minutes: float, seed: int) -> dict[str, Any]:
     return {"device": device, "minutes": minutes, "seed": seed, "steps": steps, "failed": failed, "seen": seen}
 
 
+def page(found: dict[str, Any], about: dict[str, Any]) -> str:
+    """What was seen, as a page that is kept."""
+    device, seen = found["device"], found["seen"]
+    where = about.get("gpu") or about["processor"]
+    names = ("minutes", "steps", "host", "device", "kernels", "objects", "drift", "echo")
+    columns = [name for name in names if name in seen[0]]
+    lines = [
+        f"# A long training on a {device.upper().replace('CUDA', 'GPU')}, watched",
+        "",
+        f"Written by `python -m benchmarks.soak --device {device} --minutes {found['minutes']:g} --seed "
+        f"{found['seed']}`: {about['date']}, {where}, torch {about['torch']}, timeloom {about['timeloom']}.",
+        "Host, device and kernels are MiB; drift and echo are how far the running losses of timeloom, and of torch",
+        "with weights that are one rounding off, are from torch's.",
+        "",
+        f"**{found['steps']:,} steps: {'; '.join(found['failed']) or 'nothing grew, losses stayed together'}.**",
+        "",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+    ]
+    shown = {"minutes": ".1f", "steps": ",.0f", "drift": ".4f", "echo": ".4f"}
+    lines += [f"| {' | '.join(format(row[name], shown.get(name, '.0f')) for name in columns)} |" for row in seen]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description="A long training, watched.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=None, help="a JSON file for what was seen")
+    parser.add_argument("--out", type=Path, default=None, help="a JSON file for what was seen, or a page (.md)")
     given = parser.parse_args()
+    about = facts(given.device)
     found = run(given.device, given.minutes, given.seed)
     if given.out is not None:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+        paged = given.out.suffix == ".md"
+        given.out.write_text(page(found, about) if paged else json.dumps(found | about, indent=1) + "\n")
     print("\n".join(found["failed"]) or f"{found['steps']:,} steps, nothing grew, losses stayed together")
     return 1 if found["failed"] else 0
 

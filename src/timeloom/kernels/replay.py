@@ -32,6 +32,8 @@ MOST_KEYS = 256
 SHARE_OF_ONE, SHARE_OF_ALL = 128, 32
 """A recording may take so small a part of a GPU's memory, and all of them together so small a one."""
 
+FEW = 8192
+"""Numbers that are copied together with others: a launch for many tensors gives each of them few threads."""
 _CALLS = count()
 """Numbers the calls that recordings see."""
 
@@ -69,6 +71,8 @@ class Recording:
     ) -> None:
         self.given, self.results, self.size, self.ground = given, results, size, ground
         self._stream, self._number, self._settings = stream, number, _settings()
+        self.at_zero = False
+        """Whether the second thing given, an initial state, is zero where it lies."""
         self.used = 0
         """When it was last replayed: a number of `_CALLS`."""
         self._device = next(place.device for place in given if place is not None)
@@ -96,24 +100,29 @@ class Recording:
         return [next(found) if isinstance(result, Tensor) else result for result in self.results]
 
     def replay_some(
-        self, places: list[Tensor], given: list[Tensor], wanted: list[Tensor], lent: int = 0
+        self, places: list[Tensor], given: Sequence[Tensor | None], wanted: list[Tensor], lent: int = 0
     ) -> tuple[list[Tensor], int] | None:
         """The same of a call that knows what changed since the last one, which results it wants, and behind them how
-        many of the first results it wants to be lent; also which replay it was, for `read`. None where the recording
-        has been dropped.
+        many of the first results it wants to be lent; also which replay it was, for `read`. An initial state, the
+        second thing given, may be None for zero. The answer is None where the recording has been dropped.
         """
         with RECORDINGS.lock:
             if self._graph is None:
                 return None
             if self._lent:
                 self.take_back()
-            self.used = turn = next(
-                _CALLS
-            )  # before the launch: what is read behind it is of this replay or a later one
-            torch._foreach_copy_(places, given)
+            self.used = turn = next(_CALLS)  # before the launch: what is then read is of this replay or a later one
+            if len(given) > 1 and given[1] is None:
+                if not self.at_zero:
+                    places[1].zero_()
+                    self.at_zero = True
+                places, given = places[:1], given[:1]
+            else:
+                self.at_zero = False
+            copy(places, given)
             self._graph.replay()
             found = [torch.empty_like(result) for result in wanted]
-            torch._foreach_copy_(found, wanted)
+            copy(found, wanted)
             for result in self.results[:lent]:
                 assert isinstance(result, Tensor)
                 alias = result.data
@@ -157,6 +166,18 @@ class Recording:
         for places in self._held:
             places.clear()
         self.given, self.results, self._lent, self._graph = [], [], [], None
+
+
+def copy(places: Sequence[Tensor], given: Sequence[Any]) -> None:
+    """Copy tensors to their places: small ones together, others by a launch each, which then fills the GPU."""
+    few = [index for index, tensor in enumerate(given) if tensor.numel() <= FEW]
+    if len(few) < len(given):
+        for place, tensor in zip(places, given, strict=True):
+            if tensor.numel() > FEW:
+                place.copy_(tensor)
+        places, given = [places[index] for index in few], [given[index] for index in few]
+    if few:
+        torch._foreach_copy_(places, given)  # type: ignore[arg-type]
 
 
 class Recordings:

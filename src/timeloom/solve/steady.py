@@ -65,7 +65,7 @@ class _Pass:
         """Whether the next pass of its kind is to be this one."""
         return self.recording.here and self.standing.holds(self.experience)
 
-    def run(self, given: list[Tensor]) -> tuple[list[Tensor], int]:
+    def run(self, given: Sequence[Tensor | None]) -> tuple[list[Tensor], int]:
         """What is wanted, and behind it what is lent; and which replay it was."""
         found = self.recording.replay_some(self.places, given, self.wanted, self.lent)
         if found is None:
@@ -164,7 +164,7 @@ class SteadyLayer:
 
     def sweep(self, call: Call, x: Any, initial: Any) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """Outputs and parts of the final state, and what is kept for the backward pass: lent."""
-        found, call.turn = self.forward.run([x, initial])
+        found, call.turn = self.forward.run((x, None if initial is self._zeros else initial))
         wanted = 1 + self._parts
         return tuple(found[:wanted]), found[wanted:]
 
@@ -190,7 +190,8 @@ class SteadyLayer:
             with replay.RECORDINGS.lock:
                 if not ground.has(kept[0]):  # another call came between, and what was lent is a copy by now
                     ground.take_back()
-                    torch._foreach_copy_(self._lent(ground), [saved[0], saved[1], *kept])
+                    replay.copy(self._lent(ground), [saved[0], saved[1], *kept])
+                    ground.at_zero = False
                 results, turn = found.run([grad for grad in grads if grad is not None])
         except Dropped:
             return None

@@ -368,6 +368,23 @@ def test_a_backward_pass_on_another_stream(monkeypatch: pytest.MonkeyPatch, trun
     assert trunk_calls == ["backward"]
 
 
+def test_weights_for_one_call_are_not_held() -> None:
+    ours, exact = pair("GRU")
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    other = {name: 0.5 * weight.detach() for name, weight in ours.named_parameters()}
+    right = {name: weight.double() for name, weight in other.items()}
+    with torch.no_grad():
+        for _ in range(CALLS_BEFORE):
+            found, _ = torch.func.functional_call(ours, other, (x,))
+            truth, _ = torch.func.functional_call(exact, right, (x.double(),))
+            assert float((found.double() - truth).abs().max()) < 3e-4
+    held = [weight for call in ours._steady.values() for _, weight, *_ in call.parameters]
+    assert held
+    assert all(isinstance(weight, nn.Parameter) for weight in held)
+    assert_right(ours, exact, x)
+
+
 def test_copies_find_their_own() -> None:
     ours, exact = pair("GRU")
     x = torch.randn(STEPS, BATCH, INPUTS)

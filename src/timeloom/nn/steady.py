@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from timeloom.distributed.context import alone
 from timeloom.nn.sequence import drop
@@ -174,14 +174,14 @@ def _possible(input: Tensor) -> bool:
 
 
 def _parameters_of(module: Recurrent) -> list[list[tuple[str, Tensor]]] | None:
-    """By layer and direction; None where one is not a parameter of the module itself, but a parametrization's."""
+    """By layer and direction; None where one is not a parameter: a parametrization's, or one put there for a call."""
     ways, held = 2 if module.bidirectional else 1, module._parameters
     found = []
     for index in range(module._stacked):
         layer, direction = divmod(index, ways)
         suffix = f"_l{layer}" + ("_reverse" if direction else "")
         own = [(name + suffix, held.get(name + suffix)) for name in (NAMES if module.bias else NAMES[:2])]
-        if any(weight is None for _, weight in own):
+        if not all(isinstance(weight, nn.Parameter) for _, weight in own):
             return None
         found.append(own)
     return found  # type: ignore[return-value]

@@ -142,23 +142,26 @@ def workers(device: str) -> None:
         raise AssertionError("DataLoader workers found other numbers")
 
 
-def _in_child(answers: Any) -> None:
+def _in_child(answers: Any, trains: bool) -> None:
     torch.set_num_threads(1)  # after a fork more would wait for ever, in torch's own layers too
     torch.manual_seed(1)
     layer = tl.LSTM(2, 8, solver=tl.solvers.Shooting(chunk=16))
     x = torch.randn(64, 2, 2)
-    y: Tensor = layer(x)[0]
-    gradients = torch.autograd.grad(y.sum(), list(layer.parameters()))
-    answers.put(float(gradients[1].abs().sum()))
+    with torch.set_grad_enabled(trains):
+        y: Tensor = layer(x)[0]
+    found = torch.autograd.grad(y.sum(), list(layer.parameters()))[1] if trains else y
+    answers.put(float(found.abs().sum()))
 
 
 def fork(device: str) -> None:
-    """A child forked after the device was used trains on the CPU, as torch allows; a spawned one too."""
+    """A child forked after the CPU was used trains there, and so does a spawned one. After a GPU was used, torch lets
+    no forked child train: both run forward then.
+    """
     found = []
     for method in ("fork", "spawn"):
         context: Any = multiprocessing.get_context(method)
         answers = context.Queue()
-        child = context.Process(target=_in_child, args=(answers,))
+        child = context.Process(target=_in_child, args=(answers, device == "cpu"))
         child.start()
         found.append(answers.get(timeout=300))
         child.join()

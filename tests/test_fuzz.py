@@ -125,6 +125,15 @@ def test_a_network_that_amplifies_roundings_is_not_a_finding() -> None:
         assert judge(Case(cell="RNN", n=64, scale=4.0, T=300, seed=seed, grad=False), "cpu")["findings"] == []
 
 
+def test_gradients_along_another_trajectory_than_the_exact_one_are_no_finding() -> None:
+    bound = judging._Bound(Case(), [])
+    assert bound.findings("grad x", 29.0, 5.5)
+    bound.chaotic = True
+    assert not bound.findings("grad x", 29.0, 5.5)
+    assert bound.findings("y", 9.0, 2.0), "outputs stay bounded by torch's"
+    assert bound.findings("grad x", float("nan"), 5.5), "a number that is none stays one"
+
+
 def test_stretches_between_resets_are_sequences() -> None:
     resets = torch.zeros(5, 2, dtype=torch.bool)
     resets[0, 0] = resets[2, 0] = resets[4, 1] = True

@@ -296,7 +296,7 @@ def same(one: Path, other: Path) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("size", [9_000, 16_000])
+@pytest.mark.parametrize("size", [10_500, 17_500])
 def test_a_full_disk_loses_nothing_and_room_lets_the_run_go_on(size: int, told: Tell, tmp_path: Path) -> None:
     """Full while rows are written; and later, when only the report no longer fits."""
     options = ["--hidden", "8", "--epochs", "9"]

@@ -19,6 +19,7 @@ from timeloom.app.files import write_whole
 from timeloom.app.train.config import TrainConfig
 from timeloom.app.train.run_files import folds_of
 from timeloom.auto.experience import Experience, LayerExperience
+from timeloom.auto.warmups import Miss, WarmupSearch
 from timeloom.nn.base import Recurrent
 
 FORMAT = "timeloom-checkpoint-1"
@@ -159,5 +160,13 @@ def restore_experience(model: nn.Module, experience: dict[str, dict[str, Any]], 
 
 def _experience(kept: dict[str, Any]) -> Experience:
     """What one direction has shown; of a checkpoint by another version, as far as this one knows what it means."""
-    known = {one.name for one in fields(Experience)}
-    return Experience(**{name: value for name, value in kept.items() if name in known})
+    known = _known(Experience, kept)
+    search = _known(WarmupSearch, known.pop("search", {}))
+    missed = tuple(Miss(*one) for one in search.pop("missed", ()))
+    return Experience(**known, search=WarmupSearch(**search, missed=missed))
+
+
+def _known(kind: type, kept: dict[str, Any]) -> dict[str, Any]:
+    """Those of the values that are fields of a kind of experience; tuples, which JSON makes lists of, are ones again."""
+    names = {one.name for one in fields(kind)}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items() if name in names}

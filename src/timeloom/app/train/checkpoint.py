@@ -167,6 +167,6 @@ def _experience(kept: dict[str, Any]) -> Experience:
 
 
 def _known(kind: type, kept: dict[str, Any]) -> dict[str, Any]:
-    """Those of the values that are fields of a kind of experience; tuples, which JSON makes lists of, are ones again."""
+    """Those of the values that are fields of a kind of experience. What JSON made a list of is a tuple again."""
     names = {one.name for one in fields(kind)}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items() if name in names}

@@ -503,3 +503,95 @@ def test_a_step_takes_few_python_calls() -> None:
     finally:
         Graph.replay = honest  # type: ignore[method-assign]
     assert max(counts) < 150
+
+
+def test_initial_states_of_another_kind_go_through_the_trunk(trunk_calls: list[str]) -> None:
+    ours, exact = pair("GRU")
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    trunk_calls.clear()
+    learned = nn.Parameter(torch.randn(1, BATCH, UNITS))
+    y, _ = ours(x, learned)
+    assert "forward" in trunk_calls
+    torch.testing.assert_close(y.double(), exact(x.double(), learned.double())[0], rtol=1e-4, atol=1e-4)
+    with pytest.raises(TypeError):
+        ours(x, (torch.zeros(1, BATCH, UNITS),))
+
+
+def test_calls_that_take_turns_are_all_steady_and_hold_little(trunk_calls: list[str]) -> None:
+    ours, exact = pair("LSTM")
+    x, hx = torch.randn(STEPS, BATCH, INPUTS), hidden(ours)
+    for _ in range(2 * CALLS_BEFORE):
+        results(ours, x)
+        results(ours, x, hx)
+    trunk_calls.clear()
+    assert_right(ours, exact, x)
+    assert_right(ours, exact, x, hx)
+    assert not trunk_calls
+    held = [len(recording._held) for _, recording in replay.RECORDINGS._recordings()]
+    assert 0 < max(held) < 8
+    ours.to(torch.float32)
+    assert not ours._steady, "what holds weights that may have moved"
+
+
+def test_what_hooks_have_saved_is_what_gradients_are_made_of() -> None:
+    ours, exact = pair("GRU")
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    settle(ours, exact, x, use_final=False)
+    found = []
+    for module in (ours, exact):
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda kept: kept):
+            y, _ = module(x.to(module.weight_hh_l0.dtype))
+        with torch.no_grad():
+            module.weight_hh_l0.mul_(-2)
+        found.append(torch.autograd.grad(y.sum(), module.weight_hh_l0)[0].double())
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_moved_between_the_passes(trunk_calls: list[str]) -> None:
+    ours, exact = pair("GRU")
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    settle(ours, exact, x, use_final=False)
+    y, _ = ours(x)
+    ours.weight_hh_l0.data = ours.weight_hh_l0.data.clone()
+    trunk_calls.clear()
+    found = torch.autograd.grad(y.sum(), ours.weight_hh_l0)[0]
+    assert "backward" in trunk_calls
+    right = torch.autograd.grad(exact(x.double())[0].sum(), exact.weight_hh_l0)[0]
+    torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-4)
+
+
+def test_outputs_without_gradients_may_be_written_into() -> None:
+    ours, _ = pair("GRU", batch_first=True)
+    x, factor = torch.randn(BATCH, STEPS, INPUTS), torch.ones(1, requires_grad=True)
+    for _ in range(CALLS_BEFORE + 2):
+        with torch.no_grad():
+            y, _ = ours(x)
+        y.mul_(factor)
+
+
+def test_dropout_of_a_call_that_did_not_count_is_drawn_again() -> None:
+    ours, _ = pair("GRU", num_layers=2, dropout=0.5)
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    for _ in range(2 * CALLS_BEFORE):
+        ours(x)[0].sum().backward()
+    found = []
+    for missed in (False, True):
+        (known,) = ours._steady.values()
+        recording = known.layers[1].forward.recording
+        if missed:
+            recording.read = lambda turn: None
+        torch.manual_seed(7)
+        found.append(ours(x)[0])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("room", [2.5, 3.5, 4.5, 5.0, 5.5, 6.0])
+def test_little_room_for_recordings_costs_no_call(room: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for so many recordings: a backward pass may be recorded while its forward pass is the next to go."""
+    ours = tl.GRU(INPUTS, INPUTS, num_layers=3, solver=Chunks(tol=2e-5))
+    one = 8 * STEPS * BATCH * 10 * INPUTS
+    monkeypatch.setattr(replay, "_memory", lambda _: int(replay.SHARE_OF_ALL * one * room))
+    monkeypatch.setattr(replay, "SHARE_OF_ONE", replay.SHARE_OF_ALL)
+    for _ in range(8):
+        ours(torch.randn(STEPS, BATCH, INPUTS))[0].sum().backward()

@@ -15,6 +15,7 @@ from timeloom.auto import warmups
 from timeloom.auto.costs import RegisterCost, cheapest, cost_of, longest_warmup
 from timeloom.auto.experience import ABOVE_ROUNDING, LOOKS, MOST_ROUNDING_SHOWN, Experience
 from timeloom.auto.warmups import LOOK_AFTER, NARROW, WarmupSearch
+from timeloom.kernels.layer import Cutting
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve.first_sweep import first_sweep
@@ -115,6 +116,22 @@ def test_jumps_that_are_too_large_for_rounding_are_none() -> None:
     calls.run(cliff(900, noise=3 * MOST_ROUNDING_SHOWN), 3)
     assert calls.experience.rounding == 0.0
     assert all(report.solver == "sequential" for report in calls.reports)
+
+
+def test_misses_of_different_calls_are_not_compared() -> None:
+    """Weights and inputs are others by then: that two jumps are alike says nothing of rounding."""
+    experience = Experience()
+    experience.note_miss(Cutting(chunk=64, warmup=40), 1.5e-6)
+    certified = SolveReport(
+        solver="shooting[none]", chunk=64, iterations=1, residuals=(1e-8,), tolerance=1e-6, converged=True,
+        fell_back=False, contraction=None, seconds=0.0, reason="", warmup=60,
+    )  # fmt: skip
+    for _ in range(3):
+        experience.learn(certified)
+    experience.note_miss(Cutting(chunk=64, warmup=60), 1.6e-6)
+    assert experience.rounding == 0.0
+    experience.note_miss(Cutting(chunk=64, warmup=80), 1.6e-6)
+    assert experience.rounding > 0.0, "within one call it does"
 
 
 def test_what_shrinks_is_not_rounding() -> None:

@@ -177,7 +177,8 @@ class Experience:
             return
         last, self.missed = self.missed, (plan.warmup, error)
         self.looking = False
-        before, shorter = (Miss(0, 1.0), Miss(0, 1.0), *self.search.missed)[-2:]
+        before = (Miss(0, 1.0), Miss(0, 1.0), *self.search.missed)[-2]
+        shorter = Miss(0, 1.0) if last is None else Miss(*last)  # of this call: another one's weights and inputs differ
         if SHOWN * shorter.steps <= plan.warmup and _are_rounding(shorter.jump, error):
             self.rounding, self.missed = max(self.rounding, shorter.jump, error), None
             short = before.steps if before.steps < shorter.steps else 0

@@ -139,16 +139,22 @@ class TimeGroup:
         return self._memory
 
     def _open_memory(self) -> SharedMemory | None:
-        named = SharedMemory.create(self.size).encode() if self.rank == 0 else b""
-        told = torch.tensor([*named.ljust(PATH_BYTES, b"\0")], dtype=torch.uint8, device="cpu")
+        named = SharedMemory.create(self.size) if self.rank == 0 else ""
+        try:
+            return self._share_memory(named)
+        finally:
+            if named:
+                os.unlink(named)  # those that have it keep it
+
+    def _share_memory(self, named: str) -> SharedMemory | None:
+        """Memory under a name, told by rank 0, that all ranks have opened."""
+        told = torch.tensor([*named.encode().ljust(PATH_BYTES, b"\0")], dtype=torch.uint8, device="cpu")
         self._wait(lambda: dist.broadcast(lend(told), group=self.group, group_src=0, async_op=True), told.device)
         path, memory = bytes(told.tolist()).rstrip(b"\0").decode(), None
         if path:
             with contextlib.suppress(OSError):  # of another machine, or none that it may see
                 memory = SharedMemory(path, self.rank, self.size)
         everywhere = bool(self._gather_by_messages(torch.tensor([memory is not None], device="cpu")).all())
-        if named:
-            os.unlink(path)  # those that have it keep it
         return memory if everywhere else None
 
     def _through(self, exchange: Callable[[Callable[[], None]], Tensor]) -> Tensor:

@@ -99,7 +99,7 @@ class SharedMemory:
     def sum(self, tensor: Tensor, look: Look) -> Tensor:
         """The sum over ranks: each adds up its share of the numbers, and hears the others' sums."""
         if tensor.numel() * tensor.element_size() <= SMALL:
-            return self.gather(tensor, look).sum(0)
+            return self.gather(tensor, look).sum(0, dtype=tensor.dtype)
         own, total = tensor.reshape(-1), torch.empty_like(tensor, memory_format=torch.contiguous_format)
         flat, most = total.view(-1), SLOT // tensor.element_size()
         for begin in range(0, len(own), most):

@@ -50,6 +50,10 @@ class _Seen:
     recordable: bool = True
 
 
+class Places(list[Tensor]):
+    """Tensors of a recording, in a list that can be held weakly."""
+
+
 class Recording:
     """A graph, the places that it reads what is given from, None where that is None, and those of its results.
 
@@ -77,7 +81,7 @@ class Recording:
         """When it was last replayed: a number of `_CALLS`."""
         self._device = next(place.device for place in given if place is not None)
         self._graph: torch.cuda.CUDAGraph | None = graph
-        self._held: list[list[Tensor]] = []
+        self._held: list[ReferenceType[Places]] = []
         self._lent: list[ReferenceType[Tensor]] = []
 
     @property
@@ -158,13 +162,16 @@ class Recording:
 
     def hold(self, places: list[Tensor]) -> list[Tensor]:
         """Places for a caller to hold: the list is empty once the recording is dropped, so that its memory is free."""
-        self._held.append(places)
-        return places
+        held = Places(places)
+        self._held = [*(one for one in self._held if one() is not None), ref(held)]
+        return held
 
     def drop(self) -> None:
         """Give its memory back; what is lent stays with those that hold it."""
-        for places in self._held:
-            places.clear()
+        for held in self._held:
+            places = held()
+            if places is not None:
+                places.clear()
         self.given, self.results, self._lent, self._graph = [], [], [], None
 
 
@@ -215,8 +222,10 @@ class Recordings:
                 if recording is not None:
                     recording.used = known.used
                     known = self._known[key] = recording
+                if ground is not None:
+                    ground.used = known.used  # what stands on it would go with it
                 self._shrink(device)
-            if isinstance(known, Recording):
+            if isinstance(known, Recording) and self._known.get(key) is known:
                 return known.replay(given)
         return body(given)
 
@@ -240,7 +249,8 @@ class Recordings:
 
     def lender(self, kept: Sequence[Tensor]) -> Recording | None:
         """The recording of a forward pass that has lent what it kept, where this is still lent."""
-        return next((recording for _, recording in self._recordings() if recording.has(kept[0])), None)
+        with self.lock:
+            return next((recording for _, recording in self._recordings() if recording.has(kept[0])), None)
 
     def _recordings(self) -> Iterator[tuple[Hashable, Recording]]:
         return ((key, known) for key, known in self._known.items() if isinstance(known, Recording))
@@ -384,7 +394,7 @@ def _record(given: Sequence[Tensor | None], size: int, body: Body, ground: Recor
     device = next(tensor.device for tensor in given if tensor is not None)
     graph, side = torch.cuda.CUDAGraph(), _side_stream(device)
     with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
-        places, room = places_for(given, ground), torch.empty((), pin_memory=True)
+        places, room = places_for(given, ground), torch.empty((), pin_memory=True, device="cpu", dtype=torch.float32)
         stream = torch.cuda.current_stream()
         side.wait_stream(stream)
         with torch.cuda.stream(side):

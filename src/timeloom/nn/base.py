@@ -76,7 +76,7 @@ class Recurrent(DropsInside, nn.RNNBase):
         self._last: torch_layer.LeftToTorch | None = None
         """The last call, where torch's layer ran it and is to run the next one like it."""
         self._steady: dict[Any, steady.SteadyCall] = {}
-        """Calls that are replays alone, by shape and by whether gradients are on."""
+        """Calls that are replays alone, by kind."""
         if "_handle" not in vars(self):  # the operators of a graph ask the module for its solver
             self._handle = handle_of(self)
         self.reports = []
@@ -94,6 +94,10 @@ class Recurrent(DropsInside, nn.RNNBase):
         super().__setstate__(state)
         self._handle = handle_of(self)  # a copy is a module of its own
         self._last, self._steady = None, {}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._steady = {}  # weights may move, and what replays hold of them is to be free
+        return super()._apply(fn, recurse)
 
     def __prepare_scriptable__(self) -> Any:
         raise RuntimeError(

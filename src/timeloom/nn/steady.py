@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from timeloom.distributed.context import alone
 from timeloom.nn.sequence import drop
 from timeloom.problem import joined
 from timeloom.solve import warm_starts
+from timeloom.solve.beside_torch import is_recorded_elsewhere
 from timeloom.solve.steady import Call, SteadyLayer
 from timeloom.solve.trunk import Inputs
 from timeloom.torch_state import streams
@@ -28,7 +30,7 @@ MOST_KNOWN = 64
 
 def call_again(module: Recurrent, input: Tensor, hx: Any) -> tuple[Any, Any] | None:
     """A module's forward pass by replays alone, where one like it was; None where it is not to be, or cannot."""
-    known = module._steady.get((input.shape, torch.is_grad_enabled()))
+    known = module._steady.get(_key(module, input, hx)) if hx is None or _parts(hx) is not None else None
     if known is None or transformed() or not alone() or not known.fits(module, input, hx):
         return None
     return known.run(module, input, hx)
@@ -39,7 +41,7 @@ def settle(module: Recurrent, input: Tensor, hx: Any) -> None:
     if not _possible(input):
         return
     found = SteadyCall.of(module, input, hx)
-    key = input.shape, torch.is_grad_enabled()
+    key = _key(module, input, hx)
     module._steady.pop(key, None)
     if found is not None and len(module._steady) < MOST_KNOWN:
         module._steady[key] = found
@@ -50,10 +52,9 @@ class SteadyCall:
     and not the module, which holds it.
     """
 
-    __slots__ = ("given", "hidden", "layers", "parameters", "training", "weights")
+    __slots__ = ("hidden", "layers", "parameters", "weights")
 
-    def __init__(self, module: Recurrent, input: Tensor, hx: Any, weights: list[list[tuple[str, Tensor]]]) -> None:
-        self.given, self.training = _kind_of(input, hx), module.training
+    def __init__(self, module: Recurrent, input: Tensor, weights: list[list[tuple[str, Tensor]]]) -> None:
         self.hidden = (module._stacked, input.shape[0 if module.batch_first else 1], module.hidden_size)
         """Shape of the parts of the initial state."""
         self.parameters = [
@@ -74,7 +75,7 @@ class SteadyCall:
         weights = _parameters_of(module)
         if weights is None or (hx is not None and _parts(hx) is None):
             return None
-        call = SteadyCall(module, input, hx, weights)
+        call = SteadyCall(module, input, weights)
         taped, graded = torch.is_grad_enabled(), input.requires_grad
         if hx is not None:
             graded = graded or any(part.requires_grad for part in _parts(hx) or ())
@@ -99,10 +100,10 @@ class SteadyCall:
         return call
 
     def fits(self, module: Recurrent, input: Tensor, hx: Any) -> bool:
-        """Whether another call with an input of this shape, and with gradients on or off as then, is like it. The input
-        is a plain tensor, no transform is at work, nothing is marked.
+        """Whether another call of this key is like it. The input is a plain tensor, no transform is at work, nothing is
+        marked.
         """
-        if _kind_of(input, hx) != self.given or module.training is not self.training or not _possible(input):
+        if not _possible(input):
             return False
         held = module._parameters
         for name, weight, place, live in self.parameters:
@@ -117,6 +118,8 @@ class SteadyCall:
         """As the module's forward pass; None where a certificate is missed, and nothing that was done counts."""
         x = input.transpose(0, 1) if module.batch_first else input
         ways, stacked = 2 if module.bidirectional else 1, len(self.layers)
+        drops = module.dropout > 0 and module.training and stacked > ways
+        drawn = _generator(input.device).get_state() if drops else None
         calls, finals, outputs = [], [], []
         for index, layer in enumerate(self.layers):
             backwards = index % ways == 1
@@ -124,6 +127,7 @@ class SteadyCall:
             initial = None if hx is None else _initial(_parts(hx), index, layer)
             found = layer.run(call, x.flip(0) if backwards else x, initial, self.weights[index])
             if found is None:
+                _draw_again(input.device, drawn)
                 return None
             y, *final = found
             calls.append(call)
@@ -132,22 +136,37 @@ class SteadyCall:
             if len(outputs) == ways:
                 x = outputs[0] if ways == 1 else torch.cat(outputs, -1)
                 outputs = []
-                if module.dropout > 0 and module.training and index < stacked - 1:
+                if drops and index < stacked - 1:
                     x = drop(x, module.dropout, None)
         reports = [call.certify() for call in calls]
         if not all(reports):
+            _draw_again(input.device, drawn)
             return None
         module.__dict__["reports"] = reports
         parts = finals[0] if stacked == 1 else [torch.cat(part) for part in zip(*finals, strict=True)]
-        return x.transpose(0, 1) if module.batch_first else x, module._hidden_out(tuple(parts))
+        y = x.transpose(0, 1) if module.batch_first else x
+        return y if y.requires_grad else y.detach(), module._hidden_out(tuple(parts))  # no view for users to stumble on
 
 
-def _kind_of(input: Tensor, hx: Any) -> tuple[Any, ...]:
-    """What must be the same beside shapes, weights and the stream."""
-    own = input.dtype, input.device, input.requires_grad
+def _key(module: Recurrent, input: Tensor, hx: Any) -> Hashable:
+    """What must be the same beside weights, the shape of hx and the stream."""
+    own = input.shape, input.dtype, input.device, input.requires_grad, torch.is_grad_enabled(), module.training
     if hx is None:
         return own
-    return *own, *((part.dtype, part.device, part.requires_grad) for part in _parts(hx) or ())
+    return *own, type(hx), *((part.dtype, part.device, part.requires_grad) for part in _parts(hx) or ())
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """The one that dropout draws from."""
+    if device.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
+def _draw_again(device: torch.device, drawn: Tensor | None) -> None:
+    """Nothing that was done counts, and so does what was drawn for it."""
+    if drawn is not None:
+        _generator(device).set_state(drawn)
 
 
 def _parts(hx: Any) -> tuple[Tensor, ...] | None:
@@ -163,13 +182,16 @@ def _initial(parts: Any, index: int, layer: SteadyLayer) -> Tensor:
 
 
 def _possible(input: Tensor) -> bool:
-    """Whether replays may take the place of a call: none that is cast, traced, looked at or begun at known states."""
+    """Whether replays may take the place of a call: none that is cast, traced, looked at or begun at known states, and
+    none whose saved tensors go through hooks: those may stand for other weights than the replay's.
+    """
     return (
         streams.may_replay(input.device)
         and not torch.is_autocast_enabled(input.device.type)
         and torch._C._get_tracing_state() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and warm_starts.no_samples()
+        and not is_recorded_elsewhere()
     )
 
 

@@ -20,7 +20,6 @@ from timeloom.kernels import replay
 from timeloom.kernels.layer import Gradients, Layer
 from timeloom.kernels.replay import Recording
 from timeloom.report import SolveReport
-from timeloom.solve.beside_torch import is_recorded_elsewhere
 from timeloom.solve.first_sweep import report_of
 from timeloom.solve.plan import StandingPlan
 from timeloom.solve.recurrence import noting
@@ -125,6 +124,7 @@ class SteadyLayer:
         self._sizes = sizes_of(layer.cell, Inputs(layer.x, layer.initial, *_weights(layer), None))
         self._parts = len(layer.parts)
         self._zeros = torch.zeros_like(layer.initial)
+        self._places = [None if weight is None else weight.data_ptr() for weight in _weights(layer)]
         self._backward: dict[Kind, _Pass] = {}
 
     @staticmethod
@@ -171,7 +171,9 @@ class SteadyLayer:
     def gradients(self, call: Call, saved: Sequence[Any], grads: list[Tensor | None], kind: Kind) -> Gradients:
         """Of everything live, from what was saved: the live tensors, what was kept, and the outputs."""
         found = self._backward.get(kind)
-        replayed = self._replayed(found, call, saved, grads) if found is not None and found.stands() else None
+        there = [None if weight is None else weight.data_ptr() for weight in saved[2:LIVE]]
+        may = found is not None and there == self._places  # who gathers weights anew has them elsewhere by now
+        replayed = self._replayed(found, call, saved, grads) if found is not None and may else None
         if replayed is None:
             result = self._by_trunk(call, saved, grads, kind[0][0])
             self._settle(kind, grads)
@@ -188,6 +190,8 @@ class SteadyLayer:
         began, kept, ground = time.perf_counter(), saved[LIVE:-1], self.forward.recording
         try:
             with replay.RECORDINGS.lock:
+                if not found.stands():
+                    return None
                 if not ground.has(kept[0]):  # another call came between, and what was lent is a copy by now
                     ground.take_back()
                     replay.copy(self._lent(ground), [saved[0], saved[1], *kept])
@@ -257,8 +261,6 @@ class Replayed(torch.autograd.Function):
     def forward(ctx: Any, call: Call, *live: Tensor | None) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         results, kept = call.layer.sweep(call, live[0], live[1])
-        if is_recorded_elsewhere():  # by whoever may hold on to their memory
-            kept = [part.clone() for part in kept]
         ctx.call = call
         ctx.save_for_backward(*live, *kept, results[0])
         return results

@@ -48,6 +48,15 @@ def _recorded() -> int:
     return len(replay.RECORDINGS)
 
 
+@torch.no_grad()
+def _change(own: nn.Module, theirs: nn.Module, exact: nn.Module, by: float) -> None:
+    """Change the weights of all three alike, in place, as an optimizer does."""
+    for ours, right, truth in zip(own.parameters(), theirs.parameters(), exact.parameters(), strict=True):
+        ours.add_(by * torch.randn_like(ours))
+        right.copy_(ours)
+        truth.copy_(ours)
+
+
 def _trained(kind: str, n: int, batch: int, steps: int, device: str) -> str:
     """Weights change in place from call to call, inputs are others; a replay must see both."""
     _on_a_gpu(device)
@@ -56,11 +65,7 @@ def _trained(kind: str, n: int, batch: int, steps: int, device: str) -> str:
     for _ in range(CALLS):
         x = torch.randn(steps, batch, 8, device=device)
         said = as_good_as_torch(results(own, x), results(theirs, x), results(exact, x.double()))
-        with torch.no_grad():
-            for ours, right, truth in zip(own.parameters(), theirs.parameters(), exact.parameters(), strict=True):
-                ours.add_(0.1 * n**-0.5 * torch.randn_like(ours))  # so that the plan stays, of wide layers too
-                right.copy_(ours)
-                truth.copy_(ours)
+        _change(own, theirs, exact, 0.1 * n**-0.5)  # so that the plan stays, of wide layers too
     if _recorded() < 2:
         raise AssertionError(f"{_recorded()} recordings after {CALLS} calls, expected one for each pass")
     return said
@@ -111,11 +116,7 @@ def _own(name: str, device: str) -> str:
     loop.solver = exact.solver = "sequential"
     for _ in range(CALLS):
         results(_First(own), torch.randn(300, 2, 8, device=device))
-        with torch.no_grad():
-            for ours, right, truth in zip(own.parameters(), loop.parameters(), exact.parameters(), strict=True):
-                ours.add_(0.01 * torch.randn_like(ours))
-                right.copy_(ours)
-                truth.copy_(ours)
+        _change(own, loop, exact, 0.01)
     x = torch.randn(300, 2, 8, device=device)
     found = [results(_First(layer), given) for layer, given in ((own, x), (loop, x), (exact, x.double()))]
     said = as_good_as_torch(*found)

@@ -120,6 +120,10 @@ class Experience:
         """Whether shooting is not to be tried just now."""
         return self.pause > 0
 
+    def rest_once(self) -> None:
+        """Shooting is not to be tried in this call."""
+        self.pause = max(self.pause, 1)
+
     def skip_call(self) -> None:
         """One call less to rest for."""
         self.pause = max(self.pause - 1, 0)

@@ -436,10 +436,14 @@ class Recurrent(DropsInside, nn.RNNBase):
         """Layers times directions: so many recurrences are solved."""
         return self.num_layers * (2 if self.bidirectional else 1)
 
+    def _suffix(self, index: int) -> str:
+        """What names of parameters of one layer and direction end with."""
+        layer, direction = divmod(index, 2 if self.bidirectional else 1)
+        return f"_l{layer}" + ("_reverse" if direction else "")
+
     def _weights_of(self, index: int) -> Weights:
         """Present weights of one layer and direction, parametrizations evaluated."""
-        layer, direction = divmod(index, 2 if self.bidirectional else 1)
-        suffix = f"_l{layer}" + ("_reverse" if direction else "")
+        suffix = self._suffix(index)
         w_ih, w_hh = getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix)
         b_ih = getattr(self, "bias_ih" + suffix) if self.bias else None
         b_hh = getattr(self, "bias_hh" + suffix) if self.bias else None

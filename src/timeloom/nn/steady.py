@@ -164,7 +164,7 @@ def _generator(device: torch.device) -> torch.Generator:
 
 
 def _draw_again(device: torch.device, drawn: Tensor | None) -> None:
-    """Nothing that was done counts, and so does what was drawn for it."""
+    """Nothing that was done counts, and neither does what was drawn for it."""
     if drawn is not None:
         _generator(device).set_state(drawn)
 
@@ -197,11 +197,9 @@ def _possible(input: Tensor) -> bool:
 
 def _parameters_of(module: Recurrent) -> list[list[tuple[str, Tensor]]] | None:
     """By layer and direction; None where one is not a parameter: a parametrization's, or one put there for a call."""
-    ways, held = 2 if module.bidirectional else 1, module._parameters
-    found = []
+    held, found = module._parameters, []
     for index in range(module._stacked):
-        layer, direction = divmod(index, ways)
-        suffix = f"_l{layer}" + ("_reverse" if direction else "")
+        suffix = module._suffix(index)
         own = [(name + suffix, held.get(name + suffix)) for name in (NAMES if module.bias else NAMES[:2])]
         if not all(isinstance(weight, nn.Parameter) for _, weight in own):
             return None

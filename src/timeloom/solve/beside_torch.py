@@ -45,7 +45,7 @@ def keeps_to_itself(cell: Cell, steps: int, taped: bool, experience: LayerExperi
     if not is_as_fast(cell.parts[0], steps, taped):
         return False
     for side in (experience.forward, experience.backward):
-        side.pause = max(side.pause, 1)
+        side.rest_once()
     return True
 
 

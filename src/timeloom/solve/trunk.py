@@ -132,8 +132,9 @@ class LayerSolve:
         plain = guess is None and inputs.whole and not inputs.masked and not beside_torch.is_recorded_elsewhere()
         if plain and self.solver.adapts and beside_torch.is_rival(cell, inputs.x):
             planned = self._plan_beside_torch(inputs, cell)
-            alone = partial(beside_torch.keeps_to_itself, cell, len(inputs.x), inputs.taped, self.experience)
-            if isinstance(planned, str) and not alone():
+            if isinstance(planned, str) and not beside_torch.keeps_to_itself(
+                cell, len(inputs.x), inputs.taped, self.experience
+            ):
                 record(SolveReport.sequential(len(inputs.x), f"{planned}; run by torch's own layer"))
                 return beside_torch.lstm(inputs.x, inputs.initial, inputs.weights)
         kind = None if self.whole_states else self.kind_of(inputs, cell)
@@ -164,7 +165,7 @@ class LayerSolve:
         look = assumed_warmup(TOLERANCE[torch.float32])
         if any(side.resting for side in sides):
             for side in sides:  # both passes are torch's, or none
-                side.pause = max(side.pause, 1)
+                side.rest_once()
         elif sides[0].forgetting is None and 2 * look < steps:
             with torch.no_grad():
                 jump = beside_torch.jump_after(look, self._part_of(inputs), inputs.x, inputs.initial)

@@ -21,6 +21,7 @@ import statistics
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -34,7 +35,7 @@ import timeloom as tl
 from benchmarks.fuzz.record import facts
 from timeloom.kernels import cache
 
-MOST_GROWTH = {"host": 64.0, "device": 64.0, "kernels": 64.0}
+MOST_GROWTH = {"host": 64.0, "device": 64.0, "reserved": 256.0, "kernels": 64.0}
 """MiB between the first third of a run, when everything has been seen once, and its end."""
 MOST_OBJECTS = 2000
 """The same for Python's objects."""
@@ -183,11 +184,26 @@ def memory(device: str) -> dict[str, float]:
     pages = int(status.read_text().split()[1]) if status.exists() else 0
     found = {"host": pages * os.sysconf("SC_PAGE_SIZE") / 2**20, "objects": float(len(gc.get_objects()))}
     held = next((folder for folder in cache.folders() if folder.is_dir()), None)
-    found["kernels"] = sum(path.stat().st_size for path in held.iterdir()) / 2**20 if held is not None else 0.0
+    found["kernels"] = sum(_bytes(path) for path in held.iterdir()) / 2**20 if held is not None else 0.0
     if device == "cuda":
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()
         found["device"] = torch.cuda.memory_allocated() / 2**20
+        found["reserved"] = torch.cuda.memory_reserved() / 2**20
     return found
+
+
+def _bytes(path: Path) -> int:
+    """A file's size; none of one that another process has just taken away."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def kinds() -> Counter[str]:
+    """Python's objects by their types."""
+    return Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
 
 
 def look(began: float, steps: int, device: str, pairs: list[Pair]) -> dict[str, float]:
@@ -203,7 +219,7 @@ def run(device: str, minutes: float, seed: int) -> dict[str, Any]:
     chance, began = random.Random(seed), time.monotonic()
     pairs, steps, seen, failed = [Pair(number, device) for number in range(6)], 0, list[dict[str, float]](), list[str]()
     longest = 2000 if device == "cuda" else 600
-    next_look, next_beside = 0.0, 0.0
+    next_look, next_beside, at_third = 0.0, 0.0, None
     while (spent := time.monotonic() - began) < 60 * minutes:
         pair = chance.choice(pairs)
         length, batch = chance.choice((1, 7, 33, 64, 200, chance.randrange(2, longest))), chance.choice((1, 2, 3, 8))
@@ -223,6 +239,8 @@ def run(device: str, minutes: float, seed: int) -> dict[str, Any]:
             next_look = spent + 60 * minutes / 30
             seen.append(look(began, steps, device, pairs))
             print(json.dumps(seen[-1]), flush=True)
+            if at_third is None and spent >= 20 * minutes:
+                at_third = kinds()
     seen.append(look(began, steps, device, pairs))
     settled = seen[len(seen) // 3 : len(seen) // 3 + max(1, len(seen) // 6)]
     for name, most in {**MOST_GROWTH, "objects": MOST_OBJECTS}.items():
@@ -230,6 +248,9 @@ def run(device: str, minutes: float, seed: int) -> dict[str, Any]:
             growth = seen[-1][name] - max(look[name] for look in settled)
             if growth > most:
                 failed.append(f"{name} grew by {growth:.0f} since the first third of the run")
+                if name == "objects" and at_third is not None:
+                    more = (kinds() - at_third).most_common(6)
+                    failed[-1] += f" ({', '.join(f'{count} {kind}' for kind, count in more)})"
     drift, echo = (statistics.mean(one[name] for one in seen[len(seen) // 3 :]) for name in ("drift", "echo"))
     if drift > MOST_DRIFT + 2 * echo:
         failed.append(f"the loss is {100 * drift:.1f} % from torch's, the echo's {100 * echo:.1f} %")
@@ -240,15 +261,15 @@ def page(found: dict[str, Any], about: dict[str, Any]) -> str:
     """What was seen, as a page that is kept."""
     device, seen = found["device"], found["seen"]
     where = about.get("gpu") or about["processor"]
-    names = ("minutes", "steps", "host", "device", "kernels", "objects", "drift", "echo")
+    names = ("minutes", "steps", "host", "device", "reserved", "kernels", "objects", "drift", "echo")
     columns = [name for name in names if name in seen[0]]
     lines = [
         f"# A long training on a {device.upper().replace('CUDA', 'GPU')}, watched",
         "",
         f"Written by `python -m benchmarks.soak --device {device} --minutes {found['minutes']:g} --seed "
         f"{found['seed']}`: {about['date']}, {where}, torch {about['torch']}, timeloom {about['timeloom']}.",
-        "Host, device and kernels are MiB; drift and echo are how far the running losses of timeloom, and of torch",
-        "with weights that are one rounding off, are from torch's.",
+        "Host, device (tensors; reserved: with what graphs keep) and kernels are MiB; drift and echo are how far the",
+        "running losses of timeloom, and of torch with weights that are one rounding off, are from torch's.",
         "",
         f"**{found['steps']:,} steps: {'; '.join(found['failed']) or 'nothing grew, losses stayed together'}.**",
         "",

@@ -35,7 +35,13 @@ def replays() -> list[Check]:
     ]
     found += [Check(f"two calls in one loss, {kind}", partial(_twice, kind)) for kind in ("gru", "lstm")]
     found += [Check(f"a cell of one's own, {name}", partial(_own, name)) for name in ("LayerNormGRU", "SLSTM")]
-    return [*found, Check("one module, many threads", _shared), Check("bounded memory", _bounded)]
+    return [
+        *found,
+        Check("one module, many threads", _shared),
+        Check("two streams at once", _overlapping),
+        Check("cuBLAS' workspaces given back", _without_workspaces),
+        Check("bounded memory", _bounded),
+    ]
 
 
 def _on_a_gpu(device: str) -> None:
@@ -178,6 +184,62 @@ def _shared(device: str) -> str:
     if len(worst) != 60 or max(worst) > 1e-3:  # the linear layer before it may round to tf32
         raise AssertionError(f"{len(worst)} calls of 60, off by {max(worst, default=0):.1e}")
     return f"{max(worst):.1e}"
+
+
+def _overlapping(device: str) -> str:
+    """Recordings of two streams run at the same time on the GPU: nothing that they write may be the other's."""
+    _on_a_gpu(device)
+    layers = [tl.GRU(64, 64, device=device) for _ in range(2)]
+    inputs = [torch.randn(4096, 8, 64, device=device) for _ in layers]
+    streams = [torch.cuda.Stream() for _ in layers]
+    torch.cuda.synchronize()
+
+    def gradients(turns: int, apart: bool) -> list[list[Tensor]]:
+        found: list[list[Tensor]] = [[], []]
+        for _ in range(turns):
+            for index, (layer, x, stream) in enumerate(zip(layers, inputs, streams, strict=True)):
+                with torch.cuda.stream(stream):
+                    found[index] = list(torch.autograd.grad(layer(x)[0].sum(), list(layer.parameters())))
+                if apart:
+                    torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        return found
+
+    right = gradients(CALLS, apart=True)
+    if _recorded() < 4:
+        raise AssertionError(f"{_recorded()} recordings, expected one for each pass on each stream")
+    off = 0.0
+    for _ in range(20):
+        for found, expected in zip(gradients(2, apart=False), right, strict=True):
+            pairs = zip(found, expected, strict=True)
+            off = max(off, *(float((value - one).abs().max() / one.abs().max()) for value, one in pairs))
+    if off > 1e-4:
+        raise AssertionError(f"gradients of two streams at once are off by {off:.1e} from one after the other")
+    return f"{off:.1e}"
+
+
+def _without_workspaces(device: str) -> str:
+    """torch gives cuBLAS' workspaces back around graphs of its own: recordings must not write where they were."""
+    _on_a_gpu(device)
+    own, theirs, exact = trio("gru", 64, device)
+    inputs = [torch.randn(steps, 4, 8, device=device) for steps in (2048, 4096)]
+    for x in inputs:
+        for _ in range(CALLS):
+            results(own, x)
+    with replay.RECORDINGS.lock:
+        oldest = next(key for key, _ in replay.RECORDINGS._recordings())
+        replay.RECORDINGS._drop(oldest)
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    filled = [torch.full((2**20,), 7.0, device=device) for _ in range(64)]
+    said = ""
+    for x in inputs:
+        said = as_good_as_torch(results(own, x), results(theirs, x), results(exact, x.double()))
+    torch.cuda.synchronize()
+    if not all(bool((one == 7.0).all()) for one in filled):
+        raise AssertionError("a replay wrote into memory of others")
+    return said
 
 
 def _bounded(device: str) -> str:

@@ -76,7 +76,7 @@ CELLS: dict[str, type[Gated]] = {"lstm": FlashLSTM, "slstm": FlashSLSTM}
 
 def theirs(cell: Gated, function: str, backend: str, x: Tensor) -> Tensor:
     """h at every step `(T, B, n)` by FlashRNN, with the weights of `cell`."""
-    from flashrnn import flashrnn  # noqa: PLC0415  (absent on most machines)
+    from flashrnn import flashrnn
 
     heads, width = cell.heads, cell.hidden_size // cell.heads
     given = cell.input(x.transpose(0, 1)).unflatten(-1, (4, heads, width))

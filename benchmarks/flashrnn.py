@@ -12,6 +12,7 @@ import argparse
 import copy
 import json
 import statistics
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,7 @@ CELLS: dict[str, type[Gated]] = {"lstm": FlashLSTM, "slstm": FlashSLSTM}
 
 def theirs(cell: Gated, function: str, backend: str, x: Tensor) -> Tensor:
     """h at every step `(T, B, n)` by FlashRNN, with the weights of `cell`."""
-    from flashrnn import flashrnn
-
+    flashrnn = import_module("flashrnn").flashrnn
     heads, width = cell.heads, cell.hidden_size // cell.heads
     given = cell.input(x.transpose(0, 1)).unflatten(-1, (4, heads, width))
     bias = given.new_zeros(4, heads, width)  # the projection has it

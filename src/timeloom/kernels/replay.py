@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from timeloom.kernels import faults
+from timeloom.kernels.cuda import side_streams
 from timeloom.kernels.layer import Cutting, Gradients, Layer
 from timeloom.known import Entry
 from timeloom.torch_state import streams, tf32
@@ -392,10 +393,11 @@ def _recorded(
 def _record(given: Sequence[Tensor | None], size: int, body: Body, ground: Recording | None) -> Recording:
     """Record a body on a stream of its own, so that nothing else gets into the graph."""
     device = next(tensor.device for tensor in given if tensor is not None)
-    graph, side = torch.cuda.CUDAGraph(), _side_stream(device)
+    graph = torch.cuda.CUDAGraph()
     with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
         places, room = places_for(given, ground), torch.empty((), pin_memory=True, device="cpu", dtype=torch.float32)
         stream = torch.cuda.current_stream()
+        side, before = side_streams.beside(stream), torch.cuda.memory_reserved()
         side.wait_stream(stream)
         with torch.cuda.stream(side):
             graph.capture_begin(capture_error_mode="thread_local")
@@ -406,6 +408,7 @@ def _record(given: Sequence[Tensor | None], size: int, body: Body, ground: Recor
                     number = room.copy_(number, non_blocking=True) if number.dim() == 0 else None
             finally:
                 graph.capture_end()
+        size = max(size, torch.cuda.memory_reserved() - before)
     return Recording(graph, places, results, size, stream, number, ground)
 
 
@@ -421,11 +424,6 @@ def places_for(given: Sequence[Tensor | None], ground: Recording | None) -> list
         torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) if place is None and tensor is not None
         else place for place, tensor in zip(places, given, strict=True)
     ]  # fmt: skip
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 @cache

@@ -12,6 +12,8 @@ import torch
 
 MOST_SHARED, LARGE_CLUSTERS = 8, 14
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED"""
+NON_BLOCKING = 1
+"""CU_STREAM_NON_BLOCKING"""
 PORTABLE = 8
 """Blocks of a cluster that every GPU with clusters can hold."""
 
@@ -47,6 +49,16 @@ class Function:
         status = self._launch(self._function, blocks, 1, 1, self._threads, 1, 1, self._shared, stream, given, None)
         if status:
             _check(status, f"{self.name} on {blocks} blocks of {self._threads} threads")
+
+
+def new_stream(device: int) -> int:
+    """A stream that is nobody else's, as a number; it does not wait for the default stream. It is never destroyed."""
+    with torch.cuda.device(device):
+        torch.cuda.current_stream()
+        stream = ctypes.c_void_p()
+        _check(_driver().cuStreamCreate(ctypes.byref(stream), NON_BLOCKING), "cuStreamCreate")
+    assert stream.value is not None
+    return stream.value
 
 
 @cache

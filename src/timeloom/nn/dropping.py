@@ -15,7 +15,7 @@ from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
 from timeloom.cells.masked import STEPS, MaskedCell, Step
 from timeloom.compile.remember import compiled_for
-from timeloom.kernels import CPUSweeper
+from timeloom.kernels import CPUSweeper, CUDASweeper
 from timeloom.nn.draws import ones_by_chance
 from timeloom.problem import Recurrence
 from timeloom.torch_state.transforms import transformed
@@ -176,7 +176,8 @@ def masked(cell: Cell, rows: Tensor, masks: Masks) -> tuple[Cell, Tensor]:
     """A cell of torch's over projected inputs with masks behind them, `(T, B, ·)`, and its inputs: by the plain cell's
     kernels where these take masks, else by kernels made for it, where they can be made. On autograd's tape.
     """
-    if CPUSweeper.supports(Recurrence(cell, rows, rows[:0])):
+    problem = Recurrence(cell, rows, rows[:0])
+    if CPUSweeper.supports(problem) or CUDASweeper.supports(problem):
         return MaskedCell(cell, masks), rows
     step: Step = partial(STEPS[type(cell)](cell), *masks)
     start = tuple(rows.new_zeros(rows.shape[1], width) for width in cell.parts)

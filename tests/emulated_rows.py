@@ -53,9 +53,7 @@ class EmulatedRows(CUDASweeper):
     in_reverse = False
 
     def _variant(self, adjoint: bool, rows: int, stores: int, decay: bool) -> Variant | Wide:
-        return Variant(
-            self._kernel, self._n, 0, adjoint, True, stores, decay, self._marks is not None, self.cell.masks
-        )
+        return Variant(self._kernel, self._n, 0, adjoint, True, stores, decay, self._marks is not None, self.cell.masks)
 
     def _start(self, variant: Variant | Wide, steps: int, args: Any) -> None:
         assert isinstance(variant, Variant)

@@ -165,7 +165,8 @@ class MaskedCell(Cell):
         """What CUDA kernels save of a step: the plain cell's gates, or an Elman unit's new value, and what is kept."""
         gates, masks = self._apart(u)
         (shown,) = self.multiplied((h,), u)
-        values = (self.plain.step(shown, gates),) if isinstance(self.plain, RNNCell) else self.plain._gates(shown, gates)  # type: ignore[attr-defined]
+        plain: Any = self.plain
+        values = (plain.step(shown, gates),) if isinstance(plain, RNNCell) else plain._gates(shown, gates)
         return [*values, *([masks[..., -self.size :]] if self.masks.zoned else [])]
 
     def _apart(self, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,8 +34,8 @@ class CUDALayer(Layer):
     """GRU, LSTM and RNN of any width.
 
     x and weights in float32 or half precision, the initial state in float32. States are kept in the dtype of x, and the
-    values of the gates `(T, B, SAVED n)` in float32. Masks may stand behind x in float32 (`timeloom.cells.masked`); that
-    of h is taken to be the same in all steps of a sequence.
+    values of the gates `(T, B, SAVED n)` in float32. Masks may stand behind x in float32 (`timeloom.cells.masked`):
+    that of h is the same in all steps of a sequence.
     """
 
     corrects: ClassVar[bool] = True

@@ -235,7 +235,8 @@ class ForwardArgs(ctypes.Structure):
     """As in forward_args.cuh. What is not given is NULL or zero."""
 
     _fields_ = _fields(
-        "inputs mask weights vectors origin starts ends decay h c saved sequence begin end resets", "steps batch rows lead"
+        "inputs mask weights vectors origin starts ends decay h c saved sequence begin end resets",
+        "steps batch rows lead",
     )
 
 
@@ -243,8 +244,8 @@ class AdjointArgs(ctypes.Structure):
     """As in adjoint_args.cuh."""
 
     _fields_ = _fields(
-        "saved h c incoming weights vectors mask origin final starts ends decay gate_grads reset_grads sequence begin end "
-        "lengths resets",
+        "saved h c incoming weights vectors mask origin final starts ends decay gate_grads reset_grads sequence begin "
+        "end lengths resets",
         "steps batch rows lead",
     )
 

@@ -31,7 +31,7 @@ class StandIn(ReferenceSweeper):
 
     told_as = "stand-in"
 
-    def __init__(self, problem: Recurrence, saved: Tensor | None = None) -> None:
+    def __init__(self, problem: Recurrence, saved: Tensor | None = None, mask: Tensor | None = None) -> None:
         if problem.u.shape[-1] == 0:
             assert saved is not None
             problem = replace(problem, u=saved)

@@ -38,7 +38,7 @@ class StandIn(ReferenceSweeper):
     inputs: ClassVar[Tensor]
     told_as = "stand-in"
 
-    def __init__(self, problem: Recurrence, saved: Tensor | None = None) -> None:
+    def __init__(self, problem: Recurrence, saved: Tensor | None = None, mask: Tensor | None = None) -> None:
         if problem.u.shape[-1]:
             StandIn.inputs = problem.u
         super().__init__(Recurrence(problem.cell, StandIn.inputs, problem.initial))

@@ -23,7 +23,19 @@ import torch
 from benchmarks.fuzz.judge import context_lost, first_line
 from benchmarks.fuzz.record import facts
 from benchmarks.process import surroundings
-from tests.gpu import around, faulty, gates, layers, operations, options, own_cells, processes, replays, warm
+from tests.gpu import (
+    around,
+    dropout,
+    faulty,
+    gates,
+    layers,
+    operations,
+    own_cells,
+    processes,
+    replays,
+    transforms,
+    warm,
+)
 from tests.gpu.checks import Check, Unfit
 
 PIECES: dict[str, Callable[[], list[Check]]] = {
@@ -38,8 +50,8 @@ PIECES: dict[str, Callable[[], list[Check]]] = {
     "random-cells": own_cells.random_cells,
     "regimes": layers.regimes,
     "gates": gates.gates,
-    "dropout": options.dropout,
-    "transforms": options.transforms,
+    "dropout": dropout.dropout,
+    "transforms": transforms.transforms,
     "scans": operations.scans,
     "odes": operations.odes,
     "chains": operations.chains,

@@ -161,6 +161,14 @@ class MaskedCell(Cell):
     def bound(self, initial: Tensor) -> Tensor | None:
         return self.plain.bound(initial)
 
+    def _gates(self, h: Tensor, u: Tensor) -> list[Tensor]:
+        """What CUDA kernels save of a step: the plain cell's gates, or an Elman unit's new value, and what is kept."""
+        gates, masks = self._apart(u)
+        (shown,) = self.multiplied((h,), u)
+        plain: Any = self.plain
+        values = (plain.step(shown, gates),) if isinstance(plain, RNNCell) else plain._gates(shown, gates)
+        return [*values, *([masks[..., -self.size :]] if self.masks.zoned else [])]
+
     def _apart(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """u, and the masks behind it."""
         gates, masks = u.split((u.shape[-1] - self.behind, self.behind), -1)

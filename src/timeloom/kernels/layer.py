@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from timeloom.cells.base import Cell
 from timeloom.kernels.reference import ReferenceSweeper
@@ -119,6 +120,20 @@ class Layer(ABC):
     def has_newton(self) -> bool:
         """Whether there are kernels for Newton's steps on this layer."""
         return False
+
+    @property
+    def fresh(self) -> dict[str, Tensor]:
+        """Weights by name that were made for one call, rather than parameters: those of the next one lie elsewhere."""
+        held = {name: getattr(self, name) for name in ("w_ih", "w_hh", "b_ih", "b_hh")}
+        return {name: one for name, one in held.items() if one is not None and not isinstance(one, nn.Parameter)}
+
+    def over(self, x: Tensor, initial: Tensor, fresh: Iterable[Tensor]) -> Self:
+        """The same layer over other inputs and fresh weights."""
+        twin = replace(self, x=x, initial=initial, **dict(zip(self.fresh, fresh, strict=True)))  # type: ignore[arg-type]
+        w_hh, n, units = twin.w_hh, twin.n, twin.cell.weights[1:]
+        if twin.kernel == "gru":
+            units = (w_hh.new_zeros(n) if twin.b_hh is None else twin.b_hh[2 * n :],)
+        return replace(twin, cell=twin.cell.with_weights((w_hh, *units)))
 
     @property
     def n(self) -> int:

@@ -2,8 +2,9 @@
 
 A call of a layer is many short launches, each of which costs the host more than the GPU. From the third call with the
 same sizes, plan and weights on, they are one replay: what changes from call to call is copied in, what a caller keeps
-is copied out. Weights are read where they lie, so an optimizer's changes are seen; whoever moves them gets a
-recording of his own. Recordings are of one stream, whose order keeps replays apart, and a lock keeps threads apart.
+is copied out. Parameters are read where they lie, so an optimizer's changes are seen; whoever moves them gets a
+recording of his own. Weights that are made for each call, as masked ones are, are copied in as inputs are. Recordings
+are of one stream, whose order keeps replays apart, and a lock keeps threads apart.
 Inside a graph that a user captures nothing is replayed: his graph takes the launches themselves.
 """
 
@@ -86,6 +87,11 @@ class Recording:
         self._lent: list[ReferenceType[Tensor]] = []
 
     @property
+    def fresh(self) -> list[Tensor | None]:
+        """Where a forward pass reads weights that are made for every call: behind x, initial and known states."""
+        return self.given[3:]
+
+    @property
     def here(self) -> bool:
         """Whether it may be replayed now: it was not dropped to make room, and stream and settings are its own."""
         device = self._device
@@ -121,7 +127,7 @@ class Recording:
                 if not self.at_zero:
                     places[1].zero_()
                     self.at_zero = True
-                places, given = places[:1], given[:1]
+                places, given = [places[0], *places[2:]], [given[0], *given[2:]]
             else:
                 self.at_zero = False
             copy(places, given)
@@ -286,12 +292,12 @@ def forward(
     """`layer.forward`, replayed where that is possible."""
 
     def body(given: Sequence[Tensor | None]) -> Sequence[Tensor | float | None]:
-        x, initial, *starts = given
-        more: dict[str, Any] = {} if entry is None else {"entry": replace(entry, starts=starts[0])}  # type: ignore[arg-type]
-        kept, certificate = _with(layer, x, initial).forward(cutting, share_of_box, keep, **more)
+        x, initial, starts, *fresh = given
+        more: dict[str, Any] = {} if entry is None else {"entry": replace(entry, starts=starts)}  # type: ignore[arg-type]
+        kept, certificate = layer.over(x, initial, fresh).forward(cutting, share_of_box, keep, **more)  # type: ignore[arg-type]
         return *kept, certificate
 
-    given = layer.x, layer.initial, None if entry is None else entry.starts
+    given = layer.x, layer.initial, None if entry is None else entry.starts, *layer.fresh.values()
     if not layer.recordable(cutting):
         *kept, certificate = body(given)
     else:
@@ -312,13 +318,18 @@ def backward(
     if not layer.recordable(cutting):
         return layer.backward(cutting, kept, grads, want_x)
 
+    fresh = tuple(layer.fresh.values())
+
     def body(given: Sequence[Tensor | None]) -> Sequence[Tensor | float | None]:
         x, initial, incoming, final, *others = given
         tensors: list[Any] = others
-        found, certificate = _with(layer, x, initial).backward(cutting, tensors, (incoming, final), want_x)
+        at = layer.over(x, initial, tensors[len(kept) :])  # type: ignore[arg-type]
+        found, certificate = at.backward(cutting, tensors[: len(kept)], (incoming, final), want_x)
         return *found, certificate
 
-    given, ground = (layer.x, layer.initial, *grads, *kept), RECORDINGS.lender(kept)
+    given, ground = (layer.x, layer.initial, *grads, *kept, *fresh), RECORDINGS.lender(kept)
+    if ground is not None and len(ground.fresh) != len(fresh):
+        ground = None
     key = _backward_key(layer, cutting, grads, want_x, ground)
     before = CALLS_BEFORE + 2 if ground is None else 0  # a pass that lends comes soon, if any
     *found, certificate = RECORDINGS.run(key, given, _size(layer), body, before, ground)
@@ -356,18 +367,12 @@ def _settings() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), tf32.cudnn_rounds()
 
 
-def _with(layer: Layer, x: Tensor | None, initial: Tensor | None) -> Layer:
-    assert x is not None
-    assert initial is not None
-    return replace(layer, x=x, initial=initial)
-
-
 def _key(layer: Layer, cutting: Cutting) -> Hashable:
     """Kind, sizes and plan, and where the weights lie that a recording reads."""
-    weights = layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh, *layer.cell.weights
-    places = tuple(None if weight is None else (weight.data_ptr(), weight.stride()) for weight in weights)
-    x = layer.x
-    sizes = x.shape, x.dtype, layer.w_ih.dtype, layer.w_hh.shape, layer.initial.dtype, layer.kernel
+    x, fresh, weights = layer.x, layer.fresh, (layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh)
+    read = (weight for weight in weights if not any(weight is one for one in fresh.values()))
+    places = *fresh, *(None if weight is None else (weight.data_ptr(), weight.stride()) for weight in read)
+    sizes = x.shape, x.dtype, layer.w_ih.dtype, layer.w_hh.shape, layer.initial.dtype, layer.kernel, layer.cell.masks
     plan = cutting.chunk, cutting.warmup, cutting.sweeps, cutting.dense, cutting.newton
     return type(layer), x.device, sizes, plan, places
 
@@ -414,12 +419,12 @@ def _record(given: Sequence[Tensor | None], size: int, body: Body, ground: Recor
 
 def places_for(given: Sequence[Tensor | None], ground: Recording | None) -> list[Tensor | None]:
     """Where a recording is to read what is given: of a backward pass on the ground of a forward pass, x, the initial
-    state and what was kept lie there; the gradients between them do not.
+    state, what was kept and fresh weights lie there; the gradients between them do not.
     """
     places: list[Any] = [None] * len(given)
     if ground is not None:
-        kept = len(given) - 4
-        places = [*ground.given[:2], None, None, *ground.results[:kept]]
+        kept = len(given) - 4 - len(ground.fresh)
+        places = [*ground.given[:2], None, None, *ground.results[:kept], *ground.fresh]
     return [
         torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) if place is None and tensor is not None
         else place for place, tensor in zip(places, given, strict=True)

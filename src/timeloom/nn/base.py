@@ -158,6 +158,7 @@ class Recurrent(DropsInside, nn.RNNBase):
                 return replayed
         masks, weights = self._masks, None  # drawn below: dropout inside the recurrence
         inside = transformed()
+        repeats = unmarked and not inside and type(input) is Tensor
         unmarked = unmarked and not (inside or self._drops)
         last = self._last
         if last is not None and unmarked and type(input) is Tensor and last.fits(input) and alone():
@@ -227,7 +228,7 @@ class Recurrent(DropsInside, nn.RNNBase):
         result = self._run_own(
             data, packed, hx, lengths, resets, guess, group, return_states, weights or self._present_weights(), obstacle
         )
-        if key is not None and not obstacle:
+        if repeats and group is None and not obstacle:
             steady.settle(self, data, hx)
         return result
 

@@ -15,7 +15,7 @@ from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
 from timeloom.cells.masked import STEPS, MaskedCell, Step
 from timeloom.compile.remember import compiled_for
-from timeloom.kernels import CPUSweeper
+from timeloom.kernels import CPUSweeper, CUDASweeper
 from timeloom.nn.draws import ones_by_chance
 from timeloom.problem import Recurrence
 from timeloom.torch_state.transforms import transformed
@@ -148,11 +148,26 @@ class DropsInside:
         """Whether anything is dropped inside the recurrence, at present."""
         return self._masks or (self.training and self._dropping.weights > 0)
 
-    def _with_masks(self, x: Tensor, weights: Weights, widths: list[int]) -> tuple[Tensor, Weights]:
+    def _masks_weights(self, batch: int) -> bool:
+        """Whether a mask of the states is one of the weights: that of one sequence."""
+        return self._masks and batch == 1 and not self._dropping.zones
+
+    def _makes_weights(self, batch: int) -> bool:
+        """Whether a call has recurrent weights of its own."""
+        return self._masks_weights(batch) or (self.training and self._dropping.weights > 0)
+
+    def _behind(self, batch: int, n: int, size: int) -> int:
+        """Width of the masks behind a layer's inputs, of n units and a state of this size."""
+        if not self._masks or self._masks_weights(batch):
+            return 0
+        masks = self._dropping.behind
+        return n * masks.dropped + size * masks.zoned
+
+    def _with_masks(self, x: Tensor, weights: Weights, widths: Sequence[int]) -> tuple[Tensor, Weights]:
         """A layer's inputs with this call's masks behind them, and its weights, which hold the mask of one sequence."""
         if not self._masks:
             return x, weights
-        if x.shape[1] == 1 and not self._dropping.zones:
+        if self._masks_weights(x.shape[1]):
             w_ih, w_hh, *others = weights
             return x, (w_ih, w_hh * self._dropping.sequence_mask(x, widths[0], self.training), *others)
         return torch.cat([x, *self._dropping.masks(x, widths, self.training)], -1), weights
@@ -176,7 +191,8 @@ def masked(cell: Cell, rows: Tensor, masks: Masks) -> tuple[Cell, Tensor]:
     """A cell of torch's over projected inputs with masks behind them, `(T, B, ·)`, and its inputs: by the plain cell's
     kernels where these take masks, else by kernels made for it, where they can be made. On autograd's tape.
     """
-    if CPUSweeper.supports(Recurrence(cell, rows, rows[:0])):
+    problem = Recurrence(cell, rows, rows[:0])
+    if CPUSweeper.supports(problem) or CUDASweeper.supports(problem):
         return MaskedCell(cell, masks), rows
     step: Step = partial(STEPS[type(cell)](cell), *masks)
     start = tuple(rows.new_zeros(rows.shape[1], width) for width in cell.parts)

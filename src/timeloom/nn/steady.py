@@ -52,11 +52,12 @@ class SteadyCall:
     and not the module, which holds it.
     """
 
-    __slots__ = ("hidden", "layers", "parameters", "weights")
+    __slots__ = ("hidden", "layers", "parameters", "weights", "widths")
 
     def __init__(self, module: Recurrent, input: Tensor, weights: list[list[tuple[str, Tensor]]]) -> None:
         self.hidden = (module._stacked, input.shape[0 if module.batch_first else 1], module.hidden_size)
         """Shape of the parts of the initial state."""
+        self.widths = (module.hidden_size,) * (2 if module.mode == "LSTM" else 1)
         self.parameters = [
             (name, weight, weight.data_ptr(), weight.requires_grad) for own in weights for name, weight in own
         ]
@@ -81,18 +82,19 @@ class SteadyCall:
             graded = graded or any(part.requires_grad for part in _parts(hx) or ())
         ways = 2 if module.bidirectional else 1
         steps, batch = input.shape[:2] if not module.batch_first else (input.shape[1], input.shape[0])
-        after = False
+        size, after = sum(call.widths), False
+        behind, makes = module._behind(batch, module.hidden_size, size), module._makes_weights(batch)
         for index, own in enumerate(call.weights):
             if index % ways == 0:
                 before, after = graded or after, False
                 width = module.input_size if index < ways else ways * module.hidden_size
             needs = before or any(weight is not None and weight.requires_grad for weight in own)
-            x = input.detach().new_empty(()).expand(steps, batch, width)
-            size = module.hidden_size * (2 if module.mode == "LSTM" else 1)
+            x = input.detach().new_empty(()).expand(steps, batch, width + behind)
             initial = x.new_empty((batch, size), dtype=solved_in(x))
-            detached = [None if weight is None else weight.detach() for weight in own]
+            given = [own[0], own[1].detach() if makes else own[1], *own[2:]]  # type: ignore[union-attr]
             solve = module._solve_of(index, module._experiences)
-            layer = SteadyLayer.of(solve, Inputs._make([x, initial, *detached, None, None, None]), taped and needs)
+            with torch.no_grad():
+                layer = SteadyLayer.of(solve, Inputs._make([x, initial, *given, None, None, None]), taped and needs)
             if layer is None:
                 return None
             after = after or needs
@@ -118,14 +120,16 @@ class SteadyCall:
         """As the module's forward pass; None where a certificate is missed, and nothing that was done counts."""
         x = input.transpose(0, 1) if module.batch_first else input
         ways, stacked = 2 if module.bidirectional else 1, len(self.layers)
-        drops = module.dropout > 0 and module.training and stacked > ways
-        drawn = _generator(input.device).get_state() if drops else None
+        drops, masks = module.dropout > 0 and module.training and stacked > ways, module._drops
+        drawn = _generator(input.device).get_state() if drops or masks else None
+        weights: Any = module._present_weights() if masks else self.weights
         calls, finals, outputs = [], [], []
         for index, layer in enumerate(self.layers):
             backwards = index % ways == 1
             call = Call(layer, partial(module._solve_of, index, module._experiences))
             initial = None if hx is None else _initial(_parts(hx), index, layer)
-            found = layer.run(call, x.flip(0) if backwards else x, initial, self.weights[index])
+            shown, own = module._with_masks(x, weights[index], self.widths) if masks else (x, weights[index])
+            found = layer.run(call, shown.flip(0) if backwards else shown, initial, own[: len(NAMES)])
             if found is None:
                 _draw_again(input.device, drawn)
                 return None

@@ -124,7 +124,10 @@ class SteadyLayer:
         self._sizes = sizes_of(layer.cell, Inputs(layer.x, layer.initial, *_weights(layer), None))
         self._parts = len(layer.parts)
         self._zeros = torch.zeros_like(layer.initial)
-        self._places = [None if weight is None else weight.data_ptr() for weight in _weights(layer)]
+        names = list(layer.fresh)
+        self._fresh = [2 + index for index, name in enumerate(("w_ih", "w_hh", "b_ih", "b_hh")) if name in names]
+        """Which of the live tensors are weights that a call makes."""
+        self._places = self._places_of(Inputs(layer.x, layer.initial, *_weights(layer), None))
         self._backward: dict[Kind, _Pass] = {}
 
     @staticmethod
@@ -142,7 +145,8 @@ class SteadyLayer:
         kept = recording.results[:-1]
         finals = [part[-1:] for part in kept[: len(layer.parts)]]  # type: ignore[index]
         wanted, lent = [kept[0][1:], *finals], len(kept) if taped else 0  # type: ignore[index]
-        found = _Pass.of(standing, solve.experience.forward, recording, recording.given[:2], wanted, lent)
+        places = [*recording.given[:2], *recording.fresh]
+        found = _Pass.of(standing, solve.experience.forward, recording, places, wanted, lent)
         return SteadyLayer(layer, solve, found, taped)
 
     @property
@@ -158,21 +162,23 @@ class SteadyLayer:
         """
         initial = self._zeros if initial is None else initial
         try:
-            return apply(call, x, initial, *weights) if self.taped else self.sweep(call, x, initial)[0]
+            return apply(call, x, initial, *weights) if self.taped else self.sweep(call, (x, initial, *weights))[0]
         except Dropped:
             return None
 
-    def sweep(self, call: Call, x: Any, initial: Any) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    def sweep(self, call: Call, live: Sequence[Any]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """Outputs and parts of the final state, and what is kept for the backward pass: lent."""
-        found, call.turn = self.forward.run((x, None if initial is self._zeros else initial))
+        initial = None if live[1] is self._zeros else live[1]
+        found, call.turn = self.forward.run((live[0], initial, *[live[index] for index in self._fresh]))
         wanted = 1 + self._parts
         return tuple(found[:wanted]), found[wanted:]
 
     def gradients(self, call: Call, saved: Sequence[Any], grads: list[Tensor | None], kind: Kind) -> Gradients:
         """Of everything live, from what was saved: the live tensors, what was kept, and the outputs."""
         found = self._backward.get(kind)
-        there = [None if weight is None else weight.data_ptr() for weight in saved[2:LIVE]]
-        may = found is not None and there == self._places  # who gathers weights anew has them elsewhere by now
+        may = (
+            found is not None and self._places_of(saved) == self._places
+        )  # who gathers weights anew has them elsewhere
         replayed = self._replayed(found, call, saved, grads) if found is not None and may else None
         if replayed is None:
             result = self._by_trunk(call, saved, grads, kind[0][0])
@@ -194,7 +200,8 @@ class SteadyLayer:
                     return None
                 if not ground.has(kept[0]):  # another call came between, and what was lent is a copy by now
                     ground.take_back()
-                    replay.copy(self._lent(ground), [saved[0], saved[1], *kept])
+                    fresh = [saved[index] for index in self._fresh]
+                    replay.copy(self._lent(ground), [saved[0], saved[1], *kept, *fresh])
                     ground.at_zero = False
                 results, turn = found.run([grad for grad in grads if grad is not None])
         except Dropped:
@@ -208,8 +215,13 @@ class SteadyLayer:
 
     @staticmethod
     def _lent(ground: Recording) -> list[Any]:
-        """Where a forward pass has x, the initial state and what it keeps."""
-        return [*ground.given[:2], *ground.results[:-1]]
+        """Where a forward pass has x, the initial state, what it keeps, and weights made for a call."""
+        return [*ground.given[:2], *ground.results[:-1], *ground.fresh]
+
+    def _places_of(self, live: Sequence[Any]) -> list[int | None]:
+        """Where weights lie that are not copied in."""
+        own = [live[index] for index in range(2, LIVE) if index not in self._fresh]
+        return [None if weight is None else weight.data_ptr() for weight in own]
 
     def _by_trunk(self, call: Call, saved: Sequence[Any], grads: Sequence[Tensor | None], want_x: bool) -> Gradients:
         solve, inputs = call.solve(), Inputs._make([*saved[:LIVE], None, None, None])
@@ -260,7 +272,7 @@ class Replayed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, *live: Tensor | None) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        results, kept = call.layer.sweep(call, live[0], live[1])
+        results, kept = call.layer.sweep(call, live)
         ctx.call = call
         ctx.save_for_backward(*live, *kept, results[0])
         return results

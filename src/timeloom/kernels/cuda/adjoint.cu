@@ -96,11 +96,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) adjoint(const __grid_const
     length[i] = there ? (a.lead ? (int)a.lengths[sequence[i]] : a.steps) : 0;
     to_grads[i] = a.gate_grads + ((index_t)late[i] * a.batch + sequence[i]) * (GRADS * n) + lane.unit;
   }
-  float grad[4][PARTS], kept[DECAY ? 4 : 1][PARTS], diverted[RESETS ? 4 : 1][PARTS];
+  float grad[4][PARTS], kept[DECAY ? 4 : 1][PARTS], diverted[RESETS ? 4 : 1][PARTS], mask[DROPPED ? 4 : 1];
 #pragma unroll
   for (int e = 0; e < 4; e++) {
     const int row = lane.row0 + lane.column_of(e), unit = lane.unit_of(e), i = e & 1;
     const bool at_end = late[i] + 1 >= length[i];
+    if (DROPPED) mask[DROPPED ? e : 0] = unit < n ? a.mask[(index_t)sequence[i] * n + unit] : 1.0f;
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
       grad[e][p] = 0.0f;
@@ -200,7 +201,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) adjoint(const __grid_const
 #pragma unroll
       for (int p = 0; p < PARTS; p++) {
         const int i = e & 1;
-        const float value = through[e][p] + (p == 0 ? y[e] : 0.0f);
+        const float sum = DROPPED ? y[e] * mask[DROPPED ? e : 0] : y[e];
+        const float value = through[e][p] + (p == 0 ? sum : 0.0f);
         if (RESETS) diverted[RESETS ? e : 0][p] += reset[i] ? value : 0.0f;
         if (DECAY) kept[DECAY ? e : 0][p] *= !steps[i] ? 1.0f : RESETS && reset[i] ? 0.0f : keep[e][p];
         grad[e][p] = !steps[i] ? grad[e][p] : RESETS && reset[i] ? 0.0f : value;

@@ -9,6 +9,7 @@ struct AdjointArgs {
   const float *incoming;                          // (T, B, n) or NULL: the loss's gradient on part 0 after every step
   const float *weights;                           // (PRODUCTS n, n)
   const float *vectors;                           // (VECTORS, n)
+  const float *mask;                              // (B, n), if DROPPED
   const float *origin;                            // (B, PARTS n): the state that resets put back
   const float *final;                             // (B, PARTS n) or NULL (zero): with a lead, the gradient where a sequence ends
   float *starts;                                  // (rows, PARTS n): gradients at the end of each row: in; with a lead out

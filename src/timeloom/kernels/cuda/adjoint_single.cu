@@ -59,6 +59,7 @@ extern "C" __global__ void SHAPE adjoint(const __grid_constant__ AdjointArgs a) 
       kept[p] = 1.0f, diverted[p] = 0.0f;
     }
   };
+  const float mask = DROPPED && inside(unit) ? a.mask[(index_t)sequence * n + unit] : 1.0f;
   float *to_grads = a.gate_grads + token * (GRADS * n) + unit;
 
   if (!walk) enter(a.lead);
@@ -115,7 +116,7 @@ extern "C" __global__ void SHAPE adjoint(const __grid_constant__ AdjointArgs a) 
         y[0] = fmaf(w[q][i][0], d.x, y[0]), y[1] = fmaf(w[q][i][1], d.y, y[1]);
         y[0] = fmaf(w[q][i][2], d.z, y[0]), y[1] = fmaf(w[q][i][3], d.w, y[1]);
       }
-    const float sum = over_slices(y[0] + y[1]);
+    const float all = over_slices(y[0] + y[1]), sum = DROPPED ? all * mask : all;
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
       const float value = through[p] + (p == 0 ? sum : 0.0f);

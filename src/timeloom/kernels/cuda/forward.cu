@@ -18,15 +18,15 @@ struct Inputs {                                   // this thread's share of the 
     const int row = blockIdx.x * ROWS + copied_row();
     const bool there = row < a.rows && a.end[row] > a.begin[row];
     first = there ? (int)a.begin[row] - a.lead : a.steps;
-    from = there ? a.inputs + ((index_t)first * a.batch + a.sequence[row]) * INPUTS * UNITS : a.inputs;
+    from = there ? a.inputs + ((index_t)first * a.batch + a.sequence[row]) * ROW * UNITS : a.inputs;
   }
   __device__ __forceinline__ void fetch(const ForwardArgs &a, int step) {
     if (step < walk && (unsigned)(first + step) < (unsigned)a.steps) {
       float *to = ring + (step % RING * ROWS + copied_row()) * INPUT_ROW;
 #pragma unroll
-      for (int i = 0; i < INPUTS; i++) copy_vector(to + i * N, from + i * UNITS);
+      for (int i = 0; i < INPUTS; i++) copy_vector(to + i * N, from + PLACE(i) * UNITS);
     }
-    from += (index_t)a.batch * INPUTS * UNITS;
+    from += (index_t)a.batch * ROW * UNITS;
     copies_end();
   }
 };
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
     for (int p = 0; p < PARTS; p++) to_states[i][p] = a.states[p] + (token + a.batch) * n + lane.unit;
     to_saved[i] = a.saved + token * (SAVED * n) + lane.unit;
   }
-  float state[4][PARTS], kept[DECAY ? 4 : 1][PARTS];
+  float state[4][PARTS], kept[DECAY ? 4 : 1][PARTS], mask[DROPPED ? 4 : 1];
 #pragma unroll
   for (int e = 0; e < 4; e++) {
     const int row = lane.row0 + lane.column_of(e), unit = lane.unit_of(e);
@@ -95,7 +95,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
       state[e][p] = row < a.rows && unit < n ? from[p * n + unit] : 0.0f;
       if (DECAY) kept[DECAY ? e : 0][p] = 1.0f;
     }
+    if (DROPPED) mask[DROPPED ? e : 0] = unit < n ? a.mask[(index_t)sequence[e & 1] * n + unit] : 1.0f;
   }
+  auto shown = [&](int e) { return DROPPED ? state[e][0] * mask[DROPPED ? e : 0] : state[e][0]; };
 
   // What brings all states of this block into the range of fp16, where they stay in a box: mostly 1.
   float shrink = 1.0f, grow = 1.0f;
@@ -104,9 +106,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       const int unit = lane.unit_of(e), row = lane.row0 + lane.column_of(e);
-      largest = fmaxf(largest, fabsf(state[e][0]));
+      float own = fabsf(state[e][0]);
       if (RESETS && row < a.rows && unit < n)
-        largest = fmaxf(largest, fabsf(a.origin[(index_t)sequence[e & 1] * PARTS * n + unit]));
+        own = fmaxf(own, fabsf(a.origin[(index_t)sequence[e & 1] * PARTS * n + unit]));
+      largest = fmaxf(largest, DROPPED ? fmaxf(own, 1.0f) * mask[DROPPED ? e : 0] : own);
     }
     if (largest > 16384.0f) atomicMax((int *)scales, __float_as_int(largest));   // not negative: ordered as its bits
     meet();
@@ -147,14 +150,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
       }
     float by[2] = {shrink, shrink};
     if (!BOUNDED) {
-      const unsigned packed = over_units(exponents(fmaxf(fabsf(state[0][0]), fabsf(state[2][0])),
-                                                   fmaxf(fabsf(state[1][0]), fabsf(state[3][0]))));
+      const unsigned packed = over_units(exponents(fmaxf(fabsf(shown(0)), fabsf(shown(2))),
+                                                   fmaxf(fabsf(shown(1)), fabsf(shown(3)))));
       float *const scale = scales + ((step & 1) * WARPS + threadIdx.x / 32) * ROWS;
       if (lane.g < 2) scale[2 * lane.t + lane.g] = out_of_range(exponent_of(packed, lane.g));
       by[0] = into_range(exponent_of(packed, 0)), by[1] = into_range(exponent_of(packed, 1));
     }
 #pragma unroll
-    for (int e = 0; e < 4; e++) operand.put(operand.buffer(step), e, 0, state[e][0] * by[e & 1]);
+    for (int e = 0; e < 4; e++) operand.put(operand.buffer(step), e, 0, shown(e) * by[e & 1]);
   };
 
   const float *const own_inputs = ring + 2 * lane.t * INPUT_ROW + lane.unit;

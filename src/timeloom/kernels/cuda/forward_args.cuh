@@ -2,9 +2,12 @@
 #pragma once
 #include "cell.cuh"
 typedef long long index_t;
+#define ROW (INPUTS + DROPPED)                    // vectors of a row: the mask is in it, too, before what zoneout reads
+#define PLACE(input) ((input) + ((input) < INPUTS - PARTS * ZONED ? 0 : DROPPED))   // which one of them an input is
 
 struct ForwardArgs {
-  const float *inputs;                            // (T, B, INPUTS n)
+  const float *inputs;                            // (T, B, ROW n)
+  const float *mask;                              // (B, n), if DROPPED: what h is multiplied by before the products
   const float *weights;                           // (PRODUCTS n, n)
   const float *vectors;                           // (VECTORS, n): what the cell has for each unit
   const float *origin;                            // (B, PARTS n): where a lead begins, and where resets put the state back to

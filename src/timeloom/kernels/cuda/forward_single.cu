@@ -31,18 +31,20 @@ extern "C" __global__ void SHAPE forward(const __grid_constant__ ForwardArgs a) 
   for (int i = threadIdx.x; i < RING * INPUTS * OWN_UNITS; i += THREADS) ring[0][i] = 0.0f;   // units beyond n stay zero
   meet();
   Copies<INPUTS> inputs(ring[0], [&](int vector, index_t &stride) {
-    stride = (index_t)a.batch * (INPUTS * n);
-    return a.inputs + token * (INPUTS * n) + vector * n;
+    stride = (index_t)a.batch * (ROW * n);
+    return a.inputs + token * (ROW * n) + PLACE(vector) * n;
   });
   auto fetch = [&](int step) { inputs.fetch(step, step < walk && first + step >= 0); };
 #pragma unroll 1
   for (int step = 0; step < RING - 1; step++) fetch(step);
 
+  const float mask = DROPPED && inside(unit) ? a.mask[(index_t)sequence * n + unit] : 1.0f;
   auto put_state = [&](int step) {
+    const float shown = DROPPED ? state[0] * mask : state[0];
 #if CLUSTER > 1
-    put(&operand[step & 1][unit], state[0], slice);
+    put(&operand[step & 1][unit], shown, slice);
 #else
-    if (slice == 0) operand[step & 1][unit] = state[0];
+    if (slice == 0) operand[step & 1][unit] = shown;
 #endif
   };
   auto publish = [&](int step) {                  // the state before a step, for all warps

@@ -7,13 +7,14 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from timeloom.cells.base import Cell, sum_outer
 from timeloom.kernels.cuda import dense
 from timeloom.kernels.cuda.newton import CUDANewton
 from timeloom.kernels.cuda.newton import fits as newton_fits
-from timeloom.kernels.cuda.programs import CELLS
-from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step
+from timeloom.kernels.cuda.programs import text_of
+from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step, sequence_mask
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.newton import newton_steps
 from timeloom.kernels.reference import AdjointData
@@ -33,19 +34,22 @@ class CUDALayer(Layer):
     """GRU, LSTM and RNN of any width.
 
     x and weights in float32 or half precision, the initial state in float32. States are kept in the dtype of x, and the
-    values of the gates `(T, B, SAVED n)` in float32.
+    values of the gates `(T, B, SAVED n)` in float32. Masks may stand behind x in float32 (`timeloom.cells.masked`):
+    that of h is the same in all steps of a sequence.
     """
 
     corrects: ClassVar[bool] = True
+    takes_masks: ClassVar[bool] = True
     begins_anywhere: ClassVar[bool] = True
 
     @staticmethod
     def supports(x: Tensor, cell: Cell) -> bool:
-        return x.dtype in INPUTS and x.shape[1] > 0 and fits(cell.kernel, cell.parts[0], x.device)
+        dtypes = INPUTS[:1] if cell.behind else INPUTS
+        return x.dtype in dtypes and x.shape[1] > 0 and fits(cell.kernel, cell.parts[0], x.device)
 
     @staticmethod
     def tape_width(cell: Cell) -> int:
-        return CELLS[str(cell.kernel)].saved * cell.parts[0]
+        return text_of(str(cell.kernel), cell.masks).saved * cell.parts[0]
 
     @staticmethod
     def tape_dtype(x: Tensor) -> torch.dtype:
@@ -98,7 +102,8 @@ class CUDALayer(Layer):
 
     @property
     def has_newton(self) -> bool:
-        return self.x.dtype == torch.float32 and newton_fits(self.cell.kernel, self.cell.size, self.x.device)
+        plain = self.x.dtype == torch.float32 and not self.cell.behind
+        return plain and newton_fits(self.cell.kernel, self.cell.size, self.x.device)
 
     def _newton(self, steps: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor]:
         problem = Recurrence(self.cell, self._inputs(), self.initial)
@@ -135,7 +140,7 @@ class CUDALayer(Layer):
         saved = kept[-1] if len(kept) > len(self.parts) else None
         incoming, final = (None if grad is None else grad.float() for grad in grads)
         inputs = self.x.new_empty(steps, batch, 0)  # no sweep looks at them: the gates' values are there
-        sweeper = CUDASweeper(Recurrence(self.cell, inputs, self.initial), saved)
+        sweeper = CUDASweeper(Recurrence(self.cell, inputs, self.initial), saved, sequence_mask(self.cell, self.x))
         sweeper.of_layer = True
         return sweeper, states, incoming, final, self.initial.new_empty(steps, batch, self.cell.gate_width)
 
@@ -169,31 +174,48 @@ class CUDALayer(Layer):
         return self._gradients(states[0], gate_grads.flatten(0, 1), begins[-batch:], want_x), error
 
     def _inputs(self) -> Tensor:
-        """Projected inputs `(T, B, G n)` in float32, whatever the precision of x."""
-        (steps, batch, _), flat, bias = self.x.shape, self.x.flatten(0, 1), self.bias()
+        """Projected inputs `(T, B, G n)` in float32, whatever the precision of x, and masks behind them."""
+        (steps, batch, _), flat, bias = self.x.shape, self._unmasked(), self.bias()
         if flat.dtype != torch.float32:
             flat = flat.float()
+        rows = gates = None
+        if self.cell.behind:
+            rows = flat.new_empty(len(flat), len(self.w_ih) + self.cell.behind)
+            gates, masks = rows.split([len(self.w_ih), self.cell.behind], 1)
+            masks.copy_(self.x.flatten(0, 1)[:, -self.cell.behind :])
         with tf32.products(False):
             w_ih = self.w_ih.float().t()
-            u = torch.mm(flat, w_ih) if bias is None else torch.addmm(bias.float(), flat, w_ih)
-        return u.view(steps, batch, -1)
+            u = torch.mm(flat, w_ih, out=gates) if bias is None else torch.addmm(bias.float(), flat, w_ih, out=gates)
+        return (u if rows is None else rows).view(steps, batch, -1)
+
+    def _unmasked(self) -> Tensor:
+        """x `(T · B, D)` without the masks behind it."""
+        return self.x.flatten(0, 1)[:, : self.w_ih.shape[1]]
 
     def _kept(self, states: list[Tensor], tape: list[Tensor]) -> list[Tensor]:
         return [part.to(self.x.dtype) for part in states] + tape
 
     def _gradients(self, h: Tensor, gate_grads: Tensor, d_initial: Tensor, want_x: bool) -> Gradients:
         """From the states of h `(T + 1, B, n)` and gate gradients `(N, G)`, in the dtypes of what they are of."""
-        d_u, x, before = self.cell.input_grads(gate_grads), self.x.flatten(0, 1).float(), h[:-1].flatten(0, 1)
+        x, before, mask = self._unmasked().float(), h[:-1], sequence_mask(self.cell, self.x)
+        before = (before if mask is None else before * mask).flatten(0, 1)
+        d_u = gate_grads[:, : 3 * self.n] if self.kernel == "gru" else gate_grads
         with tf32.products(False):
             summed = self._sums_at_once if before.numel() + x.numel() <= MOST_AT_ONCE else self._sums
             w_ih, w_hh, total = summed(gate_grads, d_u, x, before)
-            d_x = torch.mm(d_u, self.w_ih.float()).view(self.x.shape).to(self.x.dtype) if want_x else None
+            d_x = self._x_gradient(torch.mm(d_u, self.w_ih.float())) if want_x else None
         n, dtype, b_ih, b_hh = self.n, self.w_ih.dtype, None, None
         if total is not None:
             total = total.to(dtype)
             b_ih = total[: len(self.w_hh)]
             b_hh = torch.cat([total[: 2 * n], total[3 * n :]]) if self.kernel == "gru" else b_ih.clone()
         return d_x, d_initial, w_ih.to(dtype), w_hh.to(dtype), b_ih, b_hh
+
+    def _x_gradient(self, d_x: Tensor) -> Tensor:
+        """`(T, B, ·)` in the dtype of x, from `(T · B, D)`: masks have none."""
+        if self.cell.behind:
+            d_x = pad(d_x, (0, self.cell.behind))
+        return d_x.view(self.x.shape).to(self.x.dtype)
 
     def _sums(self, gate_grads: Tensor, d_u: Tensor, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Over all steps: gradients of w_ih and w_hh, and the gate gradients `(G,)`, where there are biases."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import torch
 
+from timeloom.cells.base import NO_MASKS, Masks
 from timeloom.kernels.cuda.driver import Function
 from timeloom.kernels.cuda.nvrtc import compile_source
 
@@ -41,20 +42,32 @@ class CellText:
     """Vectors that a step of the adjoint reads."""
     most_units: int
     """Widest layer whose rows are walked in tiles: its weights fit the registers of a multiprocessor."""
-    defines: tuple[str, ...] = ()
+    saved_zoned: int
+    """`saved` with zoneout."""
+    defines: tuple[str, ...] = ("ZONED 0",)
 
     @property
     def parts(self) -> int:
         """Parts of the state: h, or h and c."""
         return 2 if self.file == "lstm" else 1
 
+    def with_zoneout(self) -> CellText:
+        """What a unit keeps over a step is one more input for each part of the state, and saved."""
+        inputs, defines = self.inputs + self.parts, ("ZONED 1", *self.defines[1:])
+        return replace(self, inputs=inputs, saved=self.saved_zoned, streams=self.streams + 1, defines=defines)
+
 
 CELLS = {
-    "gru": CellText("gru", 3, 3, 4, 6, 128),
-    "lstm": CellText("lstm", 4, 4, 4, 7, 64),
-    "rnn_tanh": CellText("rnn", 1, 1, 0, 2, 128, ("RELU 0",)),
-    "rnn_relu": CellText("rnn", 1, 1, 0, 2, 128, ("RELU 1",)),
+    "gru": CellText("gru", 3, 3, 4, 6, 128, 5),
+    "lstm": CellText("lstm", 4, 4, 4, 7, 64, 6),
+    "rnn_tanh": CellText("rnn", 1, 1, 0, 2, 128, 2, ("ZONED 0", "RELU 0")),
+    "rnn_relu": CellText("rnn", 1, 1, 0, 2, 128, 2, ("ZONED 0", "RELU 1")),
 }
+ZONED_CELLS = {kernel: text.with_zoneout() for kernel, text in CELLS.items()}
+
+
+def text_of(kernel: str, masks: Masks) -> CellText:
+    return (ZONED_CELLS if masks.zoned else CELLS)[kernel]
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,8 @@ class Variant:
 
     single: a block walks one row, in float32; else ROWS rows, by the tensor cores.
     stores: 0 for starts and ends alone; forward 1 for states, 2 for the gates too; adjoint 1 for gradients.
+    masks: those of a dropout inside the recurrence (`timeloom.cells.masked`), of which one for the products is the same
+        in all steps of a sequence.
     """
 
     kernel: str
@@ -73,10 +88,11 @@ class Variant:
     stores: int
     decay: bool
     resets: bool
+    masks: Masks = NO_MASKS
 
     @property
     def text(self) -> CellText:
-        return CELLS[self.kernel]
+        return text_of(self.kernel, self.masks)
 
     @property
     def cluster(self) -> int:
@@ -121,7 +137,7 @@ class Variant:
 
     def source(self, ring: int) -> str:
         defines = {"UNITS": self.units, "N": self.padded, "RING": ring, "HALF": self.half}
-        defines |= {"SLICES": self.slices, "CLUSTER": self.cluster}
+        defines |= {"SLICES": self.slices, "CLUSTER": self.cluster, "DROPPED": int(self.masks.dropped)}
         defines |= {"STORES": self.stores, "DECAY": int(self.decay), "RESETS": int(self.resets)}
         return _source(defines, self.text, f"{self.name}{'_single' * self.single}.cu")
 
@@ -143,10 +159,11 @@ class Wide:
     stores: int
     decay: bool
     resets: bool
+    masks: Masks = NO_MASKS
 
     @property
     def text(self) -> CellText:
-        return CELLS[self.kernel]
+        return text_of(self.kernel, self.masks)
 
     @property
     def name(self) -> str:
@@ -159,7 +176,7 @@ class Wide:
 
     @property
     def source(self) -> str:
-        defines = {"UNITS": self.units, "THREADS": self.threads, "MODE": self.mode}
+        defines = {"UNITS": self.units, "THREADS": self.threads, "MODE": self.mode, "DROPPED": int(self.masks.dropped)}
         defines |= {"STORES": self.stores, "DECAY": int(self.decay), "RESETS": int(self.resets)}
         return _source(defines, self.text, f"{self.name}.cu")
 
@@ -218,7 +235,8 @@ class ForwardArgs(ctypes.Structure):
     """As in forward_args.cuh. What is not given is NULL or zero."""
 
     _fields_ = _fields(
-        "inputs weights vectors origin starts ends decay h c saved sequence begin end resets", "steps batch rows lead"
+        "inputs mask weights vectors origin starts ends decay h c saved sequence begin end resets",
+        "steps batch rows lead",
     )
 
 
@@ -226,8 +244,8 @@ class AdjointArgs(ctypes.Structure):
     """As in adjoint_args.cuh."""
 
     _fields_ = _fields(
-        "saved h c incoming weights vectors origin final starts ends decay gate_grads reset_grads sequence begin end "
-        "lengths resets",
+        "saved h c incoming weights vectors mask origin final starts ends decay gate_grads reset_grads sequence begin "
+        "end lengths resets",
         "steps batch rows lead",
     )
 

@@ -72,7 +72,7 @@ template <int VECTORS_IN> struct Copies {
   static constexpr int PIECES = VECTORS_IN * (OWN_UNITS / COPIED), OWN = (PIECES + THREADS - 1) / THREADS;
   const float *from[OWN];                         // NULL where there is nothing to copy
   index_t stride[OWN];                            // floats from one step to the next
-  unsigned to[OWN];
+  decltype(address_of(nullptr)) to[OWN];          // in shared memory
   // place(vector): where the vector of step 0 lies, and its stride.
   template <class Place> __device__ __forceinline__ Copies(float *ring, const Place &place) {
 #pragma unroll

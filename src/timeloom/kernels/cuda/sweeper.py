@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from timeloom.buffers import empty
+from timeloom.cells.base import NO_MASKS, Cell, Masks
 from timeloom.kernels import faults
 from timeloom.kernels.cuda import nvrtc, wide
 from timeloom.kernels.cuda.chain import ChainSweeper, aligned, index_of, on_device
@@ -27,6 +28,7 @@ from timeloom.kernels.cuda.programs import (
     Wide,
     shared_room,
     sweep_function,
+    text_of,
 )
 from timeloom.kernels.cuda.wide import PLAIN, WideWeights
 from timeloom.kernels.reference import AdjointData, floor_of, units_of
@@ -103,27 +105,28 @@ def told_as(kernel: str | None, units: int, dtype: torch.dtype) -> str:
 @lru_cache(maxsize=256)
 def _variant(
     kernel: str, units: int, weights: torch.dtype, mode: int, adjoint: bool, rows: int, stores: int, decay: bool,
-    resets: bool, device: int,
+    resets: bool, masks: Masks, device: int,
 ) -> Variant | Wide:  # fmt: skip
     """The kernel that sweeps so many rows fastest; `mode`: how products of a launch a step are made."""
-    single = Variant(kernel, units, 0, adjoint, True, stores, decay, resets)
-    if rows <= most_single(replace(single, stores=0, decay=False, resets=False), device):
+    single = Variant(kernel, units, 0, adjoint, True, stores, decay, resets, masks)
+    if rows <= most_single(replace(single, stores=0, decay=False, resets=False, masks=NO_MASKS), device):
         return single
     if units <= single.text.most_units:
         return replace(single, half=HALVES[weights], single=False)
-    return Wide(kernel, units, mode, adjoint, stores, decay, resets)
+    return Wide(kernel, units, mode, adjoint, stores, decay, resets, masks)
 
 
 def launches_each_step(kernel: str, units: int, rows: int, device: torch.device) -> bool:
     """Whether every step of so many rows is a launch of its own."""
-    found = _variant(kernel, units, torch.float32, PLAIN, False, rows, 0, False, False, index_of(device))
+    found = _variant(kernel, units, torch.float32, PLAIN, False, rows, 0, False, False, NO_MASKS, index_of(device))
     return isinstance(found, Wide)
 
 
 class CUDASweeper(ChainSweeper):
     """Runs stretches of a recurrence on an NVIDIA GPU, all steps in one launch; the reference keeps dense transfers.
 
-    `saved` `(T, B, SAVED n)` receives the values of the gates wherever states are stored, for the adjoint.
+    `saved` `(T, B, SAVED n)` receives the values of the gates wherever states are stored, for the adjoint. `mask`
+    `(B, n)` is what every sequence multiplies h by before the products, where that is not to be read from the inputs.
     """
 
     @staticmethod
@@ -133,16 +136,17 @@ class CUDASweeper(ChainSweeper):
             return False
         return faults.broken(told_as(cell.kernel, cell.parts[0], cell.weights[0].dtype)) is None
 
-    def __init__(self, problem: Recurrence, saved: Tensor | None = None) -> None:
+    def __init__(self, problem: Recurrence, saved: Tensor | None = None, mask: Tensor | None = None) -> None:
         super().__init__(problem)
         kernel = str(problem.cell.kernel)
-        self._text, self._kernel = CELLS[kernel], kernel
+        self._text, self._kernel = text_of(kernel, problem.cell.masks), kernel
         weights = problem.cell.weights[0]
         self._dtype, self._wide = weights.dtype, WideWeights(kernel, weights)
         self.told_as = told_as(kernel, self._n, weights.dtype)
         self._weights = aligned(weights.float())
         self._vectors = units_of(problem.cell).float()
         self._marks = None if problem.resets is None else problem.resets.contiguous().view(torch.uint8)
+        self._mask = sequence_mask(problem.cell, problem.u) if mask is None else mask
         self.saved = saved
 
     @faults.or_reference
@@ -216,6 +220,7 @@ class CUDASweeper(ChainSweeper):
         if rows == 0:
             return
         tensors |= {"weights": self._weights, "vectors": self._vectors, "origin": self._initial, "resets": self._marks}
+        tensors["mask"] = self._mask
         tensors |= zip(("h", "c"), states or (), strict=False)
         tensors |= zip(("sequence", "begin", "end"), segments.on(self._initial.device), strict=True)
         pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
@@ -232,8 +237,10 @@ class CUDASweeper(ChainSweeper):
             sweep_function(self._device, variant)(blocks, args)
 
     def _variant(self, adjoint: bool, rows: int, stores: int, decay: bool) -> Variant | Wide:
-        marked, mode = self._marks is not None, self._wide.mode
-        return _variant(self._kernel, self._n, self._dtype, mode, adjoint, rows, stores, decay, marked, self._device)
+        marked, mode, masks = self._marks is not None, self._wide.mode, self.cell.masks
+        return _variant(
+            self._kernel, self._n, self._dtype, mode, adjoint, rows, stores, decay, marked, masks, self._device
+        )
 
     def least_scale(self, share_of_box: float) -> float:
         return floor_of(self.cell, share_of_box)
@@ -251,5 +258,15 @@ class CUDASweeper(ChainSweeper):
     @staticmethod
     def room_for_saved(problem: Recurrence) -> Tensor | None:
         """Where a forward sweep may leave what the adjoint needs beside the states; None where that is nothing."""
-        width = CELLS[str(problem.cell.kernel)].saved * problem.cell.parts[0]
+        width = text_of(str(problem.cell.kernel), problem.cell.masks).saved * problem.cell.parts[0]
         return empty(problem.steps, problem.batch, width, like=problem.initial) if width else None
+
+
+def sequence_mask(cell: Cell, rows: Tensor) -> Tensor | None:
+    """`(B, n)`: what every sequence multiplies h by before the products, as the first of rows `(T, B, ·)` say, behind
+    which a cell's masks stand; None where there is none.
+    """
+    if not cell.masks.dropped or not rows.numel():
+        return None
+    first = rows.shape[-1] - cell.behind
+    return rows[0, :, first : first + cell.parts[0]].contiguous()

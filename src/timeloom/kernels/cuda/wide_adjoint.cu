@@ -36,7 +36,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) wide_adjoint(const __grid_
       if (step > 0) {
         grad[p] = w.carried[own];
         if (stepped) {
-          const float value = grad[p] + (p == 0 ? w.product[row * n + unit] * undo : 0.0f);
+          const float shown = DROPPED ? undo * a.mask[sequence * n + unit] : undo;
+          const float value = grad[p] + (p == 0 ? w.product[row * n + unit] * shown : 0.0f);
           if (was_reset) diverted[p] += value, kept[p] = 0.0f;
           grad[p] = was_reset ? 0.0f : value;
         }

@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) wide_forward(const __grid_
 #pragma unroll
       for (int q = 0; q < PRODUCTS; q++) y[q] = w.product[row * (PRODUCTS * n) + q * n + unit] * undo;
 #pragma unroll
-      for (int i = 0; i < INPUTS; i++) u[i] = a.inputs[token * (INPUTS * n) + i * n + unit];
+      for (int i = 0; i < INPUTS; i++) u[i] = a.inputs[token * (ROW * n) + PLACE(i) * n + unit];
 #pragma unroll
       for (int i = 0; i < VECTORS; i++) vectors[i] = a.vectors[i * n + unit];
       advance(y, u, vectors, state, next, save, keep);
@@ -60,6 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) wide_forward(const __grid_
       w.carried[own] = resets ? origin[p * n + unit] : next[p];
     }
     operand[k] = resets ? origin[unit] : next[0];
+    if (DROPPED) operand[k] *= a.mask[sequence * n + unit];
     most = fmaxf(most, fabsf(operand[k]));
   }
   float scale = 1.0f, inverse = 1.0f;

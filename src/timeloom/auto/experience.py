@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from timeloom.auto.warmups import Miss, WarmupSearch, rounded_down, rounded_up
+from timeloom.auto.warmups import MOST_LONGER, Miss, WarmupSearch, rounded_down, rounded_up
 from timeloom.kernels.layer import Cutting
 from timeloom.report import SolveReport
 
@@ -42,8 +42,6 @@ FIRST_LOOK = 8
 """Solves of so few sweeps in a row after which that is tried; twice as many after each try that failed."""
 SPARE = 0.1
 """An error this much below its limit would have met it a sweep earlier."""
-LONGER, MOST_LONGER = 1.5, 8.0
-"""A warm-up that was not enough is tried longer: by these factors at least and at most."""
 LEAST_CONTRACTION = 0.5
 """What a warm-up is taken to shrink a difference by where it does not show: the next one then is as long as can be."""
 MOST_CORRECTED = 12
@@ -217,7 +215,7 @@ class Experience:
             if self.search.enough > tried:
                 return self.search.enough
             more = math.log(tolerance / 4 / min(jump, 1.0)) / math.log(forgetting)
-            return self._stepped(math.ceil(min(max(tried + more, LONGER * tried), MOST_LONGER * tried)))
+            return self._stepped(math.ceil(self.search.longer(tried, more, jump)))
         found = self.search.next(tolerance)
         if found is not None:
             return found

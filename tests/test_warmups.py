@@ -171,9 +171,7 @@ def test_inputs_that_take_more_are_granted_more_for_a_while() -> None:
 
 @pytest.mark.parametrize("network", [cliff, fading])
 @pytest.mark.parametrize(("memory", "spread"), [(900, 0.1), (900, 0.3), (2500, 0.15)])
-def test_the_search_settles_where_inputs_differ(
-    network: Callable[[int], Jumps], memory: int, spread: float
-) -> None:
+def test_the_search_settles_where_inputs_differ(network: Callable[[int], Jumps], memory: int, spread: float) -> None:
     """What most inputs need is not tried again and again: one that was not enough costs another sweep."""
     calls, drawn = Calls(), random.Random(1)
     for _ in range(400):

@@ -79,7 +79,7 @@ class Recording:
         """Whether the second thing given, an initial state, is zero where it lies."""
         self.used = 0
         """When it was last replayed: a number of `_CALLS`."""
-        self._device = next(place.device for place in given if place is not None)
+        self.device = next(place.device for place in given if place is not None)
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._held: list[ReferenceType[Places]] = []
         self._lent: list[ReferenceType[Tensor]] = []
@@ -87,7 +87,7 @@ class Recording:
     @property
     def here(self) -> bool:
         """Whether it may be replayed now: it was not dropped to make room, and stream and settings are its own."""
-        device = self._device
+        device = self.device
         return (
             self._graph is not None
             and streams.may_replay(device)

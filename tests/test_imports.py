@@ -24,7 +24,7 @@ LAYERS = (
     ("cells",),
     ("problem", "known", "compile.hoist", "compile.fuse", "compile.remember"),
     ("kernels",),
-    ("scan", "mgrit", "auto.experience", "auto.warmups", "auto.costs"),
+    ("scan", "mgrit", "auto.experience", "auto.warmups", "auto.trials", "auto.costs"),
     ("solve", "compile.call"),
     ("mgrit.driver", "auto"),
     ("solvers",),

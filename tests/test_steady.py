@@ -589,7 +589,7 @@ def test_dropout_of_a_call_that_did_not_count_is_drawn_again() -> None:
 def test_little_room_for_recordings_costs_no_call(room: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for so many recordings: a backward pass may be recorded while its forward pass is the next to go."""
     ours = tl.GRU(INPUTS, INPUTS, num_layers=3, solver=Chunks(tol=2e-5))
-    one = 8 * STEPS * BATCH * 10 * INPUTS
+    one = 4 * STEPS * BATCH * (2 + 4 + 1 + 4) * INPUTS  # x, gates, states and what is kept of them
     monkeypatch.setattr(replay, "_memory", lambda _: int(replay.SHARE_OF_ALL * one * room))
     monkeypatch.setattr(replay, "SHARE_OF_ONE", replay.SHARE_OF_ALL)
     for _ in range(8):

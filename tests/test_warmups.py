@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+import statistics
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -164,6 +167,20 @@ def test_inputs_that_take_more_are_granted_more_for_a_while() -> None:
     assert longer >= 1300 > settled
     assert calls.run(cliff(900), warmups.LOOK_AFTER_MISS - 2)[-1] == longer
     assert calls.run(cliff(900), 6)[-1] < longer
+
+
+@pytest.mark.parametrize("network", [cliff, fading])
+@pytest.mark.parametrize(("memory", "spread"), [(900, 0.1), (900, 0.3), (2500, 0.15)])
+def test_the_search_settles_where_inputs_differ(network: Callable[[int], Jumps], memory: int, spread: float) -> None:
+    """What most inputs need is not tried again and again: one that was not enough costs another sweep."""
+    calls, drawn = Calls(), random.Random(1)
+    for _ in range(400):
+        calls.run(network(int(memory * math.exp(spread * drawn.gauss(0, 1)))))
+    late = calls.swept[-300:]
+    assert sum(len(tried) > 1 for tried in late) <= 0.04 * len(late)
+    assert all(tried[-1].chunk < STEPS for tried in late), "never in one chunk"
+    warmups = [tried[-1].warmup for tried in late]
+    assert statistics.fmean(warmups) < 1.4 * memory * math.exp(2 * spread)
 
 
 def test_a_network_that_forgets_faster_by_now_is_noticed() -> None:

@@ -16,6 +16,7 @@ from timeloom.auto.costs import (
     step_cost,
 )
 from timeloom.auto.experience import NEVER, Experience, assumed_warmup
+from timeloom.auto.trials import Way, fastest
 from timeloom.kernels.cuda.sweeper import has_kernels
 from timeloom.problem import Recurrence
 
@@ -47,6 +48,8 @@ class Choice(NamedTuple):
     """Of the error of a start behind several sweeps."""
     dense: bool = False
     """Whether gradients at chunk ends are found by dense transfers."""
+    expected: float = 0.0
+    """Microseconds that it should take, where the costs are in them."""
 
     @property
     def patience(self) -> int:
@@ -71,12 +74,12 @@ def decide(
         return _one_chunk(steps, experience, tolerance)
     chunk, warmup = cheapest(steps, batch, experience.warmup(tolerance), cost, within)
     whole = problem.lengths is None and problem.resets is None  # only such layers make several sweeps at once
-    if experience.forgetting is not None and whole and has_kernels(problem):
+    kernels = has_kernels(problem)
+    if experience.forgetting is not None and whole and kernels:
         size = problem.cell.size if linear and experience.allows_dense else 0
-        choice = _several_sweeps(steps, batch, experience.sweeps or SWEEPS, cost, (chunk, warmup), size)
+        choice = _several_sweeps(steps, batch, experience, cost, (chunk, warmup), size)
         if choice is not None and experience.looking and not choice.dense:
-            takes = cost_of_sweeps(steps, batch, choice.chunk, choice.sweeps, cost)
-            longest = experience.worth_looking(longest_warmup(steps, batch, LOOK_SHARE * takes, cost))
+            longest = experience.worth_looking(longest_warmup(steps, batch, LOOK_SHARE * choice.expected, cost))
             if longest:
                 choice, (chunk, warmup) = None, cheapest(steps, batch, longest, cost, within)
         if choice is not None:
@@ -92,7 +95,9 @@ def decide(
     experience.note_plan(1)
     known = "assumed" if experience.forgetting is None else "learned: so long is its memory"
     reason = f"auto: {-(-steps // chunk)} chunks, warm-up of {warmup} steps {known}"
-    return Choice(chunk, warmup, reason, tolerance, accepts=LEAST_ERROR if has_kernels(problem) and not given else 0.0)
+    expected = cost_of(steps, batch, chunk, warmup, cost) if kernels and whole else 0.0
+    accepts = LEAST_ERROR if kernels and not given else 0.0
+    return Choice(chunk, warmup, reason, tolerance, accepts=accepts, expected=expected)
 
 
 def _one_chunk(steps: int, experience: Experience, tolerance: float, memory: int = NEVER) -> Choice:
@@ -104,20 +109,26 @@ def _one_chunk(steps: int, experience: Experience, tolerance: float, memory: int
 
 
 def _several_sweeps(
-    steps: int, batch: int, sweeps: int, cost: Cost, uncorrected: tuple[int, int], size: int
+    steps: int, batch: int, experience: Experience, cost: Cost, uncorrected: tuple[int, int], size: int
 ) -> Choice | None:
-    """What is cheaper than one sweep after a warm-up: sweeps with corrections by the decay between them, or, of an
-    adjoint with so large a state, dense transfers. None where neither is.
+    """What is faster than one sweep after a warm-up: sweeps with corrections by the decay between them, or, of an
+    adjoint with so large a state, dense transfers. None where neither is. What was measured decides, and what was not
+    and may be faster is tried.
     """
-    chunk = chunk_to_correct(steps, batch, cost)
-    least = cost_of(steps, batch, *uncorrected, cost)
-    found, corrected = None, cost_of_sweeps(steps, batch, chunk, sweeps, cost)
-    if chunk < steps and corrected < least:
+    found: dict[Way, Choice] = {}
+    sweeps, chunk = experience.sweeps or SWEEPS, chunk_to_correct(steps, batch, cost)
+    if chunk < steps:
         reason = f"auto: {-(-steps // chunk)} chunks, {sweeps} sweeps with corrections by the decay"
-        found, least = Choice(chunk, 0, reason, 0.0, sweeps), corrected
+        expected = cost_of_sweeps(steps, batch, chunk, sweeps, cost)
+        found["sweeps"] = Choice(chunk, 0, reason, 0.0, sweeps, expected=expected)
     if size:
-        chunk, dense = cheapest_dense(steps, batch, size, cost)
-        if dense < least:
-            reason = f"auto: {-(-steps // chunk)} chunks, joined by dense transfers"
-            found = Choice(chunk, 0, reason, 0.0, 2, dense=True)
-    return found
+        chunk, expected = cheapest_dense(steps, batch, size, cost)
+        reason = f"auto: {-(-steps // chunk)} chunks, joined by dense transfers"
+        found["dense"] = Choice(chunk, 0, reason, 0.0, 2, dense=True, expected=expected)
+    least = cost_of(steps, batch, *uncorrected, cost)
+    takes: dict[Way, float] = {way: choice.expected for way, choice in found.items()}
+    if uncorrected[0] < steps:
+        takes["warm-up"] = least
+    else:  # one chunk, which needs no trial
+        takes = {way: expected for way, expected in takes.items() if expected < least}
+    return found.get(fastest(takes, experience.trials.factors)) if takes else None

@@ -5,11 +5,13 @@ alone, from the reports of solves.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from timeloom.auto.warmups import Miss, WarmupSearch, rounded_down, rounded_up
+from timeloom.auto.trials import Factors, Trials, way_of
+from timeloom.auto.warmups import MOST_LONGER, Miss, WarmupSearch, rounded_down, rounded_up
 from timeloom.kernels.layer import Cutting
 from timeloom.report import SolveReport
 
@@ -42,8 +44,6 @@ FIRST_LOOK = 8
 """Solves of so few sweeps in a row after which that is tried; twice as many after each try that failed."""
 SPARE = 0.1
 """An error this much below its limit would have met it a sweep earlier."""
-LONGER, MOST_LONGER = 1.5, 8.0
-"""A warm-up that was not enough is tried longer: by these factors at least and at most."""
 LEAST_CONTRACTION = 0.5
 """What a warm-up is taken to shrink a difference by where it does not show: the next one then is as long as can be."""
 MOST_CORRECTED = 12
@@ -56,9 +56,9 @@ transfers, fewer sweeps."""
 LONGEST_PAUSE = 256
 """Calls after which `auto` looks again at a network that did not contract, at most."""
 
-Shown = tuple[int, int | None, bool, bool, float]
+Shown = tuple[int, int | None, bool, bool, float, Factors]
 """What an experience comes to for a plan: steps of warm-up, sweeps, whether the network is unknown, whether transfers
-may be dense, and the jumps that are rounding."""
+may be dense, the jumps that are rounding, and what was measured of each way to run it."""
 Basis = tuple[Any, ...]
 
 
@@ -112,6 +112,8 @@ class Experience:
     """Newton's steps that the last solve by fused kernels took."""
     rounding: float = 0.0
     """The largest jump that sweeps could not make smaller, since it was rounding."""
+    trials: Trials = field(default_factory=Trials, repr=False)
+    """Device times of the ways to run it; they differ between ranks."""
     extra_cycles: int = 0
     """Cycles that multigrid was given beyond the number asked for, since its gradients were too far off."""
 
@@ -143,13 +145,14 @@ class Experience:
 
     def worth_looking(self, longest: int) -> int:
         """Steps of the longest warm-up that would gain, where it is worth a try; 0 where it has just failed."""
-        known = self.many_sweeps == LOOKS[0] and longest <= self.search.too_short
+        known = self.many_sweeps == LOOKS[0] and (longest <= self.search.too_short or self.search.enough > 0)
         return 0 if known else rounded_down(longest, 0)
 
     def shown(self, tolerance: float, linear: bool) -> Shown:
         """All that plans are made from; `linear`: of those for gradients."""
         dense = linear and self.allows_dense
-        return self.warmup(tolerance), self.sweeps, self.forgetting is None, dense, self.rounding
+        factors = self.trials.factors
+        return self.warmup(tolerance), self.sweeps, self.forgetting is None, dense, self.rounding, factors
 
     @property
     def basis(self) -> Basis:
@@ -157,7 +160,17 @@ class Experience:
         search, allows_dense = self.search, not self.without_dense and self.dense_plans < LOOK_AFTER
         searched = search.enough, search.too_short, search.missed, search.wait > 0
         return (self.forgetting, self.missed, self.misses, self.planned, self.sweeps, allows_dense, self.rounding,
-                *searched)  # fmt: skip
+                *searched, self.trials.factors)  # fmt: skip
+
+    def wants_time(self, plan: Cutting, expected: float) -> bool:
+        """Whether a pass by this plan, of so many microseconds by the costs, is to be timed."""
+        cut = plan.chunk, plan.warmup, plan.sweeps
+        return expected > 0 and self.trials.want(way_of(plan.sweeps, plan.dense), cut)
+
+    def note_time(self, plan: Cutting, expected: float, milliseconds: float) -> None:
+        """A pass by this plan took so long on the device."""
+        cut, factor = (plan.chunk, plan.warmup, plan.sweeps), 1e3 * milliseconds / expected
+        self.trials.note(way_of(plan.sweeps, plan.dense), cut, factor)
 
     def note_certificate(self, met: bool) -> None:
         """The quick certificate of the planned sweeps was met, or was not and a general solve follows."""
@@ -217,7 +230,7 @@ class Experience:
             if self.search.enough > tried:
                 return self.search.enough
             more = math.log(tolerance / 4 / min(jump, 1.0)) / math.log(forgetting)
-            return self._stepped(math.ceil(min(max(tried + more, LONGER * tried), MOST_LONGER * tried)))
+            return self._stepped(math.ceil(self.search.longer(tried, more, jump)))
         found = self.search.next(tolerance)
         if found is not None:
             return found
@@ -243,7 +256,7 @@ class Experience:
         """Take in what a shooting solve showed, if it can be seen yet."""
         if report.certificate is not None:
             return
-        self.looking = False
+        looked, self.looking = self.looking, False
         self._learn_tries(report)
         self._learn_rounding(report)
         self.corrected = report.iterations > 1 or report.fell_back or bool(report.levels)
@@ -262,7 +275,7 @@ class Experience:
             self.forgetting = min(seen, self.forgetting or 1.0) if near else seen
             if not self.corrected:  # sweeps that had to be corrected may converge and yet not pay
                 self.search.note_enough(report.warmup)
-                self.many_sweeps = 0
+                self.many_sweeps = self.many_sweeps if looked else 0  # it was enough, but may not be cheaper
                 self.look_after = FIRST_LOOK
                 self.setbacks = 0 if report.converged else self.setbacks
             if self.misses > MOST_MISSES and first <= report.tolerance / 4:
@@ -341,7 +354,7 @@ class LayerExperience:
         with those that do not.
         """
         if known and self.warm is None:
-            self.warm = replace(self.forward)
+            self.warm = deepcopy(self.forward)
         return self.warm if known and self.warm is not None else self.forward
 
     def learn_backward(self, report: SolveReport) -> None:

@@ -22,8 +22,13 @@ SHORTER = 1.5
 """A look after a while takes a warm-up that is shorter by this factor for too short."""
 LOOK_AFTER = 64
 """Solves in a row after which a shorter one is tried again: training changes weights."""
-LOOK_AFTER_MISS = 16
-"""The same after a warm-up that had been enough was not: inputs differ in what they take."""
+LOOK_AFTER_MISS, LONGEST_WAIT = 16, 128
+"""The same after a warm-up that had been enough was not: inputs differ in what they take. Twice as many after each time
+that this or a look showed it, up to so many."""
+LONGER, MOST_LONGER = 1.5, 8.0
+"""A warm-up that was not enough is tried longer: by these factors at least and at most."""
+A_LITTLE = 1.25
+"""The same of one that has been enough, where a jump does not tell."""
 
 
 class Miss(NamedTuple):
@@ -41,6 +46,10 @@ class WarmupSearch:
     too_short: int = 0
     wait: int = 0
     """Solves before a shorter one is tried."""
+    pause: int = LOOK_AFTER_MISS
+    """Solves to wait after the next miss."""
+    shortened: bool = False
+    """Whether a look found what is enough now, and nothing has missed since."""
     looking: bool = False
     """Whether all that was tried since a look began was enough: then what is looked for may be far below."""
     missed: tuple[Miss, ...] = ()
@@ -54,18 +63,32 @@ class WarmupSearch:
         self.enough = min(steps, self.enough or steps)
         if self.too_short >= self.enough or (shorter and self.looking):  # that was another network, or another input
             self.too_short, self.missed = max(int(self.enough / SHORTER**2), 1), ()
+        self.shortened = self.shortened or (shorter and self.looking)
         if self.wait > 0:
             self.wait -= 1
             if self.wait == 0:
+                if self.shortened:  # it has held for all of the wait
+                    self.pause, self.shortened = max(self.pause // 2, LOOK_AFTER_MISS), False
                 self.looking, self.too_short, self.missed = True, max(int(self.enough / SHORTER), 1), ()
 
     def note_too_short(self, steps: int, jump: float) -> None:
         """A warm-up of so many steps was not certified, since it left this jump."""
+        was_enough = 0 < self.enough <= steps
+        if was_enough:
+            self.enough, self.wait = 0, self.pause
+        if was_enough or (self.looking and not self.shortened):
+            self.pause, self.shortened = min(2 * self.pause, LONGEST_WAIT), False
         self.looking = False
-        if self.enough and steps >= self.enough:
-            self.enough, self.wait = 0, LOOK_AFTER_MISS
         self.too_short = max(self.too_short, steps)
         self.missed = (*self.missed[-1:], Miss(steps, jump))
+
+    def longer(self, tried: int, more: float, jump: float) -> float:
+        """Steps to try in place of a warm-up that was too short, by as many more as its jump seems to need. A large
+        one tells nothing: what has been enough at times is little too short.
+        """
+        if self.wait > 0 and jump >= TELLING:
+            return A_LITTLE * tried
+        return min(max(tried + more, LONGER * tried), MOST_LONGER * tried)
 
     def next(self, tolerance: float) -> int | None:
         """Steps of the warm-up to try next; None where none is known to be enough. Once there is nothing to find any
@@ -76,7 +99,7 @@ class WarmupSearch:
         shorter = max(math.isqrt(self.enough * self.too_short), self._foreseen(tolerance))
         if NARROW * self.too_short < self.enough and WORTH * shorter < self.enough:
             return rounded_down(shorter, above=self.too_short)
-        self.wait = LOOK_AFTER
+        self.wait = max(self.pause, LOOK_AFTER)
         return self.enough
 
     def _foreseen(self, tolerance: float) -> int:

@@ -31,7 +31,7 @@ CALLS_BEFORE = 2
 """Calls of a kind that are launched as they are: plans change in the first calls, and recording costs some of them."""
 MOST_KEYS = 256
 """Kinds of calls that are counted, at most."""
-SHARE_OF_ONE, SHARE_OF_ALL = 128, 32
+SHARE_OF_ONE, SHARE_OF_ALL = 64, 16
 """A recording may take so small a part of a GPU's memory, and all of them together so small a one."""
 
 FEW = 8192
@@ -81,7 +81,7 @@ class Recording:
         """Whether the second thing given, an initial state, is zero where it lies."""
         self.used = 0
         """When it was last replayed: a number of `_CALLS`."""
-        self._device = next(place.device for place in given if place is not None)
+        self.device = next(place.device for place in given if place is not None)
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._held: list[ReferenceType[Places]] = []
         self._lent: list[ReferenceType[Tensor]] = []
@@ -94,7 +94,7 @@ class Recording:
     @property
     def here(self) -> bool:
         """Whether it may be replayed now: it was not dropped to make room, and stream and settings are its own."""
-        device = self._device
+        device = self.device
         return (
             self._graph is not None
             and streams.may_replay(device)
@@ -378,9 +378,12 @@ def _key(layer: Layer, cutting: Cutting) -> Hashable:
 
 
 def _size(layer: Layer) -> int:
-    """Bytes of a pass: inputs, projected inputs, states, what is kept, gate gradients; about, and twice."""
+    """Bytes of a pass, about: inputs, projected inputs, states and what is kept; of a backward pass gradients of them
+    all, of which gates' are as wide as what is kept.
+    """
     steps, batch, width = layer.x.shape
-    return 8 * steps * batch * (2 * width + 8 * layer.n * len(layer.parts))
+    cell = layer.cell
+    return 4 * steps * batch * (2 * width + cell.gate_width + cell.size + layer.tape_width(cell))
 
 
 def _recorded(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from timeloom.auto.experience import Experience
@@ -15,7 +16,7 @@ from timeloom.kernels.layer import Layer
 from timeloom.report import SolveReport
 from timeloom.solve.driver import certified
 from timeloom.solve.plan import Plan
-from timeloom.torch_state.streams import capturing
+from timeloom.torch_state.streams import Watch, capturing, watch
 
 Result = TypeVar("Result")
 
@@ -67,9 +68,14 @@ def _first_sweep(
             return Swept(None, plan, None)  # type: ignore[arg-type]
         plan = _in_one_chunk(plan, steps, "one chunk, since a CUDA graph was captured")
     began = time.perf_counter()
+    watched = watch_for(plan, experience, layer.x.device)
     result, error = sweep(plan)
+    if watched is not None:
+        watched.stop()
     report = report_of(error, plan, steps, began)
     if replan is not None and adapts:
+        if watched is not None and report is not None and plan.chunk < steps:  # its certificate was waited for
+            experience.note_time(plan, plan.expected, watched.milliseconds())
         for tries in range(1, MOST_TRIES + 1):
             if report is not None:
                 break
@@ -91,6 +97,11 @@ def _first_sweep(
         result, error = sweep(plan)
         report = report_of(error, plan, steps, began)
     return Swept(result, plan, report)
+
+
+def watch_for(plan: Plan, experience: Experience, device: torch.device) -> Watch | None:
+    """A running watch, where the time of a plan is still to be measured."""
+    return watch(device) if experience.wants_time(plan, plan.expected) else None
 
 
 def _is_likely_to_do(layer: Layer, plan: Plan, steps: int, experience: Experience) -> bool:

@@ -65,6 +65,8 @@ class Plan(Cutting):
     counts_errors: bool = False
     """Whether what jumps add up to must be within the tolerance, not each of them alone: not where a user has said how
     large a jump may be."""
+    expected: float = 0.0
+    """Microseconds that its sweeps should take on the device, where that is known."""
     polish: float = math.inf
     """Residual above which a solve that meets the tolerance is corrected and swept once more."""
     check_gradient: bool = False

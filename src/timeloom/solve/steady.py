@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from timeloom.kernels import replay
 from timeloom.kernels.layer import Gradients, Layer
 from timeloom.kernels.replay import Recording
 from timeloom.report import SolveReport
-from timeloom.solve.first_sweep import report_of
+from timeloom.solve.first_sweep import report_of, watch_for
 from timeloom.solve.plan import StandingPlan
 from timeloom.solve.recurrence import noting
 from timeloom.solve.residual import SHARE_OF_BOX
@@ -29,9 +29,17 @@ from timeloom.solve.trunk import Inputs, LayerSolve, layer_of, sizes_of
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.batched import one_by_one
 from timeloom.torch_state.eager import eager
+from timeloom.torch_state.streams import Watch
 
 LIVE = 6
 """Tensors that a layer may be differentiated by: x, the initial state, w_ih, w_hh, b_ih, b_hh."""
+
+
+class Turn(NamedTuple):
+    """Which replay of a recording a pass was, and a watch where it is timed."""
+
+    number: int
+    watched: Watch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +72,28 @@ class _Pass:
         """Whether the next pass of its kind is to be this one."""
         return self.recording.here and self.standing.holds(self.experience)
 
-    def run(self, given: Sequence[Tensor | None]) -> tuple[list[Tensor], int]:
+    def run(self, given: Sequence[Tensor | None]) -> tuple[list[Tensor], Turn]:
         """What is wanted, and behind it what is lent; and which replay it was."""
+        plan = self.standing.plan
+        watched = watch_for(plan, self.experience, self.recording.device)
         found = self.recording.replay_some(self.places, given, self.wanted, self.lent)
         if found is None:
             raise Dropped
-        self.experience.note_plan(self.standing.plan.sweeps, self.standing.plan.dense)
-        return found
+        if watched is not None:
+            watched.stop()
+        self.experience.note_plan(plan.sweeps, plan.dense)
+        return found[0], Turn(found[1], watched)
 
-    def report(self, turn: int, steps: int, began: float) -> SolveReport | None:
+    def report(self, turn: Turn, steps: int, began: float) -> SolveReport | None:
         """Waits for the GPU. There is none where the certificate is missed: that is noted for the next plan."""
-        error = self.recording.read(turn)
+        error, plan = self.recording.read(turn.number), self.standing.plan
         if error is None:  # nobody knows: to be solved anew
             return None
-        report = report_of(error, self.standing.plan, steps, began)
+        report = report_of(error, plan, steps, began)
         if report is None:
-            self.experience.note_miss(self.standing.plan, error)
+            self.experience.note_miss(plan, error)
+        elif turn.watched is not None and plan.chunk < steps:
+            self.experience.note_time(plan, plan.expected, turn.watched.milliseconds())
         return report
 
 
@@ -100,7 +114,7 @@ class Call:
     def __init__(self, layer: SteadyLayer, solve: Callable[[], LayerSolve]) -> None:
         self.layer, self.solve = layer, solve
         self.began = time.perf_counter()
-        self.turn = 0
+        self.turn = Turn(0)
         self.report: SolveReport | None = None
 
     def certify(self) -> SolveReport | None:

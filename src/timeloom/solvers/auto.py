@@ -101,6 +101,7 @@ class Auto(Solver):
             on_divergence=self.on_divergence,
             reason=chosen.reason,
             accepts=chosen.accepts,
+            expected=chosen.expected,
             decay_is_cheap=decay_is_cheap(problem),
             newton_up_to=newton_up_to(problem),
         )

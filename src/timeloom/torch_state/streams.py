@@ -23,3 +23,23 @@ def may_replay(device: torch.device) -> bool:
     if device.type != "cuda" or device.index != torch.cuda.current_device():
         return False
     return not torch.cuda.is_current_stream_capturing()
+
+
+class Watch:
+    """How long a GPU's stream takes for what is put on it between two moments: what waits before it does not count."""
+
+    def __init__(self) -> None:
+        self._began, self._ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._began.record()
+
+    def stop(self) -> None:
+        self._ended.record()
+
+    def milliseconds(self) -> float:
+        """Once the GPU has done it."""
+        return float(self._began.elapsed_time(self._ended))
+
+
+def watch(device: torch.device) -> Watch | None:
+    """One that runs; None where there is no GPU to watch, or where its work goes into a CUDA graph."""
+    return Watch() if may_replay(device) else None

@@ -159,8 +159,11 @@ def restore_experience(model: nn.Module, experience: dict[str, dict[str, Any]], 
 
 
 def _experience(kept: dict[str, Any]) -> Experience:
-    """What one direction has shown; of a checkpoint by another version, as far as this one knows what it means."""
+    """What one direction has shown; of a checkpoint by another version, as far as this one knows what it means. Device
+    times are not taken over: it may be another device.
+    """
     known = _known(Experience, kept)
+    known.pop("trials", None)
     search = _known(WarmupSearch, known.pop("search", {}))
     missed = tuple(Miss(*one) for one in search.pop("missed", ()))
     return Experience(**known, search=WarmupSearch(**search, missed=missed))

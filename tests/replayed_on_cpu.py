@@ -37,6 +37,7 @@ class StandIn(ReferenceSweeper):
             problem = replace(problem, u=saved)
         elif saved is not None:
             saved.copy_(problem.u)
+        self.saved = saved
         super().__init__(problem)
 
     @staticmethod

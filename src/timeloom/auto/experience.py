@@ -44,6 +44,8 @@ FIRST_LOOK = 8
 """Solves of so few sweeps in a row after which that is tried; twice as many after each try that failed."""
 SPARE = 0.1
 """An error this much below its limit would have met it a sweep earlier."""
+SPARE_SOLVES = 8
+"""Solves in a row after which one of Newton's steps less is tried."""
 LEAST_CONTRACTION = 0.5
 """What a warm-up is taken to shrink a difference by where it does not show: the next one then is as long as can be."""
 MOST_CORRECTED = 12
@@ -109,7 +111,9 @@ class Experience:
     looking: bool = False
     """Whether the next plan is to try the longest warm-up that would gain over these sweeps."""
     newton_steps: int | None = None
-    """Newton's steps that the last solve by fused kernels took."""
+    """Newton's steps that a solve by fused kernels takes."""
+    newton_spare: int = 0
+    """Solves in a row that would have done with one less."""
     rounding: float = 0.0
     """The largest jump that sweeps could not make smaller, since it was rounding."""
     trials: Trials = field(default_factory=Trials, repr=False)
@@ -171,6 +175,14 @@ class Experience:
         """A pass by this plan took so long on the device."""
         cut, factor = (plan.chunk, plan.warmup, plan.sweeps), 1e3 * milliseconds / expected
         self.trials.note(way_of(plan.sweeps, plan.dense), cut, factor)
+
+    def note_newton(self, steps: int) -> None:
+        """So many of Newton's steps were enough. One less than were made is little to gain, and a step too few costs a
+        whole solve: that is tried after some solves in a row that would have done with it.
+        """
+        self.newton_spare = self.newton_spare + 1 if steps + 1 == self.newton_steps else 0
+        if self.newton_spare in (0, SPARE_SOLVES):
+            self.newton_steps, self.newton_spare = steps, 0
 
     def note_certificate(self, met: bool) -> None:
         """The quick certificate of the planned sweeps was met, or was not and a general solve follows."""

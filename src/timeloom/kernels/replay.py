@@ -34,6 +34,8 @@ MOST_KEYS = 256
 SHARE_OF_ONE, SHARE_OF_ALL = 64, 16
 """A recording may take so small a part of a GPU's memory, and all of them together so small a one."""
 
+MOST_READ = 128
+"""Numbers of a certificate that the host reads, at most."""
 FEW = 8192
 """Numbers that are copied together with others: a launch for many tensors gives each of them few threads."""
 _CALLS = count()
@@ -62,7 +64,7 @@ class Recording:
     Results are copied out, or lent: whoever holds a lent tensor when the next replay comes finds it copied then. One of
     a backward pass may stand on the `ground` of a forward pass's: it reads what that has, where it lies.
 
-    number: the certificate, the last result, where the host can read it; None of one that is not a single number.
+    numbers: the certificate, the last result, where the host can read it; None of one that is not one or a few numbers.
     """
 
     def __init__(
@@ -72,11 +74,11 @@ class Recording:
         results: list[Tensor | float | None],
         size: int,
         stream: torch.cuda.Stream,
-        number: Tensor | float | None,
+        numbers: Tensor | float | None,
         ground: Recording | None = None,
     ) -> None:
         self.given, self.results, self.size, self.ground = given, results, size, ground
-        self._stream, self._number, self._settings = stream, number, _settings()
+        self._stream, self._numbers, self._settings = stream, numbers, _settings()
         self.at_zero = False
         """Whether the second thing given, an initial state, is zero where it lies."""
         self.used = 0
@@ -144,14 +146,21 @@ class Recording:
     @property
     def readable(self) -> bool:
         """Whether `read` can tell its certificate."""
-        return self._number is not None
+        return self._numbers is not None
 
     def read(self, turn: int) -> float | None:
-        """Wait for the GPU, and tell the certificate of a replay; None where another thread's has come between."""
-        if not isinstance(self._number, Tensor):
-            return self._number
+        """Wait for the GPU, and tell the certificate of a replay, of several numbers the last; None where another
+        thread's has come between.
+        """
+        numbers = self.read_all(turn)
+        return None if numbers is None else numbers[-1]
+
+    def read_all(self, turn: int) -> list[float] | None:
+        """The same of all its numbers."""
+        if not isinstance(self._numbers, Tensor):
+            return None if self._numbers is None else [self._numbers]
         self._stream.synchronize()
-        certificate = float(self._number)
+        certificate: list[float] = self._numbers.view(-1).tolist()
         return certificate if self.used == turn else None
 
     def has(self, lent: Tensor) -> bool:
@@ -403,7 +412,8 @@ def _record(given: Sequence[Tensor | None], size: int, body: Body, ground: Recor
     device = next(tensor.device for tensor in given if tensor is not None)
     graph = torch.cuda.CUDAGraph()
     with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
-        places, room = places_for(given, ground), torch.empty((), pin_memory=True, device="cpu", dtype=torch.float32)
+        places = places_for(given, ground)
+        room = torch.empty(MOST_READ, pin_memory=True, device="cpu", dtype=torch.float32)
         stream = torch.cuda.current_stream()
         side, before = side_streams.beside(stream), torch.cuda.memory_reserved()
         side.wait_stream(stream)
@@ -411,13 +421,15 @@ def _record(given: Sequence[Tensor | None], size: int, body: Body, ground: Recor
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 results = list(body(places))
-                number = results[-1]
-                if isinstance(number, Tensor):
-                    number = room.copy_(number, non_blocking=True) if number.dim() == 0 else None
+                numbers = results[-1]
+                if isinstance(numbers, Tensor):
+                    read = room[: numbers.numel()]
+                    few = len(read) == numbers.numel()
+                    numbers = read.copy_(numbers.view(-1), non_blocking=True) if few else None
             finally:
                 graph.capture_end()
         size = max(size, torch.cuda.memory_reserved() - before)
-    return Recording(graph, places, results, size, stream, number, ground)
+    return Recording(graph, places, results, size, stream, numbers, ground)
 
 
 def places_for(given: Sequence[Tensor | None], ground: Recording | None) -> list[Tensor | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -46,17 +47,13 @@ def newton_states(
             if capturing(layer.x.device):
                 return kept, _report(plan, [math.nan] * (steps + 1), "", began, worst[-1])
             residuals = worst.tolist()
-            met = residuals[-1] <= plan.tolerance
-            polished = residuals[-1] <= plan.polish or any(residual <= plan.tolerance for residual in residuals[:-1])
-            given_up = "" if met else _why_stop(residuals, plan)
-            if given_up or (met and (polished or steps == most)):
+            given_up = "" if residuals[-1] <= plan.tolerance else _why_stop(residuals, plan)
+            if given_up or _are_enough(residuals, plan):
                 break
             near = residuals[-1] <= NEARLY * plan.tolerance
             steps = min(steps + 1 if near else 2 * steps, most)
-        if met:
-            good = next(step for step, residual in enumerate(residuals) if residual <= plan.tolerance)
-            enough = min(good + (residuals[good] > plan.polish), steps)
-            experience.newton_steps = enough if max(residuals[enough:]) <= plan.tolerance else steps
+        if not given_up:
+            experience.note_newton(_needed(residuals, plan))
         elif plan.on_divergence == "sequential":
             kept, _ = layer.forward(Cutting(len(layer.x), 0), SHARE_OF_BOX, keep)
     except KernelFault:  # it has been told, and the driver has other ways
@@ -82,6 +79,50 @@ def scanned_gradients(
     except KernelFault:
         pass
     return None
+
+
+def _are_enough(residuals: list[float], plan: Plan) -> bool:
+    """Whether steps with these residuals before each of them and behind the last are to be the last."""
+    *before, last = residuals
+    polished = last <= plan.polish or any(residual <= plan.tolerance for residual in before)
+    return last <= plan.tolerance and (polished or len(before) == plan.max_iters - 1)
+
+
+def _needed(residuals: list[float], plan: Plan) -> int:
+    """How many of them would have been enough."""
+    good = next(step for step, residual in enumerate(residuals) if residual <= plan.tolerance)
+    enough = min(good + (residuals[good] > plan.polish), len(residuals) - 1)
+    return enough if max(residuals[enough:]) <= plan.tolerance else len(residuals) - 1
+
+
+class StandingNewton(NamedTuple):
+    """A plan for Newton's steps, and how many were enough: it stands while these are."""
+
+    plan: Plan
+    cutting: Cutting
+    linear: bool
+    """Whether it is for gradients, by so many sweeps behind a scan."""
+
+    @staticmethod
+    def of(layer: Layer, plan: Plan, count: int | None, linear: bool) -> StandingNewton | None:
+        """None where no kernels make such steps, or nothing is known of their number."""
+        if count is None or not layer.has_newton or plan.linearization != PLAIN:
+            return None
+        steps = count if linear else min(count, plan.max_iters - 1)
+        return StandingNewton(plan, Cutting(plan.chunk, 0, newton=steps), linear)
+
+    def holds(self, experience: Experience) -> bool:
+        return self.linear or experience.newton_steps == self.cutting.newton
+
+    def report(self, residuals: list[float], experience: Experience, began: float) -> SolveReport | None:
+        """None where more steps or sweeps are needed than these."""
+        if self.linear:
+            met = residuals[-1] <= self.plan.tolerance
+            return _report(self.plan, residuals[-1:], "", began, sweeps=self.cutting.newton) if met else None
+        if not _are_enough(residuals, self.plan):
+            return None
+        experience.note_newton(_needed(residuals, self.plan))
+        return _report(self.plan, residuals, "", began)
 
 
 def _why_stop(residuals: list[float], plan: Plan) -> str:

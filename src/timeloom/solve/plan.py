@@ -145,6 +145,11 @@ class StandingPlan(NamedTuple):
     basis: Basis
     """What that was made from: while it is the same, so is all else."""
 
+    @property
+    def cutting(self) -> Cutting:
+        """What kernels read of it."""
+        return self.plan
+
     def holds(self, experience: Experience) -> bool:
         """Whether it is the plan for the next call, too."""
         if experience.pause or experience.looking:

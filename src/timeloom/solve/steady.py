@@ -19,9 +19,11 @@ from timeloom.auto.experience import Experience
 from timeloom.kernels import replay
 from timeloom.kernels.layer import Gradients, Layer
 from timeloom.kernels.replay import Recording
+from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve.first_sweep import report_of, watch_for
-from timeloom.solve.plan import StandingPlan
+from timeloom.solve.newton import StandingNewton
+from timeloom.solve.plan import Direction, Planner, StandingPlan
 from timeloom.solve.recurrence import noting
 from timeloom.solve.residual import SHARE_OF_BOX
 from timeloom.solve.second_order import layer_gradients
@@ -50,7 +52,7 @@ class _Pass:
     are not.
     """
 
-    standing: StandingPlan
+    standing: StandingPlan | StandingNewton
     experience: Experience
     recording: Recording
     places: list[Tensor]
@@ -59,7 +61,7 @@ class _Pass:
 
     @staticmethod
     def of(
-        standing: StandingPlan,
+        standing: StandingPlan | StandingNewton,
         experience: Experience,
         recording: Recording,
         places: list[Any],
@@ -86,9 +88,12 @@ class _Pass:
 
     def report(self, turn: Turn, steps: int, began: float) -> SolveReport | None:
         """Waits for the GPU. There is none where the certificate is missed: that is noted for the next plan."""
-        error, plan = self.recording.read(turn.number), self.standing.plan
-        if error is None:  # nobody knows: to be solved anew
+        numbers, plan = self.recording.read_all(turn.number), self.standing.plan
+        if numbers is None:  # nobody knows: to be solved anew
             return None
+        if isinstance(self.standing, StandingNewton):
+            return self.standing.report(numbers, self.experience, began)
+        (error,) = numbers
         report = report_of(error, plan, steps, began)
         if report is None:
             self.experience.note_miss(plan, error)
@@ -147,20 +152,25 @@ class SteadyLayer:
     @staticmethod
     def of(solve: LayerSolve, inputs: Inputs, taped: bool) -> SteadyLayer | None:
         """None where a call like this is not replayed yet, or not at all. `inputs` off autograd's tape."""
+        experience = solve.experience.forward
+        if not solve.solver.adapts and experience.newton_steps is None:
+            return None
         cell = solve.cell_of(inputs)
         kind = solve.kind_of(inputs, cell)
-        standing = solve.solver.standing(sizes_of(cell, inputs), solve.experience.forward, "forward")
-        if kind is None or standing is None or not kind.corrects:
+        if kind is None or not kind.corrects:
             return None
-        layer = layer_of(kind, cell, inputs)
-        recording = replay.recorded_forward(layer, standing.plan, SHARE_OF_BOX, taped)
+        layer, sizes = layer_of(kind, cell, inputs), sizes_of(cell, inputs)
+        standing = _standing(solve.solver, layer, sizes, experience, "forward", experience.newton_steps)
+        if standing is None:
+            return None
+        recording = replay.recorded_forward(layer, standing.cutting, SHARE_OF_BOX, taped)
         if recording is None or not recording.readable:
             return None
         kept = recording.results[:-1]
         finals = [part[-1:] for part in kept[: len(layer.parts)]]  # type: ignore[index]
         wanted, lent = [kept[0][1:], *finals], len(kept) if taped else 0  # type: ignore[index]
         places = [*recording.given[:2], *recording.fresh]
-        found = _Pass.of(standing, solve.experience.forward, recording, places, wanted, lent)
+        found = _Pass.of(standing, experience, recording, places, wanted, lent)
         return SteadyLayer(layer, solve, found, taped)
 
     @property
@@ -196,7 +206,7 @@ class SteadyLayer:
         replayed = self._replayed(found, call, saved, grads) if found is not None and may else None
         if replayed is None:
             result = self._by_trunk(call, saved, grads, kind[0][0])
-            self._settle(kind, grads)
+            self._settle(kind, grads, call)
             return tuple([grad if asked else None for grad, asked in zip(result, kind[0], strict=True)])
         if len(replayed) == LIVE:
             return tuple(replayed)
@@ -260,20 +270,29 @@ class SteadyLayer:
             return None
         return torch.cat([torch.zeros_like(one) if grad is None else grad for grad in grads], -1)[0]
 
-    def _settle(self, kind: Kind, grads: Sequence[Tensor | None]) -> None:
+    def _settle(self, kind: Kind, grads: Sequence[Tensor | None], call: Call) -> None:
         """Have the next backward pass of this kind replayed, if the last one was."""
-        experience = self._experience.backward
-        standing = self._solver.standing(self._sizes, experience, "backward")
-        recording = None
+        experience, recording = self._experience.backward, None
+        last = None if call.report is None or call.report.backward is None else call.report.backward.iterations
+        standing = _standing(self._solver, self._layer, self._sizes, experience, "backward", last)
         if standing is not None:
             given, ground = (grads[0], grads[1]), self.forward.recording
-            recording = replay.recorded_backward(self._layer, standing.plan, given, kind[0][0], ground)
+            recording = replay.recorded_backward(self._layer, standing.cutting, given, kind[0][0], ground)
         if standing is None or recording is None or not recording.readable:
             self._backward.pop(kind, None)
             return
         wanted = [result for result, asked in zip(recording.results, kind[0], strict=False) if asked]
         places = [place for place in recording.given[2:4] if place is not None]
         self._backward[kind] = _Pass.of(standing, experience, recording, places, wanted)
+
+
+def _standing(
+    solver: Planner, layer: Layer, sizes: Recurrence, experience: Experience, way: Direction, count: int | None
+) -> StandingPlan | StandingNewton | None:
+    """The plan for the next call, where that is known by now; `count`: Newton's steps or sweeps of the last one."""
+    if solver.adapts:
+        return solver.standing(sizes, experience, way)
+    return StandingNewton.of(layer, solver.plan(sizes, experience, way), count, way == "backward")
 
 
 def _weights(layer: Layer) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:

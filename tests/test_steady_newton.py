@@ -1,0 +1,119 @@
+"""Calls that are replays alone, of Newton's steps: results against torch in float64, and when more steps are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import replayed_on_cpu as emulated
+import torch
+from replayed_on_cpu import Graph
+from test_steady import BATCH, INPUTS, STEPS, UNITS, assert_right, move, trunk_calls
+from torch import Tensor, nn
+
+import timeloom as tl
+from timeloom.kernels import replay
+from timeloom.kernels.cuda import layer as cuda_layer
+from timeloom.kernels.newton import Maps, States
+from timeloom.problem import Recurrence
+from timeloom.solve.newton import SWEEPS
+from timeloom.solve.newton_reference import NewtonReference
+from timeloom.solvers import DEER
+
+__all__ = ["trunk_calls"]
+CALLS_BEFORE = 7
+KINDS = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
+
+
+class StandInNewton(NewtonReference):
+    """The kernels' steps by their twin; what is saved for the backward pass is the inputs (see `replayed_on_cpu`)."""
+
+    def __init__(self, problem: Recurrence, share_of_box: float, saved: Tensor | None = None) -> None:
+        super().__init__(problem)
+        self._saved = saved
+
+    def finish(self, states: States | None, residual: Tensor) -> States:
+        if self._saved is not None:
+            self._saved.copy_(self.problem.u)
+        return super().finish(states, residual)
+
+    def correct(self, maps: Maps, starts: Tensor, ends: Tensor) -> Tensor:
+        return super().correct(maps, starts, ends.view_as(starts))
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    emulated.install(monkeypatch)
+    monkeypatch.setattr(cuda_layer, "CUDANewton", StandInNewton)
+    monkeypatch.setattr(cuda_layer, "newton_fits", lambda *_: True)
+    torch.manual_seed(0)
+    yield
+    replay.RECORDINGS.clear()
+
+
+def pair(kind: str, solver: Any, **options: Any) -> tuple[Any, Any]:
+    ours = getattr(tl, kind)(INPUTS, UNITS, solver=solver, **options)
+    exact = KINDS[kind](INPUTS, UNITS, **options).double()
+    exact.load_state_dict(ours.state_dict())
+    return ours, exact
+
+
+@pytest.mark.parametrize("final", [False, True], ids=["outputs", "outputs and final state"])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=["one layer", "four"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_and_gradients_are_torchs(
+    kind: str, options: dict[str, Any], final: bool, trunk_calls: list[str]
+) -> None:
+    ours, exact = pair(kind, DEER(tol=2e-5), **options)
+    for call in range(CALLS_BEFORE + 3):
+        if call == CALLS_BEFORE:
+            trunk_calls.clear()
+        before = Graph.replays
+        assert_right(ours, exact, torch.randn(STEPS, BATCH, INPUTS).requires_grad_(final), use_final=final)
+        move(ours, exact, by=1e-3)
+    assert trunk_calls == []
+    assert Graph.replays - before == 2 * ours._stacked
+    for report in ours.reports:
+        assert report.solver == "deer"
+        assert report.residuals[-1] <= report.tolerance
+        assert len(report.residuals) == report.iterations
+        assert report.backward.iterations == SWEEPS
+        assert "on the chip" in report.reason
+
+
+def test_weights_that_need_more_steps_get_them(trunk_calls: list[str]) -> None:
+    ours, exact = pair("GRU", DEER(tol=2e-5))
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    for _ in range(CALLS_BEFORE):
+        assert_right(ours, exact, x)
+    taken = ours.reports[0].iterations
+    with torch.no_grad():
+        for module in (ours, exact):
+            module.weight_hh_l0.mul_(4)
+    trunk_calls.clear()
+    assert_right(ours, exact, x)
+    assert trunk_calls[0] == "forward"
+    assert ours.reports[0].iterations > taken
+    for _ in range(CALLS_BEFORE):
+        trunk_calls.clear()
+        assert_right(ours, exact, x)
+    assert trunk_calls == []
+
+
+def test_gradients_that_are_not_certified_are_solved_for_anew(
+    trunk_calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, exact = pair("GRU", DEER(tol=2e-5))
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    for _ in range(CALLS_BEFORE):
+        assert_right(ours, exact, x)
+    honest = replay.Recording.read_all
+
+    def missed(self: replay.Recording, turn: int) -> list[float] | None:
+        return [1.0] if self.ground is not None else honest(self, turn)
+
+    monkeypatch.setattr(replay.Recording, "read_all", missed)
+    trunk_calls.clear()
+    assert_right(ours, exact, x)
+    assert trunk_calls == ["backward"]

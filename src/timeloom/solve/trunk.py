@@ -265,7 +265,7 @@ class LayerSolve:
             if solved is not None:
                 return solved
         call: Callable[..., tuple[list[Tensor], Tensor | float]]
-        if replan is not None and layer.corrects:  # other plans follow where one does not do, and no driver
+        if replan is not None and layer.replans:  # other plans follow where one does not do, and no driver
             call = partial(replay.forward, layer, share_of_box=SHARE_OF_BOX, keep=taped)
         else:
             call = partial(layer.forward, share_of_box=SHARE_OF_BOX, keep=taped, found=found)

@@ -2,13 +2,14 @@
 
 Chunks begin from a warm-up of one chunk; sweeps end when all jumps are below the tolerance and what they add up to is
 below ten times that. Beside them the largest Lyapunov exponent of each network, and the steps after which a difference
-has shrunk to 1e-6. The networks are trained anew, or read from a file of their state_dicts by name.
+has shrunk to 1e-6. Those of the networks that have no stored weights are trained first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,15 @@ from typing import Any
 import torch
 
 from benchmarks.zoo.memory import CORRECTIONS, remembered, sweeps, told
-from benchmarks.zoo.networks import TORCHS, Model, trained
+from benchmarks.zoo.networks import TORCHS, WEIGHTS, model_of, stored_weights
 from benchmarks.zoo.tasks import TASKS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(prog="python -m benchmarks.corrections", description=__doc__)
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options.add_argument("--weights", default="", help="file of state_dicts by the networks' names")
+    options.add_argument("--weights", type=Path, default=WEIGHTS, help="file of state_dicts by the networks' names")
+    options.add_argument("--minutes", type=float, default=30.0, help="no network is begun after so long")
     options.add_argument("--only", default="", help="networks whose name has this word")
     options.add_argument("--steps", type=int, default=8192)
     options.add_argument("--batch", type=int, default=2)
@@ -31,14 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--tol", type=float, default=1e-4)
     options.add_argument("--out", default="build/zoo", help="folder for corrections-DEVICE.json and .md")
     given = options.parse_args(arguments)
-    device, rows = torch.device(given.device), []
-    stored = torch.load(given.weights, map_location=device) if given.weights else {}
+    device, rows, began = torch.device(given.device), [], time.perf_counter()
+    stored = stored_weights(given.weights)
     for network in (network for network in TORCHS if given.only in network.name):
-        if network.name in stored:
-            model = Model(network).to(device)
-            model.load_state_dict(stored[network.name])
-        else:
-            model, _ = trained(network, device)
+        if time.perf_counter() - began > 60 * given.minutes:
+            print(f"{network.name}: left out, {given.minutes:g} minutes were over")
+            continue
+        model = model_of(network, stored, device)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             x = model.features(TASKS[network.task].draw(given.steps, given.batch, generator).x.to(device))
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             row |= {"sweeps": sweeps(model.layer, x, chunk, given.tol)}
             print(line(row), flush=True)
             rows.append(row)
-    save(rows, Path(given.out), device, given)
+            save(rows, Path(given.out), device, given)  # whoever is stopped keeps what there is
     return 0
 
 
@@ -73,7 +74,6 @@ def save(rows: list[dict[str, Any]], folder: Path, device: torch.device, given: 
     table = "".join(f"| {' | '.join(entries)} |\n" for entries in lines)
     where = f"T={given.steps}, B={given.batch}, tolerance {given.tol:g}, {device.type}, torch {torch.__version__}"
     target.with_suffix(".md").write_text(f"# Sweeps by correction\n\n{where}.\n{__doc__}\n{table}")
-    print(target.with_suffix(".md"))
 
 
 if __name__ == "__main__":

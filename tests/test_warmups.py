@@ -13,6 +13,7 @@ import pytest
 import torch
 import zoo
 
+import timeloom as tl
 from timeloom.auto import decide as auto_file
 from timeloom.auto import warmups
 from timeloom.auto.costs import RegisterCost, cheapest, cost_of, longest_warmup
@@ -66,7 +67,7 @@ class Calls:
 
     def run(self, jumps: Jumps, calls: int = 1) -> list[int]:
         """Makes calls; returns the warm-up that each ended with, 0 where it was none."""
-        layer: Any = SimpleNamespace(x=self.problem.u, corrects=True)
+        layer: Any = SimpleNamespace(x=self.problem.u, corrects=True, replans=True)
         for _ in range(calls):
             tried: list[Plan] = []
 
@@ -206,6 +207,38 @@ def test_the_longest_warmup_that_gains(batch: int, most: float) -> None:
 
     assert longest == 0 or takes(longest) <= most
     assert takes(longest + 1) > most
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_many_cores_share_a_network_with_a_long_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warm-up that leaves most of them idle less than one chunk does is found, and results stay right."""
+    monkeypatch.undo()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(8)
+    try:
+        torch.manual_seed(0)
+        ours = getattr(tl, kind)(3, 16)
+        exact = getattr(torch.nn, kind)(3, 16).double()
+        with torch.no_grad():
+            if kind == "RNN":
+                ours.weight_hh_l0.copy_(0.985 * torch.linalg.qr(torch.randn(16, 16)).Q)
+            else:
+                ours.bias_ih_l0[16:32] = 4.5
+        exact.load_state_dict(ours.state_dict())
+        x = 0.1 * torch.randn(12000, 1, 3)
+        for _ in range(5):
+            found = _results(ours, x)
+        assert 1000 < ours.reports[0].warmup + ours.reports[0].chunk < 6000
+        assert 1000 < ours.reports[0].backward.warmup + ours.reports[0].backward.chunk < 6000
+        for one, other in zip(found, _results(exact, x.double()), strict=True):
+            assert float((one - other).norm() / other.norm()) < 2e-4
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _results(module: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    y, _ = module(x)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), list(module.parameters()))]
 
 
 def _plan_of(warmup: int) -> Plan:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import torch
 
 from benchmarks.certificate.audit import audit
-from benchmarks.zoo.networks import TORCHS, Model, trained
+from benchmarks.zoo.networks import TORCHS, WEIGHTS, model_of, stored_weights
 from benchmarks.zoo.tasks import TASKS
 from timeloom.inspection.memory import recurrences
 from timeloom.nn.base import Recurrent
@@ -25,19 +26,18 @@ CORRECTIONS: tuple[Correction, ...] = ("none", "diag", "secant", "lowrank")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(prog="python -m benchmarks.certificate.trained", description=__doc__)
-    options.add_argument("--weights", default="", help="file of state_dicts by the networks' names")
+    options.add_argument("--weights", type=Path, default=WEIGHTS, help="file of state_dicts by the networks' names")
     options.add_argument("--steps", type=int, default=2048)
     options.add_argument("--chunks", type=int, nargs="+", default=[32, 128])
     options.add_argument("--tol", type=float, nargs="+", default=[1e-2, 1e-4])
     options.add_argument("--seconds", type=float, default=600.0, help="no network is begun after so long")
     given = options.parse_args(arguments)
-    stored, began, judged, wrong = torch.load(given.weights) if given.weights else {}, time.perf_counter(), 0, 0
+    stored, began, judged, wrong = stored_weights(given.weights), time.perf_counter(), 0, 0
     for network in TORCHS:
         if time.perf_counter() - began > given.seconds:
             print(f"{network.name}: left out")
             continue
-        model = Model(network) if network.name in stored else trained(network, torch.device("cpu"))[0]
-        model.load_state_dict(stored.get(network.name, model.state_dict()))
+        model = model_of(network, stored, torch.device("cpu"))
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             x = model.features(TASKS[network.task].draw(given.steps, 1, generator).x)

@@ -1,11 +1,12 @@
 """`python -m benchmarks.zoo`: trained networks, torch's layer beside timeloom's, forward and backward, eager.
 
 Every row: milliseconds of torch's layer, of ours in one chunk (the kernel alone) and as `auto` runs it (kernel and
-time-parallelism), and the errors of all results against float64, as the largest of relative norms. Then the largest
-Lyapunov exponent, the steps after which a difference has shrunk to 1e-6, and the sweeps, forward/backward, that each
-correction takes over chunks of 256 steps until all jumps are below 1e-4 (`python -m benchmarks.corrections` has more).
-Torch has no resets: episodes are packed for its layers, and the packing is not timed. Cells of one's own stand beside
-the plain loop over their steps, and count neither for the median nor for the worst.
+time-parallelism), and the errors of all results against float64, as the largest of relative norms. Times are of calls
+as a training makes them: after 30 calls, in which `auto` learns, eight in a row by each side in turns, and the median
+of three turns. Then the largest Lyapunov exponent, the steps after which a difference has shrunk to 1e-6, and the
+sweeps, forward/backward, that each correction takes over chunks of 256 steps until all jumps are below 1e-4 (`python
+-m benchmarks.corrections` has more). Torch has no resets: episodes are packed for its layers, which is not timed.
+Cells of one's own stand beside the plain loop over their steps, and count neither for the median nor for the worst.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 from benchmarks.zoo.layers import OWN_CELLS
 from benchmarks.zoo.measure import Subject, measured
-from benchmarks.zoo.networks import ZOO, Model, Network, trained
+from benchmarks.zoo.networks import WEIGHTS, ZOO, Network, model_of, store_weights, stored_weights, unseen_loss
 from benchmarks.zoo.public import UNITS, speech_lstm, talk, weights_file
 from benchmarks.zoo.tasks import TASKS
 
@@ -38,9 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--only", default="", help="networks whose name has this word")
     options.add_argument("--minutes", type=float, default=8.0, help="no network is begun after so long")
     options.add_argument("--steps", type=int, default=0, help="measure at so many steps instead of each network's own")
-    options.add_argument("--updates", type=int, default=0, help="train by so many instead of each network's own")
+    options.add_argument("--updates", type=int, default=0, help="train all anew, by so many instead of their own")
     options.add_argument(
-        "--trained", type=Path, help="a file of state_dicts by name, which these networks are not trained for again"
+        "--trained", type=Path, default=WEIGHTS, help="state_dicts by name, in place of those that come along"
+    )
+    options.add_argument("--anew", action="store_true", help="train all of them anew, from their seeds")
+    options.add_argument("--store", type=Path, help="put the weights of those that were trained into this file, too")
+    options.add_argument(
+        "--own", action="store_true", help="leave out torch's layer and all errors: one chunk and `auto` alone"
     )
     options.add_argument(
         "--brief", action="store_true", help="leave out what networks remember, and sweeps by correction"
@@ -52,18 +58,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device, began, rows = torch.device(given.device), time.perf_counter(), []
     left_out: dict[str, str] = {}
     networks = [network for network in ZOO if given.only in network.name]
-    stored: dict[str, Any] = torch.load(given.trained, map_location=device) if given.trained else {}
+    stored = {} if given.anew or given.updates else stored_weights(given.trained)
     for name, subjects in candidates(networks, given, device, left_out, stored):
         if time.perf_counter() - began > 60 * given.minutes:
             left_out[name] = f"{given.minutes:g} minutes were over"
             continue
         for subject, loss in subjects:
-            row = measured(subject, given.brief) | {"loss": loss}
+            row = measured(subject, given.brief, not given.own) | {"loss": loss}
             print(line(row), flush=True)
             rows.append(row)
+            save(rows, left_out, device, Path(given.out))  # whoever is stopped keeps what there is
     for name, why in left_out.items():
         print(f"{name}: left out, {why}")
-    save(rows, left_out, device, Path(given.out))
+    print(save(rows, left_out, device, Path(given.out)))
     return 0
 
 
@@ -77,11 +84,10 @@ def candidates(
     """Names, and what there is to measure of each, with the loss it was trained to; nothing is trained before that."""
 
     def at_sizes(network: Network) -> Iterator[tuple[Subject, float]]:
-        if network.name in stored:
-            model, loss = Model(network).to(device), float("nan")
-            model.load_state_dict(stored[network.name])
-        else:
-            model, loss = trained(network, device, updates=given.updates)
+        model = model_of(network, stored, device, given.updates)
+        if given.store is not None and network.name not in stored:
+            store_weights({network.name: model}, given.store)
+        loss = unseen_loss(network, model, device)
         for steps, batch in network.sizes:
             yield Subject.of(network, model, given.steps or steps, batch, device), loss
 
@@ -92,9 +98,7 @@ def candidates(
             yield Subject(SPEECH, "LSTM", UNITS, weights, x), float("nan")
 
     for network in networks:
-        if stored and network.name not in stored:
-            left_out[network.name] = f"not in {given.trained}"
-        elif TASKS[network.task].needs():
+        if TASKS[network.task].needs():
             left_out[network.name] = TASKS[network.task].needs()
         else:
             yield network.name, at_sizes(network)
@@ -107,32 +111,41 @@ def candidates(
 
 
 def line(row: dict[str, Any]) -> str:
+    times = f"one chunk {row['one chunk ms']:.2f} ms, auto {row['auto ms']:.2f} ms ({over(row, 'one chunk', 'auto')})"
+    if "torch ms" in row:
+        ratios = f"{over(row, 'torch', 'one chunk')}, {over(row, 'torch', 'auto')}"
+        errors = f"error {row['torch error']:.0e}, ours {row['auto error']:.0e}"
+        times = f"torch {row['torch ms']:.1f} ms, {times}: {ratios}; {errors}"
     return (
-        f"{row['network']}, T={row['T']}, B={row['B']}: torch {row['torch ms']:.1f} ms, one chunk "
-        f"{row['torch ms'] / row['one chunk ms']:.1f}x, auto {row['torch ms'] / row['auto ms']:.1f}x; error "
-        f"{row['torch error']:.0e}, ours {row['auto error']:.0e}; loss {row['loss']:.3g}; memory "
+        f"{row['network']}, T={row['T']}, B={row['B']}: {times}; loss {row['loss']:.3g}; memory "
         f"{row.get('memory', '–')}; {row['forward']}; back: {row['backward']}"
     )
 
 
 COLUMNS = (
-    "network", "T", "B", "torch, ms", "one chunk", "auto", "torch's error", "ours", "exponent", "memory", "sweeps",
-    "forward",
+    "network", "loss", "T", "B", "torch, ms", "one chunk, ms", "auto, ms", "one chunk over torch", "auto over torch",
+    "auto over one chunk", "torch's error", "ours", "exponent", "memory", "sweeps", "forward",
 )  # fmt: skip
 
 
+def over(row: dict[str, Any], slow: str, fast: str) -> str:
+    """How many times as fast one side is as another; nothing where that was not measured."""
+    return f"{row[f'{slow} ms'] / row[f'{fast} ms']:.1f}×" if f"{slow} ms" in row else "–"
+
+
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row of the table, ratios beside torch's time."""
-    alone, auto = (f"{row['torch ms'] / row[f'{name} ms']:.1f}×" for name in ("one chunk", "auto"))
-    errors = (f"{row[f'{name} error']:.0e}" for name in ("torch", "auto"))
+    """A row of the table."""
+    errors = (f"{row[f'{name} error']:.0e}" if f"{name} error" in row else "–" for name in ("torch", "auto"))
+    times = (f"{row[f'{name} ms']:.2f}" if f"{name} ms" in row else "–" for name in ("torch", "one chunk", "auto"))
+    ratios = (over(row, *sides) for sides in (("torch", "one chunk"), ("torch", "auto"), ("one chunk", "auto")))
     steps = "–" if "memory" not in row else "never" if row["memory"] is None else f"{row['memory']:,}"
     return (
         row["network"],
+        f"{row['loss']:.2g}",
         f"{row['T']:,}",
         str(row["B"]),
-        f"{row['torch ms']:.2f}",
-        alone,
-        auto,
+        *times,
+        *ratios,
         *errors,
         f"{row['exponent']:+.2g}" if "exponent" in row else "–",
         steps,
@@ -146,7 +159,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(entries)} |\n" for entries in lines)
 
 
-def save(rows: list[dict[str, Any]], left_out: dict[str, str], device: torch.device, folder: Path) -> None:
+def save(rows: list[dict[str, Any]], left_out: dict[str, str], device: torch.device, folder: Path) -> Path:
+    """The page's file."""
     folder.mkdir(parents=True, exist_ok=True)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     where = f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads, {time.strftime('%Y-%m-%d')}"
@@ -154,13 +168,16 @@ def save(rows: list[dict[str, Any]], left_out: dict[str, str], device: torch.dev
     content = {"where": where, "rows": rows, "left_out": left_out}
     target.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
     layers = [row for row in rows if not any(cell in row["network"] for cell in OWN_CELLS)]
-    ratios = [row["torch ms"] / row["auto ms"] for row in layers]
-    summary = f"Median {statistics.median(ratios):.1f}×, worst {min(ratios):.1f}×.\n" if ratios else ""
+    summary = ""
+    for side, name in (("torch", "torch"), ("one chunk", "one chunk of our own")):
+        ratios = [row[f"{side} ms"] / row["auto ms"] for row in layers if f"{side} ms" in row]
+        if ratios:
+            summary += f"Over {name}: median {statistics.median(ratios):.1f}×, worst {min(ratios):.1f}×.\n"
     missing = "".join(f"\nNot measured: {name}: {why}.\n" for name, why in left_out.items())
     shown = table(COLUMNS, [cells(row) for row in rows])
     text = f"# Trained networks\n\n{where}. `python -m benchmarks.zoo`.\n{__doc__}\n{shown}\n{summary}"
     target.with_suffix(".md").write_text(text + missing)
-    print(target.with_suffix(".md"))
+    return target.with_suffix(".md")
 
 
 if __name__ == "__main__":

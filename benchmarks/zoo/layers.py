@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 import timeloom as tl
 from benchmarks.fuzz.networks import LayerNormGRU, LiGRU
 
+MOST_KNOWN = 8
+"""Batches whose episodes are remembered, at least."""
 OWN_CELLS: dict[str, type[nn.Module]] = {"LayerNormGRU": LayerNormGRU, "LiGRU": LiGRU}
 """Cells that torch has no layer of."""
 
@@ -67,7 +69,8 @@ def outputs(module: nn.Module, x: Tensor, resets: Tensor | None = None) -> Tenso
 class Episodes:
     """Episodes inside a batch, side by side in a packed batch: the quick way for a layer without resets."""
 
-    _last: tuple[Tensor, Episodes] | None = None
+    _known: ClassVar[list[tuple[Tensor, Episodes]]] = []
+    """Of the last resets, as many as a training draws its batches of."""
 
     def __init__(self, resets: Tensor) -> None:
         steps, batch = resets.shape
@@ -84,9 +87,11 @@ class Episodes:
     @classmethod
     def of(cls, resets: Tensor) -> Episodes:
         """The same for the same resets: what is known before the call is not paid for in it."""
-        if cls._last is None or cls._last[0] is not resets:
-            cls._last = resets, cls(resets)
-        return cls._last[1]
+        found = next((episodes for known, episodes in cls._known if known is resets), None)
+        if found is None:
+            found = cls(resets)
+            cls._known = [*cls._known[-MOST_KNOWN:], (resets, found)]
+        return found
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """`module` over x `(T, B, D)`: `(T, B, n)`."""

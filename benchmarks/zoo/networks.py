@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 from benchmarks.zoo.layers import OWN_CELLS, outputs, own_layer
 from benchmarks.zoo.tasks import TASKS, Batch
 
+UNSEEN = 99
+"""Seed of the batch that a loss is told of."""
 POOL = 8
 """Batches that are drawn once and trained on in turns."""
 
@@ -91,6 +94,39 @@ class Model(nn.Module):
         if self.answers == "numbers":
             return F.mse_loss(out, answers)
         return F.cross_entropy(out.flatten(0, 1), answers.flatten())
+
+
+WEIGHTS = Path(__file__).with_name("weights.pt")
+"""State_dicts by the networks' names, in half precision: of those whose training takes longer than a few seconds."""
+
+
+def stored_weights(file: Path = WEIGHTS) -> dict[str, dict[str, Tensor]]:
+    """State_dicts by the networks' names, in float32."""
+    found = torch.load(file, map_location="cpu", weights_only=True)
+    return {name: {key: value.float() for key, value in weights.items()} for name, weights in found.items()}
+
+
+def store_weights(models: dict[str, Model], file: Path) -> None:
+    """Put those of these models into a file, beside what is there."""
+    held = stored_weights(file) if file.exists() else {}
+    held |= {name: model.state_dict() for name, model in models.items()}
+    torch.save({name: {k: v.cpu().half() for k, v in weights.items()} for name, weights in held.items()}, file)
+
+
+def unseen_loss(network: Network, model: Model, device: torch.device) -> float:
+    """On a batch that it was not trained on, as long as those that it was."""
+    drawn = TASKS[network.task].draw(network.steps, network.batch, torch.Generator().manual_seed(UNSEEN))
+    with torch.no_grad():
+        return float(model.loss(drawn.to(device)))
+
+
+def model_of(network: Network, stored: dict[str, dict[str, Tensor]], device: torch.device, updates: int = 0) -> Model:
+    """With its stored weights; trained where there are none."""
+    if network.name not in stored:
+        return trained(network, device, updates=updates)[0]
+    model = Model(network).to(device)
+    model.load_state_dict(stored[network.name])
+    return model
 
 
 def trained(network: Network, device: torch.device, seed: int = 0, updates: int = 0) -> tuple[Model, float]:

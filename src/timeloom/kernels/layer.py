@@ -58,11 +58,15 @@ class Layer(ABC):
     w_hh: Tensor
     b_ih: Tensor | None
     b_hh: Tensor | None
+    resets: Tensor | None = None
+    """bool `(T, B)`: steps before which a sequence begins anew, of kernels that take them."""
 
     corrects: ClassVar[bool] = False
     """Whether it can make more than one sweep."""
     takes_masks: ClassVar[bool] = False
     """Whether masks may stand behind x (`timeloom.cells.masked`)."""
+    takes_resets: ClassVar[bool] = False
+    """Whether sequences may begin anew inside."""
     begins_anywhere: ClassVar[bool] = False
     """Whether its chunks can be entered from known states."""
 
@@ -117,18 +121,27 @@ class Layer(ABC):
         return False
 
     @property
+    def replans(self) -> bool:
+        """Whether sweeps that are not certified are best followed by longer ones at once: where a driver would take
+        many launches, or one chunk would leave most of the machine idle.
+        """
+        return self.corrects
+
+    @property
     def has_newton(self) -> bool:
         """Whether there are kernels for Newton's steps on this layer."""
         return False
 
     @property
     def fresh(self) -> dict[str, Tensor]:
-        """Weights by name that were made for one call, rather than parameters: those of the next one lie elsewhere."""
-        held = {name: getattr(self, name) for name in ("w_ih", "w_hh", "b_ih", "b_hh")}
+        """Weights by name that were made for one call, rather than parameters, and resets: those of the next one lie
+        elsewhere.
+        """
+        held = {name: getattr(self, name) for name in ("w_ih", "w_hh", "b_ih", "b_hh", "resets")}
         return {name: one for name, one in held.items() if one is not None and not isinstance(one, nn.Parameter)}
 
     def over(self, x: Tensor, initial: Tensor, fresh: Iterable[Tensor]) -> Self:
-        """The same layer over other inputs and fresh weights."""
+        """The same layer over other inputs, fresh weights and resets."""
         twin = replace(self, x=x, initial=initial, **dict(zip(self.fresh, fresh, strict=True)))  # type: ignore[arg-type]
         w_hh, n, units = twin.w_hh, twin.n, twin.cell.weights[1:]
         if twin.kernel == "gru":

@@ -45,8 +45,9 @@ def first_sweep(
 ) -> Swept[Result]:
     """Run `sweep(plan)`, which returns a result and its certificate; nothing is swept where its kernel cannot run.
 
-    On a GPU, where the driver takes many launches, a certificate that was missed is worth another try: one longer
-    warm-up of a plan that is fixed, or other plans, by `replan`, for what the sweep has shown of the network's memory.
+    On a GPU, where the driver takes many launches, and on many cores, a certificate that was missed is worth another
+    try: one longer warm-up of a plan that is fixed, or other plans, by `replan`, for what the sweep has shown of the
+    network's memory.
     """
     try:
         return _first_sweep(sweep, layer, plan, experience, replan)
@@ -62,7 +63,7 @@ def _first_sweep(
     replan: Callable[[], Plan] | None,
 ) -> Swept[Result]:
     steps = len(layer.x)
-    adapts = replan is not None and layer.corrects
+    adapts = replan is not None and layer.replans
     if not adapts and not _is_likely_to_do(layer, plan, steps, experience):
         if not capturing(layer.x.device):
             return Swept(None, plan, None)  # type: ignore[arg-type]

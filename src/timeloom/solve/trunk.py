@@ -248,7 +248,9 @@ class LayerSolve:
     @staticmethod
     def kind_of(inputs: Inputs, cell: Cell) -> type[Layer] | None:
         """Whose kernels can run the whole layer, if any."""
-        return layer_kind(cell, inputs.x) if inputs.whole else None
+        kind = layer_kind(cell, inputs.x) if inputs.lengths is None else None
+        marked = inputs.resets is not None
+        return None if kind is None or (marked and (inputs.masked or not kind.takes_resets)) else kind
 
     def _sweep(
         self, kind: type[Layer], cell: Cell, inputs: Inputs, plan: Plan, taped: bool, known: KnownStates | None
@@ -263,7 +265,7 @@ class LayerSolve:
             if solved is not None:
                 return solved
         call: Callable[..., tuple[list[Tensor], Tensor | float]]
-        if replan is not None and layer.corrects:  # other plans follow where one does not do, and no driver
+        if replan is not None and layer.replans:  # other plans follow where one does not do, and no driver
             call = partial(replay.forward, layer, share_of_box=SHARE_OF_BOX, keep=taped)
         else:
             call = partial(layer.forward, share_of_box=SHARE_OF_BOX, keep=taped, found=found)
@@ -276,7 +278,7 @@ class LayerSolve:
         swept = first_sweep(sweep, layer, plan, self.experience.beginning(known is not None), replan)
         if swept.report is not None:
             return swept.result, swept.report
-        problem = self._problem(inputs) if found.u is None else Recurrence(cell, found.u, inputs.initial)
+        problem = self._problem(inputs) if found.u is None else replace(sizes_of(cell, inputs), u=found.u)
         problem = replace(problem, guess=known)
         if swept.result is None or found.starts is None or found.ends is None:
             return self._march(layer, problem, plan, taped)
@@ -347,7 +349,7 @@ def _recorded(project: Project, parts: int, saved: dict[str, Any], grads: Grads,
 
 
 def layer_of(kind: type[Layer], cell: Cell, inputs: Inputs) -> Layer:
-    return kind(cell, inputs.x, inputs.initial, inputs.w_ih, inputs.w_hh, inputs.b_ih, inputs.b_hh)
+    return kind(cell, inputs.x, inputs.initial, inputs.w_ih, inputs.w_hh, inputs.b_ih, inputs.b_hh, inputs.resets)
 
 
 def sizes_of(cell: Cell, inputs: Inputs) -> Recurrence:

@@ -40,6 +40,7 @@ class CUDALayer(Layer):
 
     corrects: ClassVar[bool] = True
     takes_masks: ClassVar[bool] = True
+    takes_resets: ClassVar[bool] = True
     begins_anywhere: ClassVar[bool] = True
 
     @staticmethod
@@ -78,7 +79,7 @@ class CUDALayer(Layer):
             return self._newton(cutting.newton, share_of_box, keep)
         (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
         u = self._inputs()
-        sweeper, tape = self.sweeper(Recurrence(self.cell, u, self.initial), keep)
+        sweeper, tape = self.sweeper(Recurrence(self.cell, u, self.initial, None, self.resets), keep)
         sweeper.of_layer = True
         states = empty_states(steps, self.initial, self.parts)
         segments = cut_evenly(steps, batch, cutting.chunk, False)
@@ -102,7 +103,7 @@ class CUDALayer(Layer):
 
     @property
     def has_newton(self) -> bool:
-        plain = self.x.dtype == torch.float32 and not self.cell.behind
+        plain = self.x.dtype == torch.float32 and self.resets is None and not self.cell.behind
         return plain and newton_fits(self.cell.kernel, self.cell.size, self.x.device)
 
     def _newton(self, steps: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor]:
@@ -140,7 +141,8 @@ class CUDALayer(Layer):
         saved = kept[-1] if len(kept) > len(self.parts) else None
         incoming, final = (None if grad is None else grad.float() for grad in grads)
         inputs = self.x.new_empty(steps, batch, 0)  # no sweep looks at them: the gates' values are there
-        sweeper = CUDASweeper(Recurrence(self.cell, inputs, self.initial), saved, sequence_mask(self.cell, self.x))
+        problem = Recurrence(self.cell, inputs, self.initial, None, self.resets)
+        sweeper = CUDASweeper(problem, saved, sequence_mask(self.cell, self.x))
         sweeper.of_layer = True
         return sweeper, states, incoming, final, self.initial.new_empty(steps, batch, self.cell.gate_width)
 
@@ -154,7 +156,8 @@ class CUDALayer(Layer):
         segments = cut_evenly(steps, batch, cutting.chunk, True)
         links = -(-steps // cutting.chunk)
         error: Tensor | float = 0.0
-        reading, writing = AdjointData(states, incoming), AdjointData(states, incoming, gate_grads)
+        taken = None if self.resets is None else self.initial.new_empty(links * batch, self.cell.size)
+        reading, writing = AdjointData(states, incoming), AdjointData(states, incoming, gate_grads, taken)
         data = writing if sweeps == 1 or links == 1 else reading
         if links == 1:
             begins, _ = sweeper.adjoint(segments, self.at_ends(final, links), data)
@@ -171,7 +174,10 @@ class CUDALayer(Layer):
                 ends = sweeper.correct(ends, begins, decay, boxed=False)
                 begins, decay = sweeper.adjoint(segments, ends, reading if left else writing, True)
             error = sweeper.certify(ends, begins, 0.0, decay, fading=True)
-        return self._gradients(states[0], gate_grads.flatten(0, 1), begins[-batch:], want_x), error
+        d_initial = begins[-batch:]
+        if taken is not None:
+            d_initial = d_initial + taken.view(links, *self.initial.shape).sum(0)
+        return self._gradients(states[0], gate_grads.flatten(0, 1), d_initial, want_x), error
 
     def _inputs(self) -> Tensor:
         """Projected inputs `(T, B, G n)` in float32, whatever the precision of x, and masks behind them."""
@@ -198,6 +204,8 @@ class CUDALayer(Layer):
     def _gradients(self, h: Tensor, gate_grads: Tensor, d_initial: Tensor, want_x: bool) -> Gradients:
         """From the states of h `(T + 1, B, n)` and gate gradients `(N, G)`, in the dtypes of what they are of."""
         x, before, mask = self._unmasked().float(), h[:-1], sequence_mask(self.cell, self.x)
+        if self.resets is not None:
+            before = torch.where(self.resets.unsqueeze(-1), self.initial[:, : self.n], before)
         before = (before if mask is None else before * mask).flatten(0, 1)
         d_u = gate_grads[:, : 3 * self.n] if self.kernel == "gru" else gate_grads
         with tf32.products(False):

@@ -46,7 +46,7 @@ def replayed_states(problem: Recurrence, plan: Plan) -> tuple[list[Tensor], Solv
 
     given = problem.u, problem.initial, *problem.cell.weights
     try:
-        found = RECORDINGS.run(_key("forward", kind, problem, plan, given), given, size_of(problem), body)
+        found = RECORDINGS.run(_key("forward", kind, problem, plan, given), given, _size(problem), body)
     except KernelFault:  # it has been told, and the driver has other ways
         return solve_states(problem, plan, choose_sweeper(problem))
     states, starts, ends, decay, error = list(found[:parts]), *found[parts:]
@@ -74,7 +74,7 @@ def replayed_sums(
     incoming = None if incoming is None else incoming.contiguous()
     given = problem.u, problem.initial, *problem.cell.weights, incoming, final_grad, *states
     try:
-        found = RECORDINGS.run(_key("backward", kind, problem, plan, given), given, size_of(problem), body)
+        found = RECORDINGS.run(_key("backward", kind, problem, plan, given), given, _size(problem), body)
     except KernelFault:
         return solve_summed(problem, states, incoming, final_grad, plan)
     inputs, initial_grad, *by_weight, error = found
@@ -156,7 +156,7 @@ def _key(way: str, kind: type[ReferenceSweeper], problem: Recurrence, plan: Plan
     return way, kind, problem.cell.fused, problem.u.device, shapes, cutting, rounds  # type: ignore[attr-defined]
 
 
-def size_of(problem: Recurrence) -> int:
+def _size(problem: Recurrence) -> int:
     """Bytes of a pass: inputs, states, gate gradients and gradients of the inputs; about, and twice."""
     cell = problem.cell
     return 8 * problem.steps * problem.batch * (2 * problem.u.shape[-1] + 3 * cell.size + cell.gate_width)

@@ -27,7 +27,7 @@ from timeloom.solve.adjoint_sweeps import Summed
 from timeloom.solve.backward import solve_summed, weight_grads_of
 from timeloom.solve.plan import Plan, Planner
 from timeloom.solve.recurrence import noting
-from timeloom.solve.replayed import recorded_kind, size_of, swept_states, swept_sums
+from timeloom.solve.replayed import recorded_kind, swept_states, swept_sums
 from timeloom.solve.second_order import layer_gradients
 from timeloom.solve.steady import Call, Dropped, Pass, replayed_gradients
 from timeloom.torch_state import tf32
@@ -62,6 +62,7 @@ class SteadyCell:
         self._names = tuple(compiled.bindings.paths)
         self.bound = tuple(held[name] for name in self._names)
         self._places = [tensor.data_ptr() for tensor in self.bound]
+        self._width = x[:1, :1].numel()
         zeros = torch.zeros_like(initial, dtype=self.dtype, requires_grad=False)
         u = zeros.new_empty(()).expand(*x.shape[:2], sum(compiled.fused.inputs))
         self._sizes = Recurrence(FusedCell(compiled.fused, ()), u, zeros)
@@ -90,7 +91,7 @@ class SteadyCell:
         if not all(id(tensor) in found.seen.tensors for tensor in found.bound):
             raise Unseen("it reads a tensor where its code was not seen to look")
         given, key = (x.detach(), initial.detach().to(found.dtype)), (found._token, "forward")
-        RECORDINGS.run(key, given, found._size, partial(found._swept, kind, standing.plan), before=0)
+        RECORDINGS.run(key, given, found._size(backward=False), partial(found._swept, kind, standing.plan), before=0)
         recording = RECORDINGS.known(key, x.device)
         if recording is None or not recording.readable:
             raise Unseen("it is too large to be recorded, or cannot be")
@@ -101,9 +102,18 @@ class SteadyCell:
         found.forward = Pass.of(standing, experience.forward, recording, recording.given, wanted, lent)
         return found
 
-    @property
-    def _size(self) -> int:
-        return size_of(self._sizes)
+    def _size(self, backward: bool) -> int:
+        """Bytes of a recording, about: x, inputs and what they are computed from, and states; or, on the way back, the
+        inputs again with their gradients, gate gradients, and those of x.
+        """
+        u, fused = self._sizes.u, self._compiled.fused
+        inputs, own = u.shape[-1], fused.gate_width if backward else self._sizes.cell.size
+        return (
+            self._sizes.initial.element_size()
+            * u.shape[0]
+            * u.shape[1]
+            * (self._width + (3 if backward else 2) * inputs + own)
+        )
 
     def stands(self) -> bool:
         """Whether the next call like it is to be made by it, as far as that does not depend on the step."""
@@ -259,7 +269,7 @@ class SteadyCell:
                 return
             given, key = (*live[:2], *grads, *kept), (self._token, way, standing.plan.chunk, standing.plan.warmup)
             body = partial(self._pulled, kind, standing.plan, wanted)
-            RECORDINGS.run(key, given, self._size, body, before=0, ground=ground)
+            RECORDINGS.run(key, given, self._size(backward=True), body, before=0, ground=ground)
             recording = RECORDINGS.known(key, live[0].device)
         if recording is None or not recording.readable:
             return

@@ -12,6 +12,8 @@ from timeloom.cells.base import Cell, jacobian_by_vjp, sum_outer
 from timeloom.compile.graph import Place
 from timeloom.compile.program import Fused, Program, evaluate, gathered
 
+DENSE_UP_TO = 128
+"""Units up to which a GPU makes the outer products of all blocks with each other faster than it sorts them by block."""
 ROWS_SUMMED = 1024
 """Rows of a short sum, of a block's gradient."""
 
@@ -119,8 +121,9 @@ class FusedCell(Cell):
             if begin is None:
                 continue
             grads = gate_grads[:, begin : begin + (last - first) * width]
-            if matrix.blocks == 1:
-                found[first:last] = sum_outer(grads, operand).view(last - first, 1, matrix.outputs, matrix.inputs)
+            if matrix.blocks == 1 or (grads.is_cuda and operand.shape[1] <= DENSE_UP_TO):
+                outer = sum_outer(grads, operand).view(last - first, matrix.blocks, -1, matrix.blocks, matrix.inputs)
+                found[first:last] = outer.diagonal(dim1=1, dim2=3).movedim(-1, 1)
                 continue
             by_block = grads.unflatten(-1, (last - first, matrix.blocks, -1)).transpose(1, 2).flatten(2)
             outer = _outer_by_block(by_block, operand.unflatten(-1, (matrix.blocks, -1)))

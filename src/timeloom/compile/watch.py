@@ -229,7 +229,7 @@ class _Walk:
             own, place = vars(base), f"{where}: {base.__name__}"
             self._keys(own)
             for name in own:
-                if name.startswith("__") and name not in UNASKED:
+                if name.startswith("__") and name not in UNASKED and callable(own[name]):
                     self._entry(own, name, place)
             self._wait(own, place)
 
@@ -275,9 +275,8 @@ class _Walk:
 
     def _object(self, thing: Any, where: str) -> None:
         if isinstance(thing, BuiltinFunctionType):
-            owner = thing.__self__
-            name = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", "")
-            if not isinstance(owner, (ModuleType, type)) or not _trusted(name or ""):
+            of_nothing = thing.__self__ is None or isinstance(thing.__self__, (ModuleType, type))
+            if not of_nothing or not _trusted(thing.__module__ or ""):
                 raise Unseen(f"{where} is built in, and may keep a state of its own")
             return
         name = type(thing).__module__

@@ -12,26 +12,26 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import own_cells_to_watch as watched
 import pytest
 import replayed_on_cpu as emulated
+import surrounded_cell as around
 import torch
-from own_cells_to_watch import CHANGES, Own
 from replayed_on_cpu import Chunks, Graph
+from surrounded_cell import CHANGES, Own
 from test_replayed_cells import OwnStandIn
 from torch import Tensor, nn
 
 import timeloom as tl
 from timeloom import kernels, unroll
 from timeloom.compile import remember
-from timeloom.compile.watch import Unseen, watch
+from timeloom.compile.surroundings import Unseen, look_around
 from timeloom.kernels import ReferenceSweeper, replay
 from timeloom.nn import layer as layers
 from timeloom.nn import steady_cells
 from timeloom.problem import Recurrence
 from timeloom.solve import steady, steady_cell
 
-STEPS, BATCH, INPUTS, UNITS = 47, 2, 3, 4
+STEPS, BATCH, INPUTS, UNITS = 41, 2, 3, 4
 CALLS_BEFORE = 4
 """Calls until both passes are recorded."""
 CELLS = {
@@ -126,9 +126,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "options", "given"),
     [
-        ("LayerNormGRU", "one layer", "nothing"), ("LayerNormGRU", "one layer", "x and hx"), ("SLSTM", "one layer", "x"),
-        ("SLSTM", "batch first", "x and hx"), ("BlockGRU", "one layer", "x"), ("CfC", "batch first", "nothing"),
-        ("LayerNormGRU", "two layers, both ways", "x"), ("SLSTM", "two layers, both ways", "x and hx"),
+        ("LayerNormGRU", "one layer", "nothing"), ("LayerNormGRU", "one layer", "x and hx"),
+        ("SLSTM", "one layer", "x"), ("SLSTM", "batch first", "x and hx"), ("BlockGRU", "one layer", "x"),
+        ("CfC", "batch first", "nothing"), ("LayerNormGRU", "two layers, both ways", "x"),
     ],
 )  # fmt: skip
 def test_results_and_gradients_are_the_loops(name: str, options: str, given: str, solved: list[str]) -> None:
@@ -199,15 +199,15 @@ def test_inference(solved: list[str]) -> None:
 @pytest.fixture
 def as_it_was() -> Iterator[None]:
     """Own's class and the globals of its file, put back."""
-    own, held = dict(vars(Own)), dict(vars(watched))
-    squash = watched.squash
+    own, held = dict(vars(Own)), dict(vars(around))
+    squash = around.squash
     code, defaults = squash.__code__, squash.__defaults__
     yield
     for name in ("of_class", "scaled"):
         setattr(Own, name, own[name])
-    watched.GLOBAL_SCALE, watched.squash = held["GLOBAL_SCALE"], squash  # type: ignore[attr-defined]
+    around.GLOBAL_SCALE, around.squash = held["GLOBAL_SCALE"], squash  # type: ignore[attr-defined]
     squash.__code__, squash.__defaults__ = code, defaults
-    watched.other.scale = 0.5  # type: ignore[attr-defined]
+    around.other.scale = 0.5  # type: ignore[attr-defined]
     torch.nn.modules.module._global_forward_hooks.clear()
 
 
@@ -316,13 +316,13 @@ class Listing(nn.Module):
         (Counting(), "sets .count"), (Listing(), "parameters"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_watched_is_told(step: Any, reason: str) -> None:
+def test_what_cannot_be_followed_is_told(step: Any, reason: str) -> None:
     rows = torch.zeros(2, UNITS)
     with pytest.raises(Unseen, match=reason):
-        watch(step, torch.device("cpu"), lambda: step(rows, rows))
+        look_around(step, torch.device("cpu"), lambda: step(rows, rows))
 
 
-def test_a_cell_that_cannot_be_watched_runs_as_ever(solved: list[str]) -> None:
+def test_a_cell_that_cannot_be_followed_runs_as_ever(solved: list[str]) -> None:
     ours = tl.Layer(tl.cells.CfC(INPUTS, UNITS), solver=Chunks(tol=2e-5))
     ours.cells[0].register_forward_hook(lambda *_: None)
     for _ in range(CALLS_BEFORE):

@@ -12,7 +12,7 @@ from torch import Tensor
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells.generic import GenericCell
 from timeloom.compile.call import compiled_of
-from timeloom.compile.watch import Unseen
+from timeloom.compile.surroundings import Unseen
 from timeloom.distributed.context import alone
 from timeloom.nn.steady import possible
 from timeloom.problem import Recurrence
@@ -65,7 +65,7 @@ class KnownCalls:
         if kind is None or kind.cells is None:
             return None
         kind.calls += 1
-        if not all(cell.seen.same() for cell in kind.cells):
+        if not all(cell.around.same() for cell in kind.cells):
             kind.cells, kind.calls, kind.needed = None, 0, RARER * kind.needed
             return None
         if not all(cell.stands() for cell in kind.cells):

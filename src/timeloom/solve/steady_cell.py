@@ -2,7 +2,7 @@
 
 What `solve.steady` is for torch's layers. A recording has all of a pass in it: weights and inputs of the step's normal
 form, computed from the cell's own tensors where these lie, the sweeps, the certificate; on the way back the gradients
-of all that, by autograd. The step itself is not run, so a `Watch` tells whether it would still be the same.
+of all that, by autograd. The step itself is not run, so its `Surroundings` tell whether it would still be the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from timeloom.auto.experience import LayerExperience
 from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
 from timeloom.compile.fuse import Compiled
-from timeloom.compile.watch import Unseen, Watch, watch
+from timeloom.compile.surroundings import Surroundings, Unseen, look_around
 from timeloom.kernels import ReferenceSweeper
 from timeloom.kernels.replay import RECORDINGS
 from timeloom.problem import Recurrence, joined
@@ -67,7 +67,7 @@ class SteadyCell:
         u = zeros.new_empty(()).expand(*x.shape[:2], sum(compiled.fused.inputs))
         self._sizes = Recurrence(FusedCell(compiled.fused, ()), u, zeros)
         self._rounds = _rounding()
-        self.seen: Watch
+        self.around: Surroundings
         self.forward: Pass
         self._backward: dict[Any, Pass] = {}
         self._wanted: dict[Any, list[bool]] = {}
@@ -87,8 +87,8 @@ class SteadyCell:
         if standing is None or kind is None:
             return None
         rows, states = x[0, :ROWS].detach(), initial[:ROWS].detach()
-        found.seen = watch(cell.function, x.device, lambda: cell.step(states, rows.reshape(len(rows), -1)))
-        if not all(id(tensor) in found.seen.tensors for tensor in found.bound):
+        found.around = look_around(cell.function, x.device, lambda: cell.step(states, rows.reshape(len(rows), -1)))
+        if not all(id(tensor) in found.around.tensors for tensor in found.bound):
             raise Unseen("it reads a tensor where its code was not seen to look")
         given, key = (x.detach(), initial.detach().to(found.dtype)), (found._token, "forward")
         RECORDINGS.run(key, given, found._size(backward=False), partial(found._swept, kind, standing.plan), before=0)
@@ -214,7 +214,7 @@ class SteadyCell:
         found = self._backward.get(way)
         if found is not None and [tensor.data_ptr() for tensor in live[2:]] == self._places:
             ground = self.forward.recording
-            results, report = replayed_gradients(found, ground, self.steps, live[:2], kept, (incoming, final))
+            results, report = replayed_gradients(found, ground, self.steps, (*live[:2], *kept), (incoming, final))
             if results is not None and report is not None:
                 self._experience.learn_backward(report)
                 object.__setattr__(call.report, "backward", report)

@@ -1,4 +1,4 @@
-"""Whether a step's Python code would still do what it did: all that it can see, watched.
+"""Whether a step's Python code would still do what it did: all that it can see, looked at.
 
 A call that is a replay does not run the step, so what the step reads must be looked at: attributes, closures, globals,
 classes, code. They are found by following the names in the code of everything that the step may call. A look compares
@@ -63,10 +63,10 @@ MISSING = object()
 
 
 class Unseen(Exception):
-    """Something of a step that cannot be watched; says what."""
+    """Something of a step that cannot be followed; says what."""
 
 
-class Watch:
+class Surroundings:
     """What a step could see when it was looked at. It holds all of it."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Watch:
         return True
 
 
-def watch(function: Any, device: torch.device, run: Callable[[], object]) -> Watch:
+def look_around(function: Any, device: torch.device, run: Callable[[], object]) -> Surroundings:
     """What a step on a device sees; raises Unseen where that cannot be told. `run` runs the step on a few rows: no
     tensor may become a number of Python's there.
     """
@@ -135,7 +135,7 @@ class _Walk:
     """One search. What objects, classes and modules hold is followed once some code has its name."""
 
     def __init__(self, device: torch.device) -> None:
-        self.found, self._device = Watch(), device
+        self.found, self._device = Surroundings(), device
         self._seen: dict[int, Any] = {}
         self._classes: set[type] = set()
         self._names = {"forward"}

@@ -87,7 +87,8 @@ class LiGRU(Authors):
         self.norm = nn.BatchNorm1d(2 * units)
 
     def outside(self, x: Tensor) -> Tensor:
-        return self.norm(self.w(x).flatten(0, 1)).view(*x.shape[:2], -1)
+        found: Tensor = self.norm(self.w(x).flatten(0, 1))
+        return found.view(*x.shape[:2], -1)
 
     def forward(self, h: Tensor, w: Tensor) -> Tensor:
         a, z = (w + self.u(h)).chunk(2, 1)

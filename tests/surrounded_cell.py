@@ -112,6 +112,15 @@ def _in_place(cell: Own) -> None:
     cell.recurrent.weight.mul_(0.5)
 
 
+class Other(Own):
+    def scaled(self, a: Tensor) -> Tensor:
+        return 0.1 * a
+
+
+def _class(cell: Own) -> None:
+    cell.__class__ = Other
+
+
 def _live(cell: Own) -> None:
     cell.input.weight.requires_grad_(False)
 
@@ -133,6 +142,7 @@ CHANGES: dict[str, Callable[[Own], Any]] = {
     "a function's code": _code,
     "the forward of an instance": _instance_forward,
     "a method of the class": _class_method,
+    "the class": _class,
     "training": lambda cell: cell.eval(),
     "a norm's option": lambda cell: setattr(cell.norm, "eps", 0.5),
     "a submodule": _set("norm", nn.Identity()),

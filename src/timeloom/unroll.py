@@ -51,7 +51,7 @@ def unroll(
     resolved, group = resolve(solver), time_group(cell)
     calls = None if group is not None or guess is not None else _known_calls(cell)
     kind = None if calls is None else kind_of(xs, h0, solver)
-    steady = None if calls is None or kind is None else calls.find(kind)
+    steady = None if calls is None or kind is None else calls.find(kind, [cell])
     replayed = None if steady is None else _again(steady[0], h0, xs)
     if replayed is not None:
         return replayed
@@ -85,8 +85,12 @@ def _known_calls(cell: Any) -> KnownCalls | None:
     owner, method = (cell.__self__, cell.__func__) if isinstance(cell, MethodType) else (cell, None)
     if not isinstance(owner, nn.Module | FunctionType):
         return None
-    kept: dict[Any, KnownCalls] = vars(owner).setdefault("_timeloom_calls", {})
-    return kept.setdefault(method, KnownCalls())
+    whose, kept = vars(owner).get("_timeloom_calls", (None, {}))
+    if whose != id(owner):  # functools.wraps and copy take it along
+        kept = {}
+        vars(owner)["_timeloom_calls"] = id(owner), kept
+    found: KnownCalls = kept.setdefault(method, KnownCalls())
+    return found
 
 
 def _again(steady: SteadyCell, h0: State, xs: Tensor) -> tuple[State, SolveReport] | None:

@@ -45,7 +45,7 @@ BUILTINS = _words(
 """Builtin functions that see nothing but what they are given, by its names: `getattr` hides those."""
 HIDING = _words(
     """__dict__ __getattribute__ __globals__ parameters named_parameters buffers named_buffers modules named_modules
-    children named_children state_dict get_parameter get_buffer get_submodule"""
+    children named_children state_dict get_parameter get_buffer get_submodule grad"""
 )
 """Names behind which are things that are not named."""
 HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks") and "state_dict" not in name)
@@ -80,6 +80,8 @@ class Surroundings:
         self.functions: list[tuple[FunctionType, tuple[Any, ...]]] = []
         self.empty: list[Any] = [vars(every_module)[name] for name in vars(every_module) if _is_global_hooks(name)]
         """Hooks, of which there are none."""
+        self.kinds: list[tuple[Any, type]] = []
+        """Objects with their classes."""
         self.tensors: dict[int, tuple[Tensor, int, tuple[int, ...], torch.Size, bool]] = {}
 
     def same(self) -> bool:
@@ -94,6 +96,9 @@ class Surroundings:
                 return False
         for cell, value in self.cells:
             if _content(cell) is not value:
+                return False
+        for thing, kind in self.kinds:
+            if type(thing) is not kind:
                 return False
         for function, own in self.functions:
             if not all(map(is_, _own(function), own)):
@@ -204,6 +209,7 @@ class _Walk:
         if isinstance(module, torch.jit.ScriptModule):
             raise Unseen(f"{where} is a ScriptModule")
         own = vars(module)
+        self.found.kinds.append((module, type(module)))
         hooks = [own[name] for name in HOOKS]
         if any(hooks):
             raise Unseen(f"{where} has hooks")
@@ -285,16 +291,17 @@ class _Walk:
         slotted = any("__slots__" in vars(base) for base in type(thing).__mro__)
         if not hasattr(thing, "__dict__") or slotted or _trusted(name):
             raise Unseen(f"{where} is a {name}.{type(thing).__qualname__}, into which nobody can look")
+        self.found.kinds.append((thing, type(thing)))
         self._keys(vars(thing))
         self._wait(vars(thing), where)
         self._class(type(thing), where)
 
     def _function(self, function: FunctionType, where: str, makes: bool = False) -> None:
-        if _trusted(str(function.__globals__.get("__name__"))):
-            return
-        self.found.functions.append((function, _own(function)))
-        self._later(function.__defaults__, f"{where}'s defaults")
-        self._later(function.__kwdefaults__, f"{where}'s defaults")
+        trusted = _trusted(str(function.__globals__.get("__name__")))
+        if not trusted:
+            self.found.functions.append((function, _own(function)))
+            self._later(function.__defaults__, f"{where}'s defaults")
+            self._later(function.__kwdefaults__, f"{where}'s defaults")
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             value = _content(cell)
             self.found.cells.append((cell, value))
@@ -302,7 +309,7 @@ class _Walk:
                 self._class(value, where)
             elif value is not MISSING:
                 self._later(value, f"{name} of {where}")
-        for code in _codes(function.__code__):
+        for code in () if trusted else _codes(function.__code__):  # a decorator of torch's holds what it decorates
             self._code(code, function, where, makes)
 
     def _code(self, code: CodeType, function: FunctionType, where: str, makes: bool) -> None:

@@ -104,8 +104,9 @@ class Layer(nn.Module):
         Returns outputs `(T, B, directions · units)` and the final states, in hx's shape.
         """
         plain = lengths is None and resets is None and not self.zoneout and not (self.dropout and self.training)
-        kind = kind_of(x, hx, self.solver, self.training) if plain else None
-        known = None if kind is None else self._known.find(kind)
+        options = self.solver, self.training, self.num_layers, self.bidirectional, self.batch_first
+        kind = kind_of(x, hx, *options) if plain else None
+        known = None if kind is None else self._known.find(kind, self.cells)
         replayed = None if known is None else self._again(known, x, hx)
         if replayed is not None:
             return replayed

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from timeloom.solve.plan import Planner
 from timeloom.solve.steady_cell import SteadyCell
 from timeloom.torch_state import streams
 from timeloom.torch_state.transforms import transformed
+
+if TYPE_CHECKING:
+    from timeloom.compile.fuse import Compiled
 
 CALLS_BEFORE = 2
 """Calls of a kind that are solved as they come: plans change in the first calls, and recording costs some of them."""
@@ -59,13 +62,14 @@ class KnownCalls:
         """A copy of a module has no recordings: it finds its own steady state."""
         return KnownCalls, ()
 
-    def find(self, key: Hashable) -> list[SteadyCell] | None:
-        """Those that make the next call of this kind, if it is to be made by replays."""
+    def find(self, key: Hashable, functions: Iterable[Any]) -> list[SteadyCell] | None:
+        """Those that make the next call of this kind of these functions, if it is to be made by replays."""
         kind = self._kinds.get(key)
         if kind is None or kind.cells is None:
             return None
         kind.calls += 1
-        if not all(cell.around.same() for cell in kind.cells):
+        theirs = zip(kind.cells, functions, strict=True)
+        if not all(cell.cell.function == function and cell.around.same() for cell, function in theirs):
             kind.cells, kind.calls, kind.needed = None, 0, RARER * kind.needed
             return None
         if not all(cell.stands() for cell in kind.cells):
@@ -80,8 +84,12 @@ class KnownCalls:
         if len(self._kinds) >= MOST_KINDS:
             self._kinds.clear()
         kind = self._kinds.setdefault(key, _Kind())
+        if kind.cells is not None:  # it was a look
+            if any(_compiled(run) is not cell.compiled for run, cell in zip(runs, kind.cells, strict=True)):
+                kind.cells, kind.why_not = None, "its step gave other values than its kernels"
+            return
         kind.calls += 1
-        if kind.cells is not None or kind.why_not or kind.calls < kind.needed:
+        if kind.why_not or kind.calls < kind.needed:
             return
         try:
             found = [_steady(run, solver, shown, ends) for run in runs]
@@ -97,8 +105,12 @@ class KnownCalls:
         return [kind.why_not for kind in self._kinds.values() if kind.why_not]
 
 
+def _compiled(run: Run) -> Compiled | str:
+    return compiled_of(run.cell, run.problem, run.x)
+
+
 def _steady(run: Run, solver: Planner, shown: int | None, ends: bool) -> SteadyCell | None:
-    compiled = compiled_of(run.cell, run.problem, run.x)
+    compiled = _compiled(run)
     if isinstance(compiled, str):
         raise Unseen(compiled)
     parts = len(run.cell.parts) if shown is None else shown

@@ -53,7 +53,7 @@ class SteadyCell:
         experience: LayerExperience, shown: int, ends: bool, taped: bool,
     ) -> None:  # fmt: skip
         self.cell, self.steps, self.taped = cell, len(x), taped
-        self._compiled, self._solver, self._experience = compiled, solver, experience
+        self.compiled, self._solver, self._experience = compiled, solver, experience
         self._shown, self._ends, self._parts = shown, ends, len(cell.parts)
         self._returned, self.dtype = initial.dtype, torch.float32 if initial.dtype in HALF else initial.dtype
         self._token = object()
@@ -106,7 +106,7 @@ class SteadyCell:
         """Bytes of a recording, about: x, inputs and what they are computed from, and states; or, on the way back, the
         inputs again with their gradients, gate gradients, and those of x.
         """
-        u, fused = self._sizes.u, self._compiled.fused
+        u, fused = self._sizes.u, self.compiled.fused
         inputs, own = u.shape[-1], fused.gate_width if backward else self._sizes.cell.size
         return (
             self._sizes.initial.element_size()
@@ -158,9 +158,9 @@ class SteadyCell:
 
     def _normal_form(self, x: Tensor, bound: Sequence[Tensor]) -> tuple[FusedCell, Tensor]:
         """The cell in its normal form and its inputs `(T, B, K)`, on autograd's tape."""
-        held = dict(zip(self._names, bound, strict=True)) | self._compiled.bindings.fixed
-        weights, u = self._compiled.prepare_from(held, x.flatten(0, 1), self._sizes.initial)
-        return FusedCell(self._compiled.fused, weights), u.view(*x.shape[:2], -1)
+        held = dict(zip(self._names, bound, strict=True)) | self.compiled.bindings.fixed
+        weights, u = self.compiled.prepare_from(held, x.flatten(0, 1), self._sizes.initial)
+        return FusedCell(self.compiled.fused, weights), u.view(*x.shape[:2], -1)
 
     def _pulled(
         self, kind: type[ReferenceSweeper], plan: Plan, wanted: Sequence[bool], given: Sequence[Tensor | None]
@@ -226,7 +226,7 @@ class SteadyCell:
 
     def _joined(self, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
         """Gradients by the leading parts of all states `(T, B, ·)` and by the final state `(B, S)`."""
-        widths = self._compiled.fused.parts
+        widths = self.compiled.fused.parts
         at_all, at_end = grads[: self._shown], grads[self._shown :]
         last = max((number + 1 for number, grad in enumerate(at_all) if grad is not None), default=0)
         incoming = _side_by_side(at_all[:last], widths)

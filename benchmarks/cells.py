@@ -1,9 +1,10 @@
 """`python -m benchmarks.cells --device cuda|cpu`: cells of one's own beside `timeloom.GRU` and loops over their steps.
 
 A row is a training step (forward + backward, eager) of a freshly initialised cell. The same module in a Python loop
-over its steps is what its authors run; it is timed over fewer steps, and its time taken times as many. Errors are the
-largest over outputs and all gradients, relative to the tensor's largest value, against the loop in float64, over those
-fewer steps, beside the loop's own in the row's dtype.
+over its steps is what its authors run; it is timed over fewer steps, and its time taken times as many. Cells that are
+named after a package are in its form (`benchmarks/authors_cells.py`), and so are their loops. Errors are the largest
+over outputs and all gradients, relative to the tensor's largest value, against the loop in float64, over those fewer
+steps, beside the loop's own in the row's dtype.
 """
 
 from __future__ import annotations
@@ -22,33 +23,15 @@ import torch
 from torch import Tensor, nn
 
 import timeloom as tl
+from benchmarks import authors_cells
 from benchmarks.gpu.clock import event_seconds
 from benchmarks.results import machine_facts, new_file
 from timeloom import cells
 
 RESULTS = Path(__file__).parent / "results"
-LOOPED = {"cuda": 512, "cpu": 1024}
+LOOPED = {"cuda": 256, "cpu": 1024}
 """Steps of the loops."""
 ROUNDS = 9
-
-
-class JoinedCfC(nn.Module):
-    """CfC in the form of its authors' library: one backbone over x and h side by side, and four heads of it."""
-
-    def __init__(self, inputs: int, units: int, backbone: int = 128) -> None:
-        super().__init__()
-        self.hidden_size, self.parts = units, 1
-        self.backbone = nn.Linear(inputs + units, backbone)
-        self.heads = nn.ModuleList(nn.Linear(backbone, units) for _ in range(4))
-
-    def initial(self, batch: int) -> Tensor:
-        return self.backbone.weight.new_zeros(batch, self.hidden_size)
-
-    def forward(self, h: Tensor, x: Tensor) -> Tensor:
-        shared = 1.7159 * torch.tanh(0.666 * self.backbone(torch.cat([x, h], 1)))
-        one, two, a, b = (head(shared) for head in self.heads)
-        share = torch.sigmoid(a + b)
-        return torch.tanh(one) * (1.0 - share) + share * torch.tanh(two)
 
 
 @dataclass(frozen=True)
@@ -89,7 +72,6 @@ CELLS: dict[str, Callable[[int, int], nn.Module]] = {
     "PeepholeLSTM": cells.PeepholeLSTM,
     "CTRNN": cells.CTRNN,
     "CfC": cells.CfC,
-    "CfC of x and h joined": JoinedCfC,
     "MinimalGRU": cells.MinimalGRU,
 }
 
@@ -99,7 +81,8 @@ def cases(device: str) -> list[Case]:
     found = [Case(name, make, steps, batch, 64) for batch in batches for name, make in CELLS.items()]
     if device == "cuda":
         found.append(Case("BlockGRU, 8 blocks", cells.BlockGRU, 512, 16, 512, torch.bfloat16))
-    return found
+    units = {"ncps LTC": 16}  # a number for every pair of units: no layer of it is wide
+    return found + [Case(name, make, steps, 1, units.get(name, 64)) for name, make in authors_cells.CELLS.items()]
 
 
 def loop(cell: nn.Module, x: Tensor) -> Tensor:
@@ -158,24 +141,30 @@ def apart(found: list[Tensor], truth: list[Tensor]) -> float:
     )
 
 
+def projected(cell: nn.Module, x: Tensor) -> Tensor:
+    """What authors compute for all of time before they loop."""
+    outside = getattr(cell, "outside", None)
+    return x if outside is None else outside(x)
+
+
 def measure(case: Case, device: str, gru: float | None, looped: bool) -> Row:
     torch.manual_seed(0)
     cell = case.make(case.units, case.units).to(device, case.dtype)
     layer = tl.Layer(cell)
     x = torch.randn(case.steps, case.batch, case.units, device=device, dtype=case.dtype)
-    times = in_turns({"own": training_step(cell, lambda x: layer(x)[0], x)}, device)["own"]
+    times = in_turns({"own": training_step(cell, lambda x: layer(projected(cell, x))[0], x)}, device)["own"]
     report = str(layer.reports[0])
     ratio = error = loop_error = None
     if looped:
         few = x[: min(LOOPED[device], case.steps)]
-        step = training_step(cell, lambda x: loop(cell, x), few)
+        step = training_step(cell, lambda x: loop(cell, projected(cell, x)), few)
         step()
         slow = 1e3 * min(seconds(step, device) for _ in range(2)) * case.steps / len(few)
         ratio = slow / statistics.median(times)
         wide = copy.deepcopy(cell).double()
-        truth = gradients(wide, lambda x: loop(wide, x), few.double())
-        error = apart(gradients(cell, lambda x: tl.Layer(cell)(x)[0], few), truth)
-        loop_error = apart(gradients(cell, lambda x: loop(cell, x), few), truth)
+        truth = gradients(wide, lambda x: loop(wide, projected(wide, x)), few.double())
+        error = apart(gradients(cell, lambda x: tl.Layer(cell)(projected(cell, x))[0], few), truth)
+        loop_error = apart(gradients(cell, lambda x: loop(cell, projected(cell, x)), few), truth)
     middle = statistics.median(times)
     dtype, of_gru = str(case.dtype).removeprefix("torch."), middle / gru if gru else None
     found = (middle, min(times), of_gru, ratio, error, loop_error, report)
@@ -231,21 +220,14 @@ def main(arguments: list[str] | None = None) -> int:
         if size not in grus and case.dtype == torch.float32:
             rows.append(measure_gru(*size, given.device))
             grus[size] = rows[-1].milliseconds
-        rows.append(
-            measure(
-                case,
-                given.device,
-                grus.get(size),
-                not given.no_loops and (case.batch == 1 or case.dtype != torch.float32),
-            )
-        )
+        looped = not given.no_loops and (case.batch == 1 or case.dtype != torch.float32)
+        rows.append(measure(case, given.device, grus.get(size), looped))
         print(json.dumps(asdict(rows[-1])), flush=True)
-    page = document(rows, facts, given.device)
-    print(page)
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
-        given.out.with_suffix(".md").write_text(page)
+        if given.out is not None:  # as it goes: whoever is stopped keeps what he has
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            given.out.write_text(json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+            given.out.with_suffix(".md").write_text(document(rows, facts, given.device))
+    print(document(rows, facts, given.device))
     return 0
 
 

@@ -12,6 +12,11 @@ from timeloom.cells.base import Cell, jacobian_by_vjp, sum_outer
 from timeloom.compile.graph import Place
 from timeloom.compile.program import Fused, Program, evaluate, gathered
 
+DENSE_UP_TO = 128
+"""Units up to which a GPU makes the outer products of all blocks with each other faster than it sorts them by block."""
+ROWS_SUMMED = 1024
+"""Rows of a short sum, of a block's gradient."""
+
 
 class FusedCell(Cell):
     """A step in its normal form over what x contributes, `u` `(N, K)`: the input vectors side by side.
@@ -116,11 +121,28 @@ class FusedCell(Cell):
             if begin is None:
                 continue
             grads = gate_grads[:, begin : begin + (last - first) * width]
-            if matrix.blocks == 1:
-                found[first:last] = sum_outer(grads, operand).view(last - first, 1, matrix.outputs, matrix.inputs)
+            if matrix.blocks == 1 or (grads.is_cuda and operand.shape[1] <= DENSE_UP_TO):
+                outer = sum_outer(grads, operand).view(last - first, matrix.blocks, -1, matrix.blocks, matrix.inputs)
+                found[first:last] = outer.diagonal(dim1=1, dim2=3).movedim(-1, 1)
                 continue
-            by_block = grads.unflatten(-1, (last - first, matrix.blocks, -1)).permute(2, 1, 3, 0).flatten(1, 2)
-            values = operand.unflatten(-1, (matrix.blocks, -1)).transpose(0, 1)
-            outer = torch.bmm(by_block, values).unflatten(1, (last - first, -1))
-            found[first:last] = outer.transpose(0, 1)
+            by_block = grads.unflatten(-1, (last - first, matrix.blocks, -1)).transpose(1, 2).flatten(2)
+            outer = _outer_by_block(by_block, operand.unflatten(-1, (matrix.blocks, -1)))
+            found[first:last] = outer.unflatten(1, (last - first, -1)).transpose(0, 1)
         return found
+
+
+def _outer_by_block(grads: Tensor, values: Tensor) -> Tensor:
+    """`Σ grads[i, b] ⊗ values[i, b]` of every block: `(rows, blocks, out)` and `(rows, blocks, in)` to
+    `(blocks, out, in)`. A sum of short sums, which a GPU makes side by side: of one product for each block it runs as
+    many as there are blocks, and these are few.
+    """
+    rows, blocks = grads.shape[:2]
+    pieces = max(1, rows // ROWS_SUMMED)
+    whole = rows // pieces * pieces
+    of_grads, of_values = (
+        part[:whole].unflatten(0, (pieces, -1)).transpose(1, 2).flatten(0, 1) for part in (grads, values)
+    )
+    total: Tensor = torch.bmm(of_grads.transpose(1, 2), of_values).unflatten(0, (pieces, blocks)).sum(0)
+    if whole < rows:
+        total += torch.bmm(grads[whole:].permute(1, 2, 0), values[whole:].transpose(0, 1))
+    return total

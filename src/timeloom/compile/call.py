@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from timeloom.report import SolveReport
 from timeloom.solve.recurrence import Seen
 from timeloom.torch_state.precision import HALF
 from timeloom.torch_state.streams import capturing
+
+if TYPE_CHECKING:
+    from timeloom.compile.fuse import Compiled
 
 CHECKED_ROWS = 4
 """Steps of every call that are compared with the cell itself."""
@@ -61,7 +65,7 @@ def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor, fewest: int | None 
     missing = hindrance(index_of(device)) if device.type == "cuda" else None
     if missing is not None:
         return missing
-    compiled = compiled_for(cell.function, *_example(cell, problem), xs, fewest)
+    compiled = compiled_of(cell, problem, xs, fewest)
     if isinstance(compiled, str):
         return compiled
     missing = why_not(compiled.fused, device) if device.type == "cuda" else None
@@ -73,9 +77,10 @@ def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor, fewest: int | None 
     return replace(problem, cell=FusedCell(compiled.fused, weights), u=u.view(*xs.shape[:2], -1), initial=initial)
 
 
-def _example(cell: GenericCell, problem: Recurrence) -> tuple[tuple[Tensor, ...], bool]:
+def compiled_of(cell: GenericCell, problem: Recurrence, xs: Tensor, fewest: int | None = None) -> Compiled | str:
+    """What was made of the cell's step, or why there is nothing."""
     parts = cell.unpack(problem.initial.detach())
-    return (parts if isinstance(parts, tuple) else (parts,)), cell.is_tuple
+    return compiled_for(cell.function, parts if isinstance(parts, tuple) else (parts,), cell.is_tuple, xs, fewest)
 
 
 def agrees(cell: GenericCell, problem: Recurrence, xs: Tensor, states: tuple[Tensor, ...], dtype: torch.dtype) -> bool:

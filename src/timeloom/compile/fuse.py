@@ -43,7 +43,10 @@ class Compiled:
         """Weights and inputs `(rows, K)` of the normal form, on autograd's tape, from x `(rows, ...)` and from what the
         function holds now.
         """
-        held = self.bindings.tensors(function)
+        return self.prepare_from(self.bindings.tensors(function), x, like)
+
+    def prepare_from(self, held: dict[str, Tensor], x: Tensor, like: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The same from tensors by the names that they have in the trace."""
         x = x.float() if x.dtype in HALF else x
         constants, by_x = Evaluation(self.module, self.rows, held), Evaluation(self.module, self.rows, held, x)
         gathered = self._gathered

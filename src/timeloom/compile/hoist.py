@@ -131,8 +131,10 @@ class Constants:
             return flat.as_strided(self._shape, strides, first + flat.storage_offset())
         table = [like.new_zeros(1)]
         for source in self._sources:
-            number = source.kind == "number"
-            table.append(like.new_tensor([source.detail]) if number else evaluate(source.detail).to(like).flatten())
+            if source.kind == "number":  # not by a copy from the host, which no CUDA graph can hold
+                table.append(like.new_full((1,), source.detail))
+            else:
+                table.append(evaluate(source.detail).to(like).flatten())
         return torch.cat(table)[on_device(self._at, like.device, self._copies)].view(self._shape)
 
 

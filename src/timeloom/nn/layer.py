@@ -12,13 +12,16 @@ from torch import Tensor, nn
 
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells.generic import GenericCell, State
+from timeloom.cells.step import Step
 from timeloom.compile.call import run_fused, telling
 from timeloom.nn.draws import ones_by_chance
 from timeloom.nn.dropping import check_probability
 from timeloom.nn.sequence import check_lengths, check_resets, drop, mask_padding, reverse, reverse_resets
+from timeloom.nn.steady_cells import KnownCalls, Run, kind_of
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve.recurrence import Seen, run
+from timeloom.solve.steady_cell import SteadyCell
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.eager import eager
 
@@ -78,7 +81,16 @@ class Layer(nn.Module):
             cells.append(first.again(directions * first.hidden_size if deeper else first.input_size))
         self.cells = nn.ModuleList(cells)
         self._experiences = [LayerExperience() for _ in cells]
+        self._known = KnownCalls()
         self.reports = []
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._known = KnownCalls()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._known = KnownCalls()  # weights may move, and what replays hold of them is to be free
+        return super()._apply(fn, recurse)
 
     @eager
     def forward(
@@ -91,6 +103,13 @@ class Layer(nn.Module):
         resets: bool, `(T, B)` (or `(B, T)`): the state is put back to hx before a marked step.
         Returns outputs `(T, B, directions · units)` and the final states, in hx's shape.
         """
+        plain = lengths is None and resets is None and not self.zoneout and not (self.dropout and self.training)
+        options = self.solver, self.training, self.num_layers, self.bidirectional, self.batch_first
+        kind = kind_of(x, hx, *options) if plain else None
+        known = None if kind is None else self._known.find(kind, self.cells)
+        replayed = None if known is None else self._again(known, x, hx)
+        if replayed is not None:
+            return replayed
         if not isinstance(x, Tensor) or x.dim() < 2:
             given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x must be a tensor of shape (T, B, ...), or (B, T, ...) if batch_first; got {given}")
@@ -104,21 +123,57 @@ class Layer(nn.Module):
         directions = 2 if self.bidirectional else 1
         self.reports = []
         finals: list[tuple[Tensor, ...]] = []
+        runs: list[Run] = []
         is_tuple = False
         for layer in range(self.num_layers):
             outputs = []
             for index in range(layer * directions, (layer + 1) * directions):
                 start = self._start(index, hx, batch)
                 is_tuple = isinstance(start, tuple)
-                y, final = self._run(index, x, start, lengths, resets)
+                y, final = self._run(index, x, start, lengths, resets, runs)
                 outputs.append(y)
                 finals.append(final)
             x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
             if self.dropout and self.training and layer + 1 < self.num_layers:
                 x = drop(x, self.dropout, lengths)
+        if kind is not None:
+            self._known.settle(kind, runs, resolve(self.solver), shown=1, ends=True)
         states = tuple(torch.stack(part) for part in zip(*finals, strict=True))
         y = x.transpose(0, 1) if self.batch_first else x
         return y, states if is_tuple else states[0]
+
+    def _again(self, known: list[SteadyCell], x: Tensor, hx: State | None) -> tuple[Tensor, State] | None:
+        """The same by replays alone; None where a certificate is missed, and nothing that was done counts."""
+        x = x.transpose(0, 1) if self.batch_first else x
+        directions, batch = 2 if self.bidirectional else 1, x.shape[1]
+        calls, finals, outputs = [], [], []
+        for index, steady in enumerate(known):
+            backwards, call = index % directions == 1, steady.call()
+            initial = None if hx is None and self._begins_at_zero(index) else self._start(index, hx, batch)
+            initial = None if initial is None else steady.cell.pack(initial)
+            found = steady.run(call, x.flip(0) if backwards else x, initial)
+            if found is None:
+                return None
+            y, *final = found
+            calls.append(call)
+            finals.append([part.unflatten(-1, shape) if len(shape) != 1 else part for part, shape in
+                           zip(final, steady.cell.shapes, strict=True)])  # fmt: skip
+            y = y if len(steady.cell.shapes[0]) == 1 else y.unflatten(-1, steady.cell.shapes[0])
+            outputs.append(y.flip(0) if backwards else y)
+            if len(outputs) == directions:
+                x, outputs = outputs[0] if directions == 1 else torch.cat(outputs, -1), []
+        reports = [call.certify() for call in calls]
+        if not all(reports):
+            return None
+        self.reports = [report for report in reports if report is not None]
+        states = tuple(part[0] if len(part) == 1 else torch.cat(part) for part in zip(*finals, strict=True))
+        y = x.transpose(0, 1) if self.batch_first else x
+        y = y if y.requires_grad else y.detach()  # no view for users to stumble on
+        return y, states if steady.cell.is_tuple else states[0]
+
+    def _begins_at_zero(self, index: int) -> bool:
+        cell: Any = self.cells[index]
+        return isinstance(cell, Step) and type(cell).initial is Step.initial and "initial" not in vars(cell)
 
     def _start(self, index: int, hx: State | None, batch: int) -> State:
         cell: Any = self.cells[index]
@@ -134,9 +189,9 @@ class Layer(nn.Module):
         return own if isinstance(zeros, tuple) else own[0]
 
     def _run(
-        self, index: int, x: Tensor, start: State, lengths: Tensor | None, resets: Tensor | None
+        self, index: int, x: Tensor, start: State, lengths: Tensor | None, resets: Tensor | None, runs: list[Run]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One layer in one direction: the first part of all states, and the final state."""
+        """One layer in one direction: the first part of all states, and the final state. `runs` gets to know it."""
         backwards = self.bidirectional and index % 2 == 1
         if backwards:
             x = reverse(x, lengths)
@@ -155,6 +210,7 @@ class Layer(nn.Module):
             return run(problem, resolve(self.solver), self._experiences[index], record, parts=1, seen=seen)
 
         (output,), final = run_fused(cell, problem, x, solve)
+        runs.append(Run(cell, problem, x, self._experiences[index]))
         y = output.unflatten(-1, cell.shapes[0])
         last = cell.unpack(final)
         return (reverse(y, lengths) if backwards else y), (last if isinstance(last, tuple) else (last,))

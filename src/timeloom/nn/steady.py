@@ -38,7 +38,7 @@ def call_again(module: Recurrent, input: Tensor, hx: Any) -> tuple[Any, Any] | N
 
 def settle(module: Recurrent, input: Tensor, hx: Any) -> None:
     """Have the next call like this one made by replays alone, where all of it was replayed."""
-    if not _possible(input):
+    if not possible(input):
         return
     found = SteadyCall.of(module, input, hx)
     key = _key(module, input, hx)
@@ -105,7 +105,7 @@ class SteadyCall:
         """Whether another call of this key is like it. The input is a plain tensor, no transform is at work, nothing is
         marked.
         """
-        if not _possible(input):
+        if not possible(input):
             return False
         held = module._parameters
         for name, weight, place, live in self.parameters:
@@ -185,7 +185,7 @@ def _initial(parts: Any, index: int, layer: SteadyLayer) -> Tensor:
     return found.to(layer.dtype, copy=len(parts) == 1)
 
 
-def _possible(input: Tensor) -> bool:
+def possible(input: Tensor) -> bool:
     """Whether replays may take the place of a call: none that is cast, traced, looked at or begun at known states, and
     none whose saved tensors go through hooks: those may stand for other weights than the replay's.
     """

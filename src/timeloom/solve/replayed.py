@@ -34,21 +34,15 @@ Given = Sequence[Tensor | None]
 
 def replayed_states(problem: Recurrence, plan: Plan) -> tuple[list[Tensor], SolveReport]:
     """`solve_states`, by a replay where one is certified."""
-    kind = _kind_of(problem, plan)
+    kind = recorded_kind(problem, plan)
     if kind is None:
         return solve_states(problem, plan, choose_sweeper(problem))
     began, parts = time.perf_counter(), len(problem.cell.parts)
 
     def body(given: Given) -> list[Any]:
         at, _ = _placed(problem, given)
-        sweeper, states = kind(at), empty_states(at.steps, at.initial, at.cell.parts)
-        sweeper.of_layer = True
-        segments = cut_evenly(at.steps, at.batch, plan.chunk, False)
-        if plan.chunk >= at.steps:
-            sweeper.forward(segments, at.initial, states)
-            return [*states, None, None, None, 0.0]
-        starts, ends, decay = sweeper.forward_entering(segments, plan.warmup, states, plan.wants_decay)
-        return [*states, starts, ends, decay, _certified(sweeper, starts, ends, SHARE_OF_BOX, fading=False)]
+        states, entered, error = swept_states(kind, at, plan)
+        return [*states, *entered, error]
 
     given = problem.u, problem.initial, *problem.cell.weights
     try:
@@ -66,7 +60,7 @@ def replayed_sums(
     problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: Plan
 ) -> tuple[Tensor | Summed, Tensor, SolveReport]:
     """`solve_summed`, by a replay where one is certified."""
-    kind = None if plan.check_gradient else _kind_of(problem, plan)
+    kind = None if plan.check_gradient else recorded_kind(problem, plan)
     if kind is None:
         return solve_summed(problem, states, incoming, final_grad, plan)
     began = time.perf_counter()
@@ -74,18 +68,8 @@ def replayed_sums(
     def body(given: Given) -> list[Any]:
         at, (incoming, final, *others) = _placed(problem, given)
         states: list[Any] = others
-        final = torch.zeros_like(at.initial) if final is None else final
-        gate_grads = at.initial.new_empty(at.steps, at.batch, at.cell.gate_width)
-        data, sweeper = AdjointData(states, incoming, gate_grads), kind(at)
-        sweeper.of_layer = True
-        segments, error = cut_evenly(at.steps, at.batch, plan.chunk, True), 0.0
-        if plan.chunk >= at.steps:
-            begins, _ = sweeper.adjoint(segments, final, data)
-        else:
-            ends, begins, _ = sweeper.adjoint_entering(segments, plan.warmup, final, data, False)
-            error = _certified(sweeper, ends, begins, 0.0, fading=True)
-        inputs, by_weight = at.cell.input_grads(gate_grads), weight_grads_of(at, states, gate_grads)
-        return [inputs, begins[-at.batch :], *by_weight, error]
+        inputs, at_initial, by_weight, error = swept_sums(kind, at, plan, states, incoming, final)
+        return [inputs, at_initial, *by_weight, error]
 
     incoming = None if incoming is None else incoming.contiguous()
     given = problem.u, problem.initial, *problem.cell.weights, incoming, final_grad, *states
@@ -100,7 +84,44 @@ def replayed_sums(
     return Summed(inputs, tuple(by_weight)), initial_grad, report
 
 
-def _kind_of(problem: Recurrence, plan: Plan) -> type[ReferenceSweeper] | None:
+def swept_states(
+    kind: type[ReferenceSweeper], problem: Recurrence, plan: Plan
+) -> tuple[list[Tensor], tuple[Tensor | None, Tensor | None, Tensor | None], Tensor | float]:
+    """States from one sweep; starts, ends and decay of its chunks, where these are more than one; the certificate."""
+    sweeper, states = kind(problem), empty_states(problem.steps, problem.initial, problem.cell.parts)
+    sweeper.of_layer = True
+    segments = cut_evenly(problem.steps, problem.batch, plan.chunk, False)
+    if plan.chunk >= problem.steps:
+        sweeper.forward(segments, problem.initial, states)
+        return states, (None, None, None), 0.0
+    starts, ends, decay = sweeper.forward_entering(segments, plan.warmup, states, plan.wants_decay)
+    return states, (starts, ends, decay), _certified(sweeper, starts, ends, SHARE_OF_BOX, fading=False)
+
+
+def swept_sums(
+    kind: type[ReferenceSweeper],
+    problem: Recurrence,
+    plan: Plan,
+    states: list[Tensor],
+    incoming: Tensor | None,
+    final: Tensor | None,
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...], Tensor | float]:
+    """Gradients of inputs, initial state and weights from one adjoint sweep; the certificate."""
+    final = torch.zeros_like(problem.initial) if final is None else final
+    gate_grads = problem.initial.new_empty(problem.steps, problem.batch, problem.cell.gate_width)
+    data, sweeper = AdjointData(states, incoming, gate_grads), kind(problem)
+    sweeper.of_layer = True
+    segments, error = cut_evenly(problem.steps, problem.batch, plan.chunk, True), 0.0
+    if plan.chunk >= problem.steps:
+        begins, _ = sweeper.adjoint(segments, final, data)
+    else:
+        ends, begins, _ = sweeper.adjoint_entering(segments, plan.warmup, final, data, False)
+        error = _certified(sweeper, ends, begins, 0.0, fading=True)
+    inputs, by_weight = problem.cell.input_grads(gate_grads), weight_grads_of(problem, states, gate_grads)
+    return inputs, begins[-problem.batch :], by_weight, error
+
+
+def recorded_kind(problem: Recurrence, plan: Plan) -> type[ReferenceSweeper] | None:
     """Whose sweeps of this problem can be recorded, where the plan's first one is likely to be the last."""
     unmarked = problem.lengths is None and problem.resets is None and problem.guess is None and problem.tape is None
     entered = plan.chunk >= problem.steps or (plan.warmup > 0 and len(set(problem.cell.parts)) == 1)

@@ -45,7 +45,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class Pass:
     """One pass of a layer, as it was recorded under a plan that stands.
 
     places: where what changes from call to call is copied to. wanted: what is copied out. lent: number of results that
@@ -67,8 +67,8 @@ class _Pass:
         places: list[Any],
         wanted: list[Any],
         lent: int = 0,
-    ) -> _Pass:
-        return _Pass(standing, experience, recording, recording.hold(places), recording.hold(wanted), lent)
+    ) -> Pass:
+        return Pass(standing, experience, recording, recording.hold(places), recording.hold(wanted), lent)
 
     def stands(self) -> bool:
         """Whether the next pass of its kind is to be this one."""
@@ -137,7 +137,7 @@ class SteadyLayer:
     It holds no tensors of a call. Weights are those at the same places.
     """
 
-    def __init__(self, layer: Layer, solve: LayerSolve, forward: _Pass, taped: bool) -> None:
+    def __init__(self, layer: Layer, solve: LayerSolve, forward: Pass, taped: bool) -> None:
         self.forward, self.taped, self.steps = forward, taped, len(layer.x)
         self._layer, self._solver, self._experience = layer, solve.solver, solve.experience
         self._sizes = sizes_of(layer.cell, Inputs(layer.x, layer.initial, *_weights(layer), None))
@@ -147,7 +147,7 @@ class SteadyLayer:
         self._fresh = [2 + index for index, name in enumerate(("w_ih", "w_hh", "b_ih", "b_hh")) if name in names]
         """Which of the live tensors are weights that a call makes."""
         self._places = self._places_of(Inputs(layer.x, layer.initial, *_weights(layer), None))
-        self._backward: dict[Kind, _Pass] = {}
+        self._backward: dict[Kind, Pass] = {}
 
     @staticmethod
     def of(solve: LayerSolve, inputs: Inputs, taped: bool) -> SteadyLayer | None:
@@ -170,7 +170,7 @@ class SteadyLayer:
         finals = [part[-1:] for part in kept[: len(layer.parts)]]  # type: ignore[index]
         wanted, lent = [kept[0][1:], *finals], len(kept) if taped else 0  # type: ignore[index]
         places = [*recording.given[:2], *recording.fresh]
-        found = _Pass.of(standing, experience, recording, places, wanted, lent)
+        found = Pass.of(standing, experience, recording, places, wanted, lent)
         return SteadyLayer(layer, solve, found, taped)
 
     @property
@@ -214,33 +214,16 @@ class SteadyLayer:
         return tuple([next(wanted) if asked else None for asked in kind[0]])
 
     def _replayed(
-        self, found: _Pass, call: Call, saved: Sequence[Any], grads: Sequence[Tensor | None]
+        self, found: Pass, call: Call, saved: Sequence[Any], grads: Sequence[Tensor | None]
     ) -> list[Tensor] | None:
         """The gradients that are wanted; None where there are none to be had."""
-        began, kept, ground = time.perf_counter(), saved[LIVE:-1], self.forward.recording
-        try:
-            with replay.RECORDINGS.lock:
-                if not found.stands():
-                    return None
-                if not ground.has(kept[0]):  # another call came between, and what was lent is a copy by now
-                    ground.take_back()
-                    fresh = [saved[index] for index in self._fresh]
-                    replay.copy(self._lent(ground), [saved[0], saved[1], *kept, *fresh])
-                    ground.at_zero = False
-                results, turn = found.run([grad for grad in grads if grad is not None])
-        except Dropped:
-            return None
-        report = found.report(turn, self.steps, began)
-        if report is None:
-            return None
-        self._experience.learn_backward(report)
-        object.__setattr__(call.report, "backward", report)
+        fresh = [saved[index] for index in self._fresh]
+        tensors = [saved[0], saved[1], *saved[LIVE:-1], *fresh]
+        results, report = replayed_gradients(found, self.forward.recording, self.steps, tensors, grads)
+        if report is not None:
+            self._experience.learn_backward(report)
+            object.__setattr__(call.report, "backward", report)
         return results
-
-    @staticmethod
-    def _lent(ground: Recording) -> list[Any]:
-        """Where a forward pass has x, the initial state, what it keeps, and weights made for a call."""
-        return [*ground.given[:2], *ground.results[:-1], *ground.fresh]
 
     def _places_of(self, live: Sequence[Any]) -> list[int | None]:
         """Where weights lie that are not copied in."""
@@ -283,7 +266,7 @@ class SteadyLayer:
             return
         wanted = [result for result, asked in zip(recording.results, kind[0], strict=False) if asked]
         places = [place for place in recording.given[2:4] if place is not None]
-        self._backward[kind] = _Pass.of(standing, experience, recording, places, wanted)
+        self._backward[kind] = Pass.of(standing, experience, recording, places, wanted)
 
 
 def _standing(
@@ -293,6 +276,32 @@ def _standing(
     if solver.adapts:
         return solver.standing(sizes, experience, way)
     return StandingNewton.of(layer, solver.plan(sizes, experience, way), count, way == "backward")
+
+
+def replayed_gradients(
+    found: Pass, ground: Recording, steps: int, given: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> tuple[list[Tensor] | None, SolveReport | None]:
+    """What a backward pass finds by a replay, and its report; None where there is none, or it is not certified.
+
+    `given`: x, the initial state, what the forward pass has lent of its recording, the `ground`, and weights that were
+    made for it.
+    """
+    began = time.perf_counter()
+    try:
+        with replay.RECORDINGS.lock:
+            if not found.stands():
+                return None, None
+            if not ground.has(given[2]):  # another call came between, and what was lent is a copy by now
+                ground.take_back()
+                kept = len(given) - 2 - len(ground.fresh)
+                places: list[Any] = [*ground.given[:2], *ground.results[:kept], *ground.fresh]
+                replay.copy(places, given)
+                ground.at_zero = False
+            results, turn = found.run([grad for grad in grads if grad is not None])
+    except Dropped:
+        return None, None
+    report = found.report(turn, steps, began)
+    return (None, None) if report is None else (results, report)
 
 
 def _weights(layer: Layer) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:

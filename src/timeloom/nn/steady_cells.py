@@ -1,0 +1,132 @@
+"""Calls of users' cells that are replays alone: which kinds of calls are known, and when one is made that way."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from timeloom.auto.experience import LayerExperience
+from timeloom.cells.generic import GenericCell
+from timeloom.compile.call import compiled_of
+from timeloom.compile.surroundings import Unseen
+from timeloom.distributed.context import alone
+from timeloom.nn.steady import possible
+from timeloom.problem import Recurrence
+from timeloom.solve.plan import Planner
+from timeloom.solve.steady_cell import SteadyCell
+from timeloom.torch_state import streams
+from timeloom.torch_state.transforms import transformed
+
+if TYPE_CHECKING:
+    from timeloom.compile.fuse import Compiled
+
+CALLS_BEFORE = 2
+"""Calls of a kind that are solved as they come: plans change in the first calls, and recording costs some of them."""
+RARER = 4
+"""So many times as many, each time that something of the cell has changed."""
+LOOK_AFTER = 256
+"""Calls after which one is solved as it comes, which compares a few steps with the cell's own."""
+MOST_KINDS = 64
+
+
+class Run(NamedTuple):
+    """One recurrence of a call, as it was solved."""
+
+    cell: GenericCell
+    problem: Recurrence
+    """Over the user's own cell."""
+    x: Tensor
+    """`(T, B, ...)`"""
+    experience: LayerExperience
+
+
+@dataclass(eq=False)
+class _Kind:
+    calls: int = 0
+    needed: float = CALLS_BEFORE
+    cells: list[SteadyCell] | None = None
+    why_not: str = ""
+
+
+class KnownCalls:
+    """The calls of a module or of one function, by kind."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[Hashable, _Kind] = {}
+
+    def __reduce__(self) -> Any:
+        """A copy of a module has no recordings: it finds its own steady state."""
+        return KnownCalls, ()
+
+    def find(self, key: Hashable, functions: Iterable[Any]) -> list[SteadyCell] | None:
+        """Those that make the next call of this kind of these functions, if it is to be made by replays."""
+        kind = self._kinds.get(key)
+        if kind is None or kind.cells is None:
+            return None
+        kind.calls += 1
+        theirs = zip(kind.cells, functions, strict=True)
+        if not all(cell.cell.function == function and cell.around.same() for cell, function in theirs):
+            kind.cells, kind.calls, kind.needed = None, 0, RARER * kind.needed
+            return None
+        if not all(cell.stands() for cell in kind.cells):
+            kind.cells, kind.calls = None, 0
+            return None
+        return kind.cells if kind.calls % LOOK_AFTER else None
+
+    def settle(self, key: Hashable, runs: Sequence[Run], solver: Planner, shown: int | None, ends: bool) -> None:
+        """Have the next call of this kind made by replays, where one like it was seen often enough. `shown`: parts of
+        all states that are returned, None for all; `ends`: whether those of the final states are.
+        """
+        if len(self._kinds) >= MOST_KINDS:
+            self._kinds.clear()
+        kind = self._kinds.setdefault(key, _Kind())
+        if kind.cells is not None:  # it was a look
+            if any(_compiled(run) is not cell.compiled for run, cell in zip(runs, kind.cells, strict=True)):
+                kind.cells, kind.why_not = None, "its step gave other values than its kernels"
+            return
+        kind.calls += 1
+        if kind.why_not or kind.calls < kind.needed:
+            return
+        try:
+            found = [_steady(run, solver, shown, ends) for run in runs]
+        except Unseen as reason:
+            kind.why_not = str(reason)
+            return
+        if all(found):
+            kind.cells = [cell for cell in found if cell is not None]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why calls of some kinds are not made by replays."""
+        return [kind.why_not for kind in self._kinds.values() if kind.why_not]
+
+
+def _compiled(run: Run) -> Compiled | str:
+    return compiled_of(run.cell, run.problem, run.x)
+
+
+def _steady(run: Run, solver: Planner, shown: int | None, ends: bool) -> SteadyCell | None:
+    compiled = _compiled(run)
+    if isinstance(compiled, str):
+        raise Unseen(compiled)
+    parts = len(run.cell.parts) if shown is None else shown
+    taped = torch.is_grad_enabled()  # nobody knows what a cell holds
+    return SteadyCell.of(run.cell, compiled, run.x, run.problem.initial, solver, run.experience, parts, ends, taped)
+
+
+def kind_of(x: Tensor, state: Any, *more: Hashable) -> Hashable:
+    """What must be the same of a call beside the cell; None where no call like it is made by replays. `state`: None,
+    or the initial state.
+    """
+    parts = state if isinstance(state, tuple) else () if state is None else (state,)
+    if type(x) is not Tensor or x.dim() < 2 or not all(type(part) is Tensor for part in parts):
+        return None
+    if not possible(x) or transformed() or not alone() or torch.is_inference_mode_enabled():
+        return None
+    own = x.shape, x.dtype, x.device, x.requires_grad, torch.is_grad_enabled(), streams.stream_of(x.device)
+    given = tuple((part.shape, part.dtype, part.device, part.requires_grad) for part in parts)
+    return own, given, isinstance(state, tuple), torch.are_deterministic_algorithms_enabled(), *more

@@ -1,0 +1,334 @@
+"""A user's cell whose plan has settled: a pass is one replay, from x and what the cell holds to outputs or gradients.
+
+What `solve.steady` is for torch's layers. A recording has all of a pass in it: weights and inputs of the step's normal
+form, computed from the cell's own tensors where these lie, the sweeps, the certificate; on the way back the gradients
+of all that, by autograd. The step itself is not run, so its `Surroundings` tell whether it would still be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from timeloom.auto.experience import LayerExperience
+from timeloom.cells.fused import FusedCell
+from timeloom.cells.generic import GenericCell
+from timeloom.compile.fuse import Compiled
+from timeloom.compile.surroundings import Surroundings, Unseen, look_around
+from timeloom.kernels import ReferenceSweeper
+from timeloom.kernels.replay import RECORDINGS
+from timeloom.problem import Recurrence, joined
+from timeloom.solve.adjoint_sweeps import Summed
+from timeloom.solve.backward import solve_summed, weight_grads_of
+from timeloom.solve.plan import Plan, Planner
+from timeloom.solve.recurrence import noting
+from timeloom.solve.replayed import recorded_kind, swept_states, swept_sums
+from timeloom.solve.second_order import layer_gradients
+from timeloom.solve.steady import Call, Dropped, Pass, replayed_gradients
+from timeloom.torch_state import tf32
+from timeloom.torch_state.autocast import without_autocast
+from timeloom.torch_state.batched import one_by_one
+from timeloom.torch_state.eager import eager
+from timeloom.torch_state.precision import HALF
+
+Gradients = tuple[Tensor | None, ...]
+"""Of x, of the initial state, and of what the cell holds."""
+ROWS = 2
+"""Rows on which a step is run to see what it does."""
+
+
+class SteadyCell:
+    """One cell for calls with the same sizes, gradients and tensors, on one stream. It holds no tensors of a call.
+
+    shown: how many parts of all states a call returns. ends: whether it returns the parts of the final state, too.
+    """
+
+    def __init__(
+        self, cell: GenericCell, compiled: Compiled, x: Tensor, initial: Tensor, solver: Planner,
+        experience: LayerExperience, shown: int, ends: bool, taped: bool,
+    ) -> None:  # fmt: skip
+        self.cell, self.steps, self.taped = cell, len(x), taped
+        self.compiled, self._solver, self._experience = compiled, solver, experience
+        self._shown, self._ends, self._parts = shown, ends, len(cell.parts)
+        self._returned, self.dtype = initial.dtype, torch.float32 if initial.dtype in HALF else initial.dtype
+        self._token = object()
+        """Recordings are known by it: they outlive nothing else of this."""
+        held = compiled.bindings.tensors(cell.function)
+        self._names = tuple(compiled.bindings.paths)
+        self.bound = tuple(held[name] for name in self._names)
+        self._places = [tensor.data_ptr() for tensor in self.bound]
+        self._width = x[:1, :1].numel()
+        zeros = torch.zeros_like(initial, dtype=self.dtype, requires_grad=False)
+        u = zeros.new_empty(()).expand(*x.shape[:2], sum(compiled.fused.inputs))
+        self._sizes = Recurrence(FusedCell(compiled.fused, ()), u, zeros)
+        self._rounds = _rounding()
+        self.around: Surroundings
+        self.forward: Pass
+        self._backward: dict[Any, Pass] = {}
+        self._wanted: dict[Any, list[bool]] = {}
+        """Which gradients each of them has."""
+
+    @staticmethod
+    def of(
+        cell: GenericCell, compiled: Compiled, x: Tensor, initial: Tensor, solver: Planner,
+        experience: LayerExperience, shown: int, ends: bool, taped: bool,
+    ) -> SteadyCell | None:  # fmt: skip
+        """For calls like one with these inputs `(T, B, ...)` and this initial state `(B, S)`; None where no plan stands
+        yet. Raises Unseen where that will not change.
+        """
+        found = SteadyCell(cell, compiled, x, initial, solver, experience, shown, ends, taped)
+        standing = solver.standing(found._sizes, experience.forward, "forward")
+        kind = None if standing is None else recorded_kind(found._sizes, standing.plan)
+        if standing is None or kind is None:
+            return None
+        rows, states = x[0, :ROWS].detach(), initial[:ROWS].detach()
+        found.around = look_around(cell.function, x.device, lambda: cell.step(states, rows.reshape(len(rows), -1)))
+        if not all(id(tensor) in found.around.tensors for tensor in found.bound):
+            raise Unseen("it reads a tensor where its code was not seen to look")
+        given, key = (x.detach(), initial.detach().to(found.dtype)), (found._token, "forward")
+        RECORDINGS.run(key, given, found._size(backward=False), partial(found._swept, kind, standing.plan), before=0)
+        recording = RECORDINGS.known(key, x.device)
+        if recording is None or not recording.readable:
+            raise Unseen("it is too large to be recorded, or cannot be")
+        kept, others = recording.results[: found._parts], recording.results[found._parts : -1]
+        wanted = others or found._of_states(kept)
+        standing = standing._replace(plan=replace(standing.plan, reason=_told(standing.plan)))
+        lent = len(kept) if taped else 0
+        found.forward = Pass.of(standing, experience.forward, recording, recording.given, wanted, lent)
+        return found
+
+    def _size(self, backward: bool) -> int:
+        """Bytes of a recording, about: x, inputs and what they are computed from, and states; or, on the way back, the
+        inputs again with their gradients, gate gradients, and those of x.
+        """
+        u, fused = self._sizes.u, self.compiled.fused
+        inputs, own = u.shape[-1], fused.gate_width if backward else self._sizes.cell.size
+        return (
+            self._sizes.initial.element_size()
+            * u.shape[0]
+            * u.shape[1]
+            * (self._width + (3 if backward else 2) * inputs + own)
+        )
+
+    def stands(self) -> bool:
+        """Whether the next call like it is to be made by it, as far as that does not depend on the step."""
+        return self._rounds == _rounding() and self.forward.stands()
+
+    def call(self) -> Call:
+        """The next one."""
+        return Call(self, lambda: None)  # type: ignore[arg-type, return-value]
+
+    def run(self, call: Call, x: Tensor, initial: Tensor | None) -> tuple[Tensor, ...] | None:
+        """Parts of all states `(T, B, part)`, and those of the final one `(1, B, part)`, to be used once `call` is
+        certified; None where there is no recording any more.
+        """
+        initial = self._sizes.initial if initial is None else initial.to(self.dtype)
+        try:
+            return apply(call, x, initial, *self.bound) if self.taped else self.sweep(call, x, initial)[0]
+        except Dropped:
+            return None
+
+    def sweep(self, call: Call, x: Any, initial: Any) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """What a call returns, and the states for its backward pass: lent."""
+        found, call.turn = self.forward.run((x, None if initial is self._sizes.initial else initial))
+        wanted = len(self.forward.wanted)
+        return tuple(found[:wanted]), found[wanted:]
+
+    # ---- what is recorded --------------------------------------------------------------------------------------------
+
+    def _swept(self, kind: type[ReferenceSweeper], plan: Plan, given: Sequence[Tensor | None]) -> list[Any]:
+        """States, what of them is returned in another precision, and the certificate."""
+        x, initial = given
+        assert x is not None
+        assert initial is not None
+        with torch.no_grad():
+            cell, u = self._normal_form(x, [tensor.detach() for tensor in self.bound])
+            states, _, error = swept_states(kind, Recurrence(cell, u, initial), plan)
+        others = [] if self._returned == self.dtype else [part.to(self._returned) for part in self._of_states(states)]
+        return [*states, *others, error]
+
+    def _of_states(self, states: Sequence[Any]) -> list[Tensor]:
+        """Which of them is returned."""
+        return [part[1:] for part in states[: self._shown]] + [part[-1:] for part in states if self._ends]
+
+    def _normal_form(self, x: Tensor, bound: Sequence[Tensor]) -> tuple[FusedCell, Tensor]:
+        """The cell in its normal form and its inputs `(T, B, K)`, on autograd's tape."""
+        held = dict(zip(self._names, bound, strict=True)) | self.compiled.bindings.fixed
+        weights, u = self.compiled.prepare_from(held, x.flatten(0, 1), self._sizes.initial)
+        return FusedCell(self.compiled.fused, weights), u.view(*x.shape[:2], -1)
+
+    def _pulled(
+        self, kind: type[ReferenceSweeper], plan: Plan, wanted: Sequence[bool], given: Sequence[Tensor | None]
+    ) -> list[Any]:
+        """The gradients that are wanted, and the certificate."""
+        x, initial, incoming, final, *others = given
+        states: list[Any] = others
+        assert initial is not None
+        cell, u, leaves = self._on_tape(x, self.bound, wanted)
+        at = Recurrence(cell, u, initial).detach()
+        with torch.no_grad():
+            incoming, final = (None if grad is None else grad.to(self.dtype) for grad in (incoming, final))
+            inputs, at_initial, by_weight, error = swept_sums(kind, at, plan, states, incoming, final)
+        return [*self._through(cell, u, leaves, at_initial, inputs, by_weight), error]
+
+    def _on_tape(
+        self, x: Any, bound: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> tuple[FusedCell, Tensor, list[Tensor | None]]:
+        """The normal form, and what it is to be differentiated by: x and what the cell holds, None where it is not."""
+        given = [x.data, *(tensor.data for tensor in bound)]  # apart from all that came before
+        asked = (wanted[0], *wanted[2:])
+        with torch.enable_grad():
+            leaves = [one.requires_grad_() if ask else None for one, ask in zip(given, asked, strict=True)]
+            cell, u = self._normal_form(given[0], given[1:])
+        return cell, u, leaves
+
+    @staticmethod
+    def _through(
+        cell: FusedCell, u: Tensor, leaves: Sequence[Tensor | None], at_initial: Tensor, inputs: Tensor,
+        by_weight: Sequence[Tensor],
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Gradients of x, of the initial state and of what the cell holds, from those of its normal form."""
+        pairs = zip((u, *cell.weights), (inputs, *by_weight), strict=True)
+        live = [(value, grad) for value, grad in pairs if value.requires_grad]
+        asked = [leaf for leaf in leaves if leaf is not None]
+        found: Sequence[Tensor | None] = [None] * len(asked)
+        if live and asked:
+            values, grads = zip(*live, strict=True)
+            found = torch.autograd.grad(values, asked, grads, allow_unused=True)
+        each = iter(found)
+        at_x, *others = [None if leaf is None else next(each) for leaf in leaves]
+        return [at_x, at_initial, *others]
+
+    # ---- the way back ------------------------------------------------------------------------------------------------
+
+    def gradients(self, call: Call, saved: Sequence[Tensor], grads: Sequence[Tensor | None], wanted: Any) -> Gradients:
+        """Of x, the initial state and what the cell holds, from what was saved: these, and the states."""
+        live, kept = saved[: 2 + len(self.bound)], saved[2 + len(self.bound) :]
+        incoming, final = self._joined(grads)
+        way = wanted, *(None if grad is None else (grad.shape[-1], grad.dtype) for grad in (incoming, final))
+        found = self._backward.get(way)
+        if found is not None and [tensor.data_ptr() for tensor in live[2:]] == self._places:
+            ground = self.forward.recording
+            results, report = replayed_gradients(found, ground, self.steps, (*live[:2], *kept), (incoming, final))
+            if results is not None and report is not None:
+                self._experience.learn_backward(report)
+                object.__setattr__(call.report, "backward", report)
+                there = iter(results)
+                return tuple(next(there) if one else None for one in self._wanted[way])
+        result = self._by_trunk(call, live, kept, (incoming, final), wanted)
+        self._settle(way, live, kept, (incoming, final), wanted)
+        return result
+
+    def _joined(self, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients by the leading parts of all states `(T, B, ·)` and by the final state `(B, S)`."""
+        widths = self.compiled.fused.parts
+        at_all, at_end = grads[: self._shown], grads[self._shown :]
+        last = max((number + 1 for number, grad in enumerate(at_all) if grad is not None), default=0)
+        incoming = _side_by_side(at_all[:last], widths)
+        final = _side_by_side(at_end, widths) if any(grad is not None for grad in at_end) else None
+        return incoming, None if final is None else final[0]
+
+    def _by_trunk(
+        self, call: Call, live: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None], wanted: Any
+    ) -> Gradients:
+        """By the driver, with a plan of its own."""
+        cell, u, leaves = self._on_tape(live[0], live[2:], wanted)
+        problem = Recurrence(cell, u, live[1]).detach()
+        incoming, final = (None if grad is None else grad.to(self.dtype) for grad in grads)
+        assert call.report is not None
+        note = noting(call.report, self._solver, self._experience, lambda _: None)
+        with RECORDINGS.lock, torch.no_grad():  # no replay into what is lent
+            plan = self._solver.plan(problem, self._experience.backward, "backward")
+            gates, at_initial, report = solve_summed(problem, list(kept), incoming, final, plan)
+            if isinstance(gates, Summed):
+                inputs, by_weight = gates.inputs, gates.weights
+            else:
+                inputs, by_weight = problem.cell.input_grads(gates), weight_grads_of(problem, list(kept), gates)
+        note(report)
+        found = self._through(cell, u, leaves, at_initial, inputs, by_weight)
+        return tuple(grad if asked else None for grad, asked in zip(found, wanted, strict=True))
+
+    def _settle(
+        self, way: Any, live: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None], wanted: Any
+    ) -> None:
+        """Have the next backward pass of this kind replayed."""
+        ground, experience = self.forward.recording, self._experience.backward
+        self._backward.pop(way, None)
+        standing = self._solver.standing(self._sizes, experience, "backward")
+        kind = None if standing is None or standing.plan.check_gradient else recorded_kind(self._sizes, standing.plan)
+        same = [tensor.data_ptr() for tensor in live[2:]] == self._places
+        if standing is None or kind is None or not same:
+            return
+        with RECORDINGS.lock:
+            if not ground.here or not ground.has(kept[0]):
+                return
+            given, key = (*live[:2], *grads, *kept), (self._token, way, standing.plan.chunk, standing.plan.warmup)
+            body = partial(self._pulled, kind, standing.plan, wanted)
+            RECORDINGS.run(key, given, self._size(backward=True), body, before=0, ground=ground)
+            recording = RECORDINGS.known(key, live[0].device)
+        if recording is None or not recording.readable:
+            return
+        results = recording.results[:-1]
+        self._wanted[way] = [asked and grad is not None for grad, asked in zip(results, wanted, strict=True)]
+        found = [grad for grad, asked in zip(results, self._wanted[way], strict=True) if asked]
+        places = [place for place in recording.given[2:4] if place is not None]
+        self._backward[way] = Pass.of(standing, experience, recording, places, found)
+
+    def recorded_gradients(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Gradients:
+        """The same, by gradients that can be differentiated again."""
+        live, kept = saved[: 2 + len(self.bound)], saved[2 + len(self.bound) :]
+        with RECORDINGS.lock:  # autograd holds on to them
+            states = [part.clone() for part in kept]
+        incoming, final = (None if grad is None else grad.to(self.dtype) for grad in self._joined(grads))
+        return layer_gradients(lambda x, *bound: self._normal_form(x, bound), live, states, (incoming, final))
+
+
+def _side_by_side(parts: Sequence[Tensor | None], widths: Sequence[int]) -> Tensor | None:
+    one = next((part for part in parts if part is not None), None)
+    if one is None or len(parts) == 1:
+        return one
+    pairs = zip(parts, widths, strict=False)
+    return joined([one.new_zeros(*one.shape[:-1], width) if part is None else part for part, width in pairs])
+
+
+def _told(plan: Plan) -> str:
+    return "; ".join(filter(None, (plan.reason, "fused")))
+
+
+def _rounding() -> tuple[Any, ...]:
+    """What torch's own products and a step's code depend on beside what they are given."""
+    return tf32.matmul_rounds(), torch.get_default_dtype(), torch._C._len_torch_function_stack()
+
+
+class Replayed(torch.autograd.Function):
+    """What a call of a `SteadyCell` returns, as a function of x, the initial state and what the cell holds."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Any, *live: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        results, kept = call.layer.sweep(call, live[0], live[1])
+        ctx.call = call
+        ctx.save_for_backward(*live, *kept)
+        return results  # type: ignore[no-any-return]
+
+    @staticmethod
+    @eager
+    @one_by_one
+    def backward(ctx: Any, *grads: Tensor | None) -> Gradients:
+        cell, wanted = ctx.call.layer, ctx.needs_input_grad[1:]
+        if all(grad is None for grad in grads):
+            return (None,) * (1 + len(wanted))
+        if torch.is_grad_enabled():
+            return None, *cell.recorded_gradients(ctx.saved_tensors, grads)
+        device = next(grad.device for grad in grads if grad is not None)
+        with without_autocast(device):  # it may be on around the backward pass
+            return None, *cell.gradients(ctx.call, ctx.saved_tensors, grads, wanted)
+
+
+apply = super(torch.autograd.Function, Replayed).apply
+"""Without the search for what transforms have left behind: no transform is at work where cells are steady."""

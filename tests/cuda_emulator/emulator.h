@@ -80,9 +80,11 @@ inline Index thread() { return {(unsigned)running}; }
 inline Index which() { return {(unsigned)block}; }
 }
 
+struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 #define threadIdx (emulated::thread())
 #define blockIdx (emulated::which())
+#define blockDim (emulated::Index{(unsigned)emulated::fibers.size()})
 #define __device__
 #define __global__
 #define __shared__
@@ -91,14 +93,29 @@ struct alignas(16) float4 { float x, y, z, w; };
 #define __launch_bounds__(threads)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 inline void __syncthreads() { emulated::wait(&emulated::Fiber::at_block, 0, (int)emulated::fibers.size()); }
-template <class T> T __shfl_xor_sync(unsigned, T x, int lanes) {
+template <class T> T __shfl_sync(unsigned, T x, int lane) {
   static T exchanged[1024];
   const int own = emulated::running, first = own / 32 * 32;
   exchanged[own] = x;
   emulated::wait(&emulated::Fiber::at_warp, first, first + 32);
-  const T y = exchanged[own ^ lanes];
+  const T y = exchanged[first + lane];
   emulated::wait(&emulated::Fiber::at_warp, first, first + 32);
   return y;
 }
+inline int own_lane() { return emulated::running % 32; }
+template <class T> T __shfl_xor_sync(unsigned all, T x, int lanes) { return __shfl_sync(all, x, own_lane() ^ lanes); }
+template <class T> T __shfl_up_sync(unsigned all, T x, int by) {
+  return __shfl_sync(all, x, own_lane() < by ? own_lane() : own_lane() - by);
+}
+template <class T> T __shfl_down_sync(unsigned all, T x, int by) {
+  return __shfl_sync(all, x, own_lane() + by > 31 ? own_lane() : own_lane() + by);
+}
+inline float __int_as_float(int bits) {
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 template <class T> T __ldg(const T *p) { return *p; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }

@@ -10,6 +10,7 @@ Inside a graph that a user captures nothing is replayed: his graph takes the lau
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from torch import Tensor
 from timeloom.kernels import faults
 from timeloom.kernels.cuda import side_streams
 from timeloom.kernels.layer import Cutting, Gradients, Layer
+from timeloom.kernels.told import listening
 from timeloom.known import Entry
 from timeloom.torch_state import streams, tf32
 
@@ -34,6 +36,10 @@ MOST_KEYS = 256
 SHARE_OF_ONE, SHARE_OF_ALL = 64, 16
 """A recording may take so small a part of a GPU's memory, and all of them together so small a one."""
 
+UNREAD = -1.0
+"""What no certificate is."""
+LOOKS = 2000
+"""At memory that a GPU is about to write to, some 0.2 milliseconds: beyond that, the thread waits as torch does."""
 MOST_READ = 128
 """Numbers of a certificate that the host reads, at most."""
 FEW = 8192
@@ -78,7 +84,13 @@ class Recording:
         ground: Recording | None = None,
     ) -> None:
         self.given, self.results, self.size, self.ground = given, results, size, ground
-        self._stream, self._numbers, self._settings = stream, numbers, _settings()
+        self._stream, self._settings = stream, _settings()
+        self._number = numbers if isinstance(numbers, float) else None
+        self._numbers = None if not isinstance(numbers, Tensor) else memory_of(numbers)
+        self._awaited = False
+        """Whether nobody has read yet what the last replay is to write there."""
+        self._marked = False
+        """Whether it was marked as unread before that."""
         self.at_zero = False
         """Whether the second thing given, an initial state, is zero where it lies."""
         self.used = 0
@@ -133,6 +145,11 @@ class Recording:
             else:
                 self.at_zero = False
             copy(places, given)
+            if self._numbers is not None:  # an earlier replay that nobody has read may still write there
+                self._marked = not self._awaited
+                self._awaited = True
+                if self._marked:
+                    self._numbers[:] = [UNREAD] * len(self._numbers)
             self._graph.replay()
             found = [torch.empty_like(result) for result in wanted]
             copy(found, wanted)
@@ -146,7 +163,7 @@ class Recording:
     @property
     def readable(self) -> bool:
         """Whether `read` can tell its certificate."""
-        return self._numbers is not None
+        return self._number is not None or self._numbers is not None
 
     def read(self, turn: int) -> float | None:
         """Wait for the GPU, and tell the certificate of a replay, of several numbers the last; None where another
@@ -157,11 +174,16 @@ class Recording:
 
     def read_all(self, turn: int) -> list[float] | None:
         """The same of all its numbers."""
-        if not isinstance(self._numbers, Tensor):
-            return None if self._numbers is None else [self._numbers]
-        self._stream.synchronize()
-        certificate: list[float] = self._numbers.view(-1).tolist()
-        return certificate if self.used == turn else None
+        numbers = self._numbers
+        if numbers is None:
+            return None if self._number is None else [self._number]
+        if not self._marked or not arrives(numbers):
+            self._stream.synchronize()
+        certificate = list(numbers)
+        if self.used != turn:
+            return None
+        self._awaited = False
+        return certificate
 
     def has(self, lent: Tensor) -> bool:
         """Whether this is its first result, still lent: all that it was given and found is still there."""
@@ -193,14 +215,32 @@ class Recording:
 
 def copy(places: Sequence[Tensor], given: Sequence[Any]) -> None:
     """Copy tensors to their places: small ones together, others by a launch each, which then fills the GPU."""
-    few = [index for index, tensor in enumerate(given) if tensor.numel() <= FEW]
-    if len(few) < len(given):
-        for place, tensor in zip(places, given, strict=True):
-            if tensor.numel() > FEW:
-                place.copy_(tensor)
-        places, given = [places[index] for index in few], [given[index] for index in few]
-    if few:
-        torch._foreach_copy_(places, given)  # type: ignore[arg-type]
+    small: list[Tensor] = []
+    few: list[Tensor] = []
+    for place, tensor in zip(places, given, strict=True):
+        if place.numel() > FEW:
+            place.copy_(tensor)
+        else:
+            small.append(place)
+            few.append(tensor)
+    if len(few) == 1:
+        small[0].copy_(few[0])
+    elif few:
+        torch._foreach_copy_(small, few)
+
+
+def memory_of(numbers: Tensor) -> ctypes.Array[ctypes.c_float]:
+    """The memory of a few numbers of the host's, to be looked at without a call of torch's."""
+    assert numbers.dtype == torch.float32
+    memory = (ctypes.c_float * numbers.numel()).from_address(numbers.data_ptr())
+    memory.tensor = numbers  # type: ignore[attr-defined]  # which has it
+    return memory
+
+
+def arrives(numbers: ctypes.Array[ctypes.c_float]) -> bool:
+    """Look whether a GPU has written numbers that were marked as unread, for as long as a short pass takes."""
+    last = len(numbers) - 1
+    return any(numbers[last] != UNREAD and UNREAD not in numbers for _ in range(LOOKS))
 
 
 class Recordings:
@@ -420,16 +460,13 @@ def _record(given: Sequence[Tensor | None], size: int, body: Body, ground: Recor
         with torch.cuda.stream(side):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
-                results = list(body(places))
-                numbers = results[-1]
-                if isinstance(numbers, Tensor):
-                    read = room[: numbers.numel()]
-                    few = len(read) == numbers.numel()
-                    numbers = read.copy_(numbers.view(-1), non_blocking=True) if few else None
+                with listening(room) as listener:
+                    results = list(body(places))
+                listener.take(results[-1])
             finally:
                 graph.capture_end()
         size = max(size, torch.cuda.memory_reserved() - before)
-    return Recording(graph, places, results, size, stream, numbers, ground)
+    return Recording(graph, places, results, size, stream, listener.numbers, ground)
 
 
 def places_for(given: Sequence[Tensor | None], ground: Recording | None) -> list[Tensor | None]:

@@ -170,8 +170,8 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
     While a CUDA graph is captured nothing can be read: the graph holds the sweep, and the report the number to look at.
     """
     captured = isinstance(worst, Tensor) and capturing(worst.device)
-    residual = math.nan if captured else float(worst)
-    if not captured and not residual <= plan.limit:
+    residual, limit = math.nan if captured else float(worst), plan.limit
+    if not captured and not residual <= limit:
         return None
     unread = "captured in a CUDA graph: look at `certified` after a replay"
     error = residual  # of several sweeps it is that already
@@ -182,12 +182,12 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
         chunk=plan.chunk,
         iterations=plan.sweeps,
         residuals=(residual,),
-        tolerance=plan.limit,
+        tolerance=limit,
         converged=not captured,
         fell_back=False,
         contraction=None,
         seconds=time.perf_counter() - began,
-        reason="; ".join(filter(None, (plan.reason, unread if captured else ""))),
+        reason="; ".join(filter(None, (plan.reason, unread))) if captured else plan.reason,
         warmup=plan.warmup,
         error_estimate=None if captured else error,
         certificate=worst if captured and isinstance(worst, Tensor) else None,

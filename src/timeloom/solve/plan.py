@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
 from timeloom.auto.experience import Basis, Experience, Shown
@@ -90,13 +91,13 @@ class Plan(Cutting):
     def damped(self) -> bool:
         return self.linearization is not None and self.linearization.damped
 
-    @property
+    @cached_property
     def method(self) -> str:
         """What ran where the planned sweeps were enough, for the report."""
         chosen = "none" if self.sweeps == 1 else "diag"
         return f"shooting[{chosen if self.correction == 'auto' else self.correction}]"
 
-    @property
+    @cached_property
     def limit(self) -> float:
         """What the certificate of the planned sweeps must not exceed: a jump behind one sweep, an error behind more.
 

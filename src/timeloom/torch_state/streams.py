@@ -36,7 +36,8 @@ class Watch:
         self._ended.record()
 
     def milliseconds(self) -> float:
-        """Once the GPU has done it."""
+        """Waits until the GPU has done it."""
+        self._ended.synchronize()
         return float(self._began.elapsed_time(self._ended))
 
 

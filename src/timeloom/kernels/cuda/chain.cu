@@ -71,18 +71,38 @@ extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant_
 
 #define LAST 4                                    // links at the end that count as following each other
 
-// The largest gap beside its scale, along the chain of each sequence and part: a warp each, all in one block.
+__device__ __forceinline__ float largest(float x) {   // of a warp
+#pragma unroll
+  for (int lanes = 16; lanes; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lanes));
+  return x;
+}
+
+// The largest gap beside its scale, along the chain of each sequence and part, all in one block. Its 32 warps share the
+// chains: several walk the pieces of one where there are few.
 extern "C" __global__ void __launch_bounds__(1024) compare(const __grid_constant__ ChainArgs a) {
-  __shared__ float worst_of[32];
-  const int lane = threadIdx.x & 31, groups = a.batch * a.parts;
-  float worst = 0.0f;
-  for (int group = threadIdx.x >> 5; group < groups; group += 32) {
+  __shared__ float worst_of[32], most_of[32];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, groups = a.batch * a.parts;
+  const int pieces = groups < 32 ? 32 / groups : 1, piece = warp % pieces;   // in the order in which links are walked
+  const int rounds = (a.links + 31) / 32, first = rounds * piece / pieces, last = rounds * (piece + 1) / pieces;
+  float worst = 0.0f, entry = 0.0f;               // entry: the largest value of the pieces before this one
+  if (pieces > 1) {
+    const int group = warp / pieces;
+    float most = 0.0f;
+    for (int round = first; round < last && group < groups; round++) {
+      const int link = 32 * (a.fading ? round : rounds - 1 - round) + lane;
+      if (link < a.links) most = fmaxf(most, a.measured[2 * ((index_t)link * groups + group)]);
+    }
+    most = largest(most);
+    if (lane == 0) most_of[warp] = most;
+    __syncthreads();
+    for (int before = warp - piece; before < warp; before++) entry = fmaxf(entry, most_of[before]);
+  }
+  for (int group = warp / pieces; group < groups; group += 32) {
     const float share = a.floor[group % a.parts > 0];
-    float so_far = 0.0f, behind = 0.0f;           // the largest value before the links at hand, and behind them
+    float so_far = entry, behind = entry;         // the largest value before the links at hand, and behind them
     for (int link = max(a.links - LAST, 0); link < a.links; link++)
       behind = fmaxf(behind, a.measured[2 * ((index_t)link * groups + group)]);
-    const int rounds = (a.links + 31) / 32;
-    for (int round = 0; round < rounds; round++) {
+    for (int round = first; round < last; round++) {
       const int link = 32 * (a.fading ? round : rounds - 1 - round) + lane;
       float2 own = {0.0f, 0.0f};                  // its largest value, its gap
       if (link < a.links) own = ((const float2 *)a.measured)[(index_t)link * groups + group];
@@ -109,14 +129,11 @@ extern "C" __global__ void __launch_bounds__(1024) compare(const __grid_constant
       worst = fmaxf(worst, own.y / fmaxf(scale, 1.17549435e-38f));
     }
   }
-#pragma unroll
-  for (int lanes = 16; lanes; lanes /= 2) worst = fmaxf(worst, __shfl_xor_sync(0xffffffffu, worst, lanes));
-  if (lane == 0) worst_of[threadIdx.x >> 5] = worst;
+  worst = largest(worst);
+  if (lane == 0) worst_of[warp] = worst;
   __syncthreads();
-  if (threadIdx.x < 32) {
-    worst = worst_of[lane];
-#pragma unroll
-    for (int lanes = 16; lanes; lanes /= 2) worst = fmaxf(worst, __shfl_xor_sync(0xffffffffu, worst, lanes));
+  if (warp == 0) {
+    worst = largest(worst_of[lane]);
     if (lane == 0) *a.worst = worst;
   }
 }

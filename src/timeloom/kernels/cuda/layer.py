@@ -18,6 +18,7 @@ from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step,
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.newton import newton_steps
 from timeloom.kernels.reference import AdjointData
+from timeloom.kernels.told import tell
 from timeloom.known import Entry
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.torch_state import tf32
@@ -128,6 +129,7 @@ class CUDALayer(Layer):
             if left:
                 ends = kernels.correct(maps, ends, begins)
         error = sweeper.certify(ends.view(-1, size), begins, 0.0, fading=True) if kernels.links > 1 else 0.0
+        tell(error)
         return self._gradients(states[0], gate_grads.flatten(0, 1), begins[-batch:], want_x), error
 
     def _backwards(
@@ -174,6 +176,7 @@ class CUDALayer(Layer):
                 ends = sweeper.correct(ends, begins, decay, boxed=False)
                 begins, decay = sweeper.adjoint(segments, ends, reading if left else writing, True)
             error = sweeper.certify(ends, begins, 0.0, decay, fading=True)
+        tell(error)
         d_initial = begins[-batch:]
         if taken is not None:
             d_initial = d_initial + taken.view(links, *self.initial.shape).sum(0)

@@ -32,8 +32,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 SIZES = ((4096, 1, 32), (4096, 8, 32), (4096, 1, 64), (4096, 8, 64), (1024, 8, 128))
 """Steps, batch, and units, which are as many as inputs."""
-WARM = 4
-"""Calls before the first turn: kernels are made and warm-ups learned."""
+WARM = {"cpu": 4, "cuda": 40}
+"""Calls before the first turn: kernels are made and warm-ups learned; on a GPU plans come to stand and are recorded."""
 
 
 def seconds(layer: Any, x: torch.Tensor) -> float:
@@ -53,7 +53,7 @@ def measure(kind: str, size: tuple[int, int, int], device: str, turns: int) -> d
     x = torch.randn(steps, batch, units, device=device)
     layers = {name: getattr(tl, kind)(units, units, device=device, **given) for name, given in OPTIONS.items()}
     for layer in layers.values():
-        for _ in range(WARM):
+        for _ in range(WARM[x.device.type]):
             seconds(layer, x)
     times = [{name: seconds(layer, x) for name, layer in layers.items()} for _ in range(turns)]
     plain = 1e3 * statistics.median(turn["plain"] for turn in times)
@@ -90,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_json(options.out / f"dropout-{options.device}.json", {**facts, "load": load, "rows": rows})
         busy = "unknown" if load["others"] is None else f"{load['others']:.1f} of {load['cores']} cores"
         command = f"python -m benchmarks.dropout --device {options.device} --threads {options.threads}"
-        head = f"`{command}`; torch {torch.__version__}; others used {busy}."
+        where = f"{torch.cuda.get_device_name()}, " if options.device == "cuda" else ""
+        head = f"`{command}`; {where}torch {torch.__version__}; others used {busy}."
         title = "# Dropout inside the recurrence, times the plain layer's training step"
         text = "\n".join([title, "", head, "", *lines, ""])
         (options.out / f"dropout-{options.device}.md").write_text(text)

@@ -448,7 +448,10 @@ def test_a_replay_that_comes_between_hides_the_certificate(trunk_calls: list[str
     settle(ours, exact, x)
     (found,) = ours._steady.values()
     recording = found.layers[0].forward.recording
-    honest, recording._awaited = recording._stream.synchronize, True  # an earlier replay was not read: it is waited for
+    honest, recording._certificate.awaited = (
+        recording._stream.synchronize,
+        True,
+    )  # an earlier replay was not read: it is waited for
     recording._stream.synchronize = lambda: setattr(recording, "used", recording.used + 1)
     trunk_calls.clear()
     assert_right(ours, exact, x)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from timeloom.kernels import replay
-from timeloom.kernels.replay import UNREAD, Recording
-from timeloom.kernels.told import listening, tell
+from timeloom.kernels import told
+from timeloom.kernels.replay import Recording
+from timeloom.kernels.told import UNREAD, arrives, listening, memory_of, tell
 from timeloom.torch_state import streams
 
 
@@ -80,11 +80,11 @@ def test_another_replay_hides_the_certificate(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("place", range(3))
 def test_all_numbers_are_waited_for(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = replay.memory_of(torch.ones(3))
-    assert replay.arrives(numbers)
+    numbers = memory_of(torch.ones(3))
+    assert arrives(numbers)
     numbers[place] = UNREAD
-    monkeypatch.setattr(replay, "LOOKS", 5)
-    assert not replay.arrives(numbers)
+    monkeypatch.setattr(told, "LOOKS", 5)
+    assert not arrives(numbers)
 
 
 def test_the_first_certificate_that_is_told_counts_in_its_thread_alone() -> None:

@@ -10,10 +10,9 @@ Inside a graph that a user captures nothing is replayed: his graph takes the lau
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from typing import Any
@@ -24,9 +23,7 @@ from torch import Tensor
 
 from timeloom.kernels import faults
 from timeloom.kernels.cuda import side_streams
-from timeloom.kernels.layer import Cutting, Gradients, Layer
-from timeloom.kernels.told import listening
-from timeloom.known import Entry
+from timeloom.kernels.told import MOST_READ, Certificate, listening
 from timeloom.torch_state import streams, tf32
 
 CALLS_BEFORE = 2
@@ -36,12 +33,6 @@ MOST_KEYS = 256
 SHARE_OF_ONE, SHARE_OF_ALL = 64, 16
 """A recording may take so small a part of a GPU's memory, and all of them together so small a one."""
 
-UNREAD = -1.0
-"""What no certificate is."""
-LOOKS = 2000
-"""At memory that a GPU is about to write to, some 0.2 milliseconds: beyond that, the thread waits as torch does."""
-MOST_READ = 128
-"""Numbers of a certificate that the host reads, at most."""
 FEW = 8192
 """Numbers that are copied together with others: a launch for many tensors gives each of them few threads."""
 _CALLS = count()
@@ -85,12 +76,7 @@ class Recording:
     ) -> None:
         self.given, self.results, self.size, self.ground = given, results, size, ground
         self._stream, self._settings = stream, _settings()
-        self._number = numbers if isinstance(numbers, float) else None
-        self._numbers = None if not isinstance(numbers, Tensor) else memory_of(numbers)
-        self._awaited = False
-        """Whether nobody has read yet what the last replay is to write there."""
-        self._marked = False
-        """Whether it was marked as unread before that."""
+        self._certificate = Certificate(numbers, stream)
         self.at_zero = False
         """Whether the second thing given, an initial state, is zero where it lies."""
         self.used = 0
@@ -145,11 +131,7 @@ class Recording:
             else:
                 self.at_zero = False
             copy(places, given)
-            if self._numbers is not None:  # an earlier replay that nobody has read may still write there
-                self._marked = not self._awaited
-                self._awaited = True
-                if self._marked:
-                    self._numbers[:] = [UNREAD] * len(self._numbers)
+            self._certificate.expect()
             self._graph.replay()
             found = [torch.empty_like(result) for result in wanted]
             copy(found, wanted)
@@ -163,7 +145,7 @@ class Recording:
     @property
     def readable(self) -> bool:
         """Whether `read` can tell its certificate."""
-        return self._number is not None or self._numbers is not None
+        return self._certificate.readable
 
     def read(self, turn: int) -> float | None:
         """Wait for the GPU, and tell the certificate of a replay, of several numbers the last; None where another
@@ -174,16 +156,11 @@ class Recording:
 
     def read_all(self, turn: int) -> list[float] | None:
         """The same of all its numbers."""
-        numbers = self._numbers
-        if numbers is None:
-            return None if self._number is None else [self._number]
-        if not self._marked or not arrives(numbers):
-            self._stream.synchronize()
-        certificate = list(numbers)
+        numbers = self._certificate.read()
         if self.used != turn:
             return None
-        self._awaited = False
-        return certificate
+        self._certificate.awaited = False
+        return numbers
 
     def has(self, lent: Tensor) -> bool:
         """Whether this is its first result, still lent: all that it was given and found is still there."""
@@ -227,20 +204,6 @@ def copy(places: Sequence[Tensor], given: Sequence[Any]) -> None:
         small[0].copy_(few[0])
     elif few:
         torch._foreach_copy_(small, few)
-
-
-def memory_of(numbers: Tensor) -> ctypes.Array[ctypes.c_float]:
-    """The memory of a few numbers of the host's, to be looked at without a call of torch's."""
-    assert numbers.dtype == torch.float32
-    memory = (ctypes.c_float * numbers.numel()).from_address(numbers.data_ptr())
-    memory.tensor = numbers  # type: ignore[attr-defined]  # which has it
-    return memory
-
-
-def arrives(numbers: ctypes.Array[ctypes.c_float]) -> bool:
-    """Look whether a GPU has written numbers that were marked as unread, for as long as a short pass takes."""
-    last = len(numbers) - 1
-    return any(numbers[last] != UNREAD and UNREAD not in numbers for _ in range(LOOKS))
 
 
 class Recordings:
@@ -335,77 +298,6 @@ class Recordings:
 RECORDINGS = Recordings()
 
 
-def forward(
-    layer: Layer, cutting: Cutting, share_of_box: float, keep: bool, entry: Entry | None = None
-) -> tuple[list[Tensor], Tensor | float]:
-    """`layer.forward`, replayed where that is possible."""
-
-    def body(given: Sequence[Tensor | None]) -> Sequence[Tensor | float | None]:
-        x, initial, starts, *fresh = given
-        more: dict[str, Any] = {} if entry is None else {"entry": replace(entry, starts=starts)}  # type: ignore[arg-type]
-        kept, certificate = layer.over(x, initial, fresh).forward(cutting, share_of_box, keep, **more)  # type: ignore[arg-type]
-        return *kept, certificate
-
-    given = layer.x, layer.initial, None if entry is None else entry.starts, *layer.fresh.values()
-    if not layer.recordable(cutting):
-        *kept, certificate = body(given)
-    else:
-        key = _forward_key(layer, cutting, share_of_box, keep, None if entry is None else entry.every)
-        *kept, certificate = RECORDINGS.run(key, given, _size(layer), body)
-    return kept, certificate  # type: ignore[return-value]
-
-
-def recorded_forward(layer: Layer, cutting: Cutting, share_of_box: float, keep: bool) -> Recording | None:
-    """What `forward` replays, where it does."""
-    return RECORDINGS.known(_forward_key(layer, cutting, share_of_box, keep, None), layer.x.device)
-
-
-def backward(
-    layer: Layer, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
-) -> tuple[Gradients, Tensor | float]:
-    """`layer.backward`, replayed where that is possible."""
-    if not layer.recordable(cutting):
-        return layer.backward(cutting, kept, grads, want_x)
-
-    fresh = tuple(layer.fresh.values())
-
-    def body(given: Sequence[Tensor | None]) -> Sequence[Tensor | float | None]:
-        x, initial, incoming, final, *others = given
-        tensors: list[Any] = others
-        at = layer.over(x, initial, tensors[len(kept) :])  # type: ignore[arg-type]
-        found, certificate = at.backward(cutting, tensors[: len(kept)], (incoming, final), want_x)
-        return *found, certificate
-
-    given, ground = (layer.x, layer.initial, *grads, *kept, *fresh), RECORDINGS.lender(kept)
-    if ground is not None and len(ground.fresh) != len(fresh):
-        ground = None
-    key = _backward_key(layer, cutting, grads, want_x, ground)
-    before = CALLS_BEFORE + 2 if ground is None else 0  # a pass that lends comes soon, if any
-    *found, certificate = RECORDINGS.run(key, given, _size(layer), body, before, ground)
-    return tuple(found), certificate
-
-
-def recorded_backward(
-    layer: Layer, cutting: Cutting, grads: tuple[Tensor | None, Tensor | None], want_x: bool, ground: Recording
-) -> Recording | None:
-    """What `backward` replays of what this forward pass has lent, where it does."""
-    return RECORDINGS.known(_backward_key(layer, cutting, grads, want_x, ground), layer.x.device)
-
-
-def _forward_key(layer: Layer, cutting: Cutting, share_of_box: float, keep: bool, every: int | None) -> Hashable:
-    return _key(layer, cutting), share_of_box, keep, every
-
-
-def _backward_key(
-    layer: Layer,
-    cutting: Cutting,
-    grads: tuple[Tensor | None, Tensor | None],
-    want_x: bool,
-    ground: Recording | None,
-) -> Hashable:
-    return _key(layer, cutting), tuple(None if grad is None else grad.dtype for grad in grads), want_x, ground
-
-
 def _here(key: Hashable, device: torch.device) -> Hashable:
     """A kind of call on the current stream, as torch is set."""
     return key, streams.stream_of(device), _settings()
@@ -414,25 +306,6 @@ def _here(key: Hashable, device: torch.device) -> Hashable:
 def _settings() -> tuple[bool, bool]:
     """What kernels are chosen by beside sizes: whether results must be the same every time, and how products round."""
     return torch.are_deterministic_algorithms_enabled(), tf32.cudnn_rounds()
-
-
-def _key(layer: Layer, cutting: Cutting) -> Hashable:
-    """Kind, sizes and plan, and where the weights lie that a recording reads."""
-    x, fresh, weights = layer.x, layer.fresh, (layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh)
-    read = (weight for weight in weights if not any(weight is one for one in fresh.values()))
-    places = *fresh, *(None if weight is None else (weight.data_ptr(), weight.stride()) for weight in read)
-    sizes = x.shape, x.dtype, layer.w_ih.dtype, layer.w_hh.shape, layer.initial.dtype, layer.kernel, layer.cell.masks
-    plan = cutting.chunk, cutting.warmup, cutting.sweeps, cutting.dense, cutting.newton
-    return type(layer), x.device, sizes, plan, places
-
-
-def _size(layer: Layer) -> int:
-    """Bytes of a pass, about: inputs, projected inputs, states and what is kept; of a backward pass gradients of them
-    all, of which gates' are as wide as what is kept.
-    """
-    steps, batch, width = layer.x.shape
-    cell = layer.cell
-    return 4 * steps * batch * (2 * width + cell.gate_width + cell.size + layer.tape_width(cell))
 
 
 def _recorded(

@@ -52,12 +52,14 @@ class SteadyCall:
     and not the module, which holds it.
     """
 
-    __slots__ = ("hidden", "layers", "parameters", "weights", "widths")
+    __slots__ = ("hidden", "layers", "masks", "parameters", "weights", "widths")
 
     def __init__(self, module: Recurrent, input: Tensor, weights: list[list[tuple[str, Tensor]]]) -> None:
         self.hidden = (module._stacked, input.shape[0 if module.batch_first else 1], module.hidden_size)
         """Shape of the parts of the initial state."""
         self.widths = (module.hidden_size,) * (2 if module.mode == "LSTM" else 1)
+        self.masks = module._drops
+        """Whether there is dropout inside the recurrence."""
         self.parameters = [
             (name, weight, weight.data_ptr(), weight.requires_grad) for own in weights for name, weight in own
         ]
@@ -120,7 +122,7 @@ class SteadyCall:
         """As the module's forward pass; None where a certificate is missed, and nothing that was done counts."""
         x = input.transpose(0, 1) if module.batch_first else input
         ways, stacked = 2 if module.bidirectional else 1, len(self.layers)
-        drops, masks = module.dropout > 0 and module.training and stacked > ways, module._drops
+        drops, masks = module.dropout > 0 and module.training and stacked > ways, self.masks
         drawn = _generator(input.device).get_state() if drops or masks else None
         weights: Any = module._present_weights() if masks else self.weights
         calls, finals, outputs = [], [], []

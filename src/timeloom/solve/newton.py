@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from timeloom.auto.experience import Experience
-from timeloom.kernels import replay
+from timeloom.kernels import replayed_layers
 from timeloom.kernels.faults import KernelFault
 from timeloom.kernels.layer import Cutting, Gradients, Layer
 from timeloom.report import SolveReport, contraction
@@ -42,7 +42,7 @@ def newton_states(
     steps = min(experience.newton_steps or FIRST_STEPS, most)
     try:
         while True:
-            kept, worst = replay.forward(layer, Cutting(plan.chunk, 0, newton=steps), SHARE_OF_BOX, keep)
+            kept, worst = replayed_layers.forward(layer, Cutting(plan.chunk, 0, newton=steps), SHARE_OF_BOX, keep)
             assert isinstance(worst, Tensor)
             if capturing(layer.x.device):
                 return kept, _report(plan, [math.nan] * (steps + 1), "", began, worst[-1])
@@ -70,7 +70,7 @@ def scanned_gradients(
     began = time.perf_counter()
     try:
         for sweeps in range(SWEEPS, MOST_SWEEPS + 1):
-            found, error = replay.backward(layer, Cutting(plan.chunk, 0, newton=sweeps), kept, grads, want_x)
+            found, error = replayed_layers.backward(layer, Cutting(plan.chunk, 0, newton=sweeps), kept, grads, want_x)
             if isinstance(error, Tensor) and capturing(layer.x.device):
                 return found, _report(plan, [math.nan] * sweeps, "", began, error)
             residual = float(error)

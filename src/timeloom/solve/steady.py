@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from timeloom.auto.experience import Experience
-from timeloom.kernels import replay
+from timeloom.kernels import replay, replayed_layers
 from timeloom.kernels.layer import Gradients, Layer
 from timeloom.kernels.replay import Recording
 from timeloom.problem import Recurrence
@@ -163,7 +163,7 @@ class SteadyLayer:
         standing = _standing(solve.solver, layer, sizes, experience, "forward", experience.newton_steps)
         if standing is None:
             return None
-        recording = replay.recorded_forward(layer, standing.cutting, SHARE_OF_BOX, taped)
+        recording = replayed_layers.recorded_forward(layer, standing.cutting, SHARE_OF_BOX, taped)
         if recording is None or not recording.readable:
             return None
         kept = recording.results[:-1]
@@ -260,7 +260,7 @@ class SteadyLayer:
         standing = _standing(self._solver, self._layer, self._sizes, experience, "backward", last)
         if standing is not None:
             given, ground = (grads[0], grads[1]), self.forward.recording
-            recording = replay.recorded_backward(self._layer, standing.cutting, given, kind[0][0], ground)
+            recording = replayed_layers.recorded_backward(self._layer, standing.cutting, given, kind[0][0], ground)
         if standing is None or recording is None or not recording.readable:
             self._backward.pop(kind, None)
             return

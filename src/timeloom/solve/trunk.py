@@ -20,7 +20,7 @@ from timeloom.auto.experience import LayerExperience, assumed_warmup
 from timeloom.cells.base import NO_MASKS, Cell, Masks
 from timeloom.cells.masked import MaskedCell
 from timeloom.compile.call import telling
-from timeloom.kernels import ReferenceSweeper, replay, sweeper_kind
+from timeloom.kernels import ReferenceSweeper, replayed_layers, sweeper_kind
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels.layer import Found, Gradients, Layer
 from timeloom.kernels.layer_kinds import layer_kind
@@ -218,7 +218,7 @@ class LayerSolve:
                 if scanned is not None:
                     note(scanned[1])
                     return *scanned[0], None
-            sweep = partial(replay.backward, layer, kept=kept, grads=(grads[0], grads[1]), want_x=want_x)
+            sweep = partial(replayed_layers.backward, layer, kept=kept, grads=(grads[0], grads[1]), want_x=want_x)
             swept = first_sweep(sweep, layer, plan, self.experience.backward, self._replan(cell, inputs, "backward"))
             if swept.report is not None:
                 note(swept.report)
@@ -266,7 +266,7 @@ class LayerSolve:
                 return solved
         call: Callable[..., tuple[list[Tensor], Tensor | float]]
         if replan is not None and layer.replans:  # other plans follow where one does not do, and no driver
-            call = partial(replay.forward, layer, share_of_box=SHARE_OF_BOX, keep=taped)
+            call = partial(replayed_layers.forward, layer, share_of_box=SHARE_OF_BOX, keep=taped)
         else:
             call = partial(layer.forward, share_of_box=SHARE_OF_BOX, keep=taped, found=found)
 

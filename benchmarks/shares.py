@@ -4,7 +4,8 @@
     python -m benchmarks.shares --device cuda       # a GPU; results/shares-cuda.json and the picture
 
 Three ways over the same weights and input take turns: torch's layer, timeloom with all of time in one chunk (what the
-kernel gives), and timeloom as it comes (what parallel time adds). All are called as usual, without CUDA graphs.
+kernel gives), and timeloom as it comes (what parallel time adds). All are called as usual, without CUDA graphs; each
+turn on a GPU is eight steps in a row, as a training makes them, after 30 in which `auto` learns.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ from timeloom.solvers import Shooting
 
 RESULTS = Path(__file__).parent / "results"
 STEPS, BATCH = 16384, 1
-TURNS = {"cpu": 3, "cuda": 9}
+TURNS = {"cpu": 3, "cuda": 5}
+LEARNS = {"cpu": 3, "cuda": 30}
+"""Steps before timeloom's are timed: libraries load, kernels are built, `auto` learns."""
+BLOCK = 8
+"""Steps in a row that a turn times on a GPU, as a training makes them."""
 CASES = {
     "cpu": (("GRU", 32), ("GRU", 128), ("LSTM", 32), ("LSTM", 128)),
     "cuda": (("GRU", 32), ("GRU", 128), ("GRU", 512), ("LSTM", 32), ("LSTM", 128)),
@@ -103,25 +108,32 @@ def measure(cell: str, units: int, weights: str, device: str) -> dict[str, Any]:
         "timeloom": parallelize(deepcopy(layer)),
     }
     for way in WAYS:
-        for _ in range(1 if way == "torch" else 3):  # libraries load, kernels are built, auto learns
-            _step(layers[way], x)
+        for _ in range(1 if way == "torch" else LEARNS[device]):
+            _steps(layers[way], x, 1)
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(TURNS[device]):
         for way in WAYS:
-            times[way].append(min(_step(layers[way], x) for _ in range(1 if way == "torch" else 3)))
+            times[way].append(_turn(layers[way], x, 1 if way == "torch" else 3))
     ms = {way: 1e3 * statistics.median(times[way]) for way in WAYS}
     ratios = {way: statistics.median(a / b for a, b in zip(times["torch"], times[way], strict=True)) for way in WAYS}
     return {"cell": cell, "units": units, "weights": weights, "ms": ms, "ratios": ratios}
 
 
-def _step(layer: nn.Module, x: torch.Tensor) -> float:
-    layer.zero_grad()
-    x = x.detach().requires_grad_()
-    begin = time.perf_counter()
-    layer(x)[0].square().mean().backward()
+def _turn(layer: nn.Module, x: torch.Tensor, times: int) -> float:
+    """Seconds of a step: the quickest of some on a CPU; on a GPU the mean of a row of them."""
+    return _steps(layer, x, BLOCK) if x.is_cuda else min(_steps(layer, x, 1) for _ in range(times))
+
+
+def _steps(layer: nn.Module, x: torch.Tensor, count: int) -> float:
     if x.is_cuda:
         torch.cuda.synchronize()
-    return time.perf_counter() - begin
+    begin = time.perf_counter()
+    for _ in range(count):
+        layer.zero_grad()
+        layer(x.detach().requires_grad_())[0].square().mean().backward()
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / count
 
 
 def draw(folder: Path) -> None:

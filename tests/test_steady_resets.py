@@ -66,7 +66,55 @@ def test_resets_are_swept_and_replayed_by_whole_layers(kind: str, bias: bool) ->
             assert float((one - other).norm() / other.norm()) < 2e-5
         assert ours.reports[0].chunk < STEPS
         assert ours.reports[0].backward.chunk < STEPS
-    assert bias is False or Graph.replays >= before + 2, "both passes of the last call"
+    assert Graph.replays >= before + 2, "both passes of the last call"
+    assert len(ours._steady) == 1, "past the trunk"
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_calls_with_and_without_resets_are_kept_apart(batch_first: bool) -> None:
+    torch.manual_seed(0)
+    ours = tl.GRU(INPUTS, UNITS, 2, batch_first=batch_first, solver=Chunks(tol=2e-5))
+    plain = torch.nn.GRU(INPUTS, UNITS, 2, batch_first=batch_first).double()
+    plain.load_state_dict(ours.state_dict())
+    shape = (BATCH, STEPS) if batch_first else (STEPS, BATCH)
+    for _ in range(CALLS_BEFORE + 4):
+        x, resets = torch.randn(*shape, INPUTS), torch.rand(shape) < 0.05
+        whole = ours(x)[0]
+        torch.testing.assert_close(whole.double(), plain(x.double())[0], rtol=1e-4, atol=1e-5)
+        marked = ours(x, resets=resets)[0]
+        other = ours(x, resets=torch.zeros_like(resets))[0]
+        torch.testing.assert_close(other, whole, rtol=1e-4, atol=1e-5)
+        assert float((marked - whole).detach().abs().max()) > 0.01
+        before, resets[:] = marked.detach().clone(), ~resets  # users may write into theirs
+        wanted = torch.autograd.grad(marked.square().sum(), ours.weight_hh_l0)[0]
+        again = ours(x, resets=~resets)[0]
+        torch.testing.assert_close(again.detach(), before, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            torch.autograd.grad(again.square().sum(), ours.weight_hh_l0)[0], wanted, rtol=1e-4, atol=1e-4
+        )
+    assert len(ours._steady) == 2
+
+
+def test_backward_passes_may_come_in_any_order_and_twice_differentiable() -> None:
+    torch.manual_seed(0)
+    ours = tl.GRU(INPUTS, UNITS, solver=Chunks(tol=2e-5))
+    inputs = [(torch.randn(STEPS, BATCH, INPUTS), torch.rand(STEPS, BATCH) < 0.05) for _ in range(3)]
+    for x, resets in inputs * 3:
+        ours(x, resets=resets)[0].square().sum().backward()
+    assert len(ours._steady) == 1
+
+    def gradient(x: Tensor, resets: Tensor) -> Tensor:
+        return torch.autograd.grad(ours(x, resets=resets)[0].square().sum(), ours.weight_hh_l0)[0]
+
+    alone = [gradient(*given) for given in inputs]
+    losses = [ours(x, resets=resets)[0].square().sum() for x, resets in inputs]
+    for loss, wanted in zip(losses, alone, strict=True):
+        torch.testing.assert_close(torch.autograd.grad(loss, ours.weight_hh_l0)[0], wanted, rtol=1e-4, atol=1e-4)
+    x, resets = inputs[0]
+    loss = ours(x, resets=resets)[0].square().sum()
+    (first,) = torch.autograd.grad(loss, ours.weight_hh_l0, create_graph=True)
+    torch.testing.assert_close(first.detach(), alone[0], rtol=1e-4, atol=1e-4)
+    assert torch.isfinite(torch.autograd.grad(first.square().sum(), ours.weight_hh_l0)[0]).all()
 
 
 def test_a_reset_of_every_step_leaves_nothing_to_remember() -> None:

@@ -83,6 +83,7 @@ RUN_COLUMNS = (
     Column("first update, s: torch", number("torch_first", ".2f")),
     Column("timeloom", number("timeloom_first", ".2f")),
     Column("with warm starts, s", number("warm_seconds", ".1f")),
+    Column("for updates", number("warm_updates", "d")),
     Column("losses apart, first 20", number("early_difference", ".0e")),
     Column("last loss: torch", number("torch_loss", ".4g")),
     Column("timeloom", number("timeloom_loss", ".4g")),

@@ -151,15 +151,15 @@ class Recurrent(DropsInside, nn.RNNBase):
         return_states: whether to return, behind output and final state, the states after every step of every layer and
             direction, `(layers · directions, T, B, n)`, B before T if batch_first (an LSTM: a pair h, c).
         """
-        unmarked = lengths is None and resets is None and guess is None and not return_states
+        unmarked = lengths is None and guess is None and not return_states
         if self._steady and unmarked and type(input) is Tensor:
-            replayed = steady.call_again(self, input, hx)
+            replayed = steady.call_again(self, input, hx, resets)
             if replayed is not None:
                 return replayed
         masks, weights = self._masks, None  # drawn below: dropout inside the recurrence
         inside = transformed()
         repeats = unmarked and not inside and type(input) is Tensor
-        unmarked = unmarked and not (inside or self._drops)
+        unmarked = unmarked and resets is None and not (inside or self._drops)
         last = self._last
         if last is not None and unmarked and type(input) is Tensor and last.fits(input) and alone():
             self.__dict__["reports"] = list(last.reports)
@@ -229,7 +229,7 @@ class Recurrent(DropsInside, nn.RNNBase):
             data, packed, hx, lengths, resets, guess, group, return_states, weights or self._present_weights(), obstacle
         )
         if repeats and group is None and not obstacle:
-            steady.settle(self, data, hx)
+            steady.settle(self, data, hx, resets)
         return result
 
     def _run_torch_layer(

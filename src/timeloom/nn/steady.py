@@ -28,20 +28,21 @@ MOST_KNOWN = 64
 """Calls that a module remembers to replay."""
 
 
-def call_again(module: Recurrent, input: Tensor, hx: Any) -> tuple[Any, Any] | None:
+def call_again(module: Recurrent, input: Tensor, hx: Any, resets: Tensor | None = None) -> tuple[Any, Any] | None:
     """A module's forward pass by replays alone, where one like it was; None where it is not to be, or cannot."""
-    known = module._steady.get(_key(module, input, hx)) if hx is None or _parts(hx) is not None else None
+    plain = (hx is None or _parts(hx) is not None) and (resets is None or type(resets) is Tensor)
+    known = module._steady.get(_key(module, input, hx, resets)) if plain else None
     if known is None or transformed() or not alone() or not known.fits(module, input, hx):
         return None
-    return known.run(module, input, hx)
+    return known.run(module, input, hx, resets)
 
 
-def settle(module: Recurrent, input: Tensor, hx: Any) -> None:
+def settle(module: Recurrent, input: Tensor, hx: Any, resets: Tensor | None) -> None:
     """Have the next call like this one made by replays alone, where all of it was replayed."""
-    if not possible(input):
+    if not possible(input) or (resets is not None and type(resets) is not Tensor):
         return
-    found = SteadyCall.of(module, input, hx)
-    key = _key(module, input, hx)
+    found = SteadyCall.of(module, input, hx, resets is not None)
+    key = _key(module, input, hx, resets)
     module._steady.pop(key, None)
     if found is not None and len(module._steady) < MOST_KNOWN:
         module._steady[key] = found
@@ -71,9 +72,11 @@ class SteadyCall:
         return type(None), ()
 
     @staticmethod
-    def of(module: Recurrent, input: Tensor, hx: Any) -> SteadyCall | None:
-        """None where such a call is not steady: something in it is not replayed, or not yet."""
-        if input.dim() != 3 or not module._has_kernels:
+    def of(module: Recurrent, input: Tensor, hx: Any, marked: bool = False) -> SteadyCall | None:
+        """None where such a call is not steady: something in it is not replayed, or not yet. `marked`: whether there
+        are resets.
+        """
+        if input.dim() != 3 or not module._has_kernels or (marked and module.bidirectional):
             return None
         weights = _parameters_of(module)
         if weights is None or (hx is not None and _parts(hx) is None):
@@ -96,7 +99,8 @@ class SteadyCall:
             given = [own[0], own[1].detach() if makes else own[1], *own[2:]]  # type: ignore[union-attr]
             solve = module._solve_of(index, module._experiences)
             with torch.no_grad():
-                layer = SteadyLayer.of(solve, Inputs._make([x, initial, *given, None, None, None]), taped and needs)
+                resets = x.new_empty((), dtype=torch.bool).expand(steps, batch) if marked else None
+                layer = SteadyLayer.of(solve, Inputs._make([x, initial, *given, None, None, resets]), taped and needs)
             if layer is None:
                 return None
             after = after or needs
@@ -104,9 +108,7 @@ class SteadyCall:
         return call
 
     def fits(self, module: Recurrent, input: Tensor, hx: Any) -> bool:
-        """Whether another call of this key is like it. The input is a plain tensor, no transform is at work, nothing is
-        marked.
-        """
+        """Whether another call of this key is like it. The input is a plain tensor, and no transform is at work."""
         if not possible(input):
             return False
         held = module._parameters
@@ -118,9 +120,11 @@ class SteadyCall:
                 return False
         return hx is None or all(part.shape == self.hidden for part in _parts(hx) or ())
 
-    def run(self, module: Recurrent, input: Tensor, hx: Any) -> tuple[Any, Any] | None:
+    def run(self, module: Recurrent, input: Tensor, hx: Any, resets: Tensor | None = None) -> tuple[Any, Any] | None:
         """As the module's forward pass; None where a certificate is missed, and nothing that was done counts."""
         x = input.transpose(0, 1) if module.batch_first else input
+        if resets is not None:  # a copy, since it is kept, and users may write into theirs
+            resets = (resets.t() if module.batch_first else resets).clone(memory_format=torch.contiguous_format)
         ways, stacked = 2 if module.bidirectional else 1, len(self.layers)
         drops, masks = module.dropout > 0 and module.training and stacked > ways, self.masks
         drawn = _generator(input.device).get_state() if drops or masks else None
@@ -128,7 +132,7 @@ class SteadyCall:
         calls, finals, outputs = [], [], []
         for index, layer in enumerate(self.layers):
             backwards = index % ways == 1
-            call = Call(layer, partial(module._solve_of, index, module._experiences))
+            call = Call(layer, partial(module._solve_of, index, module._experiences), resets)
             initial = None if hx is None else _initial(_parts(hx), index, layer)
             shown, own = module._with_masks(x, weights[index], self.widths) if masks else (x, weights[index])
             found = layer.run(call, shown.flip(0) if backwards else shown, initial, own[: len(NAMES)])
@@ -154,9 +158,10 @@ class SteadyCall:
         return y if y.requires_grad else y.detach(), module._hidden_out(tuple(parts))  # no view for users to stumble on
 
 
-def _key(module: Recurrent, input: Tensor, hx: Any) -> Hashable:
+def _key(module: Recurrent, input: Tensor, hx: Any, resets: Tensor | None) -> Hashable:
     """What must be the same beside weights, the shape of hx and the stream."""
-    own = input.shape, input.dtype, input.device, input.requires_grad, torch.is_grad_enabled(), module.training
+    marks = None if resets is None else (resets.shape, resets.dtype, resets.device)
+    own = input.shape, input.dtype, input.device, input.requires_grad, torch.is_grad_enabled(), module.training, marks
     if hx is None:
         return own
     return *own, type(hx), *((part.dtype, part.device, part.requires_grad) for part in _parts(hx) or ())

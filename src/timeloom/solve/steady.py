@@ -114,10 +114,10 @@ class Dropped(Exception):
 class Call:
     """One call of a steady layer, for its backward pass to come back to."""
 
-    __slots__ = ("began", "layer", "report", "solve", "turn")
+    __slots__ = ("began", "layer", "report", "resets", "solve", "turn")
 
-    def __init__(self, layer: SteadyLayer, solve: Callable[[], LayerSolve]) -> None:
-        self.layer, self.solve = layer, solve
+    def __init__(self, layer: SteadyLayer, solve: Callable[[], LayerSolve], resets: Tensor | None = None) -> None:
+        self.layer, self.solve, self.resets = layer, solve, resets
         self.began = time.perf_counter()
         self.turn = Turn(0)
         self.report: SolveReport | None = None
@@ -140,13 +140,14 @@ class SteadyLayer:
     def __init__(self, layer: Layer, solve: LayerSolve, forward: Pass, taped: bool) -> None:
         self.forward, self.taped, self.steps = forward, taped, len(layer.x)
         self._layer, self._solver, self._experience = layer, solve.solver, solve.experience
-        self._sizes = sizes_of(layer.cell, Inputs(layer.x, layer.initial, *_weights(layer), None))
+        inputs = Inputs(layer.x, layer.initial, *_weights(layer), None, None, layer.resets)
+        self._sizes = sizes_of(layer.cell, inputs)
         self._parts = len(layer.parts)
         self._zeros = torch.zeros_like(layer.initial)
         names = list(layer.fresh)
         self._fresh = [2 + index for index, name in enumerate(("w_ih", "w_hh", "b_ih", "b_hh")) if name in names]
         """Which of the live tensors are weights that a call makes."""
-        self._places = self._places_of(Inputs(layer.x, layer.initial, *_weights(layer), None))
+        self._places = self._places_of(inputs)
         self._backward: dict[Kind, Pass] = {}
 
     @staticmethod
@@ -193,7 +194,7 @@ class SteadyLayer:
     def sweep(self, call: Call, live: Sequence[Any]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """Outputs and parts of the final state, and what is kept for the backward pass: lent."""
         initial = None if live[1] is self._zeros else live[1]
-        found, call.turn = self.forward.run((live[0], initial, *[live[index] for index in self._fresh]))
+        found, call.turn = self.forward.run((live[0], initial, *self._made_for(call, live)))
         wanted = 1 + self._parts
         return tuple(found[:wanted]), found[wanted:]
 
@@ -217,13 +218,16 @@ class SteadyLayer:
         self, found: Pass, call: Call, saved: Sequence[Any], grads: Sequence[Tensor | None]
     ) -> list[Tensor] | None:
         """The gradients that are wanted; None where there are none to be had."""
-        fresh = [saved[index] for index in self._fresh]
-        tensors = [saved[0], saved[1], *saved[LIVE:-1], *fresh]
+        tensors = [saved[0], saved[1], *saved[LIVE:-1], *self._made_for(call, saved)]
         results, report = replayed_gradients(found, self.forward.recording, self.steps, tensors, grads)
         if report is not None:
             self._experience.learn_backward(report)
             object.__setattr__(call.report, "backward", report)
         return results
+
+    def _made_for(self, call: Call, live: Sequence[Any]) -> list[Tensor]:
+        """Weights that a call has made, and its resets."""
+        return [live[index] for index in self._fresh] + ([] if call.resets is None else [call.resets])
 
     def _places_of(self, live: Sequence[Any]) -> list[int | None]:
         """Where weights lie that are not copied in."""
@@ -231,7 +235,7 @@ class SteadyLayer:
         return [None if weight is None else weight.data_ptr() for weight in own]
 
     def _by_trunk(self, call: Call, saved: Sequence[Any], grads: Sequence[Tensor | None], want_x: bool) -> Gradients:
-        solve, inputs = call.solve(), Inputs._make([*saved[:LIVE], None, None, None])
+        solve, inputs = call.solve(), Inputs._make([*saved[:LIVE], None, None, call.resets])
         plan = solve.plan_backward(inputs, self._layer.cell)
         assert call.report is not None
         note = noting(call.report, solve.solver, solve.experience, lambda _: None)
@@ -242,7 +246,7 @@ class SteadyLayer:
         """The same, by gradients that can be differentiated again."""
         with replay.RECORDINGS.lock:  # autograd holds on to them
             kept = [part.clone() for part in saved[LIVE : LIVE + self._parts]]
-        return layer_gradients(call.solve().project, (*saved[:LIVE], None), kept, grads, None, None)[:LIVE]
+        return layer_gradients(call.solve().project, (*saved[:LIVE], None), kept, grads, None, call.resets)[:LIVE]
 
     def final_gradient(self, grads: Sequence[Tensor | None]) -> Tensor | None:
         """`(B, S)` of the parts' `(1, B, n)`."""

@@ -119,6 +119,10 @@ class SteadyCell:
         """Whether the next call like it is to be made by it, as far as that does not depend on the step."""
         return self._rounds == _rounding() and self.forward.stands()
 
+    def drop(self) -> None:
+        """Give the memory of its recordings back."""
+        RECORDINGS.forget(self._token)
+
     def call(self) -> Call:
         """The next one."""
         return Call(self, lambda: None)  # type: ignore[arg-type, return-value]

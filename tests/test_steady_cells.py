@@ -26,7 +26,8 @@ from torch import Tensor, nn
 import timeloom as tl
 from timeloom import kernels, unroll
 from timeloom.compile import remember
-from timeloom.compile.surroundings import Unseen, look_around
+from timeloom.compile.following import look_around
+from timeloom.compile.surroundings import Unseen
 from timeloom.kernels import ReferenceSweeper, replay
 from timeloom.nn import layer as layers
 from timeloom.nn import steady_cells

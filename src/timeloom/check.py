@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.generic import GenericCell, State
+from timeloom.compile.following import look_around
 from timeloom.compile.remember import compiled_for
-from timeloom.compile.surroundings import Unseen, look_around
+from timeloom.compile.surroundings import Unseen
 from timeloom.kernels.cpu.fused import library_of
 from timeloom.kernels.cuda.fused import compile_for
 

@@ -18,8 +18,9 @@ from torch import Tensor
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
+from timeloom.compile.following import look_around
 from timeloom.compile.fuse import Compiled
-from timeloom.compile.surroundings import Surroundings, Unseen, look_around
+from timeloom.compile.surroundings import Surroundings, Unseen
 from timeloom.kernels import ReferenceSweeper
 from timeloom.kernels.replay import RECORDINGS
 from timeloom.problem import Recurrence, joined

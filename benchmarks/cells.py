@@ -205,6 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cells", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", default="", help="cells whose names have one of these in them, by commas")
+    parser.add_argument("--batch", type=int, default=None, help="only cases of so many sequences")
     parser.add_argument("--no-loops", action="store_true", help="leave the loops out, which take most of the time")
     parser.add_argument("--out", type=new_file, default=None, help="where to write JSON; the table goes beside it")
     given = parser.parse_args(arguments)
@@ -214,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows: list[Row] = []
     grus: dict[tuple[int, int, int], float] = {}
     for case in cases(given.device):
-        if not any(name in case.name for name in given.only.split(",")):
+        if not any(name in case.name for name in given.only.split(",")) or given.batch not in (None, case.batch):
             continue
         size = (case.steps, case.batch, case.units)
         if size not in grus and case.dtype == torch.float32:

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 import timeloom as tl
 from timeloom import kernels, unroll
 from timeloom.compile import remember
-from timeloom.compile.surroundings import Unseen, look_around
+from timeloom.compile.following import look_around
+from timeloom.compile.surroundings import Unseen
 from timeloom.kernels import ReferenceSweeper, replay
 from timeloom.nn import layer as layers
 from timeloom.nn import steady_cells
@@ -396,6 +397,25 @@ def test_what_cannot_be_followed_is_told(step: Any, reason: str) -> None:
     rows = torch.zeros(2, UNITS)
     with pytest.raises(Unseen, match=reason):
         look_around(step, torch.device("cpu"), lambda: step(rows, rows))
+
+
+def test_check_cell_tells_it() -> None:
+    rows = torch.randn(3, UNITS)
+    assert "getattr" in tl.check_cell(lambda h, x: torch.tanh(h + getattr(x, "data")), rows, rows).unseen  # noqa: B009
+    assert tl.check_cell(lambda h, x: torch.tanh(h + x), rows, rows).unseen == ""
+
+
+def test_recordings_of_what_changed_are_dropped() -> None:
+    ours = tl.Layer(tl.cells.CfC(INPUTS, UNITS), solver=Chunks(tol=2e-5))
+    for _ in range(CALLS_BEFORE):
+        results(ours, torch.randn(STEPS, BATCH, INPUTS))
+    (kind,) = ours._known._kinds.values()
+    forward = kind.cells[0].forward
+    assert forward.stands()
+    ours.cells[0].register_forward_hook(lambda *_: None)
+    results(ours, torch.randn(STEPS, BATCH, INPUTS))
+    assert not forward.recording.here
+    assert forward.wanted == []
 
 
 def test_a_cell_that_cannot_be_followed_runs_as_ever(solved: list[str]) -> None:

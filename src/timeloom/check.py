@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.generic import GenericCell, State
+from timeloom.compile.following import look_around
 from timeloom.compile.remember import compiled_for
+from timeloom.compile.surroundings import Unseen
 from timeloom.kernels.cpu.fused import library_of
 from timeloom.kernels.cuda.fused import compile_for
 
@@ -28,6 +30,9 @@ class CellReport:
     """Whether kernels are made for it: a step then costs about what one of `timeloom.GRU` does."""
     form: str = ""
     """The normal form that the kernels run; or, where there is none, what stands in the way."""
+    unseen: str = ""
+    """What its code sees that cannot be followed: calls on a GPU are then not replayed as a whole. Empty where all can.
+    """
 
 
 def check_cell(cell: Callable[[Any, Tensor], Any], h0: State, x: Tensor) -> CellReport:
@@ -35,7 +40,7 @@ def check_cell(cell: Callable[[Any, Tensor], Any], h0: State, x: Tensor) -> Cell
 
     Checked: shapes and dtype of the result; the same input gives the same output; each row depends on its own row
     alone; autograd's derivative by the state agrees with float64 finite differences. Reported: whether kernels are made
-    for it, and what stands in the way where not.
+    for it, and what stands in the way where not; what of its code cannot be followed.
     """
     parts = h0 if isinstance(h0, tuple) else (h0,)
     for name, value in (*(("h0", part) for part in parts), ("x", x)):
@@ -61,7 +66,18 @@ def check_cell(cell: Callable[[Any, Tensor], Any], h0: State, x: Tensor) -> Cell
         near, inputs = torch.cat([state, state]) + 0.01 * noise, torch.cat([u, u])  # rows of h0 are often all alike
         _check_rows(generic, near, inputs, generic.step(near, inputs))
     fused, form = _normal_form(generic, state, x)
-    return CellReport(generic.size, generic.is_diagonal(state, u), _gradient_error(generic, state, u), fused, form)
+    unseen = _unseen(generic, state, u)
+    return CellReport(
+        generic.size, generic.is_diagonal(state, u), _gradient_error(generic, state, u), fused, form, unseen
+    )
+
+
+def _unseen(cell: GenericCell, state: Tensor, u: Tensor) -> str:
+    try:
+        look_around(cell.function, state.device, lambda: cell.step(state, u))
+    except Unseen as reason:
+        return str(reason)
+    return ""
 
 
 def _normal_form(cell: GenericCell, state: Tensor, x: Tensor) -> tuple[bool, str]:

@@ -133,8 +133,11 @@ def _own(name: str, device: str) -> str:
                 step = layer.cells[0]
                 step.forward = partial(_halved, step.forward)
         x = torch.randn(300, 2, 8, device=device)
-        found = [results(_First(layer), given) for layer, given in ((own, x), (loop, x), (exact, x.double()))]
-        said = as_good_as_torch(*found)
+        if call < CALLS - 2:
+            results(_First(own), x)
+        else:
+            found = [results(_First(layer), given) for layer, given in ((own, x), (loop, x), (exact, x.double()))]
+            said = as_good_as_torch(*found)
         _change(own, loop, exact, 0.01)
     return said
 

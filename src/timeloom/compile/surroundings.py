@@ -1,64 +1,21 @@
-"""Whether a step's Python code would still do what it did: all that it can see, looked at.
+"""What a step's Python code can see, held to be compared: whether the code would still do what it did.
 
 A call that is a replay does not run the step, so what the step reads must be looked at: attributes, closures, globals,
-classes, code. They are found by following the names in the code of everything that the step may call. A look compares
-by identity, and takes less than a microsecond for each thing. What cannot be followed is refused, with the reason.
+classes, code. `compile.following` finds them. A look compares by identity, and takes less than a microsecond for each
+thing.
 """
 
 from __future__ import annotations
 
-import dis
-import enum
-import functools
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from operator import is_
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules import module as every_module
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from timeloom.compile.bindings import PLAIN
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-LEAVES = (*PLAIN, slice, range, type(...), type(NotImplemented), torch.memory_format, torch.layout)
-"""What never changes, where it has no attributes."""
-TRUSTED = _words(
-    """torch math cmath operator _operator typing collections itertools functools builtins abc enum types contextlib
-    einops"""
-)
-"""Modules whose functions keep nothing from call to call that changes what they return."""
-BUILTINS = _words(
-    """abs all any bool bytes callable complex dict divmod enumerate filter float frozenset hasattr int isinstance
-    issubclass iter len list map max min next object pow property range repr reversed round set slice sorted str sum
-    super tuple type zip ValueError TypeError RuntimeError AssertionError NotImplementedError IndexError KeyError
-    StopIteration NotImplemented Ellipsis __debug__ __build_class__ print"""
-)
-"""Builtin functions that see nothing but what they are given, by its names: `getattr` hides those."""
-HIDING = _words(
-    """__dict__ __getattribute__ __globals__ parameters named_parameters buffers named_buffers modules named_modules
-    children named_children state_dict get_parameter get_buffer get_submodule grad"""
-)
-"""Names behind which are things that are not named."""
-HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks") and "state_dict" not in name)
-MAKING = ("__init__", "__new__", "__post_init__")
-UNASKED = _words(
-    """__init__ __new__ __post_init__ __init_subclass__ __class_getitem__ __del__ __repr__ __str__ __reduce__
-    __reduce_ex__ __getstate__ __setstate__ __setattr__ __delattr__ __copy__ __deepcopy__ __dir__ __format__
-    __sizeof__ __prepare_scriptable__ __annotations__ __annotate__ __annotate_func__ __doc__"""
-)
-"""Of a class, what no step asks an object for without naming it."""
-DESCRIPTORS = ("_tuplegetter", "wrapper_descriptor", "method_descriptor", "getset_descriptor", "member_descriptor")
-MOST_SEEN = 4000
-"""Things that are followed, at most."""
 MISSING = object()
 
 
@@ -95,13 +52,13 @@ class Surroundings:
             if len(held) != len(values) or not all(map(is_, held, values)):
                 return False
         for cell, value in self.cells:
-            if _content(cell) is not value:
+            if content_of(cell) is not value:
                 return False
         for thing, kind in self.kinds:
             if type(thing) is not kind:
                 return False
         for function, own in self.functions:
-            if not all(map(is_, _own(function), own)):
+            if not all(map(is_, own_of(function), own)):
                 return False
         for tensor, place, stride, shape, live in self.tensors.values():
             if tensor.data_ptr() != place or tensor.requires_grad is not live or tensor.stride() != stride:
@@ -111,254 +68,15 @@ class Surroundings:
         return True
 
 
-def look_around(function: Any, device: torch.device, run: Callable[[], object]) -> Surroundings:
-    """What a step on a device sees; raises Unseen where that cannot be told. `run` runs the step on a few rows: no
-    tensor may become a number of Python's there.
-    """
-    walk = _Walk(device)
-    walk.follow(function, "the step")
-    with torch.no_grad(), _HostReads():
-        run()
-    return walk.found
-
-
-class _HostReads(TorchDispatchMode):
-    """Refuses what makes numbers of Python's from tensors."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        tensors = [one for one in tree_leaves(found) if isinstance(one, Tensor)]
-        if given and not tensors:
-            raise Unseen(f"a number is read from a tensor ({func})")
-        if any(one.is_cuda for one in given) and not all(one.is_cuda for one in tensors):
-            raise Unseen(f"a tensor is copied to the host ({func})")
-        return found
-
-
-class _Walk:
-    """One search. What objects, classes and modules hold is followed once some code has its name."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.found, self._device = Surroundings(), device
-        self._seen: dict[int, Any] = {}
-        self._classes: set[type] = set()
-        self._names = {"forward"}
-        self._waiting: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
-        self._pending: list[tuple[Any, str]] = []
-
-    def follow(self, thing: Any, where: str) -> None:
-        """All that can be seen from there."""
-        self._later(thing, where)
-        while self._pending:
-            self._visit(*self._pending.pop())
-
-    def _later(self, thing: Any, where: str) -> None:
-        if isinstance(thing, enum.Enum) or (isinstance(thing, LEAVES) and not hasattr(thing, "__dict__")):
-            return
-        if self._is_new(thing):
-            self._pending.append((thing, where))
-
-    def _is_new(self, thing: Any) -> bool:
-        if id(thing) in self._seen:
-            return False
-        self._seen[id(thing)] = thing  # held, so that nothing else gets its id
-        if len(self._seen) > MOST_SEEN:
-            raise Unseen(f"it refers to more than {MOST_SEEN} things")
-        return True
-
-    def _visit(self, thing: Any, where: str) -> None:
-        if isinstance(thing, Tensor):
-            self._tensor(thing, where)
-        elif isinstance(thing, nn.Module):
-            self._module(thing, where)
-        elif isinstance(thing, FunctionType):
-            self._function(thing, where)
-        elif isinstance(thing, MethodType):
-            self._later(thing.__self__, f"{where}.__self__")
-            self._later(thing.__func__, where)
-        elif isinstance(thing, functools.partial):
-            for name in ("func", "args", "keywords"):
-                self._later(getattr(thing, name), f"{where}.{name}")
-        elif isinstance(thing, (staticmethod, classmethod)):
-            self._later(thing.__func__, where)
-        elif isinstance(thing, property):
-            self._later(thing.fget, where)
-        elif isinstance(thing, type):
-            self._class(thing, where)
-            self._making(thing, where)
-        elif isinstance(thing, ModuleType):
-            if not _trusted(thing.__name__):
-                self._wait(vars(thing), where)
-        elif type(thing) in (dict, OrderedDict):
-            self._whole(thing, where)
-        elif isinstance(thing, (list, tuple, set, frozenset)):
-            self._sequence(thing, where)
-        else:
-            self._object(thing, where)
-
-    def _tensor(self, tensor: Tensor, where: str) -> None:
-        if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
-            raise Unseen(f"{where} is a {type(tensor).__name__}")
-        if tensor.device != self._device:
-            raise Unseen(f"{where} is on {tensor.device}, the step on {self._device}")
-        own = tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.requires_grad
-        self.found.tensors[id(tensor)] = tensor, *own
-
-    def _module(self, module: nn.Module, where: str) -> None:
-        if isinstance(module, torch.jit.ScriptModule):
-            raise Unseen(f"{where} is a ScriptModule")
-        own = vars(module)
-        self.found.kinds.append((module, type(module)))
-        hooks = [own[name] for name in HOOKS]
-        if any(hooks):
-            raise Unseen(f"{where} has hooks")
-        self.found.empty += hooks
-        self.found.items += [(own, name, own[name]) for name in HOOKS]
-        known = ("_non_persistent_buffers_set", "_parameters", "_buffers", "_modules")
-        for held in (own, own["_parameters"], own["_buffers"], own["_modules"]):
-            if _trusted(type(module).__module__):  # its code reads whatever it has
-                read = {
-                    name: value for name, value in held.items() if name not in known and not name.endswith("_hooks")
-                }
-                self._whole(read, where, held)
-            else:
-                self._keys(held)
-                self._wait(held, where)
-        self._class(type(module), where)
-
-    def _class(self, kind: type, where: str) -> None:
-        for base in kind.__mro__:
-            if _trusted(base.__module__) or base in self._classes:
-                continue
-            self._classes.add(base)
-            own, place = vars(base), f"{where}: {base.__name__}"
-            self._keys(own)
-            for name in own:
-                if name.startswith("__") and name not in UNASKED and callable(own[name]):
-                    self._entry(own, name, place)
-            self._wait(own, place)
-
-    def _making(self, kind: type, where: str) -> None:
-        """What is run where an object of a class is made."""
-        for base in kind.__mro__:
-            for name in MAKING:
-                function = None if _trusted(base.__module__) else vars(base).get(name)
-                if isinstance(function, FunctionType) and self._is_new(function):
-                    self._function(function, f"{where}: {base.__name__}.{name}", makes=True)
-
-    def _whole(self, entries: Mapping[Any, Any], where: str, held: Mapping[Any, Any] | None = None) -> None:
-        """These entries of what is held, or all of it."""
-        held = entries if held is None else held
-        self._keys(held)
-        for name, value in entries.items():
-            self.found.items.append((held, name, value))
-            self._later(value, f"{where}.{name}")
-
-    def _keys(self, held: Mapping[Any, Any]) -> None:
-        self.found.keys.append((held, tuple(held)))
-
-    def _wait(self, held: Mapping[str, Any], where: str) -> None:
-        """Have entries followed once their names are seen."""
-        for name in list(held):
-            if name in self._names:
-                self._entry(held, name, where)
-            else:
-                self._waiting.setdefault(name, []).append((held, where))
-
-    def _entry(self, held: Mapping[str, Any], name: str, where: str) -> None:
-        self.found.items.append((held, name, held[name]))
-        self._later(held[name], f"{where}.{name}")
-
-    def _sequence(self, thing: Any, where: str) -> None:
-        if isinstance(thing, (list, set)):
-            if type(thing) not in (list, set):
-                raise Unseen(f"{where} is a {type(thing).__name__}")
-            self.found.lists.append((thing, tuple(thing)))
-        for index, value in enumerate(thing):
-            self._later(value, f"{where}[{index}]")
-        self._class(type(thing), where)
-
-    def _object(self, thing: Any, where: str) -> None:
-        if isinstance(thing, BuiltinFunctionType):
-            of_nothing = thing.__self__ is None or isinstance(thing.__self__, (ModuleType, type))
-            if not of_nothing or not _trusted(thing.__module__ or ""):
-                raise Unseen(f"{where} is built in, and may keep a state of its own")
-            return
-        name = type(thing).__module__
-        if name in ("typing", "torch._ops") or type(thing).__name__ in DESCRIPTORS:
-            return
-        slotted = any("__slots__" in vars(base) for base in type(thing).__mro__)
-        if not hasattr(thing, "__dict__") or slotted or _trusted(name):
-            raise Unseen(f"{where} is a {name}.{type(thing).__qualname__}, into which nobody can look")
-        self.found.kinds.append((thing, type(thing)))
-        self._keys(vars(thing))
-        self._wait(vars(thing), where)
-        self._class(type(thing), where)
-
-    def _function(self, function: FunctionType, where: str, makes: bool = False) -> None:
-        trusted = _trusted(str(function.__globals__.get("__name__")))
-        if not trusted:
-            self.found.functions.append((function, _own(function)))
-            self._later(function.__defaults__, f"{where}'s defaults")
-            self._later(function.__kwdefaults__, f"{where}'s defaults")
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            value = _content(cell)
-            self.found.cells.append((cell, value))
-            if name == "__class__":  # of `super()`: none is made
-                self._class(value, where)
-            elif value is not MISSING:
-                self._later(value, f"{name} of {where}")
-        for code in () if trusted else _codes(function.__code__):  # a decorator of torch's holds what it decorates
-            self._code(code, function, where, makes)
-
-    def _code(self, code: CodeType, function: FunctionType, where: str, makes: bool) -> None:
-        held = function.__globals__
-        for one in dis.get_instructions(code):
-            name = one.argval
-            if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                self.found.items.append((held, name, held.get(name, MISSING)))
-                if name in held:
-                    self._later(held[name], f"{name} of {where}")
-                elif name not in BUILTINS:
-                    raise Unseen(f"{where} uses {name}")
-            elif one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"):
-                raise Unseen(f"{where} imports or sets {name}")
-            elif one.opname in ("STORE_ATTR", "DELETE_ATTR") and not makes:
-                raise Unseen(f"{where} sets .{name}")
-            elif one.opname == "STORE_DEREF" and name in function.__code__.co_freevars:
-                raise Unseen(f"{where} sets {name}, which is not its own")
-        hidden = HIDING.intersection(code.co_names)
-        if hidden:
-            raise Unseen(f"{where} uses .{min(hidden)}")
-        for name in code.co_names:
-            if name not in self._names:
-                self._names.add(name)
-                for entries, place in self._waiting.pop(name, ()):
-                    self._entry(entries, name, place)
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A function's code, and that of functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _own(function: FunctionType) -> tuple[Any, ...]:
+def own_of(function: FunctionType) -> tuple[Any, ...]:
     return function.__code__, function.__defaults__, function.__kwdefaults__, function.__closure__
 
 
-def _content(cell: CellType) -> Any:
+def content_of(cell: CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not filled yet
         return MISSING
-
-
-def _trusted(module: str) -> bool:
-    return module.partition(".")[0] in TRUSTED
 
 
 def _is_global_hooks(name: str) -> bool:

@@ -266,6 +266,13 @@ class Recordings:
             for above in [other for other, recording in self._recordings() if recording.ground is dropped]:
                 self._drop(above)
 
+    def forget(self, owner: object) -> None:
+        """Drop the recordings whose keys begin with this."""
+        with self.lock:
+            for key in [key for key, _ in self._recordings() if _begins_with(key, owner)]:
+                if key in self._known:  # it may have gone with another
+                    self._drop(key)
+
     def lender(self, kept: Sequence[Tensor]) -> Recording | None:
         """The recording of a forward pass that has lent what it kept, where this is still lent."""
         with self.lock:
@@ -301,6 +308,11 @@ RECORDINGS = Recordings()
 def _here(key: Hashable, device: torch.device) -> Hashable:
     """A kind of call on the current stream, as torch is set."""
     return key, streams.stream_of(device), _settings()
+
+
+def _begins_with(key: Any, owner: object) -> bool:
+    """Of a key as `_here` has made it."""
+    return isinstance(key[0], tuple) and key[0][0] is owner
 
 
 def _settings() -> tuple[bool, bool]:

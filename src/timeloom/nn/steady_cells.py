@@ -51,6 +51,12 @@ class _Kind:
     cells: list[SteadyCell] | None = None
     why_not: str = ""
 
+    def drop(self) -> None:
+        """Begin anew."""
+        for cell in self.cells or ():
+            cell.drop()
+        self.cells, self.calls = None, 0
+
 
 class KnownCalls:
     """The calls of a module or of one function, by kind."""
@@ -70,10 +76,11 @@ class KnownCalls:
         kind.calls += 1
         theirs = zip(kind.cells, functions, strict=True)
         if not all(cell.cell.function == function and cell.around.same() for cell, function in theirs):
-            kind.cells, kind.calls, kind.needed = None, 0, RARER * kind.needed
+            kind.needed *= RARER
+            kind.drop()
             return None
         if not all(cell.stands() for cell in kind.cells):
-            kind.cells, kind.calls = None, 0
+            kind.drop()
             return None
         return kind.cells if kind.calls % LOOK_AFTER else None
 
@@ -86,7 +93,8 @@ class KnownCalls:
         kind = self._kinds.setdefault(key, _Kind())
         if kind.cells is not None:  # it was a look
             if any(_compiled(run) is not cell.compiled for run, cell in zip(runs, kind.cells, strict=True)):
-                kind.cells, kind.why_not = None, "its step gave other values than its kernels"
+                kind.why_not = "its step gave other values than its kernels"
+                kind.drop()
             return
         kind.calls += 1
         if kind.why_not or kind.calls < kind.needed:

@@ -18,8 +18,9 @@ from torch import Tensor
 from timeloom.auto.experience import LayerExperience
 from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
+from timeloom.compile.following import look_around
 from timeloom.compile.fuse import Compiled
-from timeloom.compile.surroundings import Surroundings, Unseen, look_around
+from timeloom.compile.surroundings import Surroundings, Unseen
 from timeloom.kernels import ReferenceSweeper
 from timeloom.kernels.replay import RECORDINGS
 from timeloom.problem import Recurrence, joined
@@ -118,6 +119,10 @@ class SteadyCell:
     def stands(self) -> bool:
         """Whether the next call like it is to be made by it, as far as that does not depend on the step."""
         return self._rounds == _rounding() and self.forward.stands()
+
+    def drop(self) -> None:
+        """Give the memory of its recordings back."""
+        RECORDINGS.forget(self._token)
 
     def call(self) -> Call:
         """The next one."""

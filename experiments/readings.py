@@ -44,7 +44,25 @@ def ranks_speedup(results: Results) -> str:
         parts.append(f"{way} {most['both_ms']:.1f} ms on {most['ranks']} processes ({', '.join(told)})")
     cores = (results.get("machine") or {}).get("cores")
     sizes = results["sizes"]
-    return f"T = {longest:,}, {sizes['hidden']} units, batch {sizes['batch']}, {cores} cores: " + "; ".join(parts)
+    told = f"T = {longest:,}, {sizes['hidden']} units, batch {sizes['batch']}, {cores} cores: " + "; ".join(parts)
+    return told + by_length(results["rows"])
+
+
+def by_length(rows: list[Results]) -> str:
+    """The most processes against the serial networks at every length, and the model at the one it has not seen."""
+    from experiments.mgrit.rank_report import WAYS, best_serial, most_processes, predict
+
+    here = most_processes(rows)
+    if len(here) < 2:
+        return ""
+    parts = []
+    for words, way in (("torch's serial GRU", "GRU"), ("the best serial run of the same network", "implicit GRU")):
+        bases = [(row, best_serial(rows, row["steps"], way)) for row in here]
+        told = [f"{base['both_ms'] / row['both_ms']:.3g}× at {row['steps']:,}" for row, base in bases if base]
+        parts.append(f"over {words} {', '.join(told)}")
+    ratios = [one["ratio"] for one in predict(rows, WAYS[0]) if one["held_out"]]
+    model = f". A model of the time says {min(ratios):.2f} to {max(ratios):.2f} of it at a length it has not seen"
+    return f". {WAYS[0]} on {here[0]['ranks']} processes by length: " + "; ".join(parts) + (model if ratios else "")
 
 
 def preprocessors(results: Results) -> str:
@@ -62,8 +80,12 @@ def preprocessors(results: Results) -> str:
 
 
 def ways_accuracy(results: Results) -> str:
-    told = [f"{name} {one['accuracy']:.0%}" for name, one in results["ways"].items() if "accuracy" in one]
-    return f"{results['data']}: " + ", ".join(told)
+    told = [
+        f"{name} {one['accuracy']:.0%} ({1e3 * one['seconds_a_step']:.0f} ms a step)"
+        for name, one in results["ways"].items()
+        if "accuracy" in one
+    ]
+    return f"{results['data']}, {device(results)}: " + ", ".join(told)
 
 
 def accuracy_cost(results: Results) -> str:
@@ -222,7 +244,7 @@ def workers(results: Results) -> str:
 
 def grid_best(*ways: str, base: str = "torch") -> Callable[[Results], str]:
     def told(results: Results) -> str:
-        from experiments.deer.grid import by_place
+        from experiments.deer.grid_report import by_place
 
         places, parts = by_place(results["rows"]), []
         for way in ways:
@@ -240,6 +262,21 @@ def grid_best(*ways: str, base: str = "torch") -> Callable[[Results], str]:
         return f"{note.rstrip('.')}: " + ("; ".join(parts) or "not measured yet")
 
     return told
+
+
+def small_and_long(results: Results) -> str:
+    """DEER against torch's layer where states are small and one sequence is long."""
+    from experiments.deer.grid_report import by_place
+
+    parts = []
+    for way, words in (("DEER", "called eagerly"), ("DEER, captured", "in a CUDA graph")):
+        found: dict[int, list[float]] = {}
+        for (n, steps, batch), here in by_place(results["rows"]).items():
+            if n <= 16 and steps >= 16384 and batch == 1 and "torch" in here and way in here:
+                found.setdefault(steps, []).append(here["torch"]["both_ms"] / here[way]["both_ms"])
+        told = [f"{min(some):.1f}–{max(some):.1f}× at T = {steps:,}" for steps, some in sorted(found.items())]
+        parts.append(f"{words} {', '.join(told)}")
+    return f"{device(results)}, n = 1 … 16, B = 1, forward + backward: " + "; ".join(parts)
 
 
 def worms(results: Results) -> str:
@@ -300,12 +337,14 @@ def warm_starts(results: Results) -> str:
     rows: dict[str, dict[bool, Any]] = {}
     for row in good(results["rows"]):
         rows.setdefault(row["solver"], {})[row["warm"]] = row
-    told = [
-        f"{name} {pair[False]['sweeps'][-1]:.1f} → {pair[True]['sweeps'][-1]:.1f}"
-        for name, pair in rows.items()
-        if len(pair) == 2
-    ]
-    return "sweeps of the last epoch without and with the last epoch's states: " + ", ".join(told)
+    told = []
+    for name, pair in rows.items():
+        if len(pair) == 2:
+            cold, warm = (min(pair[key]["seconds"][1:] or pair[key]["seconds"]) for key in (False, True))
+            sweeps = f"{pair[False]['sweeps'][-1]:.1f} → {pair[True]['sweeps'][-1]:.1f}"
+            told.append(f"{name} {sweeps} (an epoch {1e3 * cold:.3g} → {1e3 * warm:.3g} ms)")
+    where = device(results)
+    return f"{where}, sweeps of the last epoch without and with the last epoch's states: " + ", ".join(told)
 
 
 def sweeps(results: Results) -> str:

@@ -11,8 +11,6 @@ does.
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from experiments.bppsa_vgg.rank_worker import LEVELS
 from experiments.harness import (
     COLOURS,
     Results,
-    attempt,
     begin,
     command,
     errors,
@@ -30,16 +27,14 @@ from experiments.harness import (
     good,
     made_on,
     markdown,
-    torchrun,
     whole,
     write,
 )  # fmt: skip
+from experiments.processes import options_of, rows_of_processes
 
 RANKS = (1, 2, 4, 8, 16)
 FULL = {"share": 1, "batch": 2, "turns": 2}
 FAST = {"share": 16, "batch": 2, "turns": 1}
-SECONDS = 90
-"""Most that one number of processes may take."""
 
 
 def modelled(products: Sequence[Sequence[object]], workers: int) -> float:
@@ -53,23 +48,9 @@ def modelled(products: Sequence[Sequence[object]], workers: int) -> float:
     return total
 
 
-def measure(ranks: int, sizes: dict[str, int]) -> list[Results]:
-    """Rows of one number of processes; an error becomes a row."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.json"
-        arguments = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-
-        def run() -> Results:
-            torchrun("experiments.bppsa_vgg.rank_worker", ranks, [*arguments, "--to", str(file)], SECONDS)
-            return {"measured": True}
-
-        done = attempt({"ranks": ranks}, run)
-        return json.loads(file.read_text()) if file.exists() else [done]
-
-
 def table(results: Results) -> str:
-    sizes, rows = results["sizes"], good(results["rows"])
-    alone = {row["way"]: row for row in rows if row["ranks"] == min(one["ranks"] for one in rows)}
+    sizes, rows = results["sizes"], sorted(good(results["rows"]), key=lambda row: (row["way"], row["ranks"]))
+    alone = {row["way"]: row for row in reversed(rows)}  # the fewest processes of each
     cells = []
     for row in rows:
         base = alone[row["way"]]
@@ -123,13 +104,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = begin(parser, arguments)
     sizes = dict(FAST if options.fast else FULL)
     sizes |= {name: getattr(options, name) for name in ("share", "batch") if getattr(options, name)}
-    rows: list[Results] = []
-    for ranks in options.ranks or ((2,) if options.fast else RANKS):
-        if not options.clock.over:
-            rows += measure(ranks, sizes)
-    results = {"machine": facts(), "sizes": sizes, "rows": rows}
+    machine, folder = facts(), folder_of(options, __file__)
+    ranks = options.ranks or ((2,) if options.fast else RANKS)
+    arguments = [*options_of(sizes), "--ranks", *map(str, ranks)]
+    rows = rows_of_processes(
+        "experiments.bppsa_vgg.rank_worker", max(ranks), arguments, options.clock, folder / "ranks.rows"
+    )
+    results = {"machine": machine, "sizes": sizes, "rows": rows}
     print(table(results))
-    write("ranks", results, folder_of(options, __file__), table, draw)
+    write("ranks", results, folder, table, draw)
 
 
 if __name__ == "__main__":

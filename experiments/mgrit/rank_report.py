@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from experiments.harness import COLOURS, Results, errors, figure, good, made_on, markdown
 from experiments.mgrit.rank_worker import REMEMBERS, WAYS
@@ -34,6 +36,19 @@ def best_alone(rows: list[Results], steps: int) -> Results | None:
     return min([*alone, *([serial] if serial else [])], key=lambda row: row["both_ms"], default=None)
 
 
+def fitted(features: Tensor, values: Tensor) -> Tensor:
+    """Constants that are not negative, of least squares: the best of those with some of them zero."""
+    best, least = torch.zeros(features.shape[1], dtype=features.dtype), float(values.square().sum())
+    for count in range(1, features.shape[1] + 1):
+        for chosen in itertools.combinations(range(features.shape[1]), count):
+            found = torch.linalg.lstsq(features[:, chosen], values[:, None]).solution.flatten()
+            error = float((features[:, chosen] @ found - values).square().sum())
+            if error < least and float(found.min()) >= 0:
+                least, best = error, torch.zeros_like(best)
+                best[list(chosen)] = found
+    return best
+
+
 def predict(rows: list[Results], way: str) -> list[Results]:
     """`o + γ T/R + σ T + collectives · exchange(R)`, fitted to all but the longest: what it says of all, and of that.
 
@@ -52,8 +67,8 @@ def predict(rows: list[Results], way: str) -> list[Results]:
     scale = torch.tensor([1 / row["both_ms"] for row in seen], dtype=torch.float64)
     rest = torch.tensor([max(row["both_ms"] - talk(row), 0.0) for row in seen], dtype=torch.float64)
     inside = [i for i, row in enumerate(points) if row["steps"] < longest]
-    constants = torch.linalg.lstsq(features[inside] * scale[:, None], (rest * scale)[:, None]).solution.clamp(min=0)
-    said = (features @ constants).flatten().tolist()
+    constants = fitted(features[inside] * scale[:, None], rest * scale)
+    said = (features @ constants).tolist()
     return [
         {"way": way, "ranks": row["ranks"], "steps": row["steps"], "model_ms": value + talk(row),
          "ratio": (value + talk(row)) / row["both_ms"], "held_out": row["steps"] == longest}
@@ -134,14 +149,64 @@ def verdict(results: Results) -> list[str]:
             f"- T = {longest:,}: {way} takes {best['both_ms']:.1f} ms on {best['ranks']} process(es), in {cycles} "
             f"cycles forward and backward: {'; '.join(told) or 'nothing beside it'}."
         )
+    return [*lines, *crossover(rows), *trust(rows)]
+
+
+def crossover(rows: list[Results]) -> list[str]:
+    """From what length on the most processes are faster than the best serial run and than the best of one process."""
+    here = {row["steps"]: row for row in most_processes(rows)}
+    lines = []
+    for name, best in (("serial run", lambda t: best_serial(rows, t, "implicit GRU")),
+                       ("run of one process", lambda t: best_alone(rows, t))):  # fmt: skip
+        bases = {steps: best(steps) for steps in sorted(here)}
+        told = [
+            f"{base['both_ms'] / here[steps]['both_ms']:.2f}× at T = {steps:,}" for steps, base in bases.items() if base
+        ]
+        if len(told) > 1:
+            count = max(row["ranks"] for row in here.values())
+            lines.append(
+                f"- {count} processes, {WAYS[0]}, over the best {name} of the same network: {', '.join(told)}."
+            )
     return lines
 
 
+def most_processes(rows: list[Results]) -> list[Results]:
+    """Rows of the exact solver in which the most processes share one sequence, by length."""
+    here = [row for row in pure(rows) if row["way"] == WAYS[0] and "exchange_ms" in row]
+    most = max((row["ranks"] for row in here), default=1)
+    return sorted((row for row in here if row["ranks"] == most > 1), key=lambda row: row["steps"])
+
+
+def trust(rows: list[Results]) -> list[str]:
+    """How far the model is from what was measured, where it was fitted and at the length it has not seen."""
+    lines = []
+    for way in WAYS:
+        said = predict(rows, way)
+        parts = []
+        for held_out, words in ((False, "where it was fitted"), (True, "at the length that it has not seen")):
+            ratios = [one["ratio"] for one in said if one["held_out"] == held_out]
+            if ratios:
+                parts.append(f"{min(ratios):.2f} to {max(ratios):.2f} of the measured time {words}")
+        if parts:
+            lines.append(f"- The model of {way} says {', '.join(parts)}.")
+    return lines
+
+
+def shared_with_data(rows: list[Results]) -> dict[tuple[int, int], list[tuple[int, float]]]:
+    """By groups and processes of a group, `(T, ms)` of the exact solver on the most processes."""
+    most, found = max((row["ranks"] for row in good(rows)), default=1), dict[tuple[int, int], list[tuple[int, float]]]()
+    for row in sorted(good(rows), key=lambda row: (-row.get("time_ranks", 1), row["steps"])):
+        if (row["way"], row["ranks"]) == (WAYS[0], most) and "time_ranks" in row:
+            key = most // row["time_ranks"], row["time_ranks"]
+            found.setdefault(key, []).append((row["steps"], row["both_ms"]))
+    return found
+
+
 def draw(results: Results, path: Path) -> None:
-    """Speedup over the serial GRU by processes, and the time of both passes by length."""
+    """Speedup by processes for every way, the time of both passes by length, and time shared with data."""
     rows = results["rows"]
     shown = [way for way in WAYS if any(row["way"] == way for row in pure(rows))]
-    lines = -(-(len(shown) + 1) // 3)
+    lines = -(-(len(shown) + 2) // 3)
     drawn, grid = figure(17, 4.3 * lines, lines, 3)
     axes = grid.flatten()
     lengths = sorted({row["steps"] for row in good(rows)})
@@ -173,11 +238,12 @@ def draw(results: Results, path: Path) -> None:
             title=way,
         )
         axis.set_yscale("log", base=2)
-        axis.legend(fontsize=6)
+        axis.set_ylim(top=2.0**6)  # room for the names of the lines
+        axis.legend(fontsize=6, loc="upper center", ncols=3)
     right = axes[len(shown)]
     ranks = max((row["ranks"] for row in pure(rows)), default=1)
     chosen = [(way, ranks) for way in shown] + [
-        (way, 1) for way in sorted({row["way"] for row in good(rows)} - set(WAYS))
+        (way, 1) for way in sorted({row["way"] for row in good(rows) if "threads" not in row["way"]} - set(WAYS))
     ]
     for colour, (way, count) in zip(COLOURS, chosen, strict=False):
         for key, style in (("forward_ms", ":"), ("backward_ms", "-")):
@@ -191,7 +257,14 @@ def draw(results: Results, path: Path) -> None:
     right.set(xlabel="steps", ylabel="ms: dotted forward, solid backward", title="both passes apart")
     right.set_xscale("log", base=2)
     right.legend(fontsize=6)
-    for axis in axes[len(shown) + 1 :]:
+    mixed = axes[len(shown) + 1]
+    for colour, ((groups, time), points) in zip(COLOURS, shared_with_data(rows).items(), strict=False):
+        label = f"{groups} × {time}: {groups} part(s) of the batch, {time} of time"
+        mixed.loglog([t for t, _ in points], [ms for _, ms in points], marker="o", color=colour, label=label)
+    mixed.set(xlabel="steps", ylabel="ms of both passes", title=f"data × time on {ranks} processes, {WAYS[0]}")
+    mixed.set_xscale("log", base=2)
+    mixed.legend(fontsize=6)
+    for axis in axes[len(shown) + 2 :]:
         axis.set_axis_off()
     drawn.suptitle(
         f"{results['sizes']['hidden']} units, batch {results['sizes']['batch']}; {made_on(results['machine'])}",

@@ -6,17 +6,15 @@
 Starts its own processes (torchrun, gloo, one thread each). Strong scaling: the length stays, the processes grow. The
 implicit GRU by multigrid, exact, as published, and as published with as many levels as the length asks for, forward and
 backward apart, beside torch's GRU and the implicit GRU run serially. Beside the times: how far states and gradients are
-from one process, what was sent, and a model of the time that has not seen the longest sequence. On the largest number
-of processes, time is also shared with data.
+from one process, what was sent, and a model of the time that has not seen the longest sequence. The largest number of
+processes also shares time with data: groups of them, each with a part of the batch.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,12 +30,12 @@ from experiments.harness import (
     folder_of,
     passes,
     save,
-    torchrun,
     whole,
     write,
 )  # fmt: skip
 from experiments.mgrit.rank_report import draw, table
-from experiments.mgrit.rank_worker import PATIENCE, WARM, inputs_of, layer_of, solver_of
+from experiments.mgrit.rank_worker import PATIENCE, WARM, inputs_of, layer_of, make_kernels, solver_of
+from experiments.processes import options_of, rows_of_processes
 from timeloom.solvers import Shooting, Solver
 
 LENGTHS = tuple(2**k for k in range(7, 15))
@@ -45,6 +43,8 @@ RANKS = (1, 2, 4, 8, 16)
 FULL = {"batch": 4, "inputs": 8, "hidden": 16, "turns": 5, "compared": 1024}
 FAST = {"batch": 2, "inputs": 3, "hidden": 4, "turns": 1, "compared": 256}
 THREADS = (1, 4, 16)
+SERIAL_SHARE = 0.3
+"""Of the time, at most, for one process."""
 SCALED = 2048
 """Steps that torch's serial runs are timed over."""
 ALONE = {
@@ -56,9 +56,24 @@ ALONE = {
 """What one process does; by its threads, too, where that may help."""
 
 
+class Alone:
+    """One process. Torch's serial runs are timed over fewer steps and scaled where there are many: one timing serves
+    all of them.
+    """
+
+    def __init__(self, sizes: dict[str, int], clock: Clock) -> None:
+        self.sizes, self.clock, self.kept = sizes, clock, dict[tuple[str, int, int], Results]()
+
+    def __call__(self, way: str, steps: int, threads: int) -> Results:
+        timed = min(steps, SCALED) if way.endswith("GRU, serial") else steps
+        key = way, timed, threads
+        if key not in self.kept:
+            self.kept[key] = alone(way, timed, self.sizes, threads, self.clock)
+        return {name: steps / timed * ms for name, ms in self.kept[key].items()} | {"scaled": steps > timed}
+
+
 def alone(way: str, steps: int, sizes: dict[str, int], threads: int, clock: Clock) -> Results:
-    """One process. Torch's serial runs are timed over fewer steps and scaled where there are many."""
-    timed = min(steps, SCALED) if way.endswith("GRU, serial") else steps
+    """Milliseconds of one process."""
     torch.manual_seed(0)
     hidden, inputs = sizes["hidden"], sizes["inputs"]
     solver: Solver | str = "sequential"
@@ -67,7 +82,7 @@ def alone(way: str, steps: int, sizes: dict[str, int], threads: int, clock: Cloc
     elif way.startswith("exact"):
         solver = solver_of("exact multigrid", steps)
     layer = nn.GRU(inputs, hidden) if way.startswith("GRU") else layer_of(solver, inputs, hidden)
-    x = inputs_of(timed, sizes["batch"], inputs)
+    x = inputs_of(steps, sizes["batch"], inputs)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     taken: list[tuple[float, float]] = []
@@ -80,37 +95,36 @@ def alone(way: str, steps: int, sizes: dict[str, int], threads: int, clock: Cloc
     finally:
         torch.set_num_threads(before)
     taken = taken[WARM:] or taken[1:] or taken
-    times = steps / timed
     return {
-        "forward_ms": times * min(pair[0] for pair in taken),
-        "backward_ms": times * min(pair[1] for pair in taken),
-        "both_ms": times * min(sum(pair) for pair in taken),
-        "scaled": times > 1,
+        "forward_ms": min(pair[0] for pair in taken),
+        "backward_ms": min(pair[1] for pair in taken),
+        "both_ms": min(sum(pair) for pair in taken),
     }
 
 
-def parallel(
-    shapes: Sequence[tuple[int, int]], lengths: Sequence[int], sizes: dict[str, int], seconds: float, file: Path
-) -> list[Results]:
-    """Rows of all numbers of processes and of those that share a sequence, as far as the time went; an error becomes a
-    row. All of them in one launch: starting many processes takes longer than most measurements. `file` has the rows as
-    they come.
+def shapes_of(ranks: Sequence[int], batch: int) -> list[tuple[int, int]]:
+    """Processes, and how many of them share a sequence: all of them; and of the most, fewer and fewer, as long as there
+    are sequences for all groups.
     """
-    most = max(ranks for ranks, _ in shapes)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    arguments = ["--shapes", *[f"{ranks}x{time}" for ranks, time in shapes], "--lengths", *map(str, lengths)]
-    arguments += [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    arguments += ["--to", str(file.resolve()), "--seconds", str(seconds)]
+    most = max(ranks)
+    halves = [most // 2**k for k in range(1, most.bit_length())]
+    return [(count, count) for count in ranks] + [
+        (most, time) for time in halves if len(torch.empty(batch).chunk(most // time)) == most // time
+    ]
 
-    def run() -> Results:
-        torchrun("experiments.mgrit.rank_worker", most, arguments, seconds + 90)
-        return {"measured": True}
 
-    done = attempt({"ranks": most}, run)
-    rows = json.loads(file.read_text()) if file.exists() else []
-    file.unlink(missing_ok=True)
-    return rows + ([done] if "error" in done else [])
+def serial(
+    lengths: Sequence[int], sizes: dict[str, int], done: set[tuple[str, int]], clock: Clock
+) -> Iterator[Results]:
+    """What one process does at all lengths, the longest first, since it counts most; a row each as they come."""
+    threads, measured = [count for count in THREADS if count <= (os.cpu_count() or 1)], Alone(sizes, clock)
+    for steps in reversed(lengths):
+        for way in ALONE:
+            for count in threads[:1] if way.endswith("GRU, serial") else threads:  # torch's: few numbers in a step
+                label = way if count == 1 else f"{way}, {count} threads"
+                if (label, steps) not in done and not clock.over:
+                    where = {"way": label, "ranks": 1, "steps": steps}
+                    yield attempt(where, lambda w=way, s=steps, c=count: measured(w, s, c))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -119,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=whole, nargs="+", help=f"lengths (default: {LENGTHS})")
     parser.add_argument("--hidden", type=whole, help="units (default: 16)")
     parser.add_argument("--batch", type=whole, help="sequences (default: 4)")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that the folder already has")
     options = begin(parser, arguments)
     sizes = dict(FAST if options.fast else FULL)
     sizes |= {name: getattr(options, name) for name in ("hidden", "batch") if getattr(options, name)}
@@ -132,25 +147,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "statistic": "fastest",
         "rows": [],
     }
-    rows, folder = results["rows"], folder_of(options, __file__)
+    folder = folder_of(options, __file__)
     name = "ranks" if sizes in (FULL, FAST) else f"ranks_{sizes['hidden']}x{sizes['batch']}"
-    most = max(ranks)
-    shapes = [(count, count) for count in ranks]
-    shapes += [(most, time) for time in (most // 2, most // 4) if time > 1 and most // time <= sizes["batch"]]
-    seconds = 3600.0 if math.isinf(options.clock.left) else max(10.0, 0.65 * options.clock.left)
-    rows += parallel(shapes, lengths, sizes, seconds, folder / f"{name}.rows")
-    save(name, results, folder)
-    cores = os.cpu_count() or 1
-    threads = [count for count in THREADS if count <= cores]
-    for steps in reversed(lengths):  # the longest first: it counts most
-        for way in ALONE:
-            for count in threads[:1] if way.endswith("GRU, serial") else threads:  # torch's: few numbers in a step
-                if options.clock.over and steps != lengths[-1]:
-                    continue
-                label = way if count == 1 else f"{way}, {count} threads"
-                rows.append(attempt({"way": label, "ranks": 1, "steps": steps},
-                                    lambda w=way, s=steps, c=count: alone(w, s, sizes, c, options.clock)))  # fmt: skip
-                save(name, results, folder)
+    stored = folder / f"{name}.json"
+    kept = json.loads(stored.read_text())["rows"] if options.resume and stored.exists() else []
+    rows = results["rows"] = [row for row in kept if "error" not in row]
+    done = {(row["way"], row["steps"]) for row in rows if "time_ranks" not in row}
+    if not options.fast:
+        make_kernels(sizes["inputs"], sizes["hidden"])  # else the processes would wait for them
+    share = Clock(None if options.minutes is None else SERIAL_SHARE * options.minutes)
+    for row in serial(lengths, sizes, done, share):
+        rows.append(row)
+        save(name, results, folder)
+    shapes = shapes_of(ranks, sizes["batch"])
+    arguments = ["--shapes", *[f"{count}x{time}" for count, time in shapes], "--lengths", *map(str, lengths)]
+    arguments += options_of(sizes)
+    file = folder / f"{name}.rows"
+    results["rows"] = rows_of_processes(
+        "experiments.mgrit.rank_worker", max(ranks), arguments, options.clock, file, rows
+    )
     print(table(results))
     write(name, results, folder, table, draw)
 

@@ -241,7 +241,7 @@ def test_a_cell_that_changed_is_never_run_as_it_was(change: str, solved: list[st
 
 @torch.no_grad()
 def outputs(module: Any, x: Tensor) -> list[Tensor]:
-    return [module(x.to(module.cells[0].input.weight.dtype))[0]]
+    return [module(x.to(next(module.parameters()).dtype))[0]]
 
 
 def test_other_attributes_may_change(solved: list[str]) -> None:
@@ -413,9 +413,35 @@ def test_recordings_of_what_changed_are_dropped() -> None:
     forward = kind.cells[0].forward
     assert forward.stands()
     ours.cells[0].register_forward_hook(lambda *_: None)
-    results(ours, torch.randn(STEPS, BATCH, INPUTS))
+    for _ in range(steady_cells.CALLS_BEFORE):
+        results(ours, torch.randn(STEPS, BATCH, INPUTS))
     assert not forward.recording.here
     assert forward.wanted == []
+
+
+def test_weights_put_in_for_one_call(solved: list[str]) -> None:
+    """Whoever comes back finds the recordings."""
+    ours, exact = pair(tl.cells.CfC(INPUTS, UNITS))
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    for _ in range(CALLS_BEFORE):
+        assert_right(ours, exact, x)
+    others = {name: 0.5 * weight.detach() for name, weight in ours.named_parameters()}
+    found = torch.func.functional_call(ours, others, (x,))[0]
+    wide = {name: weight.double() for name, weight in others.items()}
+    assert_near([found.detach()], [torch.func.functional_call(exact, wide, (x.double(),))[0].detach()])
+    solved.clear()
+    assert_right(ours, exact, x)
+    assert solved == []
+
+
+def test_short_sequences_are_compiled_late(solved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remember, "FEWEST_STEPS", 5 * STEPS)
+    ours = tl.Layer(tl.cells.CfC(INPUTS, UNITS), solver=Chunks(tol=2e-5))
+    for _ in range(12):
+        outputs(ours, torch.randn(STEPS, BATCH, INPUTS))
+    solved.clear()
+    outputs(ours, torch.randn(STEPS, BATCH, INPUTS))
+    assert solved == []
 
 
 def test_a_cell_that_cannot_be_followed_runs_as_ever(solved: list[str]) -> None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 CALLS_BEFORE = 2
 """Calls of a kind that are solved as they come: plans change in the first calls, and recording costs some of them."""
-RARER = 4
-"""So many times as many, each time that something of the cell has changed."""
+RARER, MOST_BEFORE = 2, 64
+"""So many times as many, each time that something of the cell has changed for good; and as many at most."""
 LOOK_AFTER = 256
 """Calls after which one is solved as it comes, which compares a few steps with the cell's own."""
 MOST_KINDS = 64
@@ -47,7 +47,9 @@ class Run(NamedTuple):
 @dataclass(eq=False)
 class _Kind:
     calls: int = 0
-    needed: float = CALLS_BEFORE
+    needed: int = CALLS_BEFORE
+    missed: int = 0
+    """Calls since the cell was last seen as it was recorded: it may come back to that, as after `functional_call`."""
     cells: list[SteadyCell] | None = None
     why_not: str = ""
 
@@ -55,7 +57,11 @@ class _Kind:
         """Begin anew."""
         for cell in self.cells or ():
             cell.drop()
-        self.cells, self.calls = None, 0
+        self.cells, self.calls, self.missed = None, 0, 0
+
+    def rarer(self) -> None:
+        """Have more calls before the next try."""
+        self.needed, self.calls = min(RARER * self.needed, MOST_BEFORE), 0
 
 
 class KnownCalls:
@@ -76,9 +82,12 @@ class KnownCalls:
         kind.calls += 1
         theirs = zip(kind.cells, functions, strict=True)
         if not all(cell.cell.function == function and cell.around.same() for cell, function in theirs):
-            kind.needed *= RARER
-            kind.drop()
+            kind.missed += 1
+            if kind.missed >= kind.needed:
+                kind.drop()
+                kind.rarer()
             return None
+        kind.missed = 0
         if not all(cell.stands() for cell in kind.cells):
             kind.drop()
             return None
@@ -91,16 +100,20 @@ class KnownCalls:
         if len(self._kinds) >= MOST_KINDS:
             self._kinds.clear()
         kind = self._kinds.setdefault(key, _Kind())
-        if kind.cells is not None:  # it was a look
-            if any(_compiled(run) is not cell.compiled for run, cell in zip(runs, kind.cells, strict=True)):
+        if kind.cells is not None:
+            if not kind.missed and any(isinstance(_compiled(run), str) for run in runs):  # it was a look
                 kind.why_not = "its step gave other values than its kernels"
                 kind.drop()
             return
         kind.calls += 1
         if kind.why_not or kind.calls < kind.needed:
             return
+        made = [_compiled(run) for run in runs]
+        if any(isinstance(one, str) for one in made):  # not yet, or not at all
+            kind.rarer()
+            return
         try:
-            found = [_steady(run, solver, shown, ends) for run in runs]
+            found = [_steady(run, one, solver, shown, ends) for run, one in zip(runs, made, strict=True)]
         except Unseen as reason:
             kind.why_not = str(reason)
             return
@@ -117,10 +130,7 @@ def _compiled(run: Run) -> Compiled | str:
     return compiled_of(run.cell, run.problem, run.x)
 
 
-def _steady(run: Run, solver: Planner, shown: int | None, ends: bool) -> SteadyCell | None:
-    compiled = _compiled(run)
-    if isinstance(compiled, str):
-        raise Unseen(compiled)
+def _steady(run: Run, compiled: Any, solver: Planner, shown: int | None, ends: bool) -> SteadyCell | None:
     parts = len(run.cell.parts) if shown is None else shown
     taped = torch.is_grad_enabled()  # nobody knows what a cell holds
     return SteadyCell.of(run.cell, compiled, run.x, run.problem.initial, solver, run.experience, parts, ends, taped)

@@ -222,7 +222,7 @@ def workers(results: Results) -> str:
 
 def grid_best(*ways: str, base: str = "torch") -> Callable[[Results], str]:
     def told(results: Results) -> str:
-        from experiments.deer.grid import by_place
+        from experiments.deer.grid_report import by_place
 
         places, parts = by_place(results["rows"]), []
         for way in ways:

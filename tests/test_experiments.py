@@ -15,6 +15,7 @@ from benchmarks import pipeline
 from experiments.__main__ import draw
 from experiments.bppsa_vgg import ranks as vgg_ranks
 from experiments.catalogue import EXPERIMENTS, find
+from experiments.mgrit import rank_report
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = sorted({one.name for one in EXPERIMENTS if "." not in one.name} - {"ode"})
@@ -43,9 +44,13 @@ def processes(results: dict[str, Any], page: str) -> None:
     published = "multigrid as published"
     exact = {"exact multigrid", "exact multigrid, long memory"}
     assert {row["way"] for row in two} == exact | {published, f"{published}, more levels"}
-    assert all(row["collectives"] > 0 and row["forward_ms"] > 0 and row["backward_ms"] > 0 for row in two)
-    assert max(row["states_off"] for row in two) < 1e-5
-    assert max(row["gradients_off"] for row in two) < 1e-4
+    assert all(row["forward_ms"] > 0 and row["backward_ms"] > 0 for row in two)
+    assert {row["time_ranks"] for row in two} == {1, 2}
+    pure = [row for row in two if row["time_ranks"] == 2]
+    assert all(row["collectives"] > 0 for row in pure)
+    assert max(row["states_off"] for row in pure) < 1e-5
+    assert max(row["gradients_off"] for row in pure) < 1e-4
+    assert set(rank_report.shared_with_data(rows)) == {(1, 2), (2, 1)}
     assert {"GRU, serial", "implicit GRU, serial"} <= {row["way"] for row in rows}
     assert "The paper: up to 6.5×" in page
 

@@ -12,7 +12,7 @@ does.
 from __future__ import annotations
 
 import json
-import tempfile
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,8 +38,6 @@ from experiments.harness import (
 RANKS = (1, 2, 4, 8, 16)
 FULL = {"share": 1, "batch": 2, "turns": 2}
 FAST = {"share": 16, "batch": 2, "turns": 1}
-SECONDS = 90
-"""Most that one number of processes may take."""
 
 
 def modelled(products: Sequence[Sequence[object]], workers: int) -> float:
@@ -53,23 +51,26 @@ def modelled(products: Sequence[Sequence[object]], workers: int) -> float:
     return total
 
 
-def measure(ranks: int, sizes: dict[str, int]) -> list[Results]:
-    """Rows of one number of processes; an error becomes a row."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.json"
-        arguments = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+def measure(ranks: Sequence[int], sizes: dict[str, int], seconds: float, file: Path) -> list[Results]:
+    """Rows of all numbers of processes, in one launch, as far as the time went; an error becomes a row."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    arguments = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+    arguments += ["--ranks", *map(str, ranks), "--seconds", str(seconds), "--to", str(file.resolve())]
 
-        def run() -> Results:
-            torchrun("experiments.bppsa_vgg.rank_worker", ranks, [*arguments, "--to", str(file)], SECONDS)
-            return {"measured": True}
+    def run() -> Results:
+        torchrun("experiments.bppsa_vgg.rank_worker", max(ranks), arguments, seconds + 90)
+        return {"measured": True}
 
-        done = attempt({"ranks": ranks}, run)
-        return json.loads(file.read_text()) if file.exists() else [done]
+    done = attempt({"ranks": max(ranks)}, run)
+    rows = json.loads(file.read_text()) if file.exists() else []
+    file.unlink(missing_ok=True)
+    return rows + ([done] if "error" in done else [])
 
 
 def table(results: Results) -> str:
-    sizes, rows = results["sizes"], good(results["rows"])
-    alone = {row["way"]: row for row in rows if row["ranks"] == min(one["ranks"] for one in rows)}
+    sizes, rows = results["sizes"], sorted(good(results["rows"]), key=lambda row: (row["way"], row["ranks"]))
+    alone = {row["way"]: row for row in reversed(rows)}  # the fewest processes of each
     cells = []
     for row in rows:
         base = alone[row["way"]]
@@ -123,13 +124,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = begin(parser, arguments)
     sizes = dict(FAST if options.fast else FULL)
     sizes |= {name: getattr(options, name) for name in ("share", "batch") if getattr(options, name)}
-    rows: list[Results] = []
-    for ranks in options.ranks or ((2,) if options.fast else RANKS):
-        if not options.clock.over:
-            rows += measure(ranks, sizes)
-    results = {"machine": facts(), "sizes": sizes, "rows": rows}
+    machine, folder = facts(), folder_of(options, __file__)
+    seconds = 3600.0 if math.isinf(options.clock.left) else max(10.0, options.clock.left)
+    ranks = options.ranks or ((2,) if options.fast else RANKS)
+    results = {"machine": machine, "sizes": sizes, "rows": measure(ranks, sizes, seconds, folder / "ranks.rows")}
     print(table(results))
-    write("ranks", results, folder_of(options, __file__), table, draw)
+    write("ranks", results, folder, table, draw)
 
 
 if __name__ == "__main__":

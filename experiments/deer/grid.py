@@ -7,8 +7,8 @@
 Forward alone and forward + backward in float32, the fastest of several turns, with the error of outputs and of the
 weights' gradient against torch in float64. torch's layer runs in windows with its state carried on beyond 32,768 steps,
 where cuDNN refuses. On a GPU, DEER is also timed as a CUDA graph that is replayed. The plain loop calls
-`torch.nn.GRUCell` step by step; beyond 500 steps it is timed over 500 and scaled (marked). Coarse points come first, so
-that a run of few minutes spans the grid.
+`torch.nn.GRUCell` step by step; beyond 500 steps it is timed over 500 and scaled (marked): one timing serves all of
+them. Coarse points come first, so that a run of few minutes spans the grid.
 """
 
 from __future__ import annotations
@@ -16,27 +16,23 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import timeloom as tl
+from experiments.deer.grid_report import CAPTURED, WAYS, draw, table
 from experiments.harness import (
-    COLOURS,
     Clock,
     Results,
     attempt,
     begin,
     command,
-    errors,
     facts,
-    figure,
     folder_of,
     good,
-    made_on,
-    markdown,
     now,
     save,
     whole,
@@ -48,24 +44,24 @@ LENGTHS = (1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 BATCHES = (1, 2, 4, 8, 16)
 COARSE = ({1, 4, 16, 64}, {1000, 10_000, 100_000, 1_000_000}, {1, 16})
 FAST = ((2, 5), (40, 90), (2,))
-CAPTURED = "DEER, captured"
-WAYS = ("torch", "loop", "DEER", CAPTURED, "quasi-DEER", "ELK", "shooting", "default")
 SOLVERS = {"DEER": "deer", "quasi-DEER": "quasi-deer", "ELK": "elk", "shooting": "shooting", "default": "auto"}
 SOLVERS[CAPTURED] = "deer"
 """The same in a CUDA graph that is replayed, without the host's time."""
-INPUTS, TURNS, ENOUGH = 4, 10, 0.5
-"""Input width; most turns, and seconds after which no further turn of a case begins."""
+INPUTS, TURNS, ENOUGH, ONCE = 4, 10, 0.5, 1.0
+"""Input width; most turns, seconds after which no further turn of a case begins, and of a turn that is not repeated."""
+WARM_UP = 1000
+"""Steps of a first pass that no clock sees: kernels are made in it."""
 WINDOW = 32768
 """Steps that cuDNN takes at once."""
 LOOPED = 500
 """Steps that the plain loop is timed over."""
-PATIENCE = 6.0
+PATIENCE = {"torch": 6.0}
+PATIENT = 1.5
 """Seconds of forward + backward beyond which a case is not begun, as a shorter sequence of the same way foretells."""
 MOST_JACOBIANS = 2**32
 """Entries of all Jacobians, 16 GiB, beyond which DEER and ELK are not measured."""
 FUSED = 32
 """Units up to which DEER on a GPU has no Jacobians in memory."""
-PAPER = "its GPU evaluation up to 3 orders of magnitude faster than its sequential loop, training more than 10 times"
 
 Forward = Callable[[], Tensor]
 
@@ -96,6 +92,25 @@ def outputs(layer: nn.GRU, x: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+class Place:
+    """Weights and inputs `(T, B, 4)` of one size, the same for all ways, and what torch finds in float64."""
+
+    def __init__(self, hidden: int, steps: int, batch: int, device: str) -> None:
+        torch.manual_seed(0)
+        self.hidden, self.batch, self.device = hidden, batch, device
+        self.state = nn.GRU(INPUTS, hidden).state_dict()
+        self.x = torch.randn(steps, batch, INPUTS, device=device)
+
+    @cached_property
+    def truth(self) -> tuple[Tensor, Tensor]:
+        """Outputs, and the gradient of the recurrent weights."""
+        exact = nn.GRU(INPUTS, self.hidden, device=self.device, dtype=torch.float64)
+        exact.load_state_dict(self.state)
+        y = exact(self.x.double())[0]
+        y.square().mean().backward()
+        return y.detach(), exact.weight_hh_l0.grad
+
+
 def turns(forward: Forward, weights: nn.Module, device: str, clock: Clock) -> tuple[float, float, Tensor]:
     """Milliseconds of the fastest pass without a tape, of the fastest with the backward pass, and the outputs."""
     alone, both, end = list[float](), list[float](), None
@@ -110,7 +125,7 @@ def turns(forward: Forward, weights: nn.Module, device: str, clock: Clock) -> tu
         after = now(device)
         alone, both = [*alone, middle - began], [*both, after - middle]
         end = end or after + ENOUGH
-        if (turn and (after > end or clock.over)) or after - began > PATIENCE:
+        if (turn and (after > end or clock.over)) or after - began > ONCE:
             break
     return 1e3 * min(alone[1:] or alone), 1e3 * min(both[1:] or both), y.detach()
 
@@ -159,29 +174,23 @@ def foretold(rows: list[Results], way: str, hidden: int, steps: int, batch: int)
     return max((1e-3 * row["both_ms"] * steps / row["T"] for row in seen if not row.get("scaled")), default=0.0)
 
 
-def case(way: str, hidden: int, steps: int, batch: int, device: str, clock: Clock) -> Results:
+def case(way: str, place: Place, clock: Clock) -> Results:
     """One way at one size."""
+    steps, hidden, device, x = len(place.x), place.hidden, place.device, place.x
     held = way == "ELK" or (way.startswith("DEER") and (device == "cpu" or hidden > FUSED))
-    if held and steps * batch * hidden**2 > MOST_JACOBIANS:
-        raise MemoryError(f"not run: Jacobians of {steps * batch * hidden**2 * 4 / 2**30:.0f} GiB")
-    torch.manual_seed(0)
-    x, state = torch.randn(steps, batch, INPUTS), nn.GRU(INPUTS, hidden).state_dict()
-    x = x.to(device)
-    if way == "loop":
-        return looped(x, state, hidden, device, clock)
+    if held and steps * place.batch * hidden**2 > MOST_JACOBIANS:
+        raise MemoryError(f"not run: Jacobians of {steps * place.batch * hidden**2 * 4 / 2**30:.0f} GiB")
     layer = nn.GRU(INPUTS, hidden) if way == "torch" else tl.GRU(INPUTS, hidden, solver=SOLVERS[way])
-    layer.load_state_dict(state)
+    layer.load_state_dict(place.state)
     layer = layer.to(device)
+    layer(x[:WARM_UP])[0].square().mean().backward()
     run = (lambda: outputs(layer, x)) if way == "torch" else (lambda: layer(x)[0])
     forward, both, y = replays(layer, x, clock) if way == CAPTURED else turns(run, layer, device, clock)
     found: Results = {"forward_ms": forward, "both_ms": both}
     if steps <= WINDOW:
-        exact = nn.GRU(INPUTS, hidden, device=device, dtype=torch.float64)
-        exact.load_state_dict(state)
-        truth = exact(x.double())[0]
-        truth.square().mean().backward()
-        found["output_error"] = _difference(y, truth.detach())
-        found["gradient_error"] = _difference(layer.weight_hh_l0.grad, exact.weight_hh_l0.grad)
+        states, gradient = place.truth
+        found["output_error"] = _difference(y, states)
+        found["gradient_error"] = _difference(layer.weight_hh_l0.grad, gradient)
     if way != "torch":
         report = layer.reports[0]
         found["sweeps"] = [report.iterations, report.backward.iterations if report.backward else 0]
@@ -189,112 +198,23 @@ def case(way: str, hidden: int, steps: int, batch: int, device: str, clock: Cloc
     return found
 
 
-def looped(x: Tensor, state: dict[str, Tensor], hidden: int, device: str, clock: Clock) -> Results:
-    short = x[:LOOPED]
-    loop = Loop(INPUTS, hidden)
-    loop.cell.load_state_dict({name.removesuffix("_l0"): value for name, value in state.items()})
-    loop = loop.to(device)
-    times = len(x) / len(short)
-    forward, both, _ = turns(lambda: loop(short), loop, device, clock)
-    return {"forward_ms": times * forward, "both_ms": times * both, "scaled": times > 1}
+def looped(place: Place, clock: Clock) -> Results:
+    """The plain loop over the first steps."""
+    loop = Loop(INPUTS, place.hidden)
+    loop.cell.load_state_dict({name.removesuffix("_l0"): value for name, value in place.state.items()})
+    loop, short = loop.to(place.device), place.x[:LOOPED]
+    forward, both, _ = turns(lambda: loop(short), loop, place.device, clock)
+    return {"forward_ms": forward, "both_ms": both, "steps": len(short)}
+
+
+def scaled(timed: Results, steps: int) -> Results:
+    """What the loop was timed over, scaled to so many steps."""
+    times = steps / timed["steps"]
+    return {"forward_ms": times * timed["forward_ms"], "both_ms": times * timed["both_ms"], "scaled": times > 1}
 
 
 def _difference(given: Tensor, expected: Tensor) -> float:
     return float((given.double() - expected).abs().max() / expected.abs().max())
-
-
-def by_place(rows: list[Results]) -> dict[tuple[int, int, int], dict[str, Results]]:
-    """Rows by `(n, T, B)` and way."""
-    places: dict[tuple[int, int, int], dict[str, Results]] = {}
-    for row in good(rows):
-        places.setdefault((row["n"], row["T"], row["B"]), {})[row["way"]] = row
-    return dict(sorted(places.items(), key=lambda item: (item[0][2], item[0][0], item[0][1])))
-
-
-def table(results: Results) -> str:
-    lines = [
-        "GRU on random inputs, float32, milliseconds of forward + backward and, in brackets, how many times as fast "
-        "as torch's layer "
-        f"and as the plain loop. {results.get('note') or made_on(results['machine'])}",
-        "",
-        f"The paper: {PAPER}.",
-        "",
-    ]
-    cells, ways = [], [way for way in WAYS if any(row["way"] == way for row in results["rows"])]
-    for place, found in by_place(results["rows"]).items():
-        row: list[object] = [*place]
-        for way in ways:
-            row.append(_cell(way, found))
-        cells.append(row)
-    lines += markdown(["n", "T", "B", *ways], cells)
-    skipped = [row for row in results["rows"] if row.get("error", "").split(": ")[1:2] == ["not run"]]
-    wrong = [row for row in results["rows"] if row not in skipped]
-    lines += errors(wrong, ("way", "n", "T", "B"))
-    lines += (
-        ["", f"{len(skipped)} cases were left out for their memory or their time (the JSON file says which)."]
-        if skipped
-        else []
-    )
-    return "\n".join([*lines, "", *verdict(results["rows"])]) + "\n"
-
-
-def _cell(way: str, found: dict[str, Results]) -> str:
-    if way not in found:
-        return "–"
-    ms, ratios = found[way]["both_ms"], []
-    for base in ("torch", "loop"):
-        if base in found and base != way:
-            ratios.append(f"{found[base]['both_ms'] / ms:.2g}×")
-    mark = "~" if found[way].get("scaled") else ""
-    sweeps = f", {'/'.join(map(str, found[way]['sweeps']))}" if found[way].get("sweeps") else ""
-    return f"{mark}{ms:.3g}{sweeps} ({', '.join(ratios)})" if ratios else f"{mark}{ms:.3g}"
-
-
-def verdict(rows: list[Results]) -> list[str]:
-    """Where each way is best over torch's layer and over the loop."""
-    lines = []
-    for base in ("torch", "loop"):
-        for way in WAYS[2:]:
-            ratios = [
-                (found[base]["both_ms"] / found[way]["both_ms"], place)
-                for place, found in by_place(rows).items()
-                if base in found and way in found
-            ]
-            if ratios:
-                best, (n, steps, batch) = max(ratios)
-                over = "torch's layer" if base == "torch" else "the loop"
-                lines.append(
-                    f"- {way} over {over}: {best:.3g}× at best (n = {n}, T = {steps:,}, B = {batch}), "
-                    f"{min(ratios)[0]:.2g}× at worst."
-                )
-    return lines
-
-
-def draw(results: Results, path: Path) -> None:
-    """Forward + backward over torch's layer by length: a picture for each batch and number of units."""
-    places = by_place(results["rows"])
-    sizes, batches = sorted({n for n, _, _ in places}), sorted({b for _, _, b in places})
-    if not places:
-        return
-    drawn, axes = figure(
-        2.6 * len(sizes) + 1, 2.4 * len(batches) + 0.8, len(batches), len(sizes), sharex=True, sharey=True
-    )
-    for line, batch in zip(axes, batches, strict=True):
-        for axis, n in zip(line, sizes, strict=True):
-            for colour, way in zip(COLOURS, WAYS[1:], strict=False):
-                here = sorted(
-                    (steps, found["torch"]["both_ms"] / found[way]["both_ms"])
-                    for (size, steps, b), found in places.items()
-                    if (size, b) == (n, batch) and way in found and "torch" in found
-                )
-                axis.loglog([t for t, _ in here], [r for _, r in here], marker=".", color=colour, label=way)
-            axis.axhline(1.0, color="grey", linewidth=0.6)
-            axis.set_title(f"n = {n}, B = {batch}", fontsize=8)
-    axes[-1][0].set_xlabel("steps")
-    axes[-1][0].set_ylabel("over torch's layer")
-    drawn.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(WAYS))
-    drawn.suptitle(f"forward + backward; {results.get('note') or made_on(results['machine'])}", fontsize=8)
-    drawn.savefig(path, dpi=90)
 
 
 def order(sizes: Sequence[int], lengths: Sequence[int], batches: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -326,21 +246,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.resume and (folder / f"{name}.json").exists():
         results["rows"] = json.loads((folder / f"{name}.json").read_text())["rows"]
     done = {(row["way"], row["n"], row["T"], row["B"]) for row in results["rows"]}
+    loops: dict[tuple[int, int, int], Results] = {}
     for n, steps, batch in order(sizes, lengths, batches):
-        for way in options.ways:
-            if way == CAPTURED and options.device == "cpu":
-                continue
-            if options.clock.over or (way, n, steps, batch) in done:
-                continue
-            where = {"way": way, "n": n, "T": steps, "B": batch}
+        ways = [way for way in options.ways if (way, n, steps, batch) not in done]
+        ways = [way for way in ways if options.device == "cuda" or way != CAPTURED]
+        if options.clock.over or not ways:
+            continue
+        place = Place(n, steps, batch, options.device)
 
-            def run(way: str = way, n: int = n, steps: int = steps, batch: int = batch) -> Results:
-                seconds = foretold(results["rows"], way, n, steps, batch)
-                if seconds > PATIENCE:
-                    raise TimeoutError(f"not run: about {seconds:.0f} s, as shorter sequences foretell")
-                return case(way, n, steps, batch, options.device, options.clock)
+        def run(way: str, place: Place = place, key: tuple[int, int, int] = (n, batch, min(steps, LOOPED))) -> Results:
+            if way == "loop":
+                loops[key] = loops.get(key) or looped(place, options.clock)
+                return scaled(loops[key], len(place.x))
+            seconds = foretold(results["rows"], way, place.hidden, len(place.x), place.batch)
+            if seconds > PATIENCE.get(way, PATIENT):
+                raise TimeoutError(f"not run: about {seconds:.0f} s, as shorter sequences foretell")
+            return case(way, place, options.clock)
 
-            results["rows"].append(attempt(where, run))
+        for way in ways:
+            if not options.clock.over:
+                where = {"way": way, "n": n, "T": steps, "B": batch}
+                results["rows"].append(attempt(where, lambda way=way, run=run: run(way)))
         save(name, results, folder)
     print(table(results))
     write(name, results, folder, table, draw)

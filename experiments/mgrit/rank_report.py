@@ -134,14 +134,64 @@ def verdict(results: Results) -> list[str]:
             f"- T = {longest:,}: {way} takes {best['both_ms']:.1f} ms on {best['ranks']} process(es), in {cycles} "
             f"cycles forward and backward: {'; '.join(told) or 'nothing beside it'}."
         )
+    return [*lines, *crossover(rows), *trust(rows)]
+
+
+def crossover(rows: list[Results]) -> list[str]:
+    """From what length on the most processes are faster than the best serial run and than the best of one process."""
+    here = {row["steps"]: row for row in most_processes(rows)}
+    lines = []
+    for name, best in (("serial run", lambda t: best_serial(rows, t, "implicit GRU")),
+                       ("run of one process", lambda t: best_alone(rows, t))):  # fmt: skip
+        bases = {steps: best(steps) for steps in sorted(here)}
+        told = [
+            f"{base['both_ms'] / here[steps]['both_ms']:.2f}× at T = {steps:,}" for steps, base in bases.items() if base
+        ]
+        if len(told) > 1:
+            count = max(row["ranks"] for row in here.values())
+            lines.append(
+                f"- {count} processes, {WAYS[0]}, over the best {name} of the same network: {', '.join(told)}."
+            )
     return lines
 
 
+def most_processes(rows: list[Results]) -> list[Results]:
+    """Rows of the exact solver in which the most processes share one sequence, by length."""
+    here = [row for row in pure(rows) if row["way"] == WAYS[0] and "exchange_ms" in row]
+    most = max((row["ranks"] for row in here), default=1)
+    return sorted((row for row in here if row["ranks"] == most > 1), key=lambda row: row["steps"])
+
+
+def trust(rows: list[Results]) -> list[str]:
+    """How far the model is from what was measured, where it was fitted and at the length it has not seen."""
+    lines = []
+    for way in WAYS:
+        said = predict(rows, way)
+        parts = []
+        for held_out, words in ((False, "where it was fitted"), (True, "at the length that it has not seen")):
+            ratios = [one["ratio"] for one in said if one["held_out"] == held_out]
+            if ratios:
+                parts.append(f"{min(ratios):.2f} to {max(ratios):.2f} of the measured time {words}")
+        if parts:
+            lines.append(f"- The model of {way} says {', '.join(parts)}.")
+    return lines
+
+
+def shared_with_data(rows: list[Results]) -> dict[tuple[int, int], list[tuple[int, float]]]:
+    """By groups and processes of a group, `(T, ms)` of the exact solver on the most processes."""
+    most, found = max((row["ranks"] for row in good(rows)), default=1), dict[tuple[int, int], list[tuple[int, float]]]()
+    for row in sorted(good(rows), key=lambda row: (-row.get("time_ranks", 1), row["steps"])):
+        if (row["way"], row["ranks"]) == (WAYS[0], most) and "time_ranks" in row:
+            key = most // row["time_ranks"], row["time_ranks"]
+            found.setdefault(key, []).append((row["steps"], row["both_ms"]))
+    return found
+
+
 def draw(results: Results, path: Path) -> None:
-    """Speedup over the serial GRU by processes, and the time of both passes by length."""
+    """Speedup by processes for every way, the time of both passes by length, and time shared with data."""
     rows = results["rows"]
     shown = [way for way in WAYS if any(row["way"] == way for row in pure(rows))]
-    lines = -(-(len(shown) + 1) // 3)
+    lines = -(-(len(shown) + 2) // 3)
     drawn, grid = figure(17, 4.3 * lines, lines, 3)
     axes = grid.flatten()
     lengths = sorted({row["steps"] for row in good(rows)})
@@ -191,7 +241,14 @@ def draw(results: Results, path: Path) -> None:
     right.set(xlabel="steps", ylabel="ms: dotted forward, solid backward", title="both passes apart")
     right.set_xscale("log", base=2)
     right.legend(fontsize=6)
-    for axis in axes[len(shown) + 1 :]:
+    mixed = axes[len(shown) + 1]
+    for colour, ((groups, time), points) in zip(COLOURS, shared_with_data(rows).items(), strict=False):
+        label = f"{groups} × {time}: {groups} part(s) of the batch, {time} of time"
+        mixed.loglog([t for t, _ in points], [ms for _, ms in points], marker="o", color=colour, label=label)
+    mixed.set(xlabel="steps", ylabel="ms of both passes", title=f"data × time on {ranks} processes, {WAYS[0]}")
+    mixed.set_xscale("log", base=2)
+    mixed.legend(fontsize=6)
+    for axis in axes[len(shown) + 2 :]:
         axis.set_axis_off()
     drawn.suptitle(
         f"{results['sizes']['hidden']} units, batch {results['sizes']['batch']}; {made_on(results['machine'])}",

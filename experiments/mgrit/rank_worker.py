@@ -180,8 +180,8 @@ def rows_of(
     """All lengths and ways of one team, as far as its time goes; written as they come."""
     rows: list[dict[str, Any]] = []
     hop = exchange(given.hidden, given.batch, team.mesh)
-    for steps in sorted((steps for steps in given.lengths if steps >= time), reverse=True):  # the longest counts most
-        for way in WAYS:
+    for way in WAYS:
+        for steps in sorted((steps for steps in given.lengths if steps >= time), reverse=True):
             over = torch.tensor(float(clock.over))
             dist.broadcast(over, 0, team.everyone)  # all ranks stop together
             if over:

@@ -6,8 +6,8 @@
 Starts its own processes (torchrun, gloo, one thread each). Strong scaling: the length stays, the processes grow. The
 implicit GRU by multigrid, exact, as published, and as published with as many levels as the length asks for, forward and
 backward apart, beside torch's GRU and the implicit GRU run serially. Beside the times: how far states and gradients are
-from one process, what was sent, and a model of the time that has not seen the longest sequence. On the largest number
-of processes, time is also shared with data.
+from one process, what was sent, and a model of the time that has not seen the longest sequence. The largest number of
+processes also shares time with data: groups of them, each with a part of the batch.
 """
 
 from __future__ import annotations
@@ -56,9 +56,24 @@ ALONE = {
 """What one process does; by its threads, too, where that may help."""
 
 
+class Alone:
+    """One process. Torch's serial runs are timed over fewer steps and scaled where there are many: one timing serves
+    all of them.
+    """
+
+    def __init__(self, sizes: dict[str, int], clock: Clock) -> None:
+        self.sizes, self.clock, self.kept = sizes, clock, dict[tuple[str, int, int], Results]()
+
+    def __call__(self, way: str, steps: int, threads: int) -> Results:
+        timed = min(steps, SCALED) if way.endswith("GRU, serial") else steps
+        key = way, timed, threads
+        if key not in self.kept:
+            self.kept[key] = alone(way, timed, self.sizes, threads, self.clock)
+        return {name: steps / timed * ms for name, ms in self.kept[key].items()} | {"scaled": steps > timed}
+
+
 def alone(way: str, steps: int, sizes: dict[str, int], threads: int, clock: Clock) -> Results:
-    """One process. Torch's serial runs are timed over fewer steps and scaled where there are many."""
-    timed = min(steps, SCALED) if way.endswith("GRU, serial") else steps
+    """Milliseconds of one process."""
     torch.manual_seed(0)
     hidden, inputs = sizes["hidden"], sizes["inputs"]
     solver: Solver | str = "sequential"
@@ -67,7 +82,7 @@ def alone(way: str, steps: int, sizes: dict[str, int], threads: int, clock: Cloc
     elif way.startswith("exact"):
         solver = solver_of("exact multigrid", steps)
     layer = nn.GRU(inputs, hidden) if way.startswith("GRU") else layer_of(solver, inputs, hidden)
-    x = inputs_of(timed, sizes["batch"], inputs)
+    x = inputs_of(steps, sizes["batch"], inputs)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     taken: list[tuple[float, float]] = []
@@ -80,13 +95,22 @@ def alone(way: str, steps: int, sizes: dict[str, int], threads: int, clock: Cloc
     finally:
         torch.set_num_threads(before)
     taken = taken[WARM:] or taken[1:] or taken
-    times = steps / timed
     return {
-        "forward_ms": times * min(pair[0] for pair in taken),
-        "backward_ms": times * min(pair[1] for pair in taken),
-        "both_ms": times * min(sum(pair) for pair in taken),
-        "scaled": times > 1,
+        "forward_ms": min(pair[0] for pair in taken),
+        "backward_ms": min(pair[1] for pair in taken),
+        "both_ms": min(sum(pair) for pair in taken),
     }
+
+
+def shapes_of(ranks: Sequence[int], batch: int) -> list[tuple[int, int]]:
+    """Processes, and how many of them share a sequence: all of them; and of the most, fewer and fewer, as long as there
+    are sequences for all groups.
+    """
+    most = max(ranks)
+    halves = [most // 2**k for k in range(1, most.bit_length())]
+    return [(count, count) for count in ranks] + [
+        (most, time) for time in halves if len(torch.empty(batch).chunk(most // time)) == most // time
+    ]
 
 
 def parallel(
@@ -134,14 +158,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     rows, folder = results["rows"], folder_of(options, __file__)
     name = "ranks" if sizes in (FULL, FAST) else f"ranks_{sizes['hidden']}x{sizes['batch']}"
-    most = max(ranks)
-    shapes = [(count, count) for count in ranks]
-    shapes += [(most, time) for time in (most // 2, most // 4) if time > 1 and most // time <= sizes["batch"]]
-    seconds = 3600.0 if math.isinf(options.clock.left) else max(10.0, 0.65 * options.clock.left)
-    rows += parallel(shapes, lengths, sizes, seconds, folder / f"{name}.rows")
+    seconds = 3600.0 if math.isinf(options.clock.left) else max(10.0, 0.7 * options.clock.left)
+    rows += parallel(shapes_of(ranks, sizes["batch"]), lengths, sizes, seconds, folder / f"{name}.rows")
     save(name, results, folder)
     cores = os.cpu_count() or 1
-    threads = [count for count in THREADS if count <= cores]
+    threads, measured = [count for count in THREADS if count <= cores], Alone(sizes, options.clock)
     for steps in reversed(lengths):  # the longest first: it counts most
         for way in ALONE:
             for count in threads[:1] if way.endswith("GRU, serial") else threads:  # torch's: few numbers in a step
@@ -149,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     continue
                 label = way if count == 1 else f"{way}, {count} threads"
                 rows.append(attempt({"way": label, "ranks": 1, "steps": steps},
-                                    lambda w=way, s=steps, c=count: alone(w, s, sizes, c, options.clock)))  # fmt: skip
+                                    lambda w=way, s=steps, c=count: measured(w, s, c)))  # fmt: skip
                 save(name, results, folder)
     print(table(results))
     write(name, results, folder, table, draw)

@@ -66,7 +66,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
         ax.set_xticks(range(len(lengths)), list(lengths))
     handles = axes[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=len(names), title=f"{results['data']} clips")
-    for ax, (steps, length) in zip(axes[1], lengths.items(), strict=True):
+    for ax, (steps, length) in zip(axes[1], lengths.items(), strict=False):
         for i, (name, colour) in enumerate(zip(names, COLOURS, strict=True)):
             # Curves lie upon one another: each is drawn thinner than the one below it.
             ax.plot(length["methods"][name]["losses"], color=colour, linewidth=6 - 1.2 * i)

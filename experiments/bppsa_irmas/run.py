@@ -29,12 +29,12 @@ import timeloom as tl
 from experiments.bppsa_irmas import report
 from experiments.bppsa_irmas.clips import FEATURES, features, find, split
 from experiments.bppsa_irmas.instruments import INSTRUMENTS, generate
-from experiments.harness import begin, command, facts, folder_of, now, summary, whole, write
+from experiments.harness import begin, command, facts, folder_of, now, save, summary, whole, write
 from timeloom.solvers import Auto, Shooting, Solver
 
 HOPS, FAST_HOPS = (512, 256, 128), (4096, 2048, 1024)
 """Samples between two frames."""
-HIDDEN, RATE_OF_LEARNING, MOST_NORM = 20, 2e-2, 1.0
+HIDDEN, BATCH, RATE_OF_LEARNING, MOST_NORM = 20, 16, 2e-2, 1.0
 METHODS: dict[str, Solver | None] = {
     "torch": None,
     "default": Auto(),
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--clips", type=whole, help="most clips of an instrument (default: 32 generated, all real ones)"
     )
     parser.add_argument("--steps", type=whole, help="training steps (default: 80; ten epochs of real clips)")
-    parser.add_argument("--batch", type=whole, default=16, help="clips in a step (default: 16)")
+    parser.add_argument("--batch", type=whole, default=BATCH, help=f"clips in a step (default: {BATCH})")
     parser.add_argument("--features", choices=tuple(FEATURES), default="ours", help="inputs of a frame (default: ours)")
     options = begin(parser, arguments)
     hops = FAST_HOPS if options.fast else HOPS
@@ -242,16 +242,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "lengths": {},
     }
     print(f"{results['data']} clips: {results['clips']}", flush=True)
+    base = "irmas" if options.data else "generated"
+    base += "" if options.features == "ours" else "_paper_features"
+    base += "" if options.batch == BATCH else f"_batch_{options.batch}"
+    base += "" if options.device == "cpu" else f"_{options.device}"
+    out = folder_of(options, __file__)
     for hop in hops:
-        if options.clock.over:
+        if options.clock.over and results["lengths"]:
             break
         found = compare(data[hop], len(instruments), setting)
         results["lengths"][str(len(data[hop].x))] = {"hop": hop, "methods": found}
         print(report.row(len(data[hop].x), found), flush=True)
-    base = "irmas" if options.data else "generated"
-    base += "" if options.features == "ours" else "_paper_features"
-    base += "" if options.device == "cpu" else f"_{options.device}"
-    write(base, results, folder_of(options, __file__), report.table, report.plot)
+        save(base, results, out)
+    write(base, results, out, report.table, report.plot)
 
 
 if __name__ == "__main__":

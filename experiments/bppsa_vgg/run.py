@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ import timeloom as tl
 from experiments import cifar
 from experiments.bppsa_vgg.report import draw, table
 from experiments.bppsa_vgg.zeros import jacobian_table
-from experiments.harness import Clock, Results, begin, command, facts, folder_of, now, whole, write
+from experiments.harness import Clock, Results, begin, command, facts, folder_of, now, save, whole, write
 from timeloom.bppsa.scan import ScanTrace
 
 CHANNELS = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
@@ -198,8 +198,8 @@ def by_levels(model: nn.Sequential, batch: Data, turns: int, device: str, clock:
     return rows, 1e3 * min(autograd() for _ in range(turns + 1))
 
 
-def measure(data: Data, test: Data, sizes: dict[str, int], options: Any) -> Results:
-    """All parts of the study."""
+def measure(data: Data, test: Data, sizes: dict[str, int], options: Any, keep: Callable[[Results], object]) -> Results:
+    """All parts of the study; `keep` is given what is found as it comes."""
     device, clock = options.device, options.clock
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(0)
@@ -212,25 +212,23 @@ def measure(data: Data, test: Data, sizes: dict[str, int], options: Any) -> Resu
     cut = accuracy(twins["scan"], test)
     losses, differences, traces = retrain(twins, data, sizes, generator, clock)
     last, dense = traces[-1], dense_flops(twins["scan"])
-    batch = batch_of(data, sizes["batch"], generator)
-    levels, autograd_ms = by_levels(twins["scan"], batch, sizes["turns"], device, clock)
-    best = min(levels, key=lambda row: row["critical_flops"])
-    for row in levels[:-1]:
-        row.pop("steps")
-    return {
+    found: Results = {
         "accuracy": {"trained": before, "pruned": cut, "retrained": accuracy(twins["scan"], test)},
         "losses": losses,
         "largest_difference": max(differences),
         "serial_dense_flops": sum(dense),
         "serial_sparse_flops": last.serial_flops,
-        "scan_critical_flops": best["critical_flops"],
-        "levels": levels,
-        "autograd_ms": autograd_ms,
-        "jacobians": jacobian_table(twins["scan"], batch[0], sizes["columns"], device),
         "dense_steps": dense,
         "sparse_steps": last.serial,
-        "scan_steps": levels[-1].pop("steps"),
     }
+    keep(found)
+    batch = batch_of(data, sizes["batch"], generator)
+    found["jacobians"] = jacobian_table(twins["scan"], batch[0], sizes["columns"], device)
+    keep(found)
+    levels, found["autograd_ms"] = by_levels(twins["scan"], batch, sizes["turns"], device, clock)
+    steps = [row.pop("steps") for row in levels]
+    best = min(row["critical_flops"] for row in levels)
+    return {**found, "scan_critical_flops": best, "levels": levels, "scan_steps": steps[-1]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -264,16 +262,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "amount": options.amount,
         "sizes": sizes,
     }
-    results |= measure(data, test, sizes, options)
-    print(table(results))
     base = ("cifar10" if options.data else "generated") + ("_norm" if options.norm else "")
-    write(
-        base + ("" if options.device == "cpu" else f"_{options.device}"),
-        results,
-        folder_of(options, __file__),
-        table,
-        draw,
-    )
+    base += "" if options.device == "cpu" else f"_{options.device}"
+    folder = folder_of(options, __file__)
+    results |= measure(data, test, sizes, options, lambda found: save(base, {**results, **found}, folder))
+    print(table(results))
+    write(base, results, folder, table, draw)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from experiments.harness import (
     markdown,
     now,
     plot_losses,
+    save,
     whole,
     write,
 )  # fmt: skip
@@ -104,6 +105,8 @@ def train(
             losses.append(round(loss.item(), 6))
             elapsed.append(round(sum(seconds), 4))
         accuracies.append(round(accuracy(model, test, 4 * sizes["batch"]), 4))
+        if clock.over:
+            break
     return {
         "seconds_a_step": statistics.median(seconds),
         "losses": losses,
@@ -187,17 +190,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "pixels": len(data[0]),
         "ways": {},
     }
+    base = ("cifar10" if options.data else "generated") + ("_large" if size == "large" else "")
+    base += "" if options.device == "cpu" else f"_{options.device}"
+    folder = folder_of(options, __file__)
     for way in WAYS:
         results["ways"][way] = attempt({}, lambda w=way: train(w, start, data, test, sizes, options))
+        save(base, results, folder)
     print(table(results))
-    base = ("cifar10" if options.data else "generated") + ("_large" if size == "large" else "")
-    write(
-        base + ("" if options.device == "cpu" else f"_{options.device}"),
-        results,
-        folder_of(options, __file__),
-        table,
-        draw,
-    )
+    write(base, results, folder, table, draw)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,24 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.deer_eigenworms.worms import STEPS, write_worms
-from experiments.harness import Results, begin, command, curve, facts, folder_of, made_on, plot_losses, whole, write
+from experiments.harness import (
+    Results,
+    begin,
+    command,
+    curve,
+    facts,
+    folder_of,
+    made_on,
+    plot_losses,
+    save,
+    whole,
+    write,
+)
 from timeloom.app import cli
 from timeloom.app.data import load, split
 from timeloom.app.errors import InputError
@@ -105,8 +117,8 @@ def about(data: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def on_real(options: Any, place: Path, results: Results) -> None:
-    """One run a seed, and with --twin the same by torch's own layers."""
+def on_real(options: Any, place: Path, results: Results, keep: Callable[[], object]) -> None:
+    """One run a seed, and with --twin the same by torch's own layers; `keep` is called as they come."""
     found = about(options.data)
     results["set"] = found
     length = (
@@ -129,6 +141,7 @@ def on_real(options: Any, place: Path, results: Results) -> None:
             compared = FULL["compared"] if name == "parallel" else 0
             run = train(options.data, place / f"{name}{seed}", solver, epochs, compared, *more, "--seed", str(seed))
             results["runs"][f"{name}, seed {seed}"] = {"length": found["longest"], **run}
+            keep()
     for name in ("parallel", "torch"):
         accuracies = [run["test_quality"] for label, run in results["runs"].items() if label.startswith(name)]
         if accuracies:
@@ -136,8 +149,8 @@ def on_real(options: Any, place: Path, results: Results) -> None:
             results.setdefault("accuracy", {})[name] = [statistics.mean(accuracies), spread, len(accuracies)]
 
 
-def on_generated(options: Any, place: Path, results: Results) -> None:
-    """At full length parallel in time; at a sixteenth of it both ways."""
+def on_generated(options: Any, place: Path, results: Results, keep: Callable[[], object]) -> None:
+    """At full length parallel in time; at a sixteenth of it both ways. `keep` is called as they come."""
     sizes = FAST if options.fast else FULL
     results["data"] = f"generated stand-in for EigenWorms, {5 * sizes['each']} series"
     rate = ("--lr", LEARNING_RATE, "--valid-fraction", "0.2", "--test-fraction", "0.2", "--device", options.device)
@@ -149,6 +162,7 @@ def on_generated(options: Any, place: Path, results: Results) -> None:
         worms = str(write_worms(place / f"worms{length}", sizes["each"], length))
         run = train(worms, place / name, solver, epochs, sizes["compared"], *rate)
         results["runs"][name] = {"length": length, **run}
+        keep()
     both = (results["runs"][name]["losses"] for name in ("parallel, short", "torch, short"))
     results["apart"] = f"{statistics.median(abs(a - b) for a, b in zip(*both, strict=True)):.1e}"
 
@@ -165,15 +179,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=whole, help="with --data (default 1000)")
     options = begin(parser, arguments)
     results: Results = {"machine": facts(options.device), "runs": {}}
+    folder = folder_of(options, __file__)
+
+    def base() -> str:
+        name = results["set"]["name"].lower() if options.data else "generated"
+        return name if options.device == "cpu" else f"{name}_{options.device}"
+
     with tempfile.TemporaryDirectory() as temporary:
         try:
-            (on_real if options.data else on_generated)(options, Path(temporary), results)
+            measure = on_real if options.data else on_generated
+            measure(options, Path(temporary), results, lambda: save(base(), results, folder))
         except InputError as error:
             parser.error(str(error))
     print(table(results))
-    base = results["set"]["name"].lower() if options.data else "generated"
-    base += "" if options.device == "cpu" else f"_{options.device}"
-    write(base, results, folder_of(options, __file__), table, plot)
+    write(base(), results, folder, table, plot)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Time of a training step against the length of the sequence: torch's GRU, shooting and multigrid, side by side.
+"""Time of a training step against the length of the sequence: torch's GRU, ours, and the paper's implicit GRU.
 
     python -m experiments.mgrit.scaling [--device cuda]
 
 One sequence (B=1), n=32, default initialisation and long memory (update-gate bias +6), float32, tolerance 1e-5 on
-a CPU. Each point is the fastest of the turns that the solvers took one after the other.
+a CPU. The GRU by shooting and by multigrid; the implicit GRU of the multigrid paper in one chunk (serially, by the same
+kernels) and by multigrid. Each point is the fastest of the turns that the ways took one after the other.
 """
 
 from __future__ import annotations
@@ -18,14 +19,26 @@ import torch
 from torch import nn
 
 import timeloom as tl
-from experiments.harness import Results, begin, command, facts, figure, folder_of, made_on, markdown, write
+from experiments.harness import (
+    COLOURS,
+    Results,
+    begin,
+    command,
+    facts,
+    figure,
+    folder_of,
+    made_on,
+    markdown,
+    save,
+    write,
+)
 from timeloom.solvers import MGRIT, Shooting
 
 SIZE, BIASES = 32, {"default": 0.0, "gate bias +6": 6.0}
 LENGTHS, FAST_LENGTHS = tuple(2**k for k in range(7, 17)), (64, 128)
-SOLVERS = ("torch.nn.GRU", "shooting", "multigrid")
+SOLVERS = ("torch.nn.GRU", "shooting", "multigrid", "implicit GRU, one chunk", "implicit GRU, multigrid")
 TOLERANCE = {"cpu": 1e-5, "cuda": None}
-"""On a GPU the default one: products are rounded to tf32 there, as in cuDNN, and jumps below 1e-4 are rounding."""
+"""On a GPU the default one."""
 SERIAL_UP_TO = {"cpu": 2**16, "cuda": 2**15}
 """Steps up to which torch's layer is run: cuDNN refuses longer ones."""
 TURNS, PATIENCE = 5, 2.0
@@ -41,8 +54,10 @@ def measure(steps: int, bias: float, device: str) -> dict[str, Any]:
     if steps <= SERIAL_UP_TO[device]:
         layers["torch.nn.GRU"] = truth
     tol = TOLERANCE[device]
-    for name, solver in (("shooting", Shooting(tol=tol)), ("multigrid", MGRIT(tol=tol))):
-        layers[name] = tl.GRU(SIZE, SIZE, device=device, solver=solver)
+    solvers = (Shooting(tol=tol), MGRIT(tol=tol), Shooting(chunk=steps), MGRIT(tol=tol))
+    for name, solver in zip(SOLVERS[1:], solvers, strict=True):
+        kind = tl.ImplicitGRU if name.startswith("implicit") else tl.GRU
+        layers[name] = kind(SIZE, SIZE, device=device, solver=solver)
         layers[name].load_state_dict(truth.state_dict())
     x = torch.randn(steps, 1, SIZE, device=device, requires_grad=True)
     seconds = {name: [step(layer, x, device)] for name, layer in layers.items()}  # the first call warms up
@@ -55,7 +70,7 @@ def measure(steps: int, bias: float, device: str) -> dict[str, Any]:
     for name, layer in layers.items():
         taken = [1e3 * value for value in seconds[name][1:]]
         result[name] = {"milliseconds": min(taken), "median": statistics.median(taken)}
-        if isinstance(layer, tl.GRU):
+        if layer is not truth:
             report = layer.reports[0]
             result[name] |= {
                 "forward": report.iterations, "backward": report.backward.iterations, "chunk": report.chunk,
@@ -88,7 +103,7 @@ def draw(results: Results, path: Path) -> None:
     rows = results["regimes"]
     drawn, axes = figure(5.2 * len(rows), 4, 1, len(rows), sharey=True)
     for axis, (regime, points) in zip(axes[0], rows.items(), strict=True):
-        for color, name in zip(("#888888", "#e09f3e", "#0b6e99"), SOLVERS, strict=True):
+        for color, name in zip(COLOURS, SOLVERS, strict=False):
             here = [point for point in points if name in point]
             axis.loglog(
                 [point["steps"] for point in here], [point[name]["milliseconds"] for point in here],
@@ -105,19 +120,17 @@ def draw(results: Results, path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = begin(command(__doc__), arguments)
-    results: dict[str, Any] = {"n": SIZE, "B": 1, "facts": facts(options.device), "regimes": {}}
-    for regime, bias in BIASES.items():
-        rows = results["regimes"][regime] = []
-        for steps in FAST_LENGTHS if options.fast else LENGTHS:
+    results: dict[str, Any] = {"n": SIZE, "B": 1, "facts": facts(options.device), "regimes": {r: [] for r in BIASES}}
+    name, folder = f"scaling_{options.device}", folder_of(options, __file__)
+    for steps in FAST_LENGTHS if options.fast else LENGTHS:
+        for regime, bias in BIASES.items():
             if not options.clock.over:
-                rows.append(measure(steps, bias, options.device))
-                print(
-                    regime,
-                    steps,
-                    {name: f"{rows[-1][name]['milliseconds']:.1f} ms" for name in SOLVERS if name in rows[-1]},
-                    flush=True,
-                )
-    write(f"scaling_{options.device}", results, folder_of(options, __file__), table, draw)
+                found = measure(steps, bias, options.device)
+                results["regimes"][regime].append(found)
+                print(regime, steps, {way: f"{found[way]['milliseconds']:.1f} ms" for way in SOLVERS if way in found},
+                      flush=True)  # fmt: skip
+                save(name, results, folder)
+    write(name, results, folder, table, draw)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as place:
         results["ways"] = all_ways(splits, config, Path(place), options.clock)
     print(table(results))
-    write("generated" if options.data is None else "har", results, folder_of(options, __file__), table, draw)
+    base = ("generated" if options.data is None else "har") + ("" if options.device == "cpu" else f"_{options.device}")
+    write(base, results, folder_of(options, __file__), table, draw)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
     print(table(results))
     base = "generated" if options.data is None else f"{options.data.name}_{options.classes.replace('+', '_')}"
+    base += "" if options.device == "cpu" else f"_{options.device}"
     write(base, results, folder_of(options, __file__), table, draw)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from experiments.harness import COLOURS, Results, errors, figure, good, made_on, markdown
 from experiments.mgrit.rank_worker import REMEMBERS, WAYS
@@ -34,6 +36,19 @@ def best_alone(rows: list[Results], steps: int) -> Results | None:
     return min([*alone, *([serial] if serial else [])], key=lambda row: row["both_ms"], default=None)
 
 
+def fitted(features: Tensor, values: Tensor) -> Tensor:
+    """Constants that are not negative, of least squares: the best of those with some of them zero."""
+    best, least = torch.zeros(features.shape[1], dtype=features.dtype), float(values.square().sum())
+    for count in range(1, features.shape[1] + 1):
+        for chosen in itertools.combinations(range(features.shape[1]), count):
+            found = torch.linalg.lstsq(features[:, chosen], values[:, None]).solution.flatten()
+            error = float((features[:, chosen] @ found - values).square().sum())
+            if error < least and float(found.min()) >= 0:
+                least, best = error, torch.zeros_like(best)
+                best[list(chosen)] = found
+    return best
+
+
 def predict(rows: list[Results], way: str) -> list[Results]:
     """`o + γ T/R + σ T + collectives · exchange(R)`, fitted to all but the longest: what it says of all, and of that.
 
@@ -52,8 +67,8 @@ def predict(rows: list[Results], way: str) -> list[Results]:
     scale = torch.tensor([1 / row["both_ms"] for row in seen], dtype=torch.float64)
     rest = torch.tensor([max(row["both_ms"] - talk(row), 0.0) for row in seen], dtype=torch.float64)
     inside = [i for i, row in enumerate(points) if row["steps"] < longest]
-    constants = torch.linalg.lstsq(features[inside] * scale[:, None], (rest * scale)[:, None]).solution.clamp(min=0)
-    said = (features @ constants).flatten().tolist()
+    constants = fitted(features[inside] * scale[:, None], rest * scale)
+    said = (features @ constants).tolist()
     return [
         {"way": way, "ranks": row["ranks"], "steps": row["steps"], "model_ms": value + talk(row),
          "ratio": (value + talk(row)) / row["both_ms"], "held_out": row["steps"] == longest}

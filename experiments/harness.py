@@ -1,4 +1,4 @@
-"""What all experiments share: options, clocks, rows that outlive errors, files, pictures, processes of their own."""
+"""What all experiments share: options, clocks, rows that outlive errors, files, pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -269,29 +268,3 @@ def plot_losses(runs: Mapping[str, Mapping[str, Any]], title: str, path: Path, a
     axes[0][0].legend(fontsize="small")
     drawn.suptitle(title)
     drawn.savefig(path, dpi=100)
-
-
-# Processes
-
-
-def torchrun(module: str, ranks: int, arguments: Sequence[str], seconds: float) -> None:
-    """`module` on so many processes of one thread each; an error or too long a run is told by the end of its output."""
-    source = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    try:
-        done = subprocess.run(
-            [*launcher, "-m", module, *arguments],
-            env=environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired as expired:
-        raise TimeoutError(f"{ranks} processes took more than {seconds:.0f} s") from expired
-    if done.returncode:
-        told = [
-            line for line in done.stderr.splitlines() if re.match(r"(\[rank0\]: )?\w*(Error|Exception)\b", line.strip())
-        ]
-        raise RuntimeError((told or done.stderr.strip().splitlines() or ["no output"])[0])

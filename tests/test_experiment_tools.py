@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from experiments import __main__ as command_line
-from experiments import cifar, harness, page
+from experiments import cifar, harness, page, processes
 from experiments.catalogue import EXPERIMENTS, find
 from experiments.mgrit import rank_report
 from experiments.mgrit_har import har
@@ -111,7 +111,7 @@ def test_a_clock_that_is_over_ends_the_turns() -> None:
 
 def test_processes_that_fail_tell_why() -> None:
     with pytest.raises(RuntimeError, match=r"No module named|Error"):
-        harness.torchrun("experiments.no_such_module", 1, [], 120)
+        processes.torchrun("experiments.no_such_module", 1, [], 120)
 
 
 def test_the_model_of_ranks_finds_its_constants_and_predicts_the_longest() -> None:
@@ -125,6 +125,14 @@ def test_the_model_of_ranks_finds_its_constants_and_predicts_the_longest() -> No
     assert [one["steps"] for one in said if one["held_out"]] == [2048] * 4
     assert all(one["ratio"] == pytest.approx(1, rel=1e-6) for one in said)
     assert rank_report.predict(rows[:3], "exact multigrid") == []
+
+
+def test_the_model_of_ranks_has_no_negative_constants() -> None:
+    features = torch.tensor([[1.0, 1.0], [1.0, 2.0], [1.0, 4.0]], dtype=torch.float64)
+    found = rank_report.fitted(features, torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))  # falls: a slope below 0
+    assert found.tolist() == pytest.approx([2.0, 0.0])
+    found = rank_report.fitted(features, torch.tensor([1.5, 2.5, 4.5], dtype=torch.float64))
+    assert found.tolist() == pytest.approx([0.5, 1.0])
 
 
 def test_cifar_10_is_read_in_both_formats(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ does.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from experiments.bppsa_vgg.rank_worker import LEVELS
 from experiments.harness import (
     COLOURS,
     Results,
-    attempt,
     begin,
     command,
     errors,
@@ -30,10 +27,10 @@ from experiments.harness import (
     good,
     made_on,
     markdown,
-    torchrun,
     whole,
     write,
 )  # fmt: skip
+from experiments.processes import options_of, rows_of_processes
 
 RANKS = (1, 2, 4, 8, 16)
 FULL = {"share": 1, "batch": 2, "turns": 2}
@@ -49,23 +46,6 @@ def modelled(products: Sequence[Sequence[object]], workers: int) -> float:
             level, flops = (phase, at), []
         flops.append(float(cost))
     return total
-
-
-def measure(ranks: Sequence[int], sizes: dict[str, int], seconds: float, file: Path) -> list[Results]:
-    """Rows of all numbers of processes, in one launch, as far as the time went; an error becomes a row."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    arguments = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    arguments += ["--ranks", *map(str, ranks), "--seconds", str(seconds), "--to", str(file.resolve())]
-
-    def run() -> Results:
-        torchrun("experiments.bppsa_vgg.rank_worker", max(ranks), arguments, seconds + 90)
-        return {"measured": True}
-
-    done = attempt({"ranks": max(ranks)}, run)
-    rows = json.loads(file.read_text()) if file.exists() else []
-    file.unlink(missing_ok=True)
-    return rows + ([done] if "error" in done else [])
 
 
 def table(results: Results) -> str:
@@ -125,9 +105,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes = dict(FAST if options.fast else FULL)
     sizes |= {name: getattr(options, name) for name in ("share", "batch") if getattr(options, name)}
     machine, folder = facts(), folder_of(options, __file__)
-    seconds = 3600.0 if math.isinf(options.clock.left) else max(10.0, options.clock.left)
     ranks = options.ranks or ((2,) if options.fast else RANKS)
-    results = {"machine": machine, "sizes": sizes, "rows": measure(ranks, sizes, seconds, folder / "ranks.rows")}
+    arguments = [*options_of(sizes), "--ranks", *map(str, ranks)]
+    rows = rows_of_processes(
+        "experiments.bppsa_vgg.rank_worker", max(ranks), arguments, options.clock, folder / "ranks.rows"
+    )
+    results = {"machine": machine, "sizes": sizes, "rows": rows}
     print(table(results))
     write("ranks", results, folder, table, draw)
 

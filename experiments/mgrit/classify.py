@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import Clock, Results, attempt, curve, errors, made_on, markdown, plot_losses, torchrun
+from experiments.harness import Clock, Results, attempt, curve, errors, made_on, markdown, plot_losses
+from experiments.processes import torchrun
 from timeloom.app.data import Splits
 from timeloom.app.train.config import TrainConfig
 from timeloom.app.train.metrics import read

@@ -12,8 +12,6 @@ processes also shares time with data: groups of them, each with a part of the ba
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,12 +30,12 @@ from experiments.harness import (
     folder_of,
     passes,
     save,
-    torchrun,
     whole,
     write,
 )  # fmt: skip
 from experiments.mgrit.rank_report import draw, table
 from experiments.mgrit.rank_worker import PATIENCE, WARM, inputs_of, layer_of, solver_of
+from experiments.processes import options_of, rows_of_processes
 from timeloom.solvers import Shooting, Solver
 
 LENGTHS = tuple(2**k for k in range(7, 15))
@@ -114,27 +112,12 @@ def shapes_of(ranks: Sequence[int], batch: int) -> list[tuple[int, int]]:
 
 
 def parallel(
-    shapes: Sequence[tuple[int, int]], lengths: Sequence[int], sizes: dict[str, int], seconds: float, file: Path
+    shapes: Sequence[tuple[int, int]], lengths: Sequence[int], sizes: dict[str, int], clock: Clock, file: Path
 ) -> list[Results]:
-    """Rows of all numbers of processes and of those that share a sequence, as far as the time went; an error becomes a
-    row. All of them in one launch: starting many processes takes longer than most measurements. `file` has the rows as
-    they come.
-    """
-    most = max(ranks for ranks, _ in shapes)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
+    """Rows of all numbers of processes and of those that share a sequence, as far as the time went."""
     arguments = ["--shapes", *[f"{ranks}x{time}" for ranks, time in shapes], "--lengths", *map(str, lengths)]
-    arguments += [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    arguments += ["--to", str(file.resolve()), "--seconds", str(seconds)]
-
-    def run() -> Results:
-        torchrun("experiments.mgrit.rank_worker", most, arguments, seconds + 90)
-        return {"measured": True}
-
-    done = attempt({"ranks": most}, run)
-    rows = json.loads(file.read_text()) if file.exists() else []
-    file.unlink(missing_ok=True)
-    return rows + ([done] if "error" in done else [])
+    most = max(ranks for ranks, _ in shapes)
+    return rows_of_processes("experiments.mgrit.rank_worker", most, [*arguments, *options_of(sizes)], clock, file, 0.7)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -158,8 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     rows, folder = results["rows"], folder_of(options, __file__)
     name = "ranks" if sizes in (FULL, FAST) else f"ranks_{sizes['hidden']}x{sizes['batch']}"
-    seconds = 3600.0 if math.isinf(options.clock.left) else max(10.0, 0.7 * options.clock.left)
-    rows += parallel(shapes_of(ranks, sizes["batch"]), lengths, sizes, seconds, folder / f"{name}.rows")
+    rows += parallel(shapes_of(ranks, sizes["batch"]), lengths, sizes, options.clock, folder / f"{name}.rows")
     save(name, results, folder)
     cores = os.cpu_count() or 1
     threads, measured = [count for count in THREADS if count <= cores], Alone(sizes, options.clock)

@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from experiments.harness import now
-from experiments.mgrit.rank_worker import Team, layer_of
+from experiments.harness import Clock, now
+from experiments.mgrit.rank_worker import WARM, Team, layer_of
 from timeloom.distributed import TimeParallel, slice_of, sum_over_time
 from timeloom.solvers import MGRIT
 
-FEATURES = 1000
+FEATURES, ENOUGH = 1000, 2e3
+"""Of a frame; milliseconds after which features are not made once more."""
 SHAPES: dict[str, dict[str, Any]] = {
     "resnet-18": {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]},
     "resnet-34": {"layer_type": "basic", "depths": [3, 4, 6, 3], "hidden_sizes": [64, 128, 256, 512]},
@@ -48,20 +49,27 @@ def measure(name: str, given: argparse.Namespace, team: Team) -> dict[str, Any]:
     frames = torch.rand(
         given.frames, given.batch, 3, given.size, given.size, generator=torch.Generator().manual_seed(0)
     )
-    frames, best = frames[mine], [float("inf")] * 2
+    frames = frames[mine]
     features(net, frames[:1])
-    for _ in range(given.turns + 1):
-        layer.zero_grad()
+
+    def slowest(began: float) -> float:
+        taken = torch.tensor(now() - began)
+        dist.all_reduce(taken, dist.ReduceOp.MAX, team.everyone)
+        return 1e3 * float(taken)
+
+    made, stepped = list[float](), list[float]()
+    while len(made) < given.turns and sum(made) < ENOUGH:
         dist.barrier(team.everyone)
         began = now()
         x = features(net, frames)
-        dist.barrier(team.everyone)  # so that each part has its own slowest process
-        middle = now()
+        made.append(slowest(began))
+    for _ in range(given.turns + WARM):
+        layer.zero_grad()
+        dist.barrier(team.everyone)
+        began = now()
         sum_over_time(model(x)[0].square().sum(), mesh).backward()
-        taken = torch.tensor([middle - began, now() - middle])
-        dist.all_reduce(taken, dist.ReduceOp.MAX, team.everyone)
-        best = [min(old, 1e3 * new) for old, new in zip(best, taken.tolist(), strict=True)]
-    return {"features_ms": best[0], "network_ms": best[1]}
+        stepped.append(slowest(began))
+    return {"features_ms": min(made), "network_ms": min(stepped[WARM:])}
 
 
 def main() -> None:
@@ -70,18 +78,23 @@ def main() -> None:
         parser.add_argument(f"--{option}", type=int, required=True)
     parser.add_argument("--ranks", type=int, nargs="+", required=True)
     parser.add_argument("--nets", choices=tuple(SHAPES), nargs="+", required=True)
+    parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--to", type=Path, required=True)
     given = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rows = []
+    clock, rows = Clock(given.seconds / 60), list[dict[str, Any]]()
     for ranks in given.ranks:
         team = Team.of(ranks, ranks)
-        for name in given.nets if dist.get_rank() < ranks else ():
-            rows.append({"net": name, "ranks": ranks, "way": "multigrid as published", **measure(name, given, team)})
+        for name in given.nets:
+            over = torch.tensor(float(clock.over))
+            dist.broadcast(over, 0)  # all processes stop together
+            if not over and dist.get_rank() < ranks:
+                where = {"net": name, "ranks": ranks, "way": "multigrid as published"}
+                rows.append({**where, **measure(name, given, team)})
             if dist.get_rank() == 0:
                 given.to.write_text(json.dumps(rows))
-        dist.barrier()  # the others wait, and leave their cores alone
+            dist.barrier()  # the others wait, and leave their cores alone
     dist.destroy_process_group()
 
 

@@ -10,8 +10,6 @@ GRU. The nets have random weights, which changes no time, and frames are noise.
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from torch import nn
 from experiments.harness import (
     COLOURS,
     Results,
-    attempt,
     begin,
     command,
     errors,
@@ -32,34 +29,16 @@ from experiments.harness import (
     made_on,
     markdown,
     passes,
-    torchrun,
     whole,
     write,
 )  # fmt: skip
 from experiments.mgrit_hmdb51.net_worker import FEATURES, SHAPES
+from experiments.processes import options_of, rows_of_processes
 
 NETS = ("resnet-18", "resnet-34", "resnet-50")
 FULL = {"frames": 128, "size": 96, "batch": 2, "hidden": 64, "turns": 3}
 FAST = {"frames": 8, "size": 32, "batch": 2, "hidden": 4, "turns": 1}
-SECONDS = 1800
-"""Most that all numbers of processes together may take."""
 SERIAL = "GRU, serial"
-
-
-def measure(ranks: Sequence[int], nets: Sequence[str], sizes: dict[str, int]) -> list[Results]:
-    """A row for each net and number of processes; an error becomes a row."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.json"
-        arguments = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-        arguments += ["--ranks", *map(str, ranks), "--nets", *nets, "--to", str(file)]
-
-        def run() -> Results:
-            torchrun("experiments.mgrit_hmdb51.net_worker", max(ranks), arguments, SECONDS)
-            return {"measured": True}
-
-        done = attempt({"ranks": max(ranks)}, run)
-        rows = json.loads(file.read_text()) if file.exists() else []
-    return rows + ([done] if "error" in done else [])
 
 
 def serial(rows: list[Results], sizes: dict[str, int]) -> list[Results]:
@@ -88,7 +67,7 @@ def table(results: Results) -> str:
     lines = [
         f"{sizes['frames']} frames of {sizes['size']} × {sizes['size']}, batch {sizes['batch']}, {sizes['hidden']} "
         f"units; noise and random weights; one thread a process. {made_on(machine)}. Milliseconds are the fastest of "
-        f"{sizes['turns'] + 1}, the slowest process of each.",
+        f"{sizes['turns']} (features: of fewer where they take seconds), the slowest process of each.",
         "",
     ]
     ratios, cells = speedups(rows), []
@@ -131,10 +110,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes = dict(FAST if options.fast else FULL)
     sizes |= {name: getattr(options, name) for name in ("size", "batch") if getattr(options, name)}
     nets = options.nets or (("small",) if options.fast else NETS)
-    rows = measure(sorted(set(options.ranks or (1, 2))), nets, sizes)
-    results = {"machine": facts(), "sizes": sizes, "rows": rows + serial(rows, sizes)}
+    machine, folder, ranks = facts(), folder_of(options, __file__), sorted(set(options.ranks or (1, 2)), reverse=True)
+    arguments = [*options_of(sizes), "--ranks", *map(str, ranks), "--nets", *nets]
+    rows = rows_of_processes(
+        "experiments.mgrit_hmdb51.net_worker", max(ranks), arguments, options.clock, folder / "nets.rows"
+    )
+    results = {"machine": machine, "sizes": sizes, "rows": rows + serial(rows, sizes)}
     print(table(results))
-    write("nets", results, folder_of(options, __file__), table, draw)
+    write("nets", results, folder, table, draw)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,25 @@ def ranks_speedup(results: Results) -> str:
         parts.append(f"{way} {most['both_ms']:.1f} ms on {most['ranks']} processes ({', '.join(told)})")
     cores = (results.get("machine") or {}).get("cores")
     sizes = results["sizes"]
-    return f"T = {longest:,}, {sizes['hidden']} units, batch {sizes['batch']}, {cores} cores: " + "; ".join(parts)
+    told = f"T = {longest:,}, {sizes['hidden']} units, batch {sizes['batch']}, {cores} cores: " + "; ".join(parts)
+    return told + by_length(results["rows"])
+
+
+def by_length(rows: list[Results]) -> str:
+    """The most processes against the serial networks at every length, and the model at the one it has not seen."""
+    from experiments.mgrit.rank_report import WAYS, best_serial, most_processes, predict
+
+    here = most_processes(rows)
+    if len(here) < 2:
+        return ""
+    parts = []
+    for words, way in (("torch's serial GRU", "GRU"), ("the best serial run of the same network", "implicit GRU")):
+        bases = [(row, best_serial(rows, row["steps"], way)) for row in here]
+        told = [f"{base['both_ms'] / row['both_ms']:.3g}× at {row['steps']:,}" for row, base in bases if base]
+        parts.append(f"over {words} {', '.join(told)}")
+    ratios = [one["ratio"] for one in predict(rows, WAYS[0]) if one["held_out"]]
+    model = f". A model of the time says {min(ratios):.2f} to {max(ratios):.2f} of it at a length it has not seen"
+    return f". {WAYS[0]} on {here[0]['ranks']} processes by length: " + "; ".join(parts) + (model if ratios else "")
 
 
 def preprocessors(results: Results) -> str:
@@ -62,8 +80,12 @@ def preprocessors(results: Results) -> str:
 
 
 def ways_accuracy(results: Results) -> str:
-    told = [f"{name} {one['accuracy']:.0%}" for name, one in results["ways"].items() if "accuracy" in one]
-    return f"{results['data']}: " + ", ".join(told)
+    told = [
+        f"{name} {one['accuracy']:.0%} ({1e3 * one['seconds_a_step']:.0f} ms a step)"
+        for name, one in results["ways"].items()
+        if "accuracy" in one
+    ]
+    return f"{results['data']}, {device(results)}: " + ", ".join(told)
 
 
 def accuracy_cost(results: Results) -> str:
@@ -300,12 +322,14 @@ def warm_starts(results: Results) -> str:
     rows: dict[str, dict[bool, Any]] = {}
     for row in good(results["rows"]):
         rows.setdefault(row["solver"], {})[row["warm"]] = row
-    told = [
-        f"{name} {pair[False]['sweeps'][-1]:.1f} → {pair[True]['sweeps'][-1]:.1f}"
-        for name, pair in rows.items()
-        if len(pair) == 2
-    ]
-    return "sweeps of the last epoch without and with the last epoch's states: " + ", ".join(told)
+    told = []
+    for name, pair in rows.items():
+        if len(pair) == 2:
+            cold, warm = (min(pair[key]["seconds"][1:] or pair[key]["seconds"]) for key in (False, True))
+            sweeps = f"{pair[False]['sweeps'][-1]:.1f} → {pair[True]['sweeps'][-1]:.1f}"
+            told.append(f"{name} {sweeps} (an epoch {1e3 * cold:.3g} → {1e3 * warm:.3g} ms)")
+    where = device(results)
+    return f"{where}, sweeps of the last epoch without and with the last epoch's states: " + ", ".join(told)
 
 
 def sweeps(results: Results) -> str:

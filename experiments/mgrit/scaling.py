@@ -41,6 +41,7 @@ TOLERANCE = {"cpu": 1e-5, "cuda": None}
 """On a GPU the default one."""
 SERIAL_UP_TO = {"cpu": 2**16, "cuda": 2**15}
 """Steps up to which torch's layer is run: cuDNN refuses longer ones."""
+KERNELS_FROM = 8192
 TURNS, PATIENCE = 5, 2.0
 """Turns of each solver at each length; fewer where a turn takes longer than this many seconds."""
 
@@ -122,6 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = begin(command(__doc__), arguments)
     results: dict[str, Any] = {"n": SIZE, "B": 1, "facts": facts(options.device), "regimes": {r: [] for r in BIASES}}
     name, folder = f"scaling_{options.device}", folder_of(options, __file__)
+    if not options.fast:  # kernels of a network are made where enough work asks for them: let nothing below see that
+        measure(KERNELS_FROM, 0.0, options.device)
     for steps in FAST_LENGTHS if options.fast else LENGTHS:
         for regime, bias in BIASES.items():
             if not options.clock.over:

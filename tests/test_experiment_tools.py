@@ -15,7 +15,6 @@ from experiments import __main__ as command_line
 from experiments import cifar, harness, page, processes
 from experiments.catalogue import EXPERIMENTS, find
 from experiments.mgrit import rank_report
-from experiments.mgrit_har import har
 
 
 def test_all_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,29 +166,3 @@ def test_files_that_are_not_cifar_10_are_named(tmp_path: Path) -> None:
     (tmp_path / "test_batch").write_bytes(pickle.dumps(print))  # a pickle may call anything
     with pytest.raises(ValueError, match=r"no file of CIFAR-10's pickles \(it names builtins.print\)"):
         cifar.load(tmp_path, "test")
-
-
-def _write_har(folder: Path, rows: int) -> Path:
-    for part in ("train", "test"):
-        signals = folder / part / "Inertial Signals"
-        signals.mkdir(parents=True)
-        for number, name in enumerate(har.SIGNALS):
-            lines = [" ".join(f"{0.1 * number + row + 0.001 * t: .7e}" for t in range(128)) for row in range(rows)]
-            (signals / f"{name}_{part}.txt").write_text("\n".join(lines) + "\n")
-        (folder / part / f"y_{part}.txt").write_text("\n".join(str(1 + row % 6) for row in range(rows)) + "\n")
-    return folder
-
-
-def test_uci_har_is_read(tmp_path: Path) -> None:
-    table = har.read(_write_har(tmp_path, 7))
-    assert len(table.records) == 14
-    assert table.records[0].values.shape == (128, 9)
-    assert table.records[1].label == "walking upstairs"
-    assert [record.split for record in table.records] == ["train"] * 7 + ["test"] * 7
-    torch.testing.assert_close(table.records[2].values[5], 0.1 * torch.arange(9) + 2 + 0.005)
-    (tmp_path / "train" / "y_train.txt").write_text("1\n2\n")
-    with pytest.raises(ValueError, match="as many labels are needed"):
-        har.read(tmp_path)
-    (tmp_path / "train" / "y_train.txt").unlink()
-    with pytest.raises(ValueError, match=r"y_train.txt: no such file; give the folder that holds train/ and test/"):
-        har.read(tmp_path)

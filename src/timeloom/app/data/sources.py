@@ -12,6 +12,7 @@ from timeloom.app.data.reading import EVERYTHING, Reading, filled
 from timeloom.app.data.records import Split, Table
 from timeloom.app.data.ts import read_ts
 from timeloom.app.data.turning_task import Turning, turning
+from timeloom.app.data.uci_har import holds_uci_har, read_uci_har
 from timeloom.app.errors import InputError
 from timeloom.app.named_options import split_spec, with_options
 
@@ -49,6 +50,8 @@ def load(source: str, reading: Reading = EVERYTHING, labelled: bool = False) -> 
 
             if holds_clips(path):
                 return read_clips(path, Video()).checked(labelled)
+        if holds_uci_har(path):
+            return _filled(read_uci_har(path, reading), reading).checked(labelled)
         return (_read_archive_files(pairs[0], reading) if pairs else read_folder(path, reading)).checked(labelled)
     if path.suffix == ".ts" and path.is_file():
         return _read_archive_files(path, reading).checked(labelled)

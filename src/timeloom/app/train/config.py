@@ -14,7 +14,7 @@ from timeloom.options import did_you_mean
 Cell = Literal["gru", "implicit-gru", "lstm", "rnn"]
 Pooling = Literal["mean", "last"]
 Precision = Literal["float32", "float64", "bf16"]
-Preset = Literal["default", "eigenworms", "hmdb6", "hmdb51"]
+Preset = Literal["default", "eigenworms", "hmdb6", "hmdb51", "uci-har"]
 Metric = Literal["auto", "loss", "accuracy", "balanced-accuracy", "macro-f1", "r2", "mae"]
 
 
@@ -105,7 +105,8 @@ class TrainConfig:
     out: str = ""
     """Folder of the run; by default a new one in runs/."""
     preset: Preset = "default"
-    """Settings to begin from; eigenworms is the model of the DEER paper, hmdb6 and hmdb51 are the multigrid paper's."""
+    """Settings to begin from; eigenworms is the model of the DEER paper, hmdb6 and hmdb51 are the multigrid paper's,
+    uci-har is the example published with its code."""
     solver: str = "auto"
     """auto, sequential, shooting, mgrit, deer …, with options: shooting:chunk=256,correction=newton."""
     device: str = "auto"
@@ -199,6 +200,12 @@ def preset(name: str) -> TrainConfig:
         )
     if name == "hmdb6":
         return replace(preset("hmdb51"), preset="hmdb6", data="video:hmdb51,classes=hmdb6")
+    if name == "uci-har":
+        model = ModelConfig(hidden=100, layers=2, pooling="last")
+        optim = OptimConfig(
+            "adam", lr=1e-3, schedule="constant", weight_decay=0.0, betas=(0.9, 0.999), clip=0.0, epochs=6, batch=100
+        )
+        return TrainConfig("UCI HAR Dataset", preset="uci-har", model=model, optim=optim)
     known = get_args(Preset)
     raise InputError(f"no preset {name!r}; there are: {', '.join(known)}{did_you_mean(name, known)}")
 

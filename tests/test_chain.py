@@ -280,6 +280,32 @@ def test_flops_are_counted_as_they_are_made() -> None:
         torch.testing.assert_close(product.values.expand(2, -1, -1), dense[0] @ dense[1])
 
 
+@pytest.mark.parametrize("most", [1, 7, 100])
+def test_large_products_are_made_in_pieces(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    multiply = torch.sparse.mm
+
+    def watched(left: Tensor, right: Tensor) -> Tensor:
+        calls.append(len(left))
+        return multiply(left, right)
+
+    monkeypatch.setattr(torch.sparse, "mm", watched)
+    empty = torch.zeros(2, 5, dtype=torch.float64)
+    empty[1, 3] = 2.0  # rows without entries, at the beginning and at the end
+    (other,) = [one for one in random_matrices([5, 5, 5, 5], 2) if isinstance(one, Sparse)][:1]
+    for left, right in ((Sparse.diagonal(empty), other), (other, Sparse.diagonal(empty)), (other, other)):
+        monkeypatch.setattr(matrices, "MOST_PRODUCTS", 2**28)
+        whole = matrices.compose(left, right)
+        calls.clear()
+        monkeypatch.setattr(matrices, "MOST_PRODUCTS", most)
+        pieces = matrices.compose(left, right)
+        assert sum(calls) == left.batch * left.shape[0]
+        assert min(calls) > 0
+        assert len(calls) > 1 or matrices.compose_flops(left, right) * left.batch / 2 < most
+        dense = [one.to_dense().values if isinstance(one, Sparse) else one.values for one in (whole, pieces)]
+        torch.testing.assert_close(dense[1], dense[0], rtol=0, atol=0)
+
+
 def test_the_trace_tells_the_critical_path() -> None:
     traces: list[ScanTrace] = []
     model, x = convolutional(True), draw(2, 3, 17, 16)

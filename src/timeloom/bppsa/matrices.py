@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 WORTH_SPARSE = 0.25
 """Share of entries up to which a matrix is stored sparse."""
+MOST_PRODUCTS = 2**28
+"""Of numbers, in one product of sparse matrices: cuSPARSE has no resources for many more."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,7 @@ def compose(left: Matrix, right: Matrix) -> Matrix:
     if isinstance(left, Sparse) and isinstance(right, Sparse):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # see csr
-            # by way of COO: torch's product of two CSR matrices on a CPU never gives its memory back
-            coo = torch.sparse.mm(left.matrix.to_sparse_coo(), right.matrix.to_sparse_coo())
-            product = Sparse(coo.coalesce().to_sparse_csr(), left.batch)
+            product = Sparse(_product(left.matrix, right.matrix), left.batch)
         rows, columns = product.shape
         return product if product.stored <= WORTH_SPARSE * product.batch * rows * columns else product.to_dense()
     if isinstance(left, Sparse):
@@ -116,6 +118,37 @@ def compose(left: Matrix, right: Matrix) -> Matrix:
     return Dense((right.matrix.t().to_sparse_csr() @ stacked).unflatten(0, (right.batch, -1)).mT)
 
 
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Of two CSR matrices, by pieces of rows that are made of no more than `MOST_PRODUCTS` products each."""
+    begins = left.crow_indices()
+    made = pad(_products(left, right).cumsum(0), (1, 0))[begins]  # before each row
+    pieces = 1 + int(made[-1]) // MOST_PRODUCTS
+    cuts = torch.searchsorted(made, torch.arange(pieces, device=made.device) * MOST_PRODUCTS).unique().tolist()
+    found, whole = [], right.to_sparse_coo()
+    for first, last in itertools.pairwise([*(cut for cut in cuts if cut < len(left)), len(left)]):
+        inside = slice(int(begins[first]), int(begins[last]))
+        rows = csr(
+            begins[first : last + 1] - begins[first],
+            left.col_indices()[inside],
+            left.values()[inside],
+            (last - first, left.shape[1]),
+        )
+        # by way of COO: torch's product of two CSR matrices on a CPU never gives its memory back
+        part = torch.sparse.mm(rows.to_sparse_coo(), whole).coalesce().to_sparse_csr()
+        found.append((part.crow_indices(), part.col_indices(), part.values()))
+    if len(found) == 1:
+        return csr(*found[0], (left.shape[0], right.shape[1]))
+    sizes = torch.cat([crow[1:] - crow[:-1] for crow, _, _ in found])
+    columns, values = (torch.cat([part[k] for part in found]) for k in (1, 2))
+    return csr(pad(sizes.cumsum(0), (1, 0)), columns, values, (left.shape[0], right.shape[1]))
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """How many products every stored entry of `left` takes part in."""
+    begins = right.crow_indices()
+    return (begins[1:] - begins[:-1])[left.col_indices()]
+
+
 def apply_flops(matrix: Matrix) -> float:
     """Floating-point operations of `apply`, for one of the batch on average: two for each stored entry."""
     if isinstance(matrix, Sparse):
@@ -126,8 +159,7 @@ def apply_flops(matrix: Matrix) -> float:
 def compose_flops(left: Matrix, right: Matrix) -> float:
     """Floating-point operations of `compose`, for one of the batch on average."""
     if isinstance(left, Sparse) and isinstance(right, Sparse):
-        begins = right.matrix.crow_indices()
-        return 2 * float((begins[1:] - begins[:-1])[left.matrix.col_indices()].sum()) / left.batch
+        return 2 * float(_products(left.matrix, right.matrix).sum()) / left.batch
     if isinstance(left, Sparse):
         return apply_flops(left) * right.shape[1]
     return apply_flops(right) * left.shape[0]

@@ -37,14 +37,16 @@ def torchrun(module: str, ranks: int, arguments: Sequence[str], seconds: float) 
 
 
 def rows_of_processes(
-    module: str, ranks: int, arguments: Sequence[str], clock: Clock, file: Path, share: float = 1.0
+    module: str, ranks: int, arguments: Sequence[str], clock: Clock, file: Path, kept: Sequence[Results] = ()
 ) -> list[Results]:
     """Rows that `module` writes to `file` as they come, on so many processes of one launch, since starting many takes
-    longer than most measurements. They have a `share` of the clock's time; an error becomes a row.
+    longer than most measurements. The file holds the rows that are `kept` at first; an error becomes a row.
     """
-    seconds = 3600.0 if clock.limit is None else max(10.0, share * clock.left)
+    seconds = 3600.0 if clock.limit is None else max(10.0, clock.left)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
+    if kept:
+        file.write_text(json.dumps(kept))
 
     def run() -> Results:
         torchrun(module, ranks, [*arguments, "--to", str(file.resolve()), "--seconds", str(seconds)], seconds + 90)

@@ -12,9 +12,9 @@ processes also shares time with data: groups of them, each with a part of the ba
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from experiments.harness import (
     write,
 )  # fmt: skip
 from experiments.mgrit.rank_report import draw, table
-from experiments.mgrit.rank_worker import PATIENCE, WARM, inputs_of, layer_of, solver_of
+from experiments.mgrit.rank_worker import PATIENCE, WARM, inputs_of, layer_of, make_kernels, solver_of
 from experiments.processes import options_of, rows_of_processes
 from timeloom.solvers import Shooting, Solver
 
@@ -43,6 +43,8 @@ RANKS = (1, 2, 4, 8, 16)
 FULL = {"batch": 4, "inputs": 8, "hidden": 16, "turns": 5, "compared": 1024}
 FAST = {"batch": 2, "inputs": 3, "hidden": 4, "turns": 1, "compared": 256}
 THREADS = (1, 4, 16)
+SERIAL_SHARE = 0.3
+"""Of the time, at most, for one process."""
 SCALED = 2048
 """Steps that torch's serial runs are timed over."""
 ALONE = {
@@ -111,13 +113,18 @@ def shapes_of(ranks: Sequence[int], batch: int) -> list[tuple[int, int]]:
     ]
 
 
-def parallel(
-    shapes: Sequence[tuple[int, int]], lengths: Sequence[int], sizes: dict[str, int], clock: Clock, file: Path
-) -> list[Results]:
-    """Rows of all numbers of processes and of those that share a sequence, as far as the time went."""
-    arguments = ["--shapes", *[f"{ranks}x{time}" for ranks, time in shapes], "--lengths", *map(str, lengths)]
-    most = max(ranks for ranks, _ in shapes)
-    return rows_of_processes("experiments.mgrit.rank_worker", most, [*arguments, *options_of(sizes)], clock, file, 0.7)
+def serial(
+    lengths: Sequence[int], sizes: dict[str, int], done: set[tuple[str, int]], clock: Clock
+) -> Iterator[Results]:
+    """What one process does at all lengths, the longest first, since it counts most; a row each as they come."""
+    threads, measured = [count for count in THREADS if count <= (os.cpu_count() or 1)], Alone(sizes, clock)
+    for steps in reversed(lengths):
+        for way in ALONE:
+            for count in threads[:1] if way.endswith("GRU, serial") else threads:  # torch's: few numbers in a step
+                label = way if count == 1 else f"{way}, {count} threads"
+                if (label, steps) not in done and not clock.over:
+                    where = {"way": label, "ranks": 1, "steps": steps}
+                    yield attempt(where, lambda w=way, s=steps, c=count: measured(w, s, c))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -126,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=whole, nargs="+", help=f"lengths (default: {LENGTHS})")
     parser.add_argument("--hidden", type=whole, help="units (default: 16)")
     parser.add_argument("--batch", type=whole, help="sequences (default: 4)")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that the folder already has")
     options = begin(parser, arguments)
     sizes = dict(FAST if options.fast else FULL)
     sizes |= {name: getattr(options, name) for name in ("hidden", "batch") if getattr(options, name)}
@@ -139,21 +147,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "statistic": "fastest",
         "rows": [],
     }
-    rows, folder = results["rows"], folder_of(options, __file__)
+    folder = folder_of(options, __file__)
     name = "ranks" if sizes in (FULL, FAST) else f"ranks_{sizes['hidden']}x{sizes['batch']}"
-    rows += parallel(shapes_of(ranks, sizes["batch"]), lengths, sizes, options.clock, folder / f"{name}.rows")
-    save(name, results, folder)
-    cores = os.cpu_count() or 1
-    threads, measured = [count for count in THREADS if count <= cores], Alone(sizes, options.clock)
-    for steps in reversed(lengths):  # the longest first: it counts most
-        for way in ALONE:
-            for count in threads[:1] if way.endswith("GRU, serial") else threads:  # torch's: few numbers in a step
-                if options.clock.over and steps != lengths[-1]:
-                    continue
-                label = way if count == 1 else f"{way}, {count} threads"
-                rows.append(attempt({"way": label, "ranks": 1, "steps": steps},
-                                    lambda w=way, s=steps, c=count: measured(w, s, c)))  # fmt: skip
-                save(name, results, folder)
+    stored = folder / f"{name}.json"
+    kept = json.loads(stored.read_text())["rows"] if options.resume and stored.exists() else []
+    rows = results["rows"] = [row for row in kept if "error" not in row]
+    done = {(row["way"], row["steps"]) for row in rows if "time_ranks" not in row}
+    if not options.fast:
+        make_kernels(sizes["inputs"], sizes["hidden"])  # else the processes would wait for them
+    share = Clock(None if options.minutes is None else SERIAL_SHARE * options.minutes)
+    for row in serial(lengths, sizes, done, share):
+        rows.append(row)
+        save(name, results, folder)
+    shapes = shapes_of(ranks, sizes["batch"])
+    arguments = ["--shapes", *[f"{count}x{time}" for count, time in shapes], "--lengths", *map(str, lengths)]
+    arguments += options_of(sizes)
+    file = folder / f"{name}.rows"
+    results["rows"] = rows_of_processes(
+        "experiments.mgrit.rank_worker", max(ranks), arguments, options.clock, file, rows
+    )
     print(table(results))
     write(name, results, folder, table, draw)
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Pull = Callable[[slice, Tensor], Tensor]
 """`pull(at, grad)`: transposed derivatives of the intervals `at`, applied to grad `(k, B, S)`."""
+March = tuple[Callable[[Tensor, Tensor], Tensor], Tensor]
+"""`step(state, x)`, of rows `(B, S)` and `(B, K)`, and x of every interval, `(N, B, K)`."""
 UserStep = Callable[[Any, Tensor, Tensor], Any]
 """A user's own coarse step, `step(h, x, span) -> h`: h and x as his cell takes them, span `(N, 1)`."""
 
@@ -31,6 +33,16 @@ class Coarse(ABC):
     @abstractmethod
     def linearise(self, state: Tensor, u: Tensor, span: Tensor) -> Pull:
         """Transposed derivatives at these points, for intervals `(K, B, ·)`; used again and again, so prepared once."""
+
+    def marching(self, u: Tensor, span: Tensor, added: Tensor) -> March | None:
+        """All intervals `(K, B, ·)` one after the other, with `added` `(K, B, S)` behind each, as kernels can be made
+        of; None where they cannot.
+        """
+        return None
+
+    def marching_back(self, state: Tensor, u: Tensor, span: Tensor, added: Tensor) -> March | None:
+        """The same of their transposed derivatives at these states."""
+        return None
 
 
 class Frozen(Coarse):

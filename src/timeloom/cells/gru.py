@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Self
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from timeloom.cells.base import Cell, chain_weights, sum_outer, unit_box
-from timeloom.cells.coarse import Coarse, Pull
+from timeloom.cells.coarse import Coarse, March, Pull
 from timeloom.cells.projection import project
 
 
@@ -149,16 +150,46 @@ class GRUCoarse(Coarse):
         return torch.lerp(candidate, state, self._keep(update, span))
 
     def linearise(self, state: Tensor, u: Tensor, span: Tensor) -> Pull:
-        gates = self.cell._gates(state, u)
-        kept = self._keep(gates[1], span)
-        laws = kept, 1 - kept, self._keep_slope(gates[1], span)
-        keep, by_reset, by_update, _, by_inner = self.cell._slopes_of(state, gates, *laws)
-        slopes, w_hh = torch.stack([by_reset, by_update, by_inner], -2), self.cell.weights[0]
+        keep, *by_gate = self._slopes(state, u, span)
+        slopes, w_hh = torch.stack(by_gate, -2), self.cell.weights[0]
 
         def pull(at: slice, grad: Tensor) -> Tensor:
             return grad * keep[at] + (grad.unsqueeze(-2) * slopes[at]).flatten(-2) @ w_hh
 
         return pull
+
+    def _slopes(self, state: Tensor, u: Tensor, span: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What of h is kept, and ∂h⁺ by what the weights make of h for the reset gate, the update gate and M."""
+        gates = self.cell._gates(state, u)
+        kept = self._keep(gates[1], span)
+        laws = kept, 1 - kept, self._keep_slope(gates[1], span)
+        keep, by_reset, by_update, _, by_inner = self.cell._slopes_of(state, gates, *laws)
+        return keep, by_reset, by_update, by_inner
+
+    def marching(self, u: Tensor, span: Tensor, added: Tensor) -> March | None:
+        if self.kind != "implicit" and not bool((span >= 1).all()):
+            return None
+        return partial(GRUCoarse._marched, self), torch.cat([u, span.expand_as(added), added], -1)
+
+    def _marched(self, state: Tensor, x: Tensor) -> Tensor:
+        """`step` and what is added to it, of x `(N, 5 n)`: inputs, the span for each unit, what is added."""
+        n = state.shape[-1]
+        _, update, _, candidate = self.cell._gates(state, x[..., : 3 * n])
+        span, added = x[..., 3 * n : 4 * n], x[..., 4 * n :]
+        if self.kind == "implicit":
+            keep = implicit_keep(update, self.cell.gamma * span)
+        else:
+            keep = torch.exp(span * torch.log(self.cell._keep(update)))  # kernels know no powers
+        return torch.lerp(candidate, state, keep) + added
+
+    def marching_back(self, state: Tensor, u: Tensor, span: Tensor, added: Tensor) -> March | None:
+        return partial(GRUCoarse._marched_back, self), torch.cat([*self._slopes(state, u, span), added], -1)
+
+    def _marched_back(self, grad: Tensor, x: Tensor) -> Tensor:
+        """A pull and what is added to it, of x `(N, 5 n)`: what is kept, three slopes, what is added."""
+        n = grad.shape[-1]
+        through = torch.cat([grad * x[..., n : 2 * n], grad * x[..., 2 * n : 3 * n], grad * x[..., 3 * n : 4 * n]], -1)
+        return grad * x[..., :n] + through @ self.cell.weights[0] + x[..., 4 * n :]
 
 
 def implicit_keep(update: Tensor, gamma: Tensor | float) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from timeloom.cells.base import Cell
-from timeloom.cells.coarse import Coarse, Pull, UsersOwn, geometric
+from timeloom.cells.coarse import Coarse, March, Pull, UsersOwn, geometric
 from timeloom.mgrit.grid import Coarsening
 from timeloom.problem import Recurrence
 
@@ -34,6 +34,9 @@ class Propagator(Protocol):
 
     def source(self) -> Tensor | None:
         """What every interval adds to Φ by itself, `(N, B, S)`: the right-hand side of a first guess; None for zero."""
+
+    def marching(self, added: Tensor) -> March | None:
+        """The first N intervals one after the other, with `added` `(N, B, S)` behind each, if kernels can do that."""
 
     def joined(self, gather: Gather, first: Tensor, heads: Tensor) -> Propagator:
         """Φ from rank to rank, where each has one interval, and `gather` brings together those of all.
@@ -84,6 +87,11 @@ class Forward:
 
     def source(self) -> None:
         """Nothing: the inputs are part of the coarse step."""
+
+    def marching(self, added: Tensor) -> March | None:
+        if self.resets is not None:
+            return None
+        return self.coarse.marching(self.inputs[: len(added)], self.span[: len(added)], added)
 
     def joined(self, gather: Gather, first: Tensor, heads: Tensor) -> Forward:
         resets = None if self.resets is None else gather(self.resets)
@@ -169,6 +177,12 @@ class Adjoint:
         total = geometric(decay, decay.pow(span), span)
         source = (total * self.cell.vjp(*rows, mean)[0]).view_as(self.state)
         return source if self.ends is None else source.masked_fill(self.ends, 0)
+
+    def marching(self, added: Tensor) -> March | None:
+        if self.resets is not None or self.ends is not None:
+            return None
+        state, inputs, span = (value[: len(added)] for value in (self.state, self.inputs, self.span))
+        return self.coarse.marching_back(state, inputs, span, added)
 
     def joined(self, gather: Gather, first: Tensor, heads: Tensor) -> Adjoint:
         incoming, resets, ends = (

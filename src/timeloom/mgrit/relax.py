@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from timeloom.mgrit.marched import marched
 from timeloom.mgrit.propagators import Propagator
+
+FEWEST_MARCHED = 16
+"""Steps of a coarsest level below which kernels save nothing."""
 
 
 @dataclass
@@ -65,6 +69,11 @@ def relax(level: Level, weight: float) -> None:
 
 
 def serial(level: Level) -> None:
-    """Solve the coarsest level exactly, one step after the other."""
+    """Solve the coarsest level exactly, one step after the other: in kernels, where many steps have paid for them."""
+    found = level.propagate.marching(level.f[1:]) if level.steps >= FEWEST_MARCHED else None
+    points = None if found is None else marched(found, level.u[0])
+    if points is not None:
+        level.u[1:] = points
+        return
     for i in range(level.steps):
         level.u[i + 1] = (level.propagate(slice(i, i + 1), level.u[i : i + 1]) + level.f[i + 1])[0]

@@ -246,7 +246,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.resume and (folder / f"{name}.json").exists():
         results["rows"] = json.loads((folder / f"{name}.json").read_text())["rows"]
     done = {(row["way"], row["n"], row["T"], row["B"]) for row in results["rows"]}
-    loops: dict[tuple[int, int, int], Results] = {}
+    loops = {
+        (row["n"], row["B"], LOOPED): scaled({**row, "steps": row["T"]}, LOOPED) | {"steps": LOOPED}
+        for row in good(results["rows"])
+        if row["way"] == "loop" and row["T"] >= LOOPED
+    }
     for n, steps, batch in order(sizes, lengths, batches):
         ways = [way for way in options.ways if (way, n, steps, batch) not in done]
         ways = [way for way in ways if options.device == "cuda" or way != CAPTURED]

@@ -238,11 +238,12 @@ def draw(results: Results, path: Path) -> None:
             title=way,
         )
         axis.set_yscale("log", base=2)
-        axis.legend(fontsize=6)
+        axis.set_ylim(top=2.0**6)  # room for the names of the lines
+        axis.legend(fontsize=6, loc="upper center", ncols=3)
     right = axes[len(shown)]
     ranks = max((row["ranks"] for row in pure(rows)), default=1)
     chosen = [(way, ranks) for way in shown] + [
-        (way, 1) for way in sorted({row["way"] for row in good(rows)} - set(WAYS))
+        (way, 1) for way in sorted({row["way"] for row in good(rows) if "threads" not in row["way"]} - set(WAYS))
     ]
     for colour, (way, count) in zip(COLOURS, chosen, strict=False):
         for key, style in (("forward_ms", ":"), ("backward_ms", "-")):

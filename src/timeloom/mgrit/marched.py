@@ -17,10 +17,8 @@ millisecond."""
 
 
 def marched(march: March, first: Tensor) -> Tensor | None:
-    """The points `(N, B, S)` behind `first` `(B, S)`; None where there are no kernels, or not yet."""
+    """The points `(N, B, S)` behind `first` `(B, S)`, on a CPU; None where there are no kernels, or not yet."""
     step, x = march
-    if first.device.type != "cpu":
-        return None
     with torch.no_grad():
         compiled = remember.compiled_for(step, (first,), False, x, PAYS_FROM)
         if isinstance(compiled, str):

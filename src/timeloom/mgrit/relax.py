@@ -70,7 +70,8 @@ def relax(level: Level, weight: float) -> None:
 
 def serial(level: Level) -> None:
     """Solve the coarsest level exactly, one step after the other: in kernels, where many steps have paid for them."""
-    found = level.propagate.marching(level.f[1:]) if level.steps >= FEWEST_MARCHED else None
+    worth = level.steps >= FEWEST_MARCHED and level.u.device.type == "cpu"
+    found = level.propagate.marching(level.f[1:]) if worth else None
     points = None if found is None else marched(found, level.u[0])
     if points is not None:
         level.u[1:] = points

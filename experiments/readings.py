@@ -264,6 +264,21 @@ def grid_best(*ways: str, base: str = "torch") -> Callable[[Results], str]:
     return told
 
 
+def small_and_long(results: Results) -> str:
+    """DEER against torch's layer where states are small and one sequence is long."""
+    from experiments.deer.grid_report import by_place
+
+    parts = []
+    for way, words in (("DEER", "called eagerly"), ("DEER, captured", "in a CUDA graph")):
+        found: dict[int, list[float]] = {}
+        for (n, steps, batch), here in by_place(results["rows"]).items():
+            if n <= 16 and steps >= 16384 and batch == 1 and "torch" in here and way in here:
+                found.setdefault(steps, []).append(here["torch"]["both_ms"] / here[way]["both_ms"])
+        told = [f"{min(some):.1f}–{max(some):.1f}× at T = {steps:,}" for steps, some in sorted(found.items())]
+        parts.append(f"{words} {', '.join(told)}")
+    return f"{device(results)}, n = 1 … 16, B = 1, forward + backward: " + "; ".join(parts)
+
+
 def worms(results: Results) -> str:
     runs = results["runs"]
     timed = [run for run in runs.values() if run.get("speedup")]

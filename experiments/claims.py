@@ -15,24 +15,27 @@ from experiments.readings import (
     coarse_steps,
     exactness,
     gradient_errors,
-    grid_best,
     instruments,
     length_speedup,
-    pixel_images,
     preprocessors,
     pruned_vgg,
     ranks_speedup,
     small_and_long,
     stored,
+    ways_accuracy,
+    workers,
+    zeros,
+)
+from experiments.readings_deer import (
+    grid_best,
+    pixel_images,
+    small_and_long,
     sweeps,
     two_bodies,
     two_bodies_learned,
     warm_starts,
-    ways_accuracy,
-    workers,
     worms,
     worms_accuracy,
-    zeros,
 )
 
 

@@ -20,7 +20,6 @@ from experiments.readings import (
     preprocessors,
     pruned_vgg,
     ranks_speedup,
-    small_and_long,
     stored,
     ways_accuracy,
     workers,

@@ -23,14 +23,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--networks", type=int, default=1000)
     options.add_argument("--seed", type=int, default=0, help="the first seed")
     options.add_argument("--seconds", type=float, default=600.0, help="no network is begun after so long")
+    options.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of the solves; the truth is a CPU's")
     given = options.parse_args(arguments)
     torch.set_num_threads(1)
     began, found = time.perf_counter(), defaultdict[tuple[str, str], list[Audit]](list)
     for seed in range(given.seed, given.seed + given.networks):
         if time.perf_counter() - began > given.seconds:
             break
-        case = drawn(seed)
-        for direction, one in zip(("forward", "backward"), audit(case.problem(), case.solver), strict=True):
+        case = drawn(seed, given.device == "cuda")
+        both = audit(case.problem(given.device), case.solver)
+        for direction, one in zip(("forward", "backward"), both, strict=True):
             found[case.correction, direction].append(one)
             if one.told and (one.too_little or one.too_much):
                 true = f"error {one.error:.1e}, rounding {one.rounding:.0e}"

@@ -84,23 +84,25 @@ def audit(problem: Recurrence, solver: Solver) -> tuple[Audit, Audit]:
             return *_march(chain, back), _in_order(chain, nudged=True)
 
         starts, report, plain = solve_backwards(problem, states, back, pull, final, drive)[3]
-        of_doubles = [part.double() for part in states]
+        of_doubles = [part.double().cpu() for part in states]
         backward = solve_backwards(
-            precise, of_doubles, back, pull.double(), final.double(),
+            precise, of_doubles, back, pull.double().cpu(), final.double().cpu(),
             lambda chain: _judged(report, starts, plain, chain, problem),
         )[3]  # fmt: skip
     return forward, backward
 
 
 def _double(problem: Recurrence) -> Recurrence:
-    cell = problem.cell.with_weights(tuple(weight.double() for weight in problem.cell.weights))
-    return replace(problem, cell=cell, u=problem.u.double(), initial=problem.initial.double())
+    """In float64, on the CPU."""
+    cell = problem.cell.with_weights(tuple(weight.double().cpu() for weight in problem.cell.weights))
+    return replace(problem, cell=cell, u=problem.u.double().cpu(), initial=problem.initial.double().cpu())
 
 
 def _judged(report: SolveReport, starts: Tensor, plain: Tensor, exact: Chain, problem: Recurrence) -> Audit:
     true = _in_order(exact)
     scale = scales(true, true, exact.parts, floors(exact.bound, exact.first, exact.parts), exact.fading)
-    error, rounding = (float(relative(given.double() - true, scale, exact.parts).max()) for given in (starts, plain))
+    own = (given.double().cpu() - true for given in (starts, plain))
+    error, rounding = (float(relative(apart, scale, exact.parts).max()) for apart in own)
     return Audit(report, error, rounding, problem.initial.dtype)
 
 

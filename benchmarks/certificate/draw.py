@@ -41,24 +41,25 @@ class Case:
             chunk=self.chunk, warmup=self.warmup, correction=self.correction, tol=self.tol, rank=3, max_iters=60
         )
 
-    def problem(self) -> Recurrence:
+    def problem(self, device: str = "cpu") -> Recurrence:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             layer = getattr(nn, self.kind)(3, self.units)
             x, initial = torch.randn(self.steps, self.batch, 3), 0.5 * torch.randn(self.batch, 2 * self.units)
-        weights = {name: weight.detach().to(self.dtype) for name, weight in layer.named_parameters()}
+        weights = {name: weight.detach().to(device, self.dtype) for name, weight in layer.named_parameters()}
         weights["weight_hh_l0"] *= self.scale
         if self.kind != "RNN":
             weights["bias_ih_l0"][self.units : 2 * self.units] += self.bias
-        cell, u = CELLS[self.kind].project(x.to(self.dtype), *weights.values())
-        return Recurrence(cell, u, initial[:, : cell.size].to(self.dtype))
+        cell, u = CELLS[self.kind].project(x.to(device, self.dtype), *weights.values())
+        return Recurrence(cell, u, initial[:, : cell.size].to(device, self.dtype))
 
 
-def drawn(seed: int) -> Case:
-    """The case of a seed."""
+def drawn(seed: int, kernels: bool = False) -> Case:
+    """The case of a seed; in float32, as a GPU's kernels are, where it is for `kernels`."""
     rng = random.Random(seed)
     chunk = rng.choice([3, 4, 8, 16, 32])
     dtype = rng.choice([torch.float64, torch.float64, torch.float32])
+    dtype = torch.float32 if kernels else dtype
     return Case(
         seed=seed,
         kind=rng.choice(["GRU", "GRU", "LSTM", "RNN"]),

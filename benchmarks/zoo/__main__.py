@@ -154,6 +154,12 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Those columns that have an entry."""
+    kept = [place for place in range(len(columns)) if any(row[place] != "–" for row in rows)]
+    return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [columns, ("---",) * len(columns), *rows]
     return "".join(f"| {' | '.join(entries)} |\n" for entries in lines)
@@ -174,7 +180,7 @@ def save(rows: list[dict[str, Any]], left_out: dict[str, str], device: torch.dev
         if ratios:
             summary += f"Over {name}: median {statistics.median(ratios):.1f}×, worst {min(ratios):.1f}×.\n"
     missing = "".join(f"\nNot measured: {name}: {why}.\n" for name, why in left_out.items())
-    shown = table(COLUMNS, [cells(row) for row in rows])
+    shown = table(*filled(COLUMNS, [cells(row) for row in rows]))
     text = f"# Trained networks\n\n{where}. `python -m benchmarks.zoo`.\n{__doc__}\n{shown}\n{summary}"
     target.with_suffix(".md").write_text(text + missing)
     return target.with_suffix(".md")

@@ -36,7 +36,8 @@ def replays() -> list[Check]:
         Check(f"dense transfers, {kind} n={n}", partial(_dense, kind, n)) for kind, n in (("gru", 32), ("gru", 5))
     ]
     found += [Check(f"two calls in one loss, {kind}", partial(_twice, kind)) for kind in ("gru", "lstm")]
-    found += [Check(f"a cell of one's own, {name}", partial(_own, name)) for name in OWN]
+    found += [Check(f"a cell of one's own, {name}", partial(_own, name, torch.float32)) for name in OWN]
+    found += [Check("a cell of one's own, BlockGRU in bfloat16", partial(_own, "BlockGRU", torch.bfloat16))]
     return [
         *found,
         Check("one module, many threads", _shared),
@@ -115,13 +116,13 @@ def _twice(kind: str, device: str) -> str:
     return said
 
 
-def _own(name: str, device: str) -> str:
+def _own(name: str, dtype: torch.dtype, device: str) -> str:
     """Weights change in place from call to call, inputs are others; a replay must see both. In the end the cell itself
     changes, which no replay may miss.
     """
     _on_a_gpu(device)
     torch.manual_seed(0)
-    own = tl.Layer(getattr(tl.cells, name)(8, 32)).to(device)
+    own = tl.Layer(getattr(tl.cells, name)(8, 32)).to(device, dtype)
     loop, exact = copy.deepcopy(own), copy.deepcopy(own).double()
     loop.solver = exact.solver = "sequential"
     said = ""
@@ -132,7 +133,7 @@ def _own(name: str, device: str) -> str:
             for layer in (own, loop, exact):
                 step = layer.cells[0]
                 step.forward = partial(_halved, step.forward)
-        x = torch.randn(300, 2, 8, device=device)
+        x = torch.randn(300, 2, 8, device=device, dtype=dtype)
         if call < CALLS - 2:
             results(_First(own), x)
         else:

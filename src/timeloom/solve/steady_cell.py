@@ -26,6 +26,7 @@ from timeloom.kernels.replay import RECORDINGS
 from timeloom.problem import Recurrence, joined
 from timeloom.solve.adjoint_sweeps import Summed
 from timeloom.solve.backward import solve_summed, weight_grads_of
+from timeloom.solve.live_form import LiveForm, through
 from timeloom.solve.plan import Plan, Planner
 from timeloom.solve.recurrence import noting
 from timeloom.solve.replayed import recorded_kind, swept_states, swept_sums
@@ -59,14 +60,12 @@ class SteadyCell:
         self._returned, self.dtype = initial.dtype, torch.float32 if initial.dtype in HALF else initial.dtype
         self._token = object()
         """Recordings are known by it: they outlive nothing else of this."""
-        held = compiled.bindings.tensors(cell.function)
-        self._names = tuple(compiled.bindings.paths)
-        self.bound = tuple(held[name] for name in self._names)
+        self.bound = tuple(compiled.bindings.tensors(cell.function)[name] for name in compiled.bindings.paths)
         self._places = [tensor.data_ptr() for tensor in self.bound]
         self._width = x[:1, :1].numel()
         zeros = torch.zeros_like(initial, dtype=self.dtype, requires_grad=False)
         u = zeros.new_empty(()).expand(*x.shape[:2], sum(compiled.fused.inputs))
-        self._sizes = Recurrence(FusedCell(compiled.fused, ()), u, zeros)
+        self._sizes, self._form = Recurrence(FusedCell(compiled.fused, ()), u, zeros), LiveForm(compiled, zeros)
         self._rounds = _rounding()
         self.around: Surroundings
         self.forward: Pass
@@ -152,7 +151,7 @@ class SteadyCell:
         assert x is not None
         assert initial is not None
         with torch.no_grad():
-            cell, u = self._normal_form(x, [tensor.detach() for tensor in self.bound])
+            cell, u = self._form.of(x, [tensor.detach() for tensor in self.bound])
             states, _, error = swept_states(kind, Recurrence(cell, u, initial), plan)
         others = [] if self._returned == self.dtype else [part.to(self._returned) for part in self._of_states(states)]
         return [*states, *others, error]
@@ -161,12 +160,6 @@ class SteadyCell:
         """Which of them is returned."""
         return [part[1:] for part in states[: self._shown]] + [part[-1:] for part in states if self._ends]
 
-    def _normal_form(self, x: Tensor, bound: Sequence[Tensor]) -> tuple[FusedCell, Tensor]:
-        """The cell in its normal form and its inputs `(T, B, K)`, on autograd's tape."""
-        held = dict(zip(self._names, bound, strict=True)) | self.compiled.bindings.fixed
-        weights, u = self.compiled.prepare_from(held, x.flatten(0, 1), self._sizes.initial)
-        return FusedCell(self.compiled.fused, weights), u.view(*x.shape[:2], -1)
-
     def _pulled(
         self, kind: type[ReferenceSweeper], plan: Plan, wanted: Sequence[bool], given: Sequence[Tensor | None]
     ) -> list[Any]:
@@ -174,40 +167,12 @@ class SteadyCell:
         x, initial, incoming, final, *others = given
         states: list[Any] = others
         assert initial is not None
-        cell, u, leaves = self._on_tape(x, self.bound, wanted)
+        cell, u, leaves = self._form.on_tape(x, self.bound, wanted)
         at = Recurrence(cell, u, initial).detach()
         with torch.no_grad():
             incoming, final = (None if grad is None else grad.to(self.dtype) for grad in (incoming, final))
             inputs, at_initial, by_weight, error = swept_sums(kind, at, plan, states, incoming, final)
-        return [*self._through(cell, u, leaves, at_initial, inputs, by_weight), error]
-
-    def _on_tape(
-        self, x: Any, bound: Sequence[Tensor], wanted: Sequence[bool]
-    ) -> tuple[FusedCell, Tensor, list[Tensor | None]]:
-        """The normal form, and what it is to be differentiated by: x and what the cell holds, None where it is not."""
-        given = [x.data, *(tensor.data for tensor in bound)]  # apart from all that came before
-        asked = (wanted[0], *wanted[2:])
-        with torch.enable_grad():
-            leaves = [one.requires_grad_() if ask else None for one, ask in zip(given, asked, strict=True)]
-            cell, u = self._normal_form(given[0], given[1:])
-        return cell, u, leaves
-
-    @staticmethod
-    def _through(
-        cell: FusedCell, u: Tensor, leaves: Sequence[Tensor | None], at_initial: Tensor, inputs: Tensor,
-        by_weight: Sequence[Tensor],
-    ) -> list[Tensor | None]:  # fmt: skip
-        """Gradients of x, of the initial state and of what the cell holds, from those of its normal form."""
-        pairs = zip((u, *cell.weights), (inputs, *by_weight), strict=True)
-        live = [(value, grad) for value, grad in pairs if value.requires_grad]
-        asked = [leaf for leaf in leaves if leaf is not None]
-        found: Sequence[Tensor | None] = [None] * len(asked)
-        if live and asked:
-            values, grads = zip(*live, strict=True)
-            found = torch.autograd.grad(values, asked, grads, allow_unused=True)
-        each = iter(found)
-        at_x, *others = [None if leaf is None else next(each) for leaf in leaves]
-        return [at_x, at_initial, *others]
+        return [*through(cell, u, leaves, at_initial, inputs, by_weight), error]
 
     # ---- the way back ------------------------------------------------------------------------------------------------
 
@@ -242,7 +207,7 @@ class SteadyCell:
         self, call: Call, live: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None], wanted: Any
     ) -> Gradients:
         """By the driver, with a plan of its own."""
-        cell, u, leaves = self._on_tape(live[0], live[2:], wanted)
+        cell, u, leaves = self._form.on_tape(live[0], live[2:], wanted)
         problem = Recurrence(cell, u, live[1]).detach()
         incoming, final = (None if grad is None else grad.to(self.dtype) for grad in grads)
         assert call.report is not None
@@ -255,7 +220,7 @@ class SteadyCell:
             else:
                 inputs, by_weight = problem.cell.input_grads(gates), weight_grads_of(problem, list(kept), gates)
         note(report)
-        found = self._through(cell, u, leaves, at_initial, inputs, by_weight)
+        found = through(cell, u, leaves, at_initial, inputs, by_weight)
         return tuple(grad if asked else None for grad, asked in zip(found, wanted, strict=True))
 
     def _settle(
@@ -290,7 +255,7 @@ class SteadyCell:
         with RECORDINGS.lock:  # autograd holds on to them
             states = [part.clone() for part in kept]
         incoming, final = (None if grad is None else grad.to(self.dtype) for grad in self._joined(grads))
-        return layer_gradients(lambda x, *bound: self._normal_form(x, bound), live, states, (incoming, final))
+        return layer_gradients(lambda x, *bound: self._form.of(x, bound), live, states, (incoming, final))
 
 
 def _side_by_side(parts: Sequence[Tensor | None], widths: Sequence[int]) -> Tensor | None:

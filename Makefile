@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RELEASE := build/release
 
-.PHONY: help demo test test-gpu lint docs bench bench-gpu release-check clean
+.PHONY: help demo test test-gpu lint kernels docs bench bench-gpu release-check clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -33,6 +33,9 @@ test: $(READY) ## run the tests, a file at a time on every core
 
 test-gpu: $(READY) ## check against float64 on this machine's GPU; what is seen goes to benchmarks/results/test-gpu.md
 	$(BIN)/python -m tests.gpu $(CHECKS)
+
+kernels: $(READY) ## write the sources of the CPU kernels that wheels hold compiled
+	$(BIN)/python -c "from timeloom.kernels.cpu.texts import write; write()"
 
 lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .

@@ -8,45 +8,45 @@ from collections.abc import Callable
 from timeloom.compile.graph import Graph, Place
 
 
-class _Algebra:
-    """Formulas on a graph's values, written as formulas."""
+class Formula:
+    """A value of a graph, to write formulas with."""
 
     def __init__(self, graph: Graph, index: int) -> None:
         self.graph, self.index = graph, index
 
-    def _of(self, op: str, *others: _Algebra | float) -> _Algebra:
-        args = [o.index if isinstance(o, _Algebra) else self.graph.number(o) for o in others]
-        return _Algebra(self.graph, self.graph.apply(op, *args))
+    def _of(self, op: str, *others: Formula | float) -> Formula:
+        args = [o.index if isinstance(o, Formula) else self.graph.number(o) for o in others]
+        return Formula(self.graph, self.graph.apply(op, *args))
 
-    def __add__(self, other: _Algebra | float) -> _Algebra:
+    def __add__(self, other: Formula | float) -> Formula:
         return self._of("add", self, other)
 
-    def __sub__(self, other: _Algebra | float) -> _Algebra:
+    def __sub__(self, other: Formula | float) -> Formula:
         return self._of("sub", self, other)
 
-    def __rsub__(self, other: float) -> _Algebra:
+    def __rsub__(self, other: float) -> Formula:
         return self._of("sub", other, self)
 
-    def __mul__(self, other: _Algebra | float) -> _Algebra:
+    def __mul__(self, other: Formula | float) -> Formula:
         return self._of("mul", self, other)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: _Algebra | float) -> _Algebra:
+    def __truediv__(self, other: Formula | float) -> Formula:
         return self._of("div", self, other)
 
-    def __neg__(self) -> _Algebra:
+    def __neg__(self) -> Formula:
         return self._of("neg", self)
 
-    def call(self, op: str, *others: _Algebra | float) -> _Algebra:
+    def call(self, op: str, *others: Formula | float) -> Formula:
         return self._of(op, self, *others)
 
 
-Slopes = Callable[[list[_Algebra], _Algebra, _Algebra], list[_Algebra | None]]
+Slopes = Callable[[list[Formula], Formula, Formula], list[Formula | None]]
 """From the arguments a, the result y and its gradient d to the arguments' gradients."""
 
 
-def _share(a: _Algebra, b: _Algebra, d: _Algebra, more: str) -> _Algebra:
+def _share(a: Formula, b: Formula, d: Formula, more: str) -> Formula:
     """The gradient of the larger (or smaller) of two; half of it each where they are equal."""
     return d * a.call(more, b).call("select", 1.0, 0.5 * a.call("eq", b))
 
@@ -61,6 +61,7 @@ _SLOPES: dict[str, Slopes] = {
     "min": lambda a, y, d: [_share(a[0], a[1], d, "lt"), _share(a[1], a[0], d, "lt")],
     "pow": lambda a, y, d: [d * (a[1] * a[0].call("pow", a[1] - 1.0)), None],
     "select": lambda a, y, d: [None, a[0].call("select", d, 0.0), a[0].call("select", 0.0, d)],
+    "relu": lambda a, y, d: [y.call("le", 0.0).call("select", 0.0, d)],
     "abs": lambda a, y, d: [d * a[0].call("sign")],
     "exp": lambda a, y, d: [d * y],
     "expm1": lambda a, y, d: [d * (y + 1.0)],
@@ -102,8 +103,8 @@ class _Reverse:
         value, graph = self.graph[index], self.graph
         if index not in self.of or value.op not in _SLOPES:
             return
-        args = [_Algebra(graph, arg) for arg in value.args]
-        slopes = _SLOPES[value.op](args, _Algebra(graph, index), _Algebra(graph, self.of[index]))
+        args = [Formula(graph, arg) for arg in value.args]
+        slopes = _SLOPES[value.op](args, Formula(graph, index), Formula(graph, self.of[index]))
         for arg, slope in zip(value.args, slopes, strict=True):
             if slope is not None:
                 self.add(arg, slope.index, value.width)

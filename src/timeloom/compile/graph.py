@@ -5,8 +5,10 @@ A value is one vector for each row, `width` units wide; width 0 is one number a 
     state    (part, offset)  a stretch of a part of the state before the step
     grad     (part, offset)  the same of the gradient that an adjoint step is given
     input    (index,)        what the step's own x contributes, computed for all of time beforehand
+    mask     (index,)        what stands beside the step's x and has no gradient: a dropout's factors
     unit     (index,)        one number for each unit, the same for all rows and steps: a bias, a norm's scale
     tape     (offset,)       what the forward step has left for the adjoint one (see `timeloom.compile.tape`)
+    after    (part, offset)  a stretch of the state behind the step, which an adjoint step finds where it is stored
     number   (value,)        the same number everywhere
 
 Between them: pointwise functions (`timeloom.compile.pointwise`) of values of one width; `product (matrix, index)`,
@@ -20,7 +22,7 @@ from dataclasses import dataclass, field
 
 from timeloom.compile.pointwise import FUNCTIONS
 
-LEAVES = ("state", "grad", "input", "unit", "tape", "number")
+LEAVES = ("state", "grad", "input", "mask", "unit", "tape", "after", "number")
 
 
 @dataclass(frozen=True)

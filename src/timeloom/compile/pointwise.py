@@ -77,6 +77,8 @@ FUNCTIONS: dict[str, Function] = {
     "ge": _comparison(">=", "ge", lambda a, b: a >= b),
     "eq": _comparison("==", "eq", lambda a, b: a == b),
     "ne": _comparison("!=", "ne", lambda a, b: a != b),
+    "relu": Function(lambda a: 0.0 if a <= 0 else a, torch.relu,
+                     "v_select(v_where({0} <= v_const(0)), v_const(0), {0})"),
     "abs": _unary("abs", abs, torch.abs),
     "sign": _unary("sign", lambda a: math.copysign(1, a) if a else 0.0, torch.sign),
     "floor": _unary("floor", math.floor, torch.floor),

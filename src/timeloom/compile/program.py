@@ -12,6 +12,9 @@ from timeloom.compile.derive import Adjoint, kept
 from timeloom.compile.graph import Graph, Matrix, Place
 from timeloom.compile.pointwise import FUNCTIONS
 
+INPUT = -1
+"""In place of a part of the state: the step's inputs."""
+
 
 @dataclass(frozen=True)
 class Program:
@@ -57,7 +60,8 @@ class Fused:
     product_at: tuple[tuple[int | None, ...], ...]
     """The same of the products' gradients, for each stack."""
     operand_at: tuple[tuple[int | None, int], ...]
-    """What each stack multiplies: part and offset of the state, or None and an offset among what the adjoint writes."""
+    """What each stack multiplies: part and offset of the state, or None and an offset among what the adjoint writes;
+    INPUT and an offset in the inputs, where sweeps sum all gradients of weights."""
 
     @property
     def gate_width(self) -> int:
@@ -76,9 +80,14 @@ class Fused:
 
 
 def complete(parts: tuple[int, ...], graph: Graph, outputs: list[Place], matrices: Sequence[Matrix],
-             inputs: Sequence[int], units: Sequence[int]) -> Fused:  # fmt: skip
-    """The step with its derivatives."""
-    shares = kept(graph, outputs)
+             inputs: Sequence[int], units: Sequence[int], shares: Sequence[Place] | None = None,
+             sums: bool | None = None) -> Fused:  # fmt: skip
+    """The step with its derivatives.
+
+    shares: what units keep of themselves, where that is not what `kept` finds. sums: whether sweeps always, or never,
+    sum the gradients of weights; otherwise all that such sums are made of is written out, so that either can be.
+    """
+    shares = kept(graph, outputs) if shares is None else shares
     adjoint = Adjoint(graph, outputs)
     written: dict[tuple[int, int], Place] = {}
 
@@ -93,14 +102,14 @@ def complete(parts: tuple[int, ...], graph: Graph, outputs: list[Place], matrice
     for grad, width in zip(by_input, inputs, strict=True):
         if graph[grad].op != "pull":  # those of vectors that were multiplied here stand last: they may be narrow
             write(grad, width)
-    product_at = tuple(
+    product_at: tuple[tuple[int | None, ...], ...] = tuple(
         tuple(
             write(adjoint.by_product[k, i], m.blocks * m.outputs) if (k, i) in adjoint.by_product else None
             for i in range(m.count)
         )
         for k, m in enumerate(matrices)
     )
-    unit_at = tuple(
+    unit_at: tuple[int | None, ...] = tuple(
         write(adjoint.by_unit[i], width) if adjoint.by_unit.get(i, zero) != zero else None
         for i, width in enumerate(units)
     )
@@ -111,8 +120,14 @@ def complete(parts: tuple[int, ...], graph: Graph, outputs: list[Place], matrice
         value = graph[operand]
         if value.op == "state":
             operand_at.append((int(value.detail[0]), int(value.detail[1])))
+        elif sums is not None and value.op == "input":
+            operand_at.append((INPUT, sum(inputs[: int(value.detail[0])])))
+        elif sums is False:
+            operand_at.append((None, 0))
         else:
             operand_at.append((None, write(operand, matrix.blocks * matrix.inputs)))
+    if sums is False:
+        product_at, unit_at = tuple((None,) * m.count for m in matrices), (None,) * len(units)
     return Fused(
         parts, tuple(inputs), tuple(units), tuple(matrices),
         Program(graph, tuple(outputs), (), tuple(shares), tuple(matrices)),
@@ -133,8 +148,8 @@ def evaluate(
     """Values of the roots and all they need, `(N, width)` (or `(N, 1)`), in torch: the truth that kernels are tested
     against.
 
-    leaves: parts of `state` and `grad`, `(N, part)` each; `input` vectors `(N, width)`, `unit` ones `(width,)`; of a
-    program that reads a tape, `tape`: one `(N, width)`.
+    leaves: parts of `state` and `grad`, `(N, part)` each; `input` and `mask` vectors `(N, width)`, `unit` ones
+    `(width,)`; of a program that reads a tape, `tape`: one `(N, width)`, and parts of `after`, as of `state`.
     """
     like = leaves["state"][0]
     held: dict[int, Tensor] = {}
@@ -143,13 +158,13 @@ def evaluate(
         args = [held[arg] for arg in value.args]
         if value.op == "number":
             held[index] = like.new_full((1, 1), value.detail[0])
-        elif value.op in ("state", "grad"):
+        elif value.op in ("state", "grad", "after"):
             part, offset = map(int, value.detail)
             held[index] = leaves[value.op][part][:, offset : offset + value.width]
         elif value.op == "tape":
             offset = int(value.detail[0])
             held[index] = leaves["tape"][0][:, offset : offset + (value.width or 1)]
-        elif value.op in ("input", "unit"):
+        elif value.op in ("input", "unit", "mask"):
             held[index] = leaves[value.op][int(value.detail[0])]
         elif value.op == "total":
             held[index] = args[0].sum(-1, keepdim=True)

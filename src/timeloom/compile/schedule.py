@@ -11,12 +11,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from timeloom.compile.graph import LEAVES, Graph
+from timeloom.compile.pointwise import FUNCTIONS
 from timeloom.compile.program import Program
 
 Item = tuple[str, int, int]
-"""What a loop reads or leaves for a unit: kind, number, offset. Kinds: state, grad, next, decay (part, offset); input,
-written (0, offset); tape (width, offset), width 0 being one number a row; unit (index, 0); slot (value, 0); total
-(value, 0); product (value, 0).
+"""What a loop reads or leaves for a unit: kind, number, offset. Kinds: state, grad, after, next, decay (part, offset);
+input, written (0, offset); mask, unit (index, 0); tape (width, offset), width 0 being one number a row; slot, total,
+product (value, 0).
 """
 
 READY = ("state", "grad", "input")
@@ -54,13 +55,17 @@ class Schedule:
     totals: list[int]
 
 
-def schedule(program: Program, input_offsets: tuple[int, ...]) -> Schedule:
-    """Put every value into the first loop that can compute it."""
+def schedule(program: Program, input_offsets: tuple[int, ...], late: bool = False) -> Schedule:
+    """Put every value into the first loop that can compute it. With `late`, what is made of inputs alone goes into the
+    first loop that needs it: it need not wait in a slot, then.
+    """
     graph = program.graph
     main = set(graph.needed([place.value for place in (*program.next, *program.written)]))
     every = graph.needed(program.roots)
     main |= set(graph.needed([i for i in every if graph[i].op in ("product", "pull", "total")]))
     level = _levels(graph, every)
+    if late:
+        _delay(graph, every, level, {*program.roots, *[place.value for place in program.taped]})
     loops: dict[tuple[int, int], Loop] = {}
 
     def loop_of(index: int, width: int) -> Loop:
@@ -153,6 +158,23 @@ def _levels(graph: Graph, every: list[int]) -> dict[int, int]:
     return level
 
 
+def _delay(graph: Graph, every: list[int], level: dict[int, int], roots: set[int]) -> None:
+    """Raise the levels of products with inputs, and of what follows from these alone, to those of their users."""
+    of_inputs: set[int] = set()
+    users: dict[int, set[int]] = defaultdict(set)
+    for index in every:
+        value = graph[index]
+        made = [arg for arg in value.args if graph[arg].op not in ("unit", "number", "mask")]
+        multiplied = value.op == "product" and graph[value.args[0]].op == "input"
+        if multiplied or (value.op in FUNCTIONS and made and of_inputs.issuperset(made)):
+            of_inputs.add(index)
+        for arg in value.args:
+            users[arg].add(index)
+    for index in reversed(every):
+        if index in of_inputs - roots and all(graph[user].op in FUNCTIONS for user in users[index]):
+            level[index] = min(level[user] for user in users[index])
+
+
 def _inputs_of(graph: Graph, args: tuple[int, ...]) -> list[int]:
     """Vectors that arguments are made of, looking through numbers a row, which every loop computes for itself."""
     found, stack = [], list(args)
@@ -176,12 +198,12 @@ def _reads(graph: Graph, loop: Loop, home: dict[int, Loop], input_offsets: tuple
             value = graph[arg]
             if value.op == "number" or (arg in home and home[arg] is loop and value.op not in ("product", "pull")):
                 continue
-            if value.op in ("state", "grad"):
+            if value.op in ("state", "grad", "after"):
                 wanted[value.op, int(value.detail[0]), int(value.detail[1])] = None
             elif value.op == "input":
                 wanted["input", 0, input_offsets[int(value.detail[0])]] = None
-            elif value.op == "unit":
-                wanted["unit", int(value.detail[0]), 0] = None
+            elif value.op in ("unit", "mask"):
+                wanted[value.op, int(value.detail[0]), 0] = None
             elif value.op == "tape":
                 wanted["tape", value.width, int(value.detail[0])] = None
             elif value.op == "total":

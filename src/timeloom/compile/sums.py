@@ -84,18 +84,38 @@ def sums_of(fused: Fused) -> Sums:
 
 def weight_grads(fused: Fused, sums: Sums, found: Tensor) -> tuple[Tensor, ...]:
     """Gradients of the stacks of matrices, then of the per-unit vectors, from the sums `(size,)` of `sums`."""
+    matrices = [grad.contiguous() for grad in matrix_grads(fused, sums, found)]
+    return (*matrices, *[grad.clone() for grad in unit_grads(fused, sums, found)])
+
+
+def matrix_grads(fused: Fused, sums: Sums, found: Tensor) -> list[Tensor]:
+    """Those of the stacks, `(count, blocks, out, in)` each; views of the sums where a stack is one of them."""
     grads = []
     for matrix, stack in zip(fused.matrices, sums.of_stacks, strict=True):
+        pieces = [
+            found[one.at : one.at + one.depth * one.width]
+            .view(one.depth, last - first, matrix.outputs)
+            .permute(1, 2, 0)
+            for first, last, _, one in stack
+        ]
+        if len(pieces) == 1 and len(pieces[0]) == matrix.count:
+            grads.append(pieces[0].unsqueeze(1))
+            continue
         grad = found.new_zeros(matrix.shape)
-        for first, last, block, one in stack:
-            piece = found[one.at : one.at + one.depth * one.width].view(one.depth, last - first, matrix.outputs)
-            grad[first:last, block] = piece.permute(1, 2, 0)
+        for (first, last, block, _), piece in zip(stack, pieces, strict=True):
+            grad[first:last, block] = piece
         grads.append(grad)
+    return grads
+
+
+def unit_grads(fused: Fused, sums: Sums, found: Tensor) -> list[Tensor]:
+    """Those of the per-unit vectors; views of the sums, which may be the same for several."""
+    grads = []
     for at, width in zip(fused.unit_at, fused.units, strict=True):
         if at is None:
             grads.append(found.new_zeros(width))
             continue
         one = next(s for s in sums.of_units if s.column <= at < s.column + s.width)
         begin = one.at + at - one.column
-        grads.append(found[begin : begin + width].clone())
-    return tuple(grads)
+        grads.append(found[begin : begin + width])
+    return grads

@@ -8,10 +8,11 @@ needs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from timeloom.compile.cut import SINK, SOURCE, Network
-from timeloom.compile.graph import LEAVES, Graph, Place
+from timeloom.compile.graph import LEAVES, Graph, Place, Value
 from timeloom.compile.program import Fused, Program
 
 KEPT = 3.0
@@ -48,12 +49,21 @@ def taped(fused: Fused) -> Taped | None:
     values = _kept(fused)
     if not any(graph[i].op in ("product", "total") for i in graph.needed(values)):
         return None
-    places, offset = [], 0
-    for index in sorted(values, key=lambda i: -graph[i].width):  # wide ones first: they begin at a vector's bounds
+    return with_tape(fused, sorted(values, key=lambda i: -graph[i].width))  # wide ones begin at a vector's bounds
+
+
+def with_tape(fused: Fused, values: Sequence[int], after: Sequence[Place] = ()) -> Taped:
+    """The step with these values on its tape, in this order. Those of `after`, which are whole parts of the next state,
+    its adjoint reads from the states that are stored.
+    """
+    graph, places, offset = fused.adjoint.graph, [], 0
+    leaves = {p.value: Value("after", (), (p.part, p.offset), p.width) for p in after}
+    for index in values:
         width = graph[index].width or 1
         places.append(Place(0, offset, width, index))
+        leaves[index] = Value("tape", (), (offset,), graph[index].width)
         offset += width
-    return Taped(replace(fused.forward, taped=tuple(places)), _with_leaves(fused.adjoint, places), offset)
+    return Taped(replace(fused.forward, taped=tuple(places)), _with_leaves(fused.adjoint, leaves), offset)
 
 
 def _kept(fused: Fused) -> list[int]:
@@ -93,9 +103,9 @@ def _again(graph: Graph, index: int) -> float:
     return COMPUTED[value.op in DEAR] * (value.width or NUMBER_KEPT)
 
 
-def _with_leaves(program: Program, places: list[Place]) -> Program:
-    """The program with leaves in place of what is kept."""
-    given, found = {place.value: place for place in places}, Graph()
+def _with_leaves(program: Program, given: dict[int, Value]) -> Program:
+    """The program with leaves in place of what is given."""
+    found = Graph()
     new: dict[int, int] = {}
 
     def wanted(roots: list[int]) -> list[int]:
@@ -108,11 +118,8 @@ def _with_leaves(program: Program, places: list[Place]) -> Program:
         return sorted(reached)
 
     for index in wanted(program.roots):
-        value = program.graph[index]
-        if index in given:
-            new[index] = found.add("tape", detail=(given[index].offset,), width=value.width)
-        else:
-            new[index] = found.add(value.op, tuple(new[arg] for arg in value.args), value.detail, value.width)
+        value = given.get(index, program.graph[index])
+        new[index] = found.add(value.op, tuple(new[arg] for arg in value.args), value.detail, value.width)
 
     def moved(places: tuple[Place, ...]) -> tuple[Place, ...]:
         return tuple(replace(place, value=new[place.value]) for place in places)

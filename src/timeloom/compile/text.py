@@ -28,12 +28,12 @@ def pointwise_text(name: str, graph: Graph, loop: Loop, input_offsets: tuple[int
         if value.op == "number":
             return literal(float(value.detail[0]))
         key: Item
-        if value.op in ("state", "grad"):
+        if value.op in ("state", "grad", "after"):
             key = (value.op, int(value.detail[0]), int(value.detail[1]))
         elif value.op == "input":
             key = ("input", 0, input_offsets[int(value.detail[0])])
-        elif value.op == "unit":
-            key = ("unit", int(value.detail[0]), 0)
+        elif value.op in ("unit", "mask"):
+            key = (value.op, int(value.detail[0]), 0)
         elif value.op == "tape":
             key = ("tape", value.width, int(value.detail[0]))
         elif value.op == "total":

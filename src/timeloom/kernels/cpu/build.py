@@ -17,6 +17,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from timeloom.kernels import cache, faults
 from timeloom.kernels.cpu import packaged
@@ -42,6 +43,20 @@ def unavailable() -> str | None:
     """Why the C kernels cannot be used here, or None where they can."""
     answer = _load()
     return answer if isinstance(answer, str) else None
+
+
+class _Checkout(ctypes.CDLL):
+    """The package's own library where it is built here; its steps have their own, built as they are first asked for."""
+
+    def __getattr__(self, symbol: str) -> Any:
+        from timeloom.kernels.cpu.texts import KERNELS, source  # not at the top: they know this file
+
+        kernel = KERNELS.get(symbol.removeprefix("timeloom_").rpartition("_")[0])
+        if kernel is None:
+            return super().__getattr__(symbol)
+        found = getattr(_library("step", source(kernel).text), symbol)
+        setattr(self, symbol, found)
+        return found
 
 
 @functools.cache
@@ -80,7 +95,7 @@ def _library(kind: str, text: str = "", flags: tuple[str, ...] = ()) -> ctypes.C
     key += repr((FLAGS, flags, compiler, machine, text)).encode()
     name = f"{kind}-{hashlib.sha256(key).hexdigest()[:20]}"
     build = functools.partial(_build, compiler, text=text, flags=flags) if text else functools.partial(_build, compiler)
-    return cache.fetch(name, "so", build, _open)
+    return cache.fetch(name, "so", build, _open if text else _open_own)
 
 
 def _compiler() -> list[str]:
@@ -116,3 +131,7 @@ def _build(compiler: list[str], path: Path, text: str = "", flags: tuple[str, ..
 
 def _open(path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
+
+
+def _open_own(path: Path) -> ctypes.CDLL:
+    return _Checkout(str(path))

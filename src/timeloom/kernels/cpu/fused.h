@@ -1,17 +1,22 @@
 /* Sweeps of a step that was compiled: how rows walk through time. What a step does is generated: it is included between
  * the two halves of this file, by the generated source, which defines
  *
+ *   NAME                what the two functions that it exports are called by: timeloom_NAME_forward and _adjoint
  *   PARTS, SIZE         parts of the state, and their widths together
  *   PART_WIDTHS         widths of the parts, PART_OFFSETS where they begin in a whole state
- *   INPUTS, WRITTEN     widths of the inputs and of what an adjoint step writes out
+ *   WRITTEN             width of what an adjoint step writes out
  *   SCRATCH, TOTALS     numbers and sums that a row keeps between the loops of a step, at most
  *   DECAYING            bits of the parts that keep something of themselves
  *   ADDED               whether an adjoint step adds to the next gradient, rather than sets it
- *   TAPE                width of what a forward step keeps for the adjoint one, 0 where there is no taped_step
+ *   TAPE                width of what a forward step keeps for the adjoint one
  *   SUMS                numbers that sums over steps of what is written out have
- *   INPUT_GRADS         widths of the inputs, INPUT_GRADS_AT where their gradients lie in what is written out
- *   forward_step, adjoint_step, taped_step (const fused_args *, group *, int decay, int real)
- *   sum_steps (const waiting *, real *sums)
+ *   COPIED              gradients of inputs to be copied from what is written out: their COPIED_WIDTHS, where they lie
+ *                       there, COPIED_FROM, and among the inputs, COPIED_TO
+ *   LOSS_IN_STEP        whether the step itself adds what the loss adds to a gradient
+ *   forward_step, ADJOINT_STEP (const fused_args *, group *, int decay, int real)
+ *   sum_steps (const fused_args *, const waiting *, real *sums)
+ *
+ * Widths are numbers, or made of N and DEPTH: a text then serves a cell of any width, over x of any width.
  *
  * The readable twin is kernels/reference.py. */
 #ifndef TIMELOOM_FUSED_H
@@ -19,6 +24,7 @@
 #include <omp.h>
 #include "elements.h"
 
+#define ONCE static __attribute__((noinline))
 #define GROUP 32 /* rows that walk together at most */
 #define AHEAD 4L /* steps that memory is asked for in advance */
 #define SUM_TOKENS 64 /* steps of rows that wait in cache before they are summed */
@@ -32,8 +38,15 @@
 #define ROWS 4
 #endif
 
+#define N (a->n)
+#define DEPTH (a->depth)
+#define ALIGNED(n) ((n) > 16 ? ((n) + 15) / 16 * 16 : (n))
+#define MOST(one, other) ((one) > (other) ? (one) : (other))
+
 typedef struct {
   long batch, rows;
+  long n, depth;          /* where the text is for any width: the units of a part of the state, and the width of x */
+  long input_stride;      /* numbers from one row of inputs to the next: there may be masks behind them */
   long lead;              /* steps before a stretch (behind it, in an adjoint sweep) at which it is entered */
   long incoming_width;    /* leading part of the state that `incoming` is the gradient of */
   const int64_t *seq, *begin, *end;
@@ -41,14 +54,16 @@ typedef struct {
   const uint8_t *resets;  /* (T, B) or NULL: the state is `origin` before such a step */
   const real *origin;     /* (B, SIZE): the state at a reset, and where a lead begins */
   const real *final;      /* (B, SIZE): adjoint with a lead: the gradient at a sequence's end */
-  const real *inputs;     /* (T, B, INPUTS) */
+  const real *inputs;     /* (T, B, input_stride) */
+  const real *const *masks; /* vectors without gradients: rows (T, B) of each, mask_strides apart */
+  const long *mask_strides;
   real *starts;           /* (rows, SIZE), with a lead: out: what the lead found where the stretch begins */
   real *ends;             /* (rows, SIZE): in, without a lead: what the stretch begins with; out: ends with */
   real *decay;            /* (rows, SIZE) or NULL: product of what units keep of themselves along the stretch */
   const real *incoming;   /* adjoint: (T, B, incoming_width) gradient on states, or NULL */
   real *written;          /* adjoint: (T, B, WRITTEN), or NULL */
   real *sums;             /* adjoint: (threads, SUMS) or NULL: sums over all steps of what is written, added to */
-  real *input_grads;      /* adjoint, with sums: (T, B, INPUTS), or NULL */
+  real *input_grads;      /* adjoint, with sums: (T, B, input_stride), or NULL */
   real *tape;             /* (T, B, TAPE) or NULL; forward: written at real steps; adjoint: read */
   real *reset_grads;      /* adjoint: (rows, SIZE) or NULL: gradient that flowed into resets */
   real *const *states;    /* (T + 1, B, part) of every part; forward: written unless NULL; adjoint: read */
@@ -71,14 +86,21 @@ typedef struct {
   char steps[GROUP];  /* whether it makes one */
 } group;
 
-/* Steps of rows that are still to be summed: the state before each, and what it has written. */
+/* Steps of rows that are still to be summed: the state before each, its inputs, and what it has written. */
 typedef struct {
   long count;
-  const real *before[PARTS][SUM_TOKENS + GROUP], *written[SUM_TOKENS + GROUP];
+  const real *before[PARTS][SUM_TOKENS + GROUP], *inputs[SUM_TOKENS + GROUP], *written[SUM_TOKENS + GROUP];
 } waiting;
 
-static const long part_width[PARTS] = PART_WIDTHS, part_offset[PARTS] = PART_OFFSETS;
-INLINE long padded(int part) { return ROUND_UP(part_width[part]); }
+INLINE long part_width(const fused_args *a, int part) {
+  const long widths[PARTS] = PART_WIDTHS;
+  return widths[part];
+}
+INLINE long part_offset(const fused_args *a, int part) {
+  const long offsets[PARTS] = PART_OFFSETS;
+  return offsets[part];
+}
+INLINE long padded(const fused_args *a, int part) { return ROUND_UP(part_width(a, part)); }
 
 #if defined(__AVX512F__) && WIDE == 16
 #define MASK(lanes) (__mmask16)((1u << (lanes)) - 1)
@@ -104,6 +126,19 @@ INLINE void store_units(real *p, V v, long lanes) {
   if (lanes >= WIDE) *(V *)p = v;
   else store_some(p, v, lanes);
 }
+/* Asks for a number of a row that is `ahead` rows on. */
+INLINE void fetch_ahead(const real *rows, long row, long ahead, long stride, long at) {
+  __builtin_prefetch(rows + (row + ahead) * stride + at);
+}
+/* What the loss itself adds to the gradient by a part of a state. */
+INLINE V loss_of(const fused_args *a, const group *g, int part, long row, long at, long lanes) {
+  const long offset = part_offset(a, part);
+  if (!a->incoming || offset >= a->incoming_width) return (V){};
+  const real *added = a->incoming + g->token[row] * a->incoming_width + offset + at;
+  __builtin_prefetch(added - AHEAD * a->batch * a->incoming_width);
+  return load_units(added, lanes);
+}
+#define LOSS(part, at) (LOSS_IN_STEP ? loss_of(a, g, part, row, at, lanes) : (V){})
 INLINE V only(V v, long lanes) { /* the units that there are: sums must not see the padding */
   if (lanes < WIDE)
     for (int i = (int)lanes; i < WIDE; i++) v[i] = 0;
@@ -114,10 +149,10 @@ INLINE V only(V v, long lanes) { /* the units that there are: sums must not see 
 #else
 #define HOLD(v)
 #endif
-/* acc[r][c] += sum_k a[r][k] w[k][c][:] for `columns` vectors of units side by side; loops over rows and columns are
- * unrolled. */
-INLINE void multiply(const int rows, const int columns, const int first, const int all, long depth,
-                     const real *const *a, const real *w, V *acc) {
+/* acc[r][c] += sum_k a[r][k] w[k][c][:] for `columns` vectors of units side by side; the sums of a row lie among `all` of
+ * its sums. Loops over rows and columns are unrolled. */
+INLINE void multiply(const int rows, const int columns, const int all, long depth, const real *const *a, const real *w,
+                     V *acc) {
   long k = 0;
   __asm__("" : "+r"(depth)); /* unrolled in full, loops over few terms are several times slower */
   if (rows == 1) { /* one sum waits for itself: four do not */
@@ -125,14 +160,14 @@ INLINE void multiply(const int rows, const int columns, const int first, const i
     for (; k + 4 <= depth; k += 4)
       UNROLL for (int c = 0; c < columns; c++) {
         const V *wk = (const V *)(w + (k * columns + c) * WIDE);
-        acc[first + c] += v_const(a[0][k]) * wk[0];
+        acc[c] += v_const(a[0][k]) * wk[0];
         UNROLL for (int i = 0; i < 3; i++) part[i][c] += v_const(a[0][k + 1 + i]) * wk[(i + 1) * columns];
       }
-    UNROLL for (int c = 0; c < columns; c++) acc[first + c] += (part[0][c] + part[1][c]) + part[2][c];
+    UNROLL for (int c = 0; c < columns; c++) acc[c] += (part[0][c] + part[1][c]) + part[2][c];
   }
   V sum[ROWS][8]; /* of their own: among all that a tile sums, the compiler would not keep them in registers */
   UNROLL for (int r = 0; r < rows; r++)
-    UNROLL for (int c = 0; c < columns; c++) sum[r][c] = acc[r * all + first + c];
+    UNROLL for (int c = 0; c < columns; c++) sum[r][c] = acc[r * all + c];
   for (; k < depth; k++) {
     V wk[8];
     UNROLL for (int c = 0; c < columns; c++) {
@@ -145,15 +180,29 @@ INLINE void multiply(const int rows, const int columns, const int first, const i
     }
   }
   UNROLL for (int r = 0; r < rows; r++)
-    UNROLL for (int c = 0; c < columns; c++) acc[r * all + first + c] = sum[r][c];
+    UNROLL for (int c = 0; c < columns; c++) acc[r * all + c] = sum[r][c];
 }
+/* multiply_columns_all(rows, depth, a, w, acc): of many rows a function of its own, whose registers hold the pointers to
+ * all of them. */
+#define PRODUCTS(columns, all) \
+  ONCE void multiply_##columns##_##all##_most(long depth, const real *const *a, const real *w, V *acc) { \
+    multiply(ROWS, columns, all, depth, a, w, acc); \
+  } \
+  ONCE void multiply_##columns##_##all##_half(long depth, const real *const *a, const real *w, V *acc) { \
+    multiply(ROWS / 2, columns, all, depth, a, w, acc); \
+  } \
+  INLINE void multiply_##columns##_##all(const int rows, long depth, const real *const *a, const real *w, V *acc) { \
+    if (rows == ROWS) multiply_##columns##_##all##_most(depth, a, w, acc); \
+    else if (rows == ROWS / 2) multiply_##columns##_##all##_half(depth, a, w, acc); \
+    else multiply(rows, columns, all, depth, a, w, acc); \
+  }
 /* The same for some of the columns that lie side by side in w. */
-INLINE void multiply_some(const int rows, const int columns, const int first, const int all, long depth,
-                          const real *const *a, const real *w, const int stride, V *acc) {
+INLINE void multiply_some(const int rows, const int columns, const int all, long depth, const real *const *a,
+                          const real *w, const int stride, V *acc) {
   for (long k = 0; k < depth; k++)
     UNROLL for (int c = 0; c < columns; c++) {
       const V wk = *(const V *)(w + (k * stride + c) * WIDE);
-      UNROLL for (int r = 0; r < rows; r++) acc[r * all + first + c] += v_const(a[r][k]) * wk;
+      UNROLL for (int r = 0; r < rows; r++) acc[r * all + c] += v_const(a[r][k]) * wk;
     }
 }
 /* A block-diagonal matrix, for `units` units at a time: how many numbers of the vector they look at, at most, and from

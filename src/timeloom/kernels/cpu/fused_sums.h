@@ -36,31 +36,41 @@ INLINE void outer_tile(const int rows, const int vecs, const waiting *w, const r
 #else
 #define SUM_ROWS 3
 #endif
-/* The same for all i < depth and for `width` columns of what was written. */
-static void outer_sum(const waiting *w, const real *const *values, long offset, long depth, long column, long width,
+/* Few rows left would wait for their own sums: eight are better two times four than six and two. */
+INLINE int sum_rows(long left) {
+  return left >= SUM_ROWS && (SUM_ROWS < 6 || left != 8) ? SUM_ROWS : SUM_ROWS > 4 && left >= 4 ? 4 : left >= 2 ? 2 : 1;
+}
+/* The same for all i < depth and for `width` columns of what was written. Returns where the next sum lies. */
+static real *outer_sum(const waiting *w, const real *const *values, long offset, long depth, long column, long width,
                       real *out) {
   for (long at = 0; at < width;) {
     const long left = width - at;
     const int vecs = left > 2 * WIDE ? (left > 3 * WIDE ? 4 : 3) : left > WIDE ? 2 : 1;
     const long lanes = left < vecs * WIDE ? left - (vecs - 1) * WIDE : WIDE;
-    long i = 0;
+#define OUTER_TILE(rows, vecs) \
+  outer_tile(rows, vecs, w, values, offset + i, column + at, lanes, out + at - offset * width, width)
 #define OUTER_TILES(vecs) \
-  for (; i + SUM_ROWS <= depth; i += SUM_ROWS) \
-    outer_tile(SUM_ROWS, vecs, w, values, offset + i, column + at, lanes, out + at - offset * width, width); \
-  for (; i + 2 <= depth; i += 2) \
-    outer_tile(2, vecs, w, values, offset + i, column + at, lanes, out + at - offset * width, width); \
-  for (; i < depth; i++) outer_tile(1, vecs, w, values, offset + i, column + at, lanes, out + at - offset * width, width);
+  for (long i = 0, rows; i < depth; i += rows) { \
+    rows = sum_rows(depth - i); \
+    if (rows == SUM_ROWS) OUTER_TILE(SUM_ROWS, vecs); \
+    else if (rows == 4) OUTER_TILE(4, vecs); \
+    else if (rows == 2) OUTER_TILE(2, vecs); \
+    else OUTER_TILE(1, vecs); \
+  }
     if (vecs == 4) { OUTER_TILES(4) } else if (vecs == 3) { OUTER_TILES(3) } else if (vecs == 2) { OUTER_TILES(2) } else { OUTER_TILES(1) }
 #undef OUTER_TILES
+#undef OUTER_TILE
     at += vecs * WIDE;
   }
+  return out + depth * width;
 }
 /* Of the columns alone. */
-static void column_sum(const waiting *w, long column, long width, real *out) {
+static real *column_sum(const waiting *w, long column, long width, real *out) {
   for (long at = 0; at < width; at += WIDE) {
     V sum = {};
     for (long k = 0; k < w->count; k++) sum += *(const V *)(w->written[k] + column + at);
     store_units(out + at, load_units(out + at, width - at) + sum, width - at);
   }
+  return out + width;
 }
 #endif

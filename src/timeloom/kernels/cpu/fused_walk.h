@@ -1,21 +1,18 @@
-/* The second half of fused.h: walks through time, given forward_step, adjoint_step and perhaps taped_step. */
-#if TAPE == 0
-#define taped_step adjoint_step
-#endif
+/* The second half of fused.h: walks through time, given forward_step and ADJOINT_STEP. */
 
-INLINE real *row_at(real *block, int part, long r) { return block + r * padded(part); }
+INLINE real *row_at(const fused_args *a, real *block, int part, long r) { return block + r * padded(a, part); }
 
-static void load_whole(const group *g, real *const *blocks, const real *from, int by_sequence, const fused_args *a) {
+static void load_whole(const fused_args *a, const group *g, real *const *blocks, const real *from, int by_sequence) {
   for (int part = 0; part < PARTS; part++)
     for (long r = 0; r < g->count; r++) {
       const long row = by_sequence ? a->seq[g->first + r] : g->first + r;
-      memcpy(row_at(blocks[part], part, r), from + row * SIZE + part_offset[part], sizeof(real) * part_width[part]);
+      memcpy(row_at(a, blocks[part], part, r), from + row * SIZE + part_offset(a, part), sizeof(real) * part_width(a, part));
     }
 }
-static void save_whole(const group *g, real *const *blocks, real *to) {
+static void save_whole(const fused_args *a, const group *g, real *const *blocks, real *to) {
   for (int part = 0; part < PARTS; part++)
     for (long r = 0; r < g->count; r++)
-      memcpy(to + (g->first + r) * SIZE + part_offset[part], row_at(blocks[part], part, r), sizeof(real) * part_width[part]);
+      memcpy(to + (g->first + r) * SIZE + part_offset(a, part), row_at(a, blocks[part], part, r), sizeof(real) * part_width(a, part));
 }
 /* A part that keeps nothing of itself has decayed to zero after any step, and over no steps it is what it was. */
 static void save_decay(const fused_args *a, group *g) {
@@ -23,33 +20,33 @@ static void save_decay(const fused_args *a, group *g) {
   for (int part = 0; part < PARTS; part++)
     if (!(DECAYING >> part & 1))
       for (long r = 0; r < g->count; r++)
-        for (long i = 0; i < part_width[part]; i++)
-          row_at(g->decay[part], part, r)[i] = a->end[g->first + r] > a->begin[g->first + r] ? 0 : 1;
-  save_whole(g, g->decay, a->decay);
+        for (long i = 0; i < part_width(a, part); i++)
+          row_at(a, g->decay[part], part, r)[i] = a->end[g->first + r] > a->begin[g->first + r] ? 0 : 1;
+  save_whole(a, g, g->decay, a->decay);
 }
-static void start_decay(group *g) {
+static void start_decay(const fused_args *a, group *g) {
   for (int part = 0; part < PARTS; part++)
-    for (long i = 0; i < g->count * padded(part); i++) g->decay[part][i] = 1;
+    for (long i = 0; i < g->count * padded(a, part); i++) g->decay[part][i] = 1;
 }
 /* Rows that made no step keep what they had; then what is next is now. */
-static void swap_in(group *g, real **now, real **next) {
+static void swap_in(const fused_args *a, group *g, real **now, real **next) {
   for (int part = 0; part < PARTS; part++) {
     for (long r = 0; r < g->count; r++)
-      if (!g->steps[r]) memcpy(row_at(next[part], part, r), row_at(now[part], part, r), sizeof(real) * part_width[part]);
+      if (!g->steps[r]) memcpy(row_at(a, next[part], part, r), row_at(a, now[part], part, r), sizeof(real) * part_width(a, part));
     real *before = now[part];
     now[part] = next[part], next[part] = before;
   }
 }
-static void forget(group *g, long r) {
-  for (int part = 0; part < PARTS; part++) memset(row_at(g->decay[part], part, r), 0, sizeof(real) * padded(part));
+static void forget(const fused_args *a, group *g, long r) {
+  for (int part = 0; part < PARTS; part++) memset(row_at(a, g->decay[part], part, r), 0, sizeof(real) * padded(a, part));
 }
 
 static void walk_forward(const fused_args *a, group *g) {
-  if (a->lead) load_whole(g, g->state, a->origin, 1, a);
-  else load_whole(g, g->state, a->ends, 0, a);
-  start_decay(g);
+  if (a->lead) load_whole(a, g, g->state, a->origin, 1);
+  else load_whole(a, g, g->state, a->ends, 0);
+  start_decay(a, g);
   for (long step = 0; step <= a->lead + g->longest; step++) {
-    if (a->lead && step == a->lead) save_whole(g, g->state, a->starts);
+    if (a->lead && step == a->lead) save_whole(a, g, g->state, a->starts);
     if (step == a->lead + g->longest) break;
     const int real_step = step >= a->lead;
     for (long r = 0; r < g->count; r++) {
@@ -58,30 +55,25 @@ static void walk_forward(const fused_args *a, group *g) {
       g->token[r] = g->steps[r] ? t * a->batch + b : 0;
       if (!g->steps[r] || !a->resets || !a->resets[g->token[r]]) continue;
       for (int part = 0; part < PARTS; part++)
-        memcpy(row_at(g->state[part], part, r), a->origin + b * SIZE + part_offset[part], sizeof(real) * part_width[part]);
-      if (real_step) forget(g, r);
+        memcpy(row_at(a, g->state[part], part, r), a->origin + b * SIZE + part_offset(a, part), sizeof(real) * part_width(a, part));
+      if (real_step) forget(a, g, r);
     }
     forward_step(a, g, real_step && a->decay, real_step && a->states);
-    swap_in(g, g->state, g->next);
+    swap_in(a, g, g->state, g->next);
   }
-  save_whole(g, g->state, a->ends);
+  save_whole(a, g, g->state, a->ends);
   save_decay(a, g);
 }
 
-/* Where the state before the step lies, if not at a reset; and what the loss itself adds to the gradient behind it. */
+/* Where the state before the step lies, if not at a reset; and, unless the step does it, what the loss itself adds to the
+ * gradient behind it. */
 static void fetch(const fused_args *a, group *g, long r) {
-  const long token = g->token[r];
-  const int reset = a->resets && a->resets[token];
+  const int reset = a->resets && a->resets[g->token[r]];
   for (int part = 0; part < PARTS; part++) {
-    const long width = part_width[part], offset = part_offset[part];
-    if (!reset) g->before[part][r] = a->states[part] + token * width;
-    if (!a->incoming || offset >= a->incoming_width) continue;
-    const real *added = a->incoming + token * a->incoming_width + offset;
-    real *grad = row_at(g->grad[part], part, r);
-    for (long at = 0; at < width; at += WIDE) {
-      __builtin_prefetch(added + at - AHEAD * a->batch * a->incoming_width);
-      *(V *)(grad + at) += load_units(added + at, width - at);
-    }
+    const long width = part_width(a, part);
+    if (!reset) g->before[part][r] = a->states[part] + g->token[r] * width;
+    for (long at = 0; !LOSS_IN_STEP && at < width; at += WIDE)
+      *(V *)(row_at(a, g->grad[part], part, r) + at) += loss_of(a, g, part, r, at, width - at);
   }
 }
 /* Rows write to memory, or for the sums, or nowhere: to the first of the places that are kept in cache. */
@@ -92,74 +84,73 @@ static void place_written(const fused_args *a, group *g, long slot, int real_ste
   }
 }
 static void wait_for_sums(const fused_args *a, group *g, waiting *w) {
-  static const long widths[] = INPUT_GRADS, places[] = INPUT_GRADS_AT;
+  const long widths[] = COPIED_WIDTHS, from[] = COPIED_FROM, to[] = COPIED_TO;
   for (long r = 0; r < g->count; r++) {
     if (!g->steps[r]) continue;
     for (int part = 0; part < PARTS; part++) w->before[part][w->count] = g->before[part][r];
+    w->inputs[w->count] = a->inputs + g->token[r] * a->input_stride;
     w->written[w->count++] = g->out[r];
-    if (!a->input_grads) continue;
-    real *to = a->input_grads + g->token[r] * INPUTS;
-    for (unsigned i = 0; i < sizeof(widths) / sizeof(*widths); to += widths[i++])
-      memcpy(to, g->out[r] + places[i], sizeof(real) * widths[i]);
+    for (int i = 0; a->input_grads && i < COPIED; i++)
+      memcpy(a->input_grads + g->token[r] * a->input_stride + to[i], g->out[r] + from[i], sizeof(real) * widths[i]);
   }
 }
 static void divert_reset(const fused_args *a, group *g, long r, int real_step) {
   for (int part = 0; part < PARTS; part++) {
-    real *grad = row_at(g->grad[part], part, r);
-    real *to = a->reset_grads ? a->reset_grads + (g->first + r) * SIZE + part_offset[part] : NULL;
+    real *grad = row_at(a, g->grad[part], part, r);
+    real *to = a->reset_grads ? a->reset_grads + (g->first + r) * SIZE + part_offset(a, part) : NULL;
     if (real_step && to)
-      for (long i = 0; i < part_width[part]; i++) to[i] += grad[i];
-    memset(grad, 0, sizeof(real) * padded(part));
+      for (long i = 0; i < part_width(a, part); i++) to[i] += grad[i];
+    memset(grad, 0, sizeof(real) * padded(a, part));
   }
-  if (real_step) forget(g, r);
+  if (real_step) forget(a, g, r);
 }
 static void enter_adjoint(const fused_args *a, group *g) {
-  load_whole(g, g->grad, a->final, 1, a);
+  load_whole(a, g, g->grad, a->final, 1);
   for (long r = 0; r < g->count; r++)
     if (a->end[g->first + r] + a->lead < a->lengths[a->seq[g->first + r]])
-      for (int part = 0; part < PARTS; part++) memset(row_at(g->grad[part], part, r), 0, sizeof(real) * padded(part));
+      for (int part = 0; part < PARTS; part++) memset(row_at(a, g->grad[part], part, r), 0, sizeof(real) * padded(a, part));
 }
 
 static void walk_adjoint(const fused_args *a, group *g) {
   waiting w = {.count = 0};
   long slot = 0;
   if (a->lead) enter_adjoint(a, g);
-  else load_whole(g, g->grad, a->ends, 0, a);
-  start_decay(g);
+  else load_whole(a, g, g->grad, a->ends, 0);
+  start_decay(a, g);
   for (long step = 0; step <= a->lead + g->longest; step++) {
-    if (a->lead && step == a->lead) save_whole(g, g->grad, a->starts);
+    if (a->lead && step == a->lead) save_whole(a, g, g->grad, a->starts);
     if (step == a->lead + g->longest) break;
     const int real_step = step >= a->lead, summed = real_step && a->sums;
     for (long r = 0; r < g->count; r++) {
       const long row = g->first + r, b = a->seq[row], t = a->end[row] - 1 + a->lead - step;
       g->steps[r] = t >= a->begin[row] && a->end[row] > a->begin[row] && (!a->lead || t < a->lengths[b]);
       g->token[r] = g->steps[r] ? t * a->batch + b : 0;
-      for (int part = 0; part < PARTS; part++) g->before[part][r] = a->origin + b * SIZE + part_offset[part];
+      for (int part = 0; part < PARTS; part++) g->before[part][r] = a->origin + b * SIZE + part_offset(a, part);
       if (g->steps[r]) fetch(a, g, r);
     }
     place_written(a, g, slot, real_step);
     if (ADDED)
-      for (int part = 0; part < PARTS; part++) memset(g->next[part], 0, sizeof(real) * g->count * padded(part));
-    (a->tape ? taped_step : adjoint_step)(a, g, real_step && a->decay, real_step);
-    swap_in(g, g->grad, g->next);
+      for (int part = 0; part < PARTS; part++) memset(g->next[part], 0, sizeof(real) * g->count * padded(a, part));
+    ADJOINT_STEP(a, g, real_step && a->decay, real_step);
+    swap_in(a, g, g->grad, g->next);
     for (long r = 0; a->resets && r < g->count; r++)
       if (g->steps[r] && a->resets[g->token[r]]) divert_reset(a, g, r, real_step);
     if (!summed) continue;
     wait_for_sums(a, g, &w);
     slot = (slot + 1) % g->slots_of_ring;
     if (slot) continue;
-    sum_steps(&w, g->sums);
+    sum_steps(a, &w, g->sums);
     w.count = 0;
   }
-  if (w.count) sum_steps(&w, g->sums);
-  save_whole(g, g->grad, a->ends);
+  if (w.count) sum_steps(a, &w, g->sums);
+  save_whole(a, g, g->grad, a->ends);
   save_decay(a, g);
 }
 
 /* Runs all groups on all threads. Returns 0, or 1 where memory for a group's scratch could not be had. */
 static int run(void (*walk)(const fused_args *, group *), const fused_args *a, int threads) {
   long row_size = 0;
-  for (int part = 0; part < PARTS; part++) row_size += 4 * padded(part);
+  for (int part = 0; part < PARTS; part++) row_size += 4 * padded(a, part);
   row_size += SLOT_STRIDE + (TOTALS + 1) * (WIDE + 1);
   long size = (a->rows + threads - 1) / threads;
   size = size > GROUP ? GROUP : size > ROWS ? (size + ROWS - 1) / ROWS * ROWS : size;
@@ -184,7 +175,7 @@ static int run(void (*walk)(const fused_args *, group *), const fused_args *a, i
     memset(scratch, 0, sizeof(real) * numbers);
     at = scratch;
     for (int part = 0; part < PARTS; part++) {
-      const long block = g.count * padded(part) + WIDE;
+      const long block = g.count * padded(a, part) + WIDE;
       g.state[part] = at, g.next[part] = at + block, g.grad[part] = at + 2 * block, g.decay[part] = at + 3 * block;
       at += 4 * block;
     }
@@ -199,5 +190,7 @@ static int run(void (*walk)(const fused_args *, group *), const fused_args *a, i
   return failed;
 }
 
-int timeloom_fused_forward(const fused_args *a, int threads) { return run(walk_forward, a, threads); }
-int timeloom_fused_adjoint(const fused_args *a, int threads) { return run(walk_adjoint, a, threads); }
+#define EXPORTED_AS(name, direction) timeloom_##name##_##direction
+#define EXPORTED(name, direction) EXPORTED_AS(name, direction)
+int EXPORTED(NAME, forward)(const fused_args *a, int threads) { return run(walk_forward, a, threads); }
+int EXPORTED(NAME, adjoint)(const fused_args *a, int threads) { return run(walk_adjoint, a, threads); }

@@ -13,8 +13,22 @@ from torch import Tensor
 
 from timeloom.buffers import empty
 from timeloom.cells.base import Cell
+from timeloom.compile.builtin import Builtin, builtin
+from timeloom.compile.emit_cpu import aligned
+from timeloom.compile.sums import matrix_grads, unit_grads
 from timeloom.kernels.cpu import build
-from timeloom.kernels.cpu.sweeper import CPUSweeper, call, largest_jump, origin, pack, pack_transposed, through_h
+from timeloom.kernels.cpu.launch import Given, addresses, addresses_along, lanes_of
+from timeloom.kernels.cpu.sweeper import (
+    CPUSweeper,
+    call,
+    given_masks,
+    kernel_of,
+    largest_jump,
+    masks_of,
+    packed,
+    turned,
+)
+from timeloom.kernels.cpu.texts import source
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.reference import floor_of, units_of
 from timeloom.problem import Recurrence, cut_evenly, empty_states
@@ -24,15 +38,14 @@ MOST_UNITS = 128
 MOST_INPUTS = 256
 """The same for the width of x."""
 
-Tensors = dict[str, Tensor | None]
 MANY_THREADS = 4
 """Threads for each sequence from which on a long warm-up may pay."""
 
 
 @dataclass(frozen=True)
 class CPULayer(Layer):
-    """GRU, LSTM and RNN in float32, with masks behind x too (`timeloom.cells.masked`). Keeps the gates' values
-    `(T, B, 4n)`; of an Elman network whose units keep themselves, what they would be otherwise `(T, B, n)`.
+    """GRU, LSTM and RNN in float32, with masks behind x too (`timeloom.cells.masked`). What is kept of every step is
+    said in `timeloom.compile.builtin`.
     """
 
     takes_masks = True
@@ -49,8 +62,8 @@ class CPULayer(Layer):
 
     @staticmethod
     def tape_width(cell: Cell) -> int:
-        n = cell.parts[0]
-        return 4 * n if cell.kernel in ("gru", "lstm") else n * cell.masks.zoned
+        kernel = kernel_of(cell, over_x=True)
+        return aligned(builtin(kernel.kind, cell.parts[0], 1, kernel.masked).taped.width)
 
     def sweeper(
         self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
@@ -59,7 +72,7 @@ class CPULayer(Layer):
         return CPUSweeper(problem, *tape), tape
 
     def _empty_tape(self, keep: bool) -> list[Tensor]:
-        """Room for the gates' values, where they are to be kept and there are gates."""
+        """Room for what is kept, where something is to be."""
         steps, batch = self.x.shape[:2]
         width = self.tape_width(self.cell)
         return [empty(steps, batch, width, like=self.initial)] if keep and width else []
@@ -67,13 +80,9 @@ class CPULayer(Layer):
     def forward(
         self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
     ) -> tuple[list[Tensor], float]:
-        states, tape, n = empty_states(len(self.x), self.initial, self.parts), self._empty_tape(keep), self.n
-        bias = self.bias()
-        tensors: Tensors = {"x": self.x.contiguous(), "units": units_of(self.cell)}
-        tensors["bias"] = self.w_ih.new_zeros(len(self.w_ih)) if bias is None else bias
-        tensors |= {"weights": pack(self.w_hh, n), "x_weights": pack(self.w_ih, n)}
+        states, tape = empty_states(len(self.x), self.initial, self.parts), self._empty_tape(keep)
         floor = floor_of(self.cell, share_of_box)
-        starts, ends, jump = self._run("forward", cutting, self.initial, states + tape, floor, tensors)
+        starts, ends, jump = self._run("forward", cutting, self.initial, states + tape, floor, {})
         if found is not None:
             found.starts, found.ends = starts, ends
         return states + tape, jump
@@ -86,62 +95,59 @@ class CPULayer(Layer):
         x_grads = empty(*self.x.shape, like=self.x) if want_x else None
         if x_grads is not None and self.cell.behind:
             x_grads[..., -self.cell.behind :] = 0
-        sums = self.x.new_zeros(torch.get_num_threads(), sum(self._sums()))
-        tensors: Tensors = {
-            "x": self.x.contiguous(),
-            "units": units_of(self.cell),
-            "x_grads": x_grads,
-            "sums": sums,
-        }
-        tensors |= {"lengths": torch.full((batch,), steps, dtype=torch.int64), "final": final}
-        tensors |= {"incoming": None if incoming is None else incoming.contiguous()}
-        tensors |= {"transposed": pack_transposed(through_h(self.w_hh, self.kernel), self.n)}
-        tensors |= {"x_transposed": pack_transposed(self.w_ih, self.n) if want_x else None}
-        _, begins, jump = self._run("adjoint", cutting, final, kept, 0.0, tensors)
-        return (x_grads, begins[-batch:], *self._weight_grads(sums.sum(0))), jump
-
-    def _run(
-        self, direction: str, cutting: Cutting, first: Tensor, kept: list[Tensor], floor: float, tensors: Tensors
-    ) -> tuple[Tensor, Tensor, float]:
-        """Sweep all chunks; returns what they start from and end with, and the largest jump."""
-        assert cutting.sweeps == 1, "corrections are the general solver's"
-        (steps, batch, width), warmup = self.x.shape, cutting.warmup
-        segments = cut_evenly(steps, batch, cutting.chunk, direction == "adjoint")
-        ends = first.clone() if warmup == 0 else first.new_empty(len(segments), first.shape[1])
-        starts = torch.empty_like(ends)
-        names = ("h", "c", "tape") if len(self.parts) == 2 else ("h", "tape")
-        held = tensors | dict(zip(names, kept, strict=False)) | {"starts": starts, "ends": ends}
-        held["origin"] = origin(self.initial, self.parts)
-        sizes = {"batch": batch, "n": self.n, "depth": width - self.cell.behind, "lead": warmup}
-        sizes |= self.cell.masks._asdict()
-        call(f"{self.kernel}_{direction}", segments, sizes, held)
-        if warmup == 0:
-            return starts, ends, 0.0
-        return starts, ends, largest_jump(starts, ends, batch, len(self.parts), floor, fading=direction == "adjoint")
+        sums = self.x.new_zeros(torch.get_num_threads(), self._made.sums.size)
+        given: Given = {"input_grads": x_grads, "sums": sums, "final": final}
+        given |= {"lengths": torch.full((batch,), steps, dtype=torch.int64)}
+        given |= {"incoming": None if incoming is None else incoming.contiguous()}
+        _, begins, jump = self._run("adjoint", cutting, final, kept, 0.0, given)
+        return (x_grads, begins[-batch:], *self._by_weights(sums.sum(0))), jump
 
     @property
-    def _padded(self) -> int:
-        lanes: int = build.library().timeloom_lanes()
-        return -(-self.n // lanes) * lanes
+    def _made(self) -> Builtin:
+        kernel = kernel_of(self.cell, over_x=True)
+        return builtin(kernel.kind, self.n, self.w_ih.shape[1], kernel.masked)
 
-    def _sums(self) -> tuple[int, int, int]:
-        """Sizes of the kernel's sums: of W_hh and W_ih transposed, of the biases."""
-        gates = len(self.w_hh) // self.n
-        blocks = 4 if self.kernel == "gru" else gates
-        columns = gates * self._padded
-        return self.n * columns, self.w_ih.shape[1] * columns, blocks * self._padded
+    def _run(
+        self, direction: str, cutting: Cutting, first: Tensor, kept: list[Tensor], floor: float,
+        given: Given,
+    ) -> tuple[Tensor, Tensor, float]:  # fmt: skip
+        """Sweep all chunks; returns what they start from and end with, and the largest jump."""
+        assert cutting.sweeps == 1, "corrections are the general solver's"
+        (steps, batch, width), warmup, parts = self.x.shape, cutting.warmup, len(self.parts)
+        segments = cut_evenly(steps, batch, cutting.chunk, direction == "adjoint")
+        ends = first.clone() if warmup == 0 else first.new_empty(len(segments), first.shape[1])
+        starts, x = torch.empty_like(ends), self.x.contiguous()
+        kernel, made = kernel_of(self.cell, over_x=True), self._made
+        stacks = [turned(self.w_hh, made), self.w_ih.detach().reshape(-1, 1, self.n, self.w_ih.shape[1])]
+        weights, masks = packed(kernel, direction, made, stacks), masks_of(self.cell, x)
+        units = self._units() if getattr(source(kernel), direction).units else None
+        given |= {"weights": addresses(weights), **given_masks(masks)}
+        given["units"] = None if units is None else addresses_along(units, self.n)
+        given |= {"inputs": x, "origin": self.initial.contiguous(), "starts": starts, "ends": ends}
+        given |= {"states": addresses(kept[:parts]), "tape": kept[parts] if len(kept) > parts else None}
+        sizes = {"batch": batch, "n": self.n, "depth": self.w_ih.shape[1], "input_stride": width, "lead": warmup}
+        sizes["incoming_width"] = self.n
+        call(kernel, direction, segments, sizes, given)
+        if warmup == 0:
+            return starts, ends, 0.0
+        return starts, ends, largest_jump(starts, ends, batch, parts, floor, fading=direction == "adjoint")
 
-    def _weight_grads(self, sums: Tensor) -> tuple[Tensor | None, ...]:
-        """Of w_ih, w_hh, b_ih and b_hh. The GRU's gradients through h stand in the order candidate, r, z; its biases'
-        in the order candidate through h, r, z, candidate.
+    def _units(self) -> Tensor:
+        """Per-unit vectors of the normal form: the bias of every gate, and what the kind has beside these; one behind
+        the other, and behind the last what a kernel may read and forget.
         """
-        n, gates = self.n, len(self.w_hh) // self.n
-        by_h, by_x, by_bias = sums.split(self._sums())
-        by_h, by_x = (by.view(-1, gates, self._padded)[..., :n].permute(1, 2, 0) for by in (by_h, by_x))
-        by_bias = by_bias.view(-1, self._padded)[:, :n]
-        b_ih = b_hh = by_bias.reshape(-1)
-        if self.kernel == "gru":
-            by_h = by_h.roll(-1, 0)
-            b_ih, b_hh = by_bias[1:].reshape(-1), by_bias[:3].roll(-1, 0).reshape(-1)
-        weights = by_x.reshape(gates * n, -1).contiguous(), by_h.reshape(gates * n, n).contiguous()
-        return (*weights, None, None) if self.b_ih is None else (*weights, b_ih, b_hh.clone())
+        bias, own = self.bias(), units_of(self.cell)
+        bias = self.w_ih.new_zeros(len(self.w_ih)) if bias is None else bias
+        return torch.cat([bias, own, bias.new_zeros(lanes_of(bias.dtype))])
+
+    def _by_weights(self, sums: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of w_ih, w_hh, b_ih and b_hh from those of the normal form's weights."""
+        made, gates = self._made, len(self.w_hh) // self.n
+        by_h, by_x = matrix_grads(made.fused, made.sums, sums)
+        by_h = by_h.roll(-made.turned, 0) if made.turned else by_h
+        weights = by_x.reshape(self.w_ih.shape), by_h.reshape(self.w_hh.shape)
+        if self.b_ih is None:
+            return *weights, None, None
+        units = unit_grads(made.fused, made.sums, sums)
+        through_h = [*units[: gates - 1], units[gates]] if self.kernel == "gru" else units[:gates]
+        return *weights, torch.cat(units[:gates]), torch.cat(through_h)

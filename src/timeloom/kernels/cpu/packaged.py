@@ -10,7 +10,9 @@ import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = [HERE / "kernels.c", HERE / "draws.c", HERE.parents[1] / "scan" / "cpu_scan.c"]
+SOURCES = [HERE / "jump.c", HERE / "draws.c", HERE.parents[1] / "scan" / "cpu_scan.c"]
+STEPS = sorted((HERE / "generated").glob("*.c"))
+"""Steps of torch's cells, written by texts.py: this file needs the standard library alone."""
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl"]
 KINDS = {"AVX512": ["-mavx2", "-mfma", *AVX512], "AVX2": ["-mavx2", "-mfma"], "DEFAULT": ["-march=x86-64"]}
@@ -45,9 +47,10 @@ def build(compiler: list[str], folder: Path) -> list[Path]:
     made = []
     for kind, flags in KINDS.items():
         path = library_path(folder, kind)
-        objects = [folder / f"{kind}-{source.stem}.o" for source in SOURCES]
-        for source, compiled in zip(SOURCES, objects, strict=True):
-            _run([*compiler, *FLAGS, *flags, "-c", str(source), "-o", str(compiled)])
+        sources = [*SOURCES, *STEPS]
+        objects = [folder / f"{kind}-{source.stem}.o" for source in sources]
+        for source, compiled in zip(sources, objects, strict=True):
+            _run([*compiler, *FLAGS, *flags, f"-I{HERE}", "-c", str(source), "-o", str(compiled)])
         # Linked against no OpenMP runtime: torch brings one, and two would fight for the cores.
         _run([*compiler, "-shared", *map(str, objects), "-o", str(path), "-lm"])
         for compiled in objects:

@@ -1,62 +1,37 @@
-"""Sweeps by the C kernels: GRU, LSTM and RNN in float32 on a CPU. Same signature as the reference, its twin."""
+"""Sweeps by compiled code: what all kernels of a CPU share, and those of GRU, LSTM and RNN in float32. Same signatures
+as the reference, their twin.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from timeloom.cells.base import Cell
+from timeloom.compile.builtin import Builtin, builtin
 from timeloom.kernels import faults
 from timeloom.kernels.cpu import build
+from timeloom.kernels.cpu.launch import Given, addresses, launch, numbers, pack, pack_units
+from timeloom.kernels.cpu.texts import Kernel, source
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper, floor_of, units_of
 from timeloom.problem import Recurrence, Segments
 
-_SIZES = "batch n rows depth lead dropped zoned"
-_POINTERS = (
-    "seq begin end lengths resets origin final inputs x bias units weights x_weights transposed x_transposed h c tape"
-    " starts ends decay incoming gate_grads reset_grads x_grads sums"
-)
 
-
-class _SweepArgs(ctypes.Structure):
-    """`sweep_args` of sweep.h, field by field."""
-
-    _fields_ = [(name, ctypes.c_long) for name in _SIZES.split()] + [
-        (name, ctypes.c_void_p) for name in _POINTERS.split()
-    ]
-
-
-class CPUSweeper(ReferenceSweeper):
+class CompiledSweeper(ReferenceSweeper):
     """Runs stretches of a recurrence in compiled code; the dense transfer stays with the reference."""
 
-    @staticmethod
-    def supports(problem: Recurrence) -> bool:
-        u = problem.u
-        return (
-            problem.cell.kernel is not None
-            and u.device.type == "cpu"
-            and u.dtype == torch.float32
-            and usable(problem.cell.kernel)
-        )
+    _sizes: dict[str, int]
+    _fixed: Given
+    """What all calls are given."""
 
-    def __init__(self, problem: Recurrence, tape: Tensor | None = None) -> None:
-        """`tape` `(T, B, 4n)` receives the gates' values wherever forward sweeps write states."""
-        super().__init__(problem)
-        self._tape = tape
-        n, w_hh = problem.cell.parts[0], problem.cell.weights[0]
-        self._fixed: dict[str, Tensor | None] = {
-            "inputs": problem.u.contiguous(),
-            "origin": origin(problem.initial, problem.cell.parts),
-            "units": units_of(problem.cell),
-            "weights": pack(w_hh, n),
-        }
-        if problem.resets is not None:
-            self._fixed["resets"] = problem.resets.contiguous().view(torch.uint8)
-        self._transposed: Tensor | None = None
+    @abstractmethod
+    def _launch(self, direction: str, segments: Segments, sizes: dict[str, int], given: Given) -> None:
+        """Run the kernel of a direction."""
 
     @faults.or_reference
     def forward(
@@ -71,6 +46,9 @@ class CPUSweeper(ReferenceSweeper):
     def forward_entering(
         self, segments: Segments, lead: int, states: list[Tensor], want_decay: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        if lead == 0:
+            starts = self.problem.initial[segments.sequence]
+            return starts, *self.forward(segments, starts, states, want_decay)
         starts, ends, decay = self._boundaries(segments, want_decay)
         self._run("forward", segments, states, lead, starts=starts, ends=ends, decay=decay)
         return starts, ends, decay
@@ -88,30 +66,22 @@ class CPUSweeper(ReferenceSweeper):
     def adjoint_entering(
         self, segments: Segments, lead: int, final: Tensor, data: AdjointData, want_decay: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        if lead == 0:
+            return super().adjoint_entering(segments, lead, final, data, want_decay)
         ends, begins, decay = self._boundaries(segments, want_decay)
         found = {"starts": ends, "ends": begins, "decay": decay, "final": final.contiguous()}
-        found["lengths"] = self.problem.ends()
-        self._run_adjoint(segments, data, lead, **found)
+        self._run_adjoint(segments, data, lead, **found, lengths=self.problem.ends())
         return ends, begins, decay
-
-    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], float] | None:
-        if self.problem.lengths is not None:
-            return None
-        floor = floor_of(self.cell, share_of_box)
-        batch, parts = self.problem.batch, len(self.cell.parts)
-        return partial(largest_jump, batch=batch, parts=parts, floor=floor, fading=fading)
 
     def _boundaries(self, segments: Segments, want_decay: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         starts = self.problem.initial.new_empty(len(segments), self.cell.size)
         return starts, torch.empty_like(starts), torch.empty_like(starts) if want_decay else None
 
     def _run_adjoint(self, segments: Segments, data: AdjointData, lead: int, **tensors: Tensor | None) -> None:
-        if self._transposed is None:
-            self._transposed = pack_transposed(through_h(self.cell.weights[0], self.cell.kernel), self.cell.parts[0])
         if data.reset_grads is not None:
             data.reset_grads.zero_()
-        tensors |= {"incoming": None if data.incoming is None else data.incoming.contiguous()}
-        tensors |= {"transposed": self._transposed, "gate_grads": data.gate_grads, "reset_grads": data.reset_grads}
+        incoming = None if data.incoming is None else data.incoming.contiguous()
+        tensors |= {"incoming": incoming, "written": data.gate_grads, "reset_grads": data.reset_grads}
         self._run("adjoint", segments, data.states, lead, **tensors)
 
     def _run(
@@ -119,11 +89,53 @@ class CPUSweeper(ReferenceSweeper):
     ) -> None:
         if len(segments) == 0:
             return
-        tensors |= dict(zip(("h", "c"), states or (), strict=False))
-        if states is not None and direction == "forward":
-            tensors["tape"] = self._tape
-        sizes = {"batch": self.problem.batch, "n": self.cell.parts[0], "lead": lead} | self.cell.masks._asdict()
-        call(f"{self.cell.kernel}_{direction}", segments, sizes, self._fixed | tensors)
+        given: Given = {**self._fixed, **tensors}
+        if states is not None:
+            given["states"] = addresses(states)
+        incoming = tensors.get("incoming")
+        sizes = {"incoming_width": 0 if incoming is None else incoming.shape[-1], "lead": lead}
+        self._launch(direction, segments, self._sizes | sizes, given)
+
+
+class CPUSweeper(CompiledSweeper):
+    """GRU, LSTM and RNN over projected inputs, with masks behind them too."""
+
+    @staticmethod
+    def supports(problem: Recurrence) -> bool:
+        u = problem.u
+        return (
+            problem.cell.kernel is not None
+            and u.device.type == "cpu"
+            and u.dtype == torch.float32
+            and usable(problem.cell.kernel)
+        )
+
+    def __init__(self, problem: Recurrence, tape: Tensor | None = None) -> None:
+        """`tape` `(T, B, ·)` receives what whole layers keep, wherever forward sweeps write states."""
+        super().__init__(problem)
+        cell, u = problem.cell, problem.u.contiguous()
+        self._kernel = kernel_of(cell, over_x=False)
+        made = builtin(self._kernel.kind, cell.parts[0], None, self._kernel.masked)
+        self._sizes = {"batch": problem.batch, "n": cell.parts[0], "input_stride": u.shape[-1]}
+        self._pack = partial(packed, self._kernel, made=made, stacks=[turned(cell.weights[0], made)])
+        self._packed: dict[str, list[Tensor | None]] = {}
+        self._units, self._masks = pack_units(units_of(cell)), masks_of(cell, u)
+        self._fixed = {"inputs": u, "origin": problem.initial.contiguous(), "tape": tape, **given_masks(self._masks)}
+        if problem.resets is not None:
+            self._fixed["resets"] = problem.resets.contiguous().view(torch.uint8)
+
+    def _launch(self, direction: str, segments: Segments, sizes: dict[str, int], given: Given) -> None:
+        if direction not in self._packed:
+            self._packed[direction] = self._pack(direction)
+        weights: Given = {"weights": addresses(self._packed[direction]), "units": addresses([self._units])}
+        call(self._kernel, direction, segments, sizes, given | weights)
+
+    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], float] | None:
+        if self.problem.lengths is not None:
+            return None
+        floor = floor_of(self.cell, share_of_box)
+        batch, parts = self.problem.batch, len(self.cell.parts)
+        return partial(largest_jump, batch=batch, parts=parts, floor=floor, fading=fading)
 
 
 def usable(kernel: str) -> bool:
@@ -136,18 +148,54 @@ def _told_as(kernel: str) -> str:
     return f"cpu {kernel.partition('_')[0]}"
 
 
-def call(kernel: str, segments: Segments, sizes: dict[str, int], tensors: dict[str, Tensor | None]) -> None:
-    """Run a kernel over stretches; what is not among `tensors`, or None, is NULL to it."""
-    held = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    held |= zip(("seq", "begin", "end"), (column.contiguous() for column in segments.columns), strict=True)
-    args = _SweepArgs(rows=len(segments), **sizes, **{name: tensor.data_ptr() for name, tensor in held.items()})
+def kernel_of(cell: Cell, over_x: bool) -> Kernel:
+    return Kernel(str(cell.kernel), over_x, cell.behind > 0)
 
-    def launch() -> int:
-        status: int = getattr(build.library(), f"timeloom_{kernel}")(ctypes.byref(args), torch.get_num_threads())
-        return status
 
-    if faults.guarded(_told_as(kernel), launch) != 0:
-        raise MemoryError(f"no memory for the sweep's scratch space ({len(segments)} rows of {sizes['n']} units)")
+def call(kernel: Kernel, direction: str, segments: Segments, sizes: dict[str, int], given: Given) -> None:
+    """Run a kernel of the package over stretches."""
+
+    def run() -> None:
+        launch(getattr(build.library(), f"timeloom_{kernel.name}_{direction}"), segments, sizes, given)
+
+    faults.guarded(_told_as(kernel.kind), run)
+
+
+def turned(w_hh: Tensor, made: Builtin) -> Tensor:
+    """`W_hh (gates · n, n)` as the stack that the kernels multiply by: `(gates, 1, n, n)`."""
+    stack = w_hh.detach().reshape(-1, 1, w_hh.shape[1], w_hh.shape[1])
+    return stack.roll(made.turned, 0) if made.turned else stack
+
+
+def packed(kernel: Kernel, direction: str, made: Builtin, stacks: list[Tensor]) -> list[Tensor | None]:
+    """Stacks of matrices as the kernels of a direction read them."""
+    text, matrices = source(kernel), made.fused.matrices
+    read = text.forward if direction == "forward" else text.adjoint
+    return [pack(stacks[p.matrix], matrices[p.matrix], p) if p in read.packs else None for p in text.packs]
+
+
+Masked = list[tuple[Tensor, int]]
+"""Masks, each with the numbers from one row to the next."""
+
+
+def given_masks(masks: Masked) -> Given:
+    if not masks:
+        return {}
+    return {"masks": addresses([mask for mask, _ in masks]), "mask_strides": numbers([stride for _, stride in masks])}
+
+
+def masks_of(cell: Cell, rows: Tensor) -> Masked:
+    """Masks that stand at the end of rows `(T, B, ·)`, as the kernels want them: what h is multiplied by, then the
+    share that each part keeps. Where one is missing, ones or zeros are for all rows.
+    """
+    if not cell.behind:
+        return []
+    n, width, at = cell.parts[0], rows.shape[-1], rows.shape[-1] - cell.behind
+    found = []
+    for there, otherwise in ((cell.masks.dropped, 1.0), *((cell.masks.zoned, 0.0) for _ in cell.parts)):
+        found.append((rows[..., at : at + n], width) if there else (rows.new_full((n,), otherwise), 0))
+        at += n * there
+    return found
 
 
 def largest_jump(starts: Tensor, ends: Tensor, batch: int, parts: int, floor: float, fading: bool) -> float:
@@ -159,29 +207,3 @@ def largest_jump(starts: Tensor, ends: Tensor, batch: int, parts: int, floor: fl
         ctypes.c_int(fading),
     )  # fmt: skip
     return jump
-
-
-def origin(initial: Tensor, parts: tuple[int, ...]) -> Tensor:
-    """`(B, S)` as the kernels read it: `(parts, B, n)`."""
-    return torch.stack(initial.split(parts, -1)).contiguous()
-
-
-def through_h(w_hh: Tensor, kernel: str | None) -> Tensor:
-    """`W_hh`'s rows in the order in which the adjoint has their gradients: the GRU's candidate first."""
-    return torch.cat([w_hh[-(len(w_hh) // 3) :], w_hh[: -(len(w_hh) // 3)]]) if kernel == "gru" else w_hh
-
-
-def pack(weight: Tensor, n: int) -> Tensor:
-    """`(G n, K)` as the kernels read it: `[block][k][gate][lanes]`, the units padded with zeros to whole blocks."""
-    lanes = build.library().timeloom_lanes()
-    by_depth = weight.view(-1, n, weight.shape[1]).permute(2, 0, 1)
-    depth, gates, _ = by_depth.shape
-    return pad(by_depth, (0, -n % lanes)).view(depth, gates, -1, lanes).permute(2, 0, 1, 3).contiguous()
-
-
-def pack_transposed(weight: Tensor, n: int) -> Tensor:
-    """`(G n, K)` as the adjoint reads it: `[pair of blocks of K][G units][2][lanes]`, all padded with zeros."""
-    lanes = build.library().timeloom_lanes()
-    width = weight.shape[1]
-    rows = pad(weight.view(-1, n, width), (0, -width % (2 * lanes), 0, -n % lanes)).flatten(0, 1)
-    return rows.view(len(rows), -1, 2, lanes).transpose(0, 1).contiguous()

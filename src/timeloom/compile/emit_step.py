@@ -1,0 +1,292 @@
+"""One program of a compiled step as C for the CPU: its pointwise texts, and around each the loop that feeds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from timeloom.compile.columns import columns_of
+from timeloom.compile.graph import Matrix
+from timeloom.compile.program import Fused, Program, overlap
+from timeloom.compile.schedule import Item, Loop, Schedule
+from timeloom.compile.sizes import Sizes
+from timeloom.compile.text import pointwise_text
+
+MOST_COLUMNS = 8
+"""Products of one vector that are summed side by side."""
+
+
+@dataclass(frozen=True)
+class Pack:
+    """How a stack of matrices lies in memory for one loop: `[block of units][depth][count × span][lanes]`, or,
+    transposed, `[block of units][count][depth][span][lanes]`.
+    """
+
+    matrix: int
+    transposed: bool
+    span: int
+
+
+def stored_inputs(fused: Fused) -> dict[int, int]:
+    """Inputs whose gradients nobody reads again, and where they stand among what is written out: a loop of their own
+    can store them where they belong.
+    """
+    graph = fused.adjoint.graph
+    values = {place.offset: place.value for place in fused.adjoint.written}
+    return {i: at for i, at in enumerate(fused.input_at) if graph[values[at]].op == "pull"}
+
+
+class StepText:
+    """The text of one step function."""
+
+    def __init__(
+        self, fused: Fused, name: str, program: Program, plan: Schedule, offsets: tuple[int, ...], packs: list[Pack],
+        sizes: Sizes,
+    ) -> None:  # fmt: skip
+        self.fused, self.name, self.program, self.plan = fused, name, program, plan
+        self.offsets, self.packs, self.sizes = offsets, packs, sizes
+        self.slot_at: dict[int, str] = {}
+        at = "0"
+        self.written_at = {
+            place.value: place.offset for place in program.written if place.width >= plan.slots.get(place.value, 0)
+        }
+        for value, width in plan.slots.items():
+            if value in self.written_at:  # it is read where it is written out
+                continue
+            self.slot_at[value] = at
+            at = f"{at} + ROUND_UP({sizes(width)})"
+        self.scratch = at
+        self.total_at = {value: i for i, value in enumerate(plan.totals)}
+        self.back = name != "forward"
+        self.used: set[Pack] = set()
+        self.reads_units = False
+        self.products: set[tuple[int, int]] = set()
+        """Columns of the products that are made apart, and of all of their loop."""
+        self.adds = self.back and overlap(program, fused.parts)
+
+    def emit(self) -> str:
+        texts, calls = [], []
+        for number, loop in enumerate(self.plan.loops):
+            name = f"{self.name}_{number}"
+            around = self._loop(name, loop)
+            texts += [pointwise_text(name, self.plan.graph, loop, self.offsets), around]
+            when = "if (real_step && (a->input_grads || a->written)) " if self._stored(loop) else ""
+            calls.append(f"  {when}{name}_loop(a, g, decay, real_step);")
+        head = f"static void {self.name}_step(const fused_args *a, group *g, const int decay, const int real_step) {{"
+        return "\n".join([*texts, head, *calls, "}"])
+
+    def _stored(self, loop: Loop) -> bool:
+        """Whether a loop leaves nothing but gradients of inputs: it is then run where somebody wants them."""
+        places = {("written", 0, at) for at in stored_inputs(self.fused).values()}
+        return self.back and bool(loop.leaves) and {item for item, _ in loop.leaves} <= places
+
+    def _loop(self, name: str, loop: Loop) -> str:
+        columns = columns_of(loop, self.plan, self.program)
+        span = 2 if columns.count == 1 and loop.width > 16 else 1
+        width = self.sizes(loop.width)
+        # Sums of one vector's products stand in registers together, those of others wait in the first cache.
+        most = max([self.fused.matrices[matrix].count for matrix, _ in loop.stacks] + [len(loop.pulls) and 1, 1]) * span
+        rows = "ROWS" if most <= 3 else "(ROWS / 2)" if most <= 6 else "(ROWS / 4)"
+        self._is_stored = self._stored(loop)
+        every = self._columns_of_loop = max(columns.count * span, 1)
+        products = [
+            self._stack(loop, matrix, operand, first * span, span, every)
+            for (matrix, operand), first in zip(loop.stacks, columns.firsts, strict=True)
+        ]
+        products += [self._pull(loop, pull, columns.of[pull] * span, span, every) for pull in loop.pulls]
+        reads = "\n".join(f"      in[{i}] = {self._read(item, columns.of, span)};" for i, item in enumerate(loop.reads))
+        leaves = "\n".join(f"      {self._leave(item, i)}" for i, (item, _) in enumerate(loop.leaves[: loop.decays]))
+        decays = "\n".join(f"        {self._leave(item, i)}" for i, (item, _) in
+                           enumerate(loop.leaves[loop.decays :], loop.decays))  # fmt: skip
+        summed = sorted(self.total_at[item[1]] for item, _ in loop.leaves if item[0] == "total")
+        before = "".join(f"  clear_totals(g, {i}, 1);\n" for i in summed)
+        after = "".join(f"  add_totals(g, {i}, 1);\n" for i in summed)
+        each = f"for (int s = 0; s < {span}; s++) " if span > 1 else ""
+        return f"""INLINE void {name}_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {{
+  V acc[ROWS * {every}];
+  for (int i = 0; i < rows * {every}; i++) acc[i] = (V){{}};
+{chr(10).join(products)}
+  ROLL for (int r = 0; r < rows; r++) {{
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {each}{{
+      const long unit = (j * {span} + {"s" if span > 1 else "0"}) * WIDE, lanes = {width} - unit;
+      {"if (lanes <= 0) break;" if span > 1 else ""}
+      V in[{max(len(loop.reads), 1)}], out[{max(len(loop.leaves), 1)}];
+{chr(10).join(self._fetches(loop))}
+{reads}
+      {name}(in, out, decay);
+{leaves}
+      if (decay) {{
+{decays}
+      }}
+    }}
+  }}
+}}
+ONCE void {name}_loop(const fused_args *a, group *g, const int decay, const int real_step) {{
+{before}#define TILE_CALL(rows) {name}_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * {span} * WIDE < {width}; j++) TILED({rows}, TILE_CALL)
+#undef TILE_CALL
+{after}}}"""
+
+    def _fetches(self, loop: Loop) -> list[str]:
+        """Rows lie far apart in memory, and are too many for a processor to see where each is going: it is told."""
+        ahead, texts = "-AHEAD" if self.back else "AHEAD", []
+        for kind, number, offset in [*loop.reads, *[item for item, _ in loop.leaves]]:
+            at = f"+ {self.sizes(offset)} + unit"
+            if kind == "tape" and number:
+                when = "" if self.back else "if (real_step && a->tape) "
+                texts.append(f"      {when}fetch_ahead(a->tape, g->token[row], {ahead} * a->batch, TAPE, {at[2:]});")
+            elif kind == "state" and self.back:
+                row = self.sizes(self.fused.parts[number])
+                texts.append(f"      __builtin_prefetch(g->before[{number}][row] {at} - AHEAD * a->batch * {row});")
+            elif kind == "mask":
+                mask = f"a->masks[{number}], g->token[row], {ahead} * a->batch, a->mask_strides[{number}]"
+                texts.append(f"      fetch_ahead({mask}, unit);")
+            elif kind == "input":
+                texts.append(
+                    f"      fetch_ahead(a->inputs, g->token[row], {ahead} * a->batch, a->input_stride, {at[2:]});"
+                )
+        return texts
+
+    def _pack(self, matrix: int, transposed: bool, span: int) -> int:
+        pack = Pack(matrix, transposed, span)
+        if pack not in self.packs:
+            self.packs.append(pack)
+        self.used.add(pack)
+        return self.packs.index(pack)
+
+    def _stack(self, loop: Loop, matrix: int, operand: int, first: int, span: int, every: int) -> str:
+        shape = self.fused.matrices[matrix]
+        pack, width = self._pack(matrix, False, span), shape.count * span
+        text, remaining, column = self._range(shape, loop.width, span), width, first
+        text += f"    const real *w = a->weights[{pack}] + j * depth * {width} * WIDE, *from[ROWS];\n"
+        text += f"    for (int r = 0; r < rows; r++) from[r] = {self._vector(operand)} + k0;\n"
+        while remaining:  # more columns than registers hold go in several passes over the vector
+            some = min(remaining, MOST_COLUMNS)
+            if some == width:
+                text += f"    multiply(rows, {some}, {every}, depth, from, w, acc + {column});\n"
+            else:
+                at = f"w + {column - first} * WIDE, {width}"
+                text += f"    multiply_some(rows, {some}, {every}, depth, from, {at}, acc + {column});\n"
+            remaining, column = remaining - some, column + some
+        return f"  {{\n{text}  }}"
+
+    def _pull(self, loop: Loop, pull: int, first: int, span: int, every: int) -> str:
+        value = self.plan.graph[pull]
+        shape = self.fused.matrices[int(value.detail[0])]
+        pack = self._pack(int(value.detail[0]), True, span)
+        text = self._range(shape.transposed, loop.width, span)
+        text += f"    const real *w = a->weights[{pack}] + j * {shape.count} * depth * {span} * WIDE, *from[ROWS];\n"
+        for first_arg, last_arg in self._runs(shape, value.args):
+            text += f"    for (int r = 0; r < rows; r++) from[r] = {self._vector(value.args[first_arg])} + k0;\n"
+            at, count = f"w + {first_arg} * depth * {span} * WIDE", last_arg - first_arg
+            depth = "depth" if count == 1 else f"{count} * depth"
+            text += f"    {self._multiply_apart(span, every)}(rows, {depth}, from, {at}, acc + {first});\n"
+        return f"  {{\n{text}  }}"
+
+    def _multiply_apart(self, columns: int, every: int) -> str:
+        """The function that makes so many sums of all those of a loop: by itself, it keeps more pointers at hand."""
+        self.products.add((columns, every))
+        return f"multiply_{columns}_{every}"
+
+    def _runs(self, shape: Matrix, args: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Arguments of a transposed product, without those that are zero; those that lie side by side together."""
+        runs: list[tuple[int, int]] = []
+        for number, arg in enumerate(args):
+            value = self.plan.graph[arg]
+            if value.op == "number" and value.detail[0] == 0:
+                continue
+            before = self.written_at.get(args[number - 1]) if runs and runs[-1][1] == number else None
+            if shape.blocks == 1 and before is not None and self.written_at.get(arg) == before + shape.outputs:
+                runs[-1] = (runs[-1][0], number + 1)
+            else:
+                runs.append((number, number + 1))
+        return runs
+
+    def _range(self, shape: Matrix, width: int, span: int) -> str:
+        """Which numbers of a vector a block of units looks at: of block-diagonal matrices a few, of others all."""
+        if shape.blocks == 1:
+            return f"    const long depth = {self.sizes(shape.inputs)}, k0 = 0;\n"
+        outputs, inputs, whole = map(self.sizes, (shape.outputs, shape.inputs, shape.blocks * shape.inputs))
+        return (
+            f"    const long depth = band_depth({outputs}, {inputs}, {self.sizes(width)}, {span} * WIDE);\n"
+            f"    const long k0 = band_begin({outputs}, {inputs}, {whole}, depth, j * {span} * WIDE);\n"
+        )
+
+    def _vector(self, operand: int) -> str:
+        """Where the vector of row r0 + r begins."""
+        value = self.plan.graph[operand]
+        if value.op in ("state", "grad"):
+            part, offset = map(int, value.detail)
+            if value.op == "state" and self.back:
+                return f"g->before[{part}][r0 + r] + {self.sizes(offset)}"
+            return f"g->{value.op}[{part}] + (r0 + r) * padded(a, {part}) + {self.sizes(offset)}"
+        if value.op == "input":
+            return f"a->inputs + g->token[r0 + r] * a->input_stride + {self.sizes(self.offsets[int(value.detail[0])])}"
+        if operand in self.written_at:
+            return f"g->out[r0 + r] + {self.sizes(self.written_at[operand])}"
+        return f"g->slots + (r0 + r) * SLOT_STRIDE + {self.slot_at[operand]}"
+
+    def _read(self, item: Item, columns: dict[int, int], span: int) -> str:
+        kind, number, offset = item
+        if kind == "product":
+            return f"acc[r * {self._columns_of_loop} + {columns[number] * span}{' + s' if span > 1 else ''}]"
+        if kind == "state" and self.back:
+            return f"load_units(g->before[{number}][row] + {self.sizes(offset)} + unit, lanes)"
+        if kind in ("state", "grad"):
+            held = f"*(const V *)(g->{kind}[{number}] + row * padded(a, {number}) + {self.sizes(offset)} + unit)"
+            return f"{held} + LOSS({number}, {self.sizes(offset)} + unit)" if kind == "grad" else held
+        if kind == "after":
+            width = self.sizes(self.fused.parts[number])
+            place = f"a->states[{number}] + (g->token[row] + a->batch) * {width} + {self.sizes(offset)}"
+            return f"load_units({place} + unit, lanes)"
+        if kind == "mask":
+            return f"load_units(a->masks[{number}] + g->token[row] * a->mask_strides[{number}] + unit, lanes)"
+        if kind == "slot" and number in self.written_at:
+            return f"*(const V *)(g->out[row] + {self.sizes(self.written_at[number])} + unit)"
+        if kind == "slot":
+            return f"*(const V *)(g->slots + row * SLOT_STRIDE + {self.slot_at[number]} + unit)"
+        if kind == "total":
+            return f"v_const(g->totals[row * TOTALS + {self.total_at[number]}])"
+        if kind == "unit":
+            self.reads_units = True
+            return f"*(const V *)(a->units[{number}] + unit)"
+        if kind == "tape":
+            place = f"a->tape + g->token[row] * TAPE + {self.sizes(offset)}"
+            return f"load_units({place} + unit, lanes)" if number else f"v_const(*({place}))"
+        return f"load_units(a->inputs + g->token[row] * a->input_stride + {self.sizes(offset)} + unit, lanes)"
+
+    def _leave(self, item: Item, number: int) -> str:
+        kind, at, offset = item
+        if kind == "next":
+            place = f"g->next[{at}] + row * padded(a, {at}) + {self.sizes(offset)} + unit"
+            if self.adds:
+                return f"store_units({place}, *(const V *)({place}) + out[{number}], lanes);"
+            text = f"store_units({place}, out[{number}], lanes);"
+            if self.name == "forward":
+                width = self.sizes(self.fused.parts[at])
+                kept = f"a->states[{at}] + (g->token[row] + a->batch) * {width} + {self.sizes(offset)} + unit"
+                text += f" if (real_step) store_units({kept}, out[{number}], lanes);"
+            return text
+        if kind == "tape":
+            place, when = f"a->tape + g->token[row] * TAPE + {self.sizes(offset)}", "real_step && a->tape"
+            if at == 0:
+                return f"if ({when} && unit == 0) *({place}) = out[{number}][0];"
+            return f"if ({when}) store_units({place} + unit, out[{number}], lanes);"
+        if kind == "written" and self._is_stored:
+            to = self.sizes(self.offsets[self.fused.input_at.index(offset)])
+            own = f"a->input_grads + g->token[row] * a->input_stride + {to}"
+            return (
+                f"store_units((a->written ? g->out[row] + {self.sizes(offset)} : {own}) + unit, out[{number}], lanes);"
+            )
+        if kind == "written":
+            return f"store_units(g->out[row] + {self.sizes(offset)} + unit, out[{number}], lanes);"
+        if kind == "slot" and at in self.written_at:
+            return ""
+        if kind == "slot":
+            return f"*(V *)(g->slots + row * SLOT_STRIDE + {self.slot_at[at]} + unit) = out[{number}];"
+        if kind == "total":
+            return f"g->partial[row * TOTALS + {self.total_at[at]}] += only(out[{number}], lanes);"
+        place = f"g->decay[{at}] + row * padded(a, {at}) + {self.sizes(offset)} + unit"
+        return f"store_units({place}, *(const V *)({place}) * out[{number}], lanes);"

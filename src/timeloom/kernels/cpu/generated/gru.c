@@ -1,0 +1,226 @@
+#define NAME gru
+#define PARTS 1
+#define SIZE N
+#define PART_WIDTHS {N}
+#define PART_OFFSETS {0}
+#define WRITTEN (4 * N)
+#define DECAYING 1
+#define ADDED 0
+#define TAPE ALIGNED((4 * N))
+#define SUMS (0)
+#define COPIED 3
+#define COPIED_WIDTHS {N, N, N}
+#define COPIED_FROM {0, N, (2 * N)}
+#define COPIED_TO {0, N, (2 * N)}
+#define SCRATCH MOST(1, 0 + ROUND_UP(N))
+#define TOTALS 1
+#define ADJOINT_STEP adjoint_step
+#define LOSS_IN_STEP 1
+#include "fused_sums.h"
+PRODUCTS(2, 2)
+INLINE void forward_0(const V *in, V *out, const int decay) {
+  const V v5 = in[1] + in[0];
+  const V v6 = v_sigmoid(v5);
+  const V v11 = in[5] + in[4];
+  const V v13 = v6 * v11;
+  const V v14 = in[6] + v13;
+  const V v15 = v_tanh(v14);
+  const V v8 = in[3] + in[2];
+  const V v9 = v_sigmoid(v8);
+  const V v16 = in[7] - v15;
+  const V v17 = v9 * v16;
+  const V v18 = v15 + v17;
+  out[0] = v18;
+  out[1] = v6;
+  out[2] = v9;
+  out[3] = v15;
+  out[4] = v11;
+  if (decay) {
+    out[5] = v9;
+  }
+}
+INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 3];
+  for (int i = 0; i < rows * 3; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[0] + j * depth * 3 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->state[0] + (r0 + r) * padded(a, 0) + 0 + k0;
+    multiply(rows, 3, 3, depth, from, w, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[8], out[6];
+      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, 0 + unit);
+      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, N + unit);
+      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, (2 * N) + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, N + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (2 * N) + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (3 * N) + unit);
+      in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
+      in[1] = acc[r * 3 + 1];
+      in[2] = load_units(a->inputs + g->token[row] * a->input_stride + N + unit, lanes);
+      in[3] = acc[r * 3 + 2];
+      in[4] = *(const V *)(a->units[0] + unit);
+      in[5] = acc[r * 3 + 0];
+      in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
+      in[7] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
+      forward_0(in, out, decay);
+      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[1], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + N + unit, out[2], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, out[3], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, out[4], lanes);
+      if (decay) {
+        store_units(g->decay[0] + row * padded(a, 0) + 0 + unit, *(const V *)(g->decay[0] + row * padded(a, 0) + 0 + unit) * out[5], lanes);
+      }
+    }
+  }
+}
+ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) forward_0_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {
+  forward_0_loop(a, g, decay, real_step);
+}
+INLINE void adjoint_0(const V *in, V *out, const int decay) {
+  const V v5 = in[1] + in[0];
+  const V v6 = v_sigmoid(v5);
+  const V v30 = v_const(1.0) - v6;
+  const V v31 = v6 * v30;
+  const V v11 = in[5] + in[4];
+  const V v13 = v6 * v11;
+  const V v14 = in[6] + v13;
+  const V v15 = v_tanh(v14);
+  const V v22 = v15 * v15;
+  const V v23 = v_const(1.0) - v22;
+  const V v8 = in[3] + in[2];
+  const V v9 = v_sigmoid(v8);
+  const V v36 = v9 * in[8];
+  const V v37 = -v36;
+  const V v38 = in[8] + v37;
+  const V v39 = v23 * v38;
+  const V v40 = v11 * v39;
+  const V v43 = v31 * v40;
+  out[0] = v43;
+  const V v27 = v_const(1.0) - v9;
+  const V v28 = v9 * v27;
+  const V v16 = in[7] - v15;
+  const V v35 = v16 * in[8];
+  const V v42 = v28 * v35;
+  out[1] = v42;
+  out[2] = v39;
+  const V v41 = v6 * v39;
+  out[3] = v41;
+  out[4] = v41;
+  out[5] = v43;
+  out[6] = v42;
+  out[7] = v36;
+  if (decay) {
+    out[8] = v9;
+  }
+}
+INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 3];
+  for (int i = 0; i < rows * 3; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[0] + j * depth * 3 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->before[0][r0 + r] + 0 + k0;
+    multiply(rows, 3, 3, depth, from, w, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[9], out[9];
+      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, 0 + unit);
+      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, N + unit);
+      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, (2 * N) + unit);
+      __builtin_prefetch(g->before[0][row] + 0 + unit - AHEAD * a->batch * N);
+      in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
+      in[1] = acc[r * 3 + 1];
+      in[2] = load_units(a->inputs + g->token[row] * a->input_stride + N + unit, lanes);
+      in[3] = acc[r * 3 + 2];
+      in[4] = *(const V *)(a->units[0] + unit);
+      in[5] = acc[r * 3 + 0];
+      in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
+      in[7] = load_units(g->before[0][row] + 0 + unit, lanes);
+      in[8] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
+      adjoint_0(in, out, decay);
+      store_units(g->out[row] + 0 + unit, out[0], lanes);
+      store_units(g->out[row] + N + unit, out[1], lanes);
+      store_units(g->out[row] + (2 * N) + unit, out[2], lanes);
+      store_units(g->out[row] + (3 * N) + unit, out[3], lanes);
+      
+      
+      
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[7];
+      if (decay) {
+        store_units(g->decay[0] + row * padded(a, 0) + 0 + unit, *(const V *)(g->decay[0] + row * padded(a, 0) + 0 + unit) * out[8], lanes);
+      }
+    }
+  }
+}
+ONCE void adjoint_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) adjoint_0_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+INLINE void adjoint_1(const V *in, V *out, const int decay) {
+  const V v45 = in[1] + in[0];
+  out[0] = v45;
+}
+INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 2];
+  for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[1] + j * 3 * depth * 2 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + (3 * N) + k0;
+    multiply_2_2(rows, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+    for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
+    multiply_2_2(rows, 2 * depth, from, w + 1 * depth * 2 * WIDE, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    for (int s = 0; s < 2; s++) {
+      const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
+      if (lanes <= 0) break;
+      V in[2], out[1];
+
+      in[0] = acc[r * 2 + 0 + s];
+      in[1] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + unit);
+      adjoint_1(in, out, decay);
+      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
+      if (decay) {
+
+      }
+    }
+  }
+}
+ONCE void adjoint_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) adjoint_1_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 2 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+static void adjoint_step(const fused_args *a, group *g, const int decay, const int real_step) {
+  adjoint_0_loop(a, g, decay, real_step);
+  adjoint_1_loop(a, g, decay, real_step);
+}
+static void sum_steps(const fused_args *a, const waiting *w, real *sums) {
+}
+#include "fused_walk.h"

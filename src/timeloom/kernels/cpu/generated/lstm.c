@@ -1,0 +1,243 @@
+#define NAME lstm
+#define PARTS 2
+#define SIZE (2 * N)
+#define PART_WIDTHS {N, N}
+#define PART_OFFSETS {0, N}
+#define WRITTEN (4 * N)
+#define DECAYING 2
+#define ADDED 0
+#define TAPE ALIGNED((4 * N))
+#define SUMS (0)
+#define COPIED 4
+#define COPIED_WIDTHS {N, N, N, N}
+#define COPIED_FROM {0, N, (2 * N), (3 * N)}
+#define COPIED_TO {0, N, (2 * N), (3 * N)}
+#define SCRATCH 1
+#define TOTALS 1
+#define ADJOINT_STEP adjoint_step
+#define LOSS_IN_STEP 1
+#include "fused_sums.h"
+PRODUCTS(2, 2)
+INLINE void forward_0(const V *in, V *out, const int decay) {
+  const V v13 = in[5] + in[4];
+  const V v14 = v_sigmoid(v13);
+  const V v10 = in[3] + in[2];
+  const V v11 = v_sigmoid(v10);
+  const V v18 = in[8] * v11;
+  const V v7 = in[1] + in[0];
+  const V v8 = v_sigmoid(v7);
+  const V v16 = in[7] + in[6];
+  const V v17 = v_tanh(v16);
+  const V v19 = v8 * v17;
+  const V v20 = v18 + v19;
+  const V v21 = v_tanh(v20);
+  const V v22 = v14 * v21;
+  out[0] = v22;
+  out[1] = v20;
+  out[2] = v8;
+  out[3] = v11;
+  out[4] = v17;
+  out[5] = v14;
+  if (decay) {
+    out[6] = v11;
+  }
+}
+INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 4];
+  for (int i = 0; i < rows * 4; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[0] + j * depth * 4 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->state[0] + (r0 + r) * padded(a, 0) + 0 + k0;
+    multiply(rows, 4, 4, depth, from, w, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[9], out[7];
+      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, 0 + unit);
+      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, N + unit);
+      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, (3 * N) + unit);
+      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, (2 * N) + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, N + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (2 * N) + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (3 * N) + unit);
+      in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
+      in[1] = acc[r * 4 + 0];
+      in[2] = load_units(a->inputs + g->token[row] * a->input_stride + N + unit, lanes);
+      in[3] = acc[r * 4 + 1];
+      in[4] = load_units(a->inputs + g->token[row] * a->input_stride + (3 * N) + unit, lanes);
+      in[5] = acc[r * 4 + 3];
+      in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
+      in[7] = acc[r * 4 + 2];
+      in[8] = *(const V *)(g->state[1] + row * padded(a, 1) + 0 + unit);
+      forward_0(in, out, decay);
+      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
+      store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[1], lanes); if (real_step) store_units(a->states[1] + (g->token[row] + a->batch) * N + 0 + unit, out[1], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[2], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + N + unit, out[3], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, out[4], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, out[5], lanes);
+      if (decay) {
+        store_units(g->decay[1] + row * padded(a, 1) + 0 + unit, *(const V *)(g->decay[1] + row * padded(a, 1) + 0 + unit) * out[6], lanes);
+      }
+    }
+  }
+}
+ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) forward_0_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED((ROWS / 2), TILE_CALL)
+#undef TILE_CALL
+}
+static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {
+  forward_0_loop(a, g, decay, real_step);
+}
+INLINE void adjoint_0(const V *in, V *out, const int decay) {
+  const V v10 = in[3] + in[2];
+  const V v11 = v_sigmoid(v10);
+  const V v18 = in[8] * v11;
+  const V v7 = in[1] + in[0];
+  const V v8 = v_sigmoid(v7);
+  const V v16 = in[7] + in[6];
+  const V v17 = v_tanh(v16);
+  const V v19 = v8 * v17;
+  const V v20 = v18 + v19;
+  const V v21 = v_tanh(v20);
+  const V v24 = v21 * v21;
+  const V v25 = v_const(1.0) - v24;
+  const V v13 = in[5] + in[4];
+  const V v14 = v_sigmoid(v13);
+  const V v50 = v14 * in[9];
+  const V v51 = v25 * v50;
+  const V v52 = in[10] + v51;
+  const V v55 = v11 * v52;
+  out[0] = v55;
+  const V v40 = v_const(1.0) - v8;
+  const V v41 = v8 * v40;
+  const V v53 = v17 * v52;
+  const V v60 = v41 * v53;
+  out[1] = v60;
+  const V v37 = v_const(1.0) - v11;
+  const V v38 = v11 * v37;
+  const V v56 = in[8] * v52;
+  const V v59 = v38 * v56;
+  out[2] = v59;
+  const V v31 = v17 * v17;
+  const V v32 = v_const(1.0) - v31;
+  const V v54 = v8 * v52;
+  const V v57 = v32 * v54;
+  out[3] = v57;
+  const V v34 = v_const(1.0) - v14;
+  const V v35 = v14 * v34;
+  const V v49 = v21 * in[9];
+  const V v58 = v35 * v49;
+  out[4] = v58;
+  out[5] = v60;
+  out[6] = v59;
+  out[7] = v57;
+  out[8] = v58;
+  if (decay) {
+    out[9] = v11;
+  }
+}
+INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 4];
+  for (int i = 0; i < rows * 4; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[0] + j * depth * 4 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->before[0][r0 + r] + 0 + k0;
+    multiply(rows, 4, 4, depth, from, w, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[11], out[10];
+      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, 0 + unit);
+      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, N + unit);
+      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, (3 * N) + unit);
+      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, (2 * N) + unit);
+      __builtin_prefetch(g->before[1][row] + 0 + unit - AHEAD * a->batch * N);
+      in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
+      in[1] = acc[r * 4 + 0];
+      in[2] = load_units(a->inputs + g->token[row] * a->input_stride + N + unit, lanes);
+      in[3] = acc[r * 4 + 1];
+      in[4] = load_units(a->inputs + g->token[row] * a->input_stride + (3 * N) + unit, lanes);
+      in[5] = acc[r * 4 + 3];
+      in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
+      in[7] = acc[r * 4 + 2];
+      in[8] = load_units(g->before[1][row] + 0 + unit, lanes);
+      in[9] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
+      in[10] = *(const V *)(g->grad[1] + row * padded(a, 1) + 0 + unit) + LOSS(1, 0 + unit);
+      adjoint_0(in, out, decay);
+      store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[0], lanes);
+      store_units(g->out[row] + 0 + unit, out[1], lanes);
+      store_units(g->out[row] + N + unit, out[2], lanes);
+      store_units(g->out[row] + (2 * N) + unit, out[3], lanes);
+      store_units(g->out[row] + (3 * N) + unit, out[4], lanes);
+      
+      
+      
+      
+      if (decay) {
+        store_units(g->decay[1] + row * padded(a, 1) + 0 + unit, *(const V *)(g->decay[1] + row * padded(a, 1) + 0 + unit) * out[9], lanes);
+      }
+    }
+  }
+}
+ONCE void adjoint_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) adjoint_0_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED((ROWS / 2), TILE_CALL)
+#undef TILE_CALL
+}
+INLINE void adjoint_1(const V *in, V *out, const int decay) {
+  out[0] = in[0];
+}
+INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 2];
+  for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[1] + j * 4 * depth * 2 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
+    multiply_2_2(rows, 4 * depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    for (int s = 0; s < 2; s++) {
+      const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
+      if (lanes <= 0) break;
+      V in[1], out[1];
+
+      in[0] = acc[r * 2 + 0 + s];
+      adjoint_1(in, out, decay);
+      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
+      if (decay) {
+
+      }
+    }
+  }
+}
+ONCE void adjoint_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) adjoint_1_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 2 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+static void adjoint_step(const fused_args *a, group *g, const int decay, const int real_step) {
+  adjoint_0_loop(a, g, decay, real_step);
+  adjoint_1_loop(a, g, decay, real_step);
+}
+static void sum_steps(const fused_args *a, const waiting *w, real *sums) {
+}
+#include "fused_walk.h"

@@ -1,0 +1,332 @@
+#define NAME masked_gru
+#define PARTS 1
+#define SIZE N
+#define PART_WIDTHS {N}
+#define PART_OFFSETS {0}
+#define WRITTEN (4 * N)
+#define DECAYING 1
+#define ADDED 0
+#define TAPE ALIGNED((4 * N))
+#define SUMS (0)
+#define COPIED 3
+#define COPIED_WIDTHS {N, N, N}
+#define COPIED_FROM {0, N, (2 * N)}
+#define COPIED_TO {0, N, (2 * N)}
+#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N) + ROUND_UP(N)), 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N))
+#define TOTALS 1
+#define ADJOINT_STEP adjoint_step
+#define LOSS_IN_STEP 1
+#include "fused_sums.h"
+PRODUCTS(2, 2)
+INLINE void forward_0(const V *in, V *out, const int decay) {
+  const V v2 = in[1] * in[0];
+  out[0] = v2;
+  if (decay) {
+    const V v26 = -in[2];
+    const V v27 = v_const(1.0) + v26;
+    out[1] = v27;
+  }
+}
+INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 1];
+  for (int i = 0; i < rows * 1; i++) acc[i] = (V){};
+
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[3], out[2];
+      fetch_ahead(a->masks[0], g->token[row], AHEAD * a->batch, a->mask_strides[0], unit);
+      fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
+      in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
+      in[1] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
+      in[2] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      forward_0(in, out, decay);
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
+      if (decay) {
+        *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[1];
+      }
+    }
+  }
+}
+ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) forward_0_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+INLINE void forward_1(const V *in, V *out, const int decay) {
+  const V v7 = in[1] + in[0];
+  const V v8 = v_sigmoid(v7);
+  const V v13 = in[5] + in[4];
+  const V v15 = v8 * v13;
+  const V v16 = in[6] + v15;
+  const V v17 = v_tanh(v16);
+  const V v10 = in[3] + in[2];
+  const V v11 = v_sigmoid(v10);
+  const V v18 = in[7] - v17;
+  const V v19 = v11 * v18;
+  const V v20 = v17 + v19;
+  const V v22 = in[7] - v20;
+  const V v23 = in[8] * v22;
+  const V v24 = v20 + v23;
+  out[0] = v24;
+  out[1] = v8;
+  out[2] = v11;
+  out[3] = v17;
+  out[4] = v13;
+  if (decay) {
+    const V v29 = v11 * in[9];
+    const V v31 = in[8] + v29;
+    out[5] = v31;
+  }
+}
+INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 3];
+  for (int i = 0; i < rows * 3; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[0] + j * depth * 3 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
+    multiply(rows, 3, 3, depth, from, w, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[10], out[6];
+      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, 0 + unit);
+      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, N + unit);
+      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, (2 * N) + unit);
+      fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, N + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (2 * N) + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (3 * N) + unit);
+      in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
+      in[1] = acc[r * 3 + 1];
+      in[2] = load_units(a->inputs + g->token[row] * a->input_stride + N + unit, lanes);
+      in[3] = acc[r * 3 + 2];
+      in[4] = *(const V *)(a->units[0] + unit);
+      in[5] = acc[r * 3 + 0];
+      in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
+      in[7] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
+      in[8] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      in[9] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
+      forward_1(in, out, decay);
+      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[1], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + N + unit, out[2], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, out[3], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, out[4], lanes);
+      if (decay) {
+        store_units(g->decay[0] + row * padded(a, 0) + 0 + unit, *(const V *)(g->decay[0] + row * padded(a, 0) + 0 + unit) * out[5], lanes);
+      }
+    }
+  }
+}
+ONCE void forward_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) forward_1_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {
+  forward_0_loop(a, g, decay, real_step);
+  forward_1_loop(a, g, decay, real_step);
+}
+INLINE void adjoint_0(const V *in, V *out, const int decay) {
+  const V v2 = in[1] * in[0];
+  out[0] = v2;
+  const V v47 = in[3] * in[2];
+  const V v48 = -v47;
+  const V v49 = in[2] + v48;
+  out[1] = v49;
+  out[2] = v47;
+  if (decay) {
+    const V v26 = -in[3];
+    const V v27 = v_const(1.0) + v26;
+    out[3] = v27;
+  }
+}
+INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 1];
+  for (int i = 0; i < rows * 1; i++) acc[i] = (V){};
+
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[4], out[4];
+      fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
+      __builtin_prefetch(g->before[0][row] + 0 + unit - AHEAD * a->batch * N);
+      fetch_ahead(a->masks[1], g->token[row], -AHEAD * a->batch, a->mask_strides[1], unit);
+      in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
+      in[1] = load_units(g->before[0][row] + 0 + unit, lanes);
+      in[2] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
+      in[3] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      adjoint_0(in, out, decay);
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit) = out[1];
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[2];
+      if (decay) {
+        *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[3];
+      }
+    }
+  }
+}
+ONCE void adjoint_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) adjoint_0_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+INLINE void adjoint_1(const V *in, V *out, const int decay) {
+  const V v7 = in[1] + in[0];
+  const V v8 = v_sigmoid(v7);
+  const V v41 = v_const(1.0) - v8;
+  const V v42 = v8 * v41;
+  const V v13 = in[5] + in[4];
+  const V v15 = v8 * v13;
+  const V v16 = in[6] + v15;
+  const V v17 = v_tanh(v16);
+  const V v33 = v17 * v17;
+  const V v34 = v_const(1.0) - v33;
+  const V v10 = in[3] + in[2];
+  const V v11 = v_sigmoid(v10);
+  const V v51 = v11 * in[8];
+  const V v52 = -v51;
+  const V v54 = in[8] + v52;
+  const V v55 = v34 * v54;
+  const V v56 = v13 * v55;
+  const V v59 = v42 * v56;
+  out[0] = v59;
+  const V v38 = v_const(1.0) - v11;
+  const V v39 = v11 * v38;
+  const V v18 = in[7] - v17;
+  const V v50 = v18 * in[8];
+  const V v58 = v39 * v50;
+  out[1] = v58;
+  out[2] = v55;
+  const V v57 = v8 * v55;
+  out[3] = v57;
+  out[4] = v57;
+  out[5] = v59;
+  out[6] = v58;
+  const V v53 = in[9] + v51;
+  out[7] = v53;
+  if (decay) {
+    const V v29 = v11 * in[10];
+    const V v31 = in[11] + v29;
+    out[8] = v31;
+  }
+}
+INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 3];
+  for (int i = 0; i < rows * 3; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[0] + j * depth * 3 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
+    multiply(rows, 3, 3, depth, from, w, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[12], out[9];
+      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, 0 + unit);
+      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, N + unit);
+      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, (2 * N) + unit);
+      __builtin_prefetch(g->before[0][row] + 0 + unit - AHEAD * a->batch * N);
+      fetch_ahead(a->masks[1], g->token[row], -AHEAD * a->batch, a->mask_strides[1], unit);
+      in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
+      in[1] = acc[r * 3 + 1];
+      in[2] = load_units(a->inputs + g->token[row] * a->input_stride + N + unit, lanes);
+      in[3] = acc[r * 3 + 2];
+      in[4] = *(const V *)(a->units[0] + unit);
+      in[5] = acc[r * 3 + 0];
+      in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
+      in[7] = load_units(g->before[0][row] + 0 + unit, lanes);
+      in[8] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit);
+      in[9] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
+      in[10] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
+      in[11] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      adjoint_1(in, out, decay);
+      store_units(g->out[row] + 0 + unit, out[0], lanes);
+      store_units(g->out[row] + N + unit, out[1], lanes);
+      store_units(g->out[row] + (2 * N) + unit, out[2], lanes);
+      store_units(g->out[row] + (3 * N) + unit, out[3], lanes);
+      
+      
+      
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[7];
+      if (decay) {
+        store_units(g->decay[0] + row * padded(a, 0) + 0 + unit, *(const V *)(g->decay[0] + row * padded(a, 0) + 0 + unit) * out[8], lanes);
+      }
+    }
+  }
+}
+ONCE void adjoint_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) adjoint_1_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+INLINE void adjoint_2(const V *in, V *out, const int decay) {
+  const V v61 = in[1] * in[0];
+  const V v63 = in[2] + v61;
+  out[0] = v63;
+}
+INLINE void adjoint_2_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 2];
+  for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[1] + j * 3 * depth * 2 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + (3 * N) + k0;
+    multiply_2_2(rows, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+    for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
+    multiply_2_2(rows, 2 * depth, from, w + 1 * depth * 2 * WIDE, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    for (int s = 0; s < 2; s++) {
+      const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
+      if (lanes <= 0) break;
+      V in[3], out[1];
+      fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
+      in[0] = acc[r * 2 + 0 + s];
+      in[1] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
+      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
+      adjoint_2(in, out, decay);
+      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
+      if (decay) {
+
+      }
+    }
+  }
+}
+ONCE void adjoint_2_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) adjoint_2_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 2 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+static void adjoint_step(const fused_args *a, group *g, const int decay, const int real_step) {
+  adjoint_0_loop(a, g, decay, real_step);
+  adjoint_1_loop(a, g, decay, real_step);
+  adjoint_2_loop(a, g, decay, real_step);
+}
+static void sum_steps(const fused_args *a, const waiting *w, real *sums) {
+}
+#include "fused_walk.h"

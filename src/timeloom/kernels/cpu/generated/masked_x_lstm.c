@@ -1,0 +1,349 @@
+#define NAME masked_x_lstm
+#define PARTS 2
+#define SIZE (2 * N)
+#define PART_WIDTHS {N, N}
+#define PART_OFFSETS {0, N}
+#define WRITTEN (5 * N + DEPTH)
+#define DECAYING 2
+#define ADDED 0
+#define TAPE ALIGNED((4 * N))
+#define SUMS (N * (4 * N) + DEPTH * (4 * N) + 1 * (4 * N))
+#define COPIED 0
+#define COPIED_WIDTHS {0}
+#define COPIED_FROM {0}
+#define COPIED_TO {0}
+#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N) + ROUND_UP(N)), 0 + ROUND_UP(N))
+#define TOTALS 1
+#define ADJOINT_STEP taped_step
+#define LOSS_IN_STEP 1
+#include "fused_sums.h"
+PRODUCTS(2, 2)
+INLINE void forward_0(const V *in, V *out, const int decay) {
+  const V v3 = in[1] * in[0];
+  out[0] = v3;
+  if (decay) {
+    const V v67 = -in[2];
+    const V v68 = v_const(1.0) + v67;
+    out[1] = v68;
+  }
+}
+INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 1];
+  for (int i = 0; i < rows * 1; i++) acc[i] = (V){};
+
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[3], out[2];
+      fetch_ahead(a->masks[0], g->token[row], AHEAD * a->batch, a->mask_strides[0], unit);
+      fetch_ahead(a->masks[2], g->token[row], AHEAD * a->batch, a->mask_strides[2], unit);
+      in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
+      in[1] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
+      in[2] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
+      forward_0(in, out, decay);
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
+      if (decay) {
+        *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[1];
+      }
+    }
+  }
+}
+ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) forward_0_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+INLINE void forward_1(const V *in, V *out, const int decay) {
+  const V v22 = in[11] + in[2];
+  const V v23 = v_sigmoid(v22);
+  const V v17 = in[10] + in[1];
+  const V v18 = v_sigmoid(v17);
+  const V v29 = in[4] * v18;
+  const V v12 = in[9] + in[0];
+  const V v13 = v_sigmoid(v12);
+  const V v27 = in[12] + in[3];
+  const V v28 = v_tanh(v27);
+  const V v30 = v13 * v28;
+  const V v31 = v29 + v30;
+  const V v32 = v_tanh(v31);
+  const V v33 = v23 * v32;
+  const V v35 = in[5] - v33;
+  const V v36 = in[6] * v35;
+  const V v37 = v33 + v36;
+  out[0] = v37;
+  const V v39 = in[4] - v31;
+  const V v40 = in[7] * v39;
+  const V v41 = v31 + v40;
+  out[1] = v41;
+  out[2] = v13;
+  out[3] = v18;
+  out[4] = v28;
+  out[5] = v23;
+  if (decay) {
+    const V v71 = v18 * in[8];
+    const V v73 = in[7] + v71;
+    out[6] = v73;
+  }
+}
+INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 4];
+  for (int i = 0; i < rows * 4; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[0] + j * depth * 4 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
+    multiply(rows, 4, 4, depth, from, w, acc + 0);
+  }
+  {
+    const long depth = DEPTH, k0 = 0;
+    const real *w = a->weights[1] + j * depth * 4 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = a->inputs + g->token[r0 + r] * a->input_stride + 0 + k0;
+    multiply(rows, 4, 4, depth, from, w, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[13], out[7];
+      fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
+      fetch_ahead(a->masks[2], g->token[row], AHEAD * a->batch, a->mask_strides[2], unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, N + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (2 * N) + unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (3 * N) + unit);
+      in[0] = *(const V *)(a->units[0] + unit);
+      in[1] = *(const V *)(a->units[1] + unit);
+      in[2] = *(const V *)(a->units[3] + unit);
+      in[3] = *(const V *)(a->units[2] + unit);
+      in[4] = *(const V *)(g->state[1] + row * padded(a, 1) + 0 + unit);
+      in[5] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
+      in[6] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      in[7] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
+      in[8] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
+      in[9] = acc[r * 4 + 0];
+      in[10] = acc[r * 4 + 1];
+      in[11] = acc[r * 4 + 3];
+      in[12] = acc[r * 4 + 2];
+      forward_1(in, out, decay);
+      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
+      store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[1], lanes); if (real_step) store_units(a->states[1] + (g->token[row] + a->batch) * N + 0 + unit, out[1], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[2], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + N + unit, out[3], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, out[4], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, out[5], lanes);
+      if (decay) {
+        store_units(g->decay[1] + row * padded(a, 1) + 0 + unit, *(const V *)(g->decay[1] + row * padded(a, 1) + 0 + unit) * out[6], lanes);
+      }
+    }
+  }
+}
+ONCE void forward_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) forward_1_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED((ROWS / 2), TILE_CALL)
+#undef TILE_CALL
+}
+static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {
+  forward_0_loop(a, g, decay, real_step);
+  forward_1_loop(a, g, decay, real_step);
+}
+INLINE void taped_0(const V *in, V *out, const int decay) {
+  const V v31 = in[8] * in[7];
+  const V v32 = -v31;
+  const V v33 = in[7] + v32;
+  const V v8 = in[3] * in[2];
+  const V v9 = in[5] * in[4];
+  const V v10 = v8 + v9;
+  const V v11 = v_tanh(v10);
+  const V v15 = v11 * v11;
+  const V v16 = v_const(1.0) - v15;
+  const V v34 = in[10] * in[9];
+  const V v35 = -v34;
+  const V v36 = in[9] + v35;
+  const V v38 = in[6] * v36;
+  const V v39 = v16 * v38;
+  const V v40 = v33 + v39;
+  const V v43 = in[2] * v40;
+  const V v45 = v31 + v43;
+  out[0] = v45;
+  const V v23 = v_const(1.0) - in[5];
+  const V v24 = in[5] * v23;
+  const V v41 = in[4] * v40;
+  const V v49 = v24 * v41;
+  out[1] = v49;
+  const V v21 = v_const(1.0) - in[2];
+  const V v22 = in[2] * v21;
+  const V v44 = in[3] * v40;
+  const V v48 = v22 * v44;
+  out[2] = v48;
+  const V v17 = in[4] * in[4];
+  const V v18 = v_const(1.0) - v17;
+  const V v42 = in[5] * v40;
+  const V v46 = v18 * v42;
+  out[3] = v46;
+  const V v19 = v_const(1.0) - in[6];
+  const V v20 = in[6] * v19;
+  const V v37 = v11 * v36;
+  const V v47 = v20 * v37;
+  out[4] = v47;
+  const V v3 = in[1] * in[0];
+  out[5] = v3;
+  out[6] = v49;
+  out[7] = v48;
+  out[8] = v46;
+  out[9] = v47;
+  out[10] = v34;
+  if (decay) {
+    const V v25 = -in[8];
+    const V v26 = v_const(1.0) + v25;
+    const V v27 = in[2] * v26;
+    const V v28 = in[8] + v27;
+    out[11] = v28;
+  }
+}
+INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 1];
+  for (int i = 0; i < rows * 1; i++) acc[i] = (V){};
+
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[11], out[12];
+      fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
+      __builtin_prefetch(g->before[0][row] + 0 + unit - AHEAD * a->batch * N);
+      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, N + unit);
+      __builtin_prefetch(g->before[1][row] + 0 + unit - AHEAD * a->batch * N);
+      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (2 * N) + unit);
+      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, 0 + unit);
+      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (3 * N) + unit);
+      fetch_ahead(a->masks[2], g->token[row], -AHEAD * a->batch, a->mask_strides[2], unit);
+      fetch_ahead(a->masks[1], g->token[row], -AHEAD * a->batch, a->mask_strides[1], unit);
+      in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
+      in[1] = load_units(g->before[0][row] + 0 + unit, lanes);
+      in[2] = load_units(a->tape + g->token[row] * TAPE + N + unit, lanes);
+      in[3] = load_units(g->before[1][row] + 0 + unit, lanes);
+      in[4] = load_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, lanes);
+      in[5] = load_units(a->tape + g->token[row] * TAPE + 0 + unit, lanes);
+      in[6] = load_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, lanes);
+      in[7] = *(const V *)(g->grad[1] + row * padded(a, 1) + 0 + unit) + LOSS(1, 0 + unit);
+      in[8] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
+      in[9] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
+      in[10] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      taped_0(in, out, decay);
+      store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[0], lanes);
+      store_units(g->out[row] + 0 + unit, out[1], lanes);
+      store_units(g->out[row] + N + unit, out[2], lanes);
+      store_units(g->out[row] + (2 * N) + unit, out[3], lanes);
+      store_units(g->out[row] + (3 * N) + unit, out[4], lanes);
+      store_units(g->out[row] + (4 * N + DEPTH) + unit, out[5], lanes);
+      
+      
+      
+      
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[10];
+      if (decay) {
+        store_units(g->decay[1] + row * padded(a, 1) + 0 + unit, *(const V *)(g->decay[1] + row * padded(a, 1) + 0 + unit) * out[11], lanes);
+      }
+    }
+  }
+}
+ONCE void taped_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) taped_0_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+INLINE void taped_1(const V *in, V *out, const int decay) {
+  const V v52 = in[1] * in[0];
+  const V v53 = in[2] + v52;
+  out[0] = v53;
+}
+INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 2];
+  for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[2] + j * 4 * depth * 2 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
+    multiply_2_2(rows, 4 * depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    for (int s = 0; s < 2; s++) {
+      const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
+      if (lanes <= 0) break;
+      V in[3], out[1];
+      fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
+      in[0] = acc[r * 2 + 0 + s];
+      in[1] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
+      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + unit);
+      taped_1(in, out, decay);
+      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
+      if (decay) {
+
+      }
+    }
+  }
+}
+ONCE void taped_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) taped_1_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 2 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+INLINE void taped_2(const V *in, V *out, const int decay) {
+  out[0] = in[0];
+}
+INLINE void taped_2_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 2];
+  for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[3] + j * 4 * depth * 2 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
+    multiply_2_2(rows, 4 * depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    for (int s = 0; s < 2; s++) {
+      const long unit = (j * 2 + s) * WIDE, lanes = DEPTH - unit;
+      if (lanes <= 0) break;
+      V in[1], out[1];
+
+      in[0] = acc[r * 2 + 0 + s];
+      taped_2(in, out, decay);
+      store_units((a->written ? g->out[row] + (4 * N) : a->input_grads + g->token[row] * a->input_stride + 0) + unit, out[0], lanes);
+      if (decay) {
+
+      }
+    }
+  }
+}
+ONCE void taped_2_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) taped_2_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 2 * WIDE < DEPTH; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+static void taped_step(const fused_args *a, group *g, const int decay, const int real_step) {
+  taped_0_loop(a, g, decay, real_step);
+  taped_1_loop(a, g, decay, real_step);
+  if (real_step && (a->input_grads || a->written)) taped_2_loop(a, g, decay, real_step);
+}
+static void sum_steps(const fused_args *a, const waiting *w, real *sums) {
+  sums = outer_sum(w, w->written, (4 * N + DEPTH), N, 0, (4 * N), sums);
+  sums = outer_sum(w, w->inputs, 0, DEPTH, 0, (4 * N), sums);
+  sums = column_sum(w, 0, (4 * N), sums);
+}
+#include "fused_walk.h"

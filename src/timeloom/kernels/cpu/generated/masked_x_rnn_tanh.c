@@ -1,0 +1,261 @@
+#define NAME masked_x_rnn_tanh
+#define PARTS 1
+#define SIZE N
+#define PART_WIDTHS {N}
+#define PART_OFFSETS {0}
+#define WRITTEN (2 * N + DEPTH)
+#define DECAYING 1
+#define ADDED 0
+#define TAPE ALIGNED(N)
+#define SUMS (N * N + DEPTH * N + 1 * N)
+#define COPIED 0
+#define COPIED_WIDTHS {0}
+#define COPIED_FROM {0}
+#define COPIED_TO {0}
+#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N)), 0 + ROUND_UP(N))
+#define TOTALS 1
+#define ADJOINT_STEP taped_step
+#define LOSS_IN_STEP 1
+#include "fused_sums.h"
+PRODUCTS(2, 2)
+INLINE void forward_0(const V *in, V *out, const int decay) {
+  const V v2 = in[1] * in[0];
+  out[0] = v2;
+}
+INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 1];
+  for (int i = 0; i < rows * 1; i++) acc[i] = (V){};
+
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[2], out[1];
+      fetch_ahead(a->masks[0], g->token[row], AHEAD * a->batch, a->mask_strides[0], unit);
+      in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
+      in[1] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
+      forward_0(in, out, decay);
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
+      if (decay) {
+
+      }
+    }
+  }
+}
+ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) forward_0_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+INLINE void forward_1(const V *in, V *out, const int decay) {
+  const V v8 = in[4] + in[0];
+  const V v9 = v_tanh(v8);
+  const V v16 = in[1] - v9;
+  const V v17 = in[2] * v16;
+  const V v18 = v9 + v17;
+  out[0] = v18;
+  out[1] = v9;
+  if (decay) {
+    const V v11 = v9 * v9;
+    const V v13 = v_const(1.0) - v11;
+    const V v14 = in[3] * v13;
+    const V v19 = v_const(1.0) - v14;
+    const V v20 = in[2] * v19;
+    const V v21 = v14 + v20;
+    out[2] = v21;
+  }
+}
+INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 2];
+  for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[0] + j * depth * 2 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
+    multiply(rows, 2, 2, depth, from, w, acc + 0);
+  }
+  {
+    const long depth = DEPTH, k0 = 0;
+    const real *w = a->weights[1] + j * depth * 2 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = a->inputs + g->token[r0 + r] * a->input_stride + 0 + k0;
+    multiply(rows, 2, 2, depth, from, w, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    for (int s = 0; s < 2; s++) {
+      const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
+      if (lanes <= 0) break;
+      V in[5], out[3];
+      fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
+      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
+      in[0] = *(const V *)(a->units[0] + unit);
+      in[1] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
+      in[2] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      in[3] = *(const V *)(a->units[1] + unit);
+      in[4] = acc[r * 2 + 0 + s];
+      forward_1(in, out, decay);
+      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
+      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[1], lanes);
+      if (decay) {
+        store_units(g->decay[0] + row * padded(a, 0) + 0 + unit, *(const V *)(g->decay[0] + row * padded(a, 0) + 0 + unit) * out[2], lanes);
+      }
+    }
+  }
+}
+ONCE void forward_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) forward_1_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 2 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {
+  forward_0_loop(a, g, decay, real_step);
+  forward_1_loop(a, g, decay, real_step);
+}
+INLINE void taped_0(const V *in, V *out, const int decay) {
+  const V v5 = in[2] * in[2];
+  const V v7 = v_const(1.0) - v5;
+  const V v14 = in[4] * in[3];
+  const V v15 = -v14;
+  const V v16 = in[3] + v15;
+  const V v17 = v7 * v16;
+  out[0] = v17;
+  const V v2 = in[1] * in[0];
+  out[1] = v2;
+  out[2] = v17;
+  out[3] = v14;
+  if (decay) {
+    const V v8 = in[5] * v7;
+    const V v10 = v_const(1.0) - v8;
+    const V v11 = in[4] * v10;
+    const V v12 = v8 + v11;
+    out[4] = v12;
+  }
+}
+INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 1];
+  for (int i = 0; i < rows * 1; i++) acc[i] = (V){};
+
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[6], out[5];
+      fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
+      __builtin_prefetch(g->before[0][row] + 0 + unit - AHEAD * a->batch * N);
+      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, 0 + unit);
+      fetch_ahead(a->masks[1], g->token[row], -AHEAD * a->batch, a->mask_strides[1], unit);
+      in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
+      in[1] = load_units(g->before[0][row] + 0 + unit, lanes);
+      in[2] = load_units(a->tape + g->token[row] * TAPE + 0 + unit, lanes);
+      in[3] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
+      in[4] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      in[5] = *(const V *)(a->units[1] + unit);
+      taped_0(in, out, decay);
+      store_units(g->out[row] + 0 + unit, out[0], lanes);
+      store_units(g->out[row] + (N + DEPTH) + unit, out[1], lanes);
+      
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[3];
+      if (decay) {
+        store_units(g->decay[0] + row * padded(a, 0) + 0 + unit, *(const V *)(g->decay[0] + row * padded(a, 0) + 0 + unit) * out[4], lanes);
+      }
+    }
+  }
+}
+ONCE void taped_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) taped_0_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+INLINE void taped_1(const V *in, V *out, const int decay) {
+  const V v20 = in[1] * in[0];
+  const V v21 = in[2] + v20;
+  out[0] = v21;
+}
+INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 2];
+  for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[2] + j * 1 * depth * 2 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
+    multiply_2_2(rows, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    for (int s = 0; s < 2; s++) {
+      const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
+      if (lanes <= 0) break;
+      V in[3], out[1];
+      fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
+      in[0] = acc[r * 2 + 0 + s];
+      in[1] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
+      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + unit);
+      taped_1(in, out, decay);
+      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
+      if (decay) {
+
+      }
+    }
+  }
+}
+ONCE void taped_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) taped_1_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 2 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+INLINE void taped_2(const V *in, V *out, const int decay) {
+  out[0] = in[0];
+}
+INLINE void taped_2_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 2];
+  for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[3] + j * 1 * depth * 2 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
+    multiply_2_2(rows, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    for (int s = 0; s < 2; s++) {
+      const long unit = (j * 2 + s) * WIDE, lanes = DEPTH - unit;
+      if (lanes <= 0) break;
+      V in[1], out[1];
+
+      in[0] = acc[r * 2 + 0 + s];
+      taped_2(in, out, decay);
+      store_units((a->written ? g->out[row] + N : a->input_grads + g->token[row] * a->input_stride + 0) + unit, out[0], lanes);
+      if (decay) {
+
+      }
+    }
+  }
+}
+ONCE void taped_2_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) taped_2_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 2 * WIDE < DEPTH; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+static void taped_step(const fused_args *a, group *g, const int decay, const int real_step) {
+  taped_0_loop(a, g, decay, real_step);
+  taped_1_loop(a, g, decay, real_step);
+  if (real_step && (a->input_grads || a->written)) taped_2_loop(a, g, decay, real_step);
+}
+static void sum_steps(const fused_args *a, const waiting *w, real *sums) {
+  sums = outer_sum(w, w->written, (N + DEPTH), N, 0, N, sums);
+  sums = outer_sum(w, w->inputs, 0, DEPTH, 0, N, sums);
+  sums = column_sum(w, 0, N, sums);
+}
+#include "fused_walk.h"

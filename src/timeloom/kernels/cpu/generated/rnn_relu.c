@@ -1,0 +1,149 @@
+#define NAME rnn_relu
+#define PARTS 1
+#define SIZE N
+#define PART_WIDTHS {N}
+#define PART_OFFSETS {0}
+#define WRITTEN N
+#define DECAYING 1
+#define ADDED 0
+#define TAPE ALIGNED(0)
+#define SUMS (0)
+#define COPIED 1
+#define COPIED_WIDTHS {N}
+#define COPIED_FROM {0}
+#define COPIED_TO {0}
+#define SCRATCH 1
+#define TOTALS 1
+#define ADJOINT_STEP taped_step
+#define LOSS_IN_STEP 1
+#include "fused_sums.h"
+PRODUCTS(2, 2)
+INLINE void forward_0(const V *in, V *out, const int decay) {
+  const V v3 = in[1] + in[0];
+  const V v4 = v_select(v_where(v3 <= v_const(0)), v_const(0), v3);
+  out[0] = v4;
+  if (decay) {
+    const V v7 = v_where(v4 <= v_const(0.0));
+    const V v8 = v_select(v7, v_const(0.0), in[2]);
+    out[1] = v8;
+  }
+}
+INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 2];
+  for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[0] + j * depth * 2 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->state[0] + (r0 + r) * padded(a, 0) + 0 + k0;
+    multiply(rows, 2, 2, depth, from, w, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    for (int s = 0; s < 2; s++) {
+      const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
+      if (lanes <= 0) break;
+      V in[3], out[2];
+      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, 0 + unit);
+      in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
+      in[1] = acc[r * 2 + 0 + s];
+      in[2] = *(const V *)(a->units[0] + unit);
+      forward_0(in, out, decay);
+      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
+      if (decay) {
+        store_units(g->decay[0] + row * padded(a, 0) + 0 + unit, *(const V *)(g->decay[0] + row * padded(a, 0) + 0 + unit) * out[1], lanes);
+      }
+    }
+  }
+}
+ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) forward_0_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 2 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {
+  forward_0_loop(a, g, decay, real_step);
+}
+INLINE void taped_0(const V *in, V *out, const int decay) {
+  const V v3 = v_where(in[0] <= v_const(0.0));
+  const V v6 = v_select(v3, v_const(0.0), in[1]);
+  out[0] = v6;
+  out[1] = v6;
+  if (decay) {
+    const V v4 = v_select(v3, v_const(0.0), in[2]);
+    out[2] = v4;
+  }
+}
+INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 1];
+  for (int i = 0; i < rows * 1; i++) acc[i] = (V){};
+
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[3], out[3];
+
+      in[0] = load_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, lanes);
+      in[1] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
+      in[2] = *(const V *)(a->units[0] + unit);
+      taped_0(in, out, decay);
+      store_units(g->out[row] + 0 + unit, out[0], lanes);
+      
+      if (decay) {
+        store_units(g->decay[0] + row * padded(a, 0) + 0 + unit, *(const V *)(g->decay[0] + row * padded(a, 0) + 0 + unit) * out[2], lanes);
+      }
+    }
+  }
+}
+ONCE void taped_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) taped_0_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+INLINE void taped_1(const V *in, V *out, const int decay) {
+  out[0] = in[0];
+}
+INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 2];
+  for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[1] + j * 1 * depth * 2 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
+    multiply_2_2(rows, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    for (int s = 0; s < 2; s++) {
+      const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
+      if (lanes <= 0) break;
+      V in[1], out[1];
+
+      in[0] = acc[r * 2 + 0 + s];
+      taped_1(in, out, decay);
+      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
+      if (decay) {
+
+      }
+    }
+  }
+}
+ONCE void taped_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) taped_1_tile(rows, a, g, decay, real_step, r, j);
+  for (long j = 0; j * 2 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+}
+static void taped_step(const fused_args *a, group *g, const int decay, const int real_step) {
+  taped_0_loop(a, g, decay, real_step);
+  taped_1_loop(a, g, decay, real_step);
+}
+static void sum_steps(const fused_args *a, const waiting *w, real *sums) {
+}
+#include "fused_walk.h"

@@ -62,9 +62,7 @@ class Case:
         return torch.cat([gathered(getattr(program, places), i, values, part) for i, part in enumerate(parts)], -1)
 
 
-cases = pytest.mark.parametrize(
-    "case", [pytest.param(tuple(kernel), id=name) for name, kernel in KERNELS.items()]
-)
+cases = pytest.mark.parametrize("case", [pytest.param(tuple(kernel), id=name) for name, kernel in KERNELS.items()])
 
 
 @cases

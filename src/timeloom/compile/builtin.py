@@ -75,9 +75,7 @@ class _Terms:
         return self._product(self._x, 1, gate) + self._leaf("unit", gate)
 
     def argument(self, gate: int) -> Formula:
-        if self._x is None:
-            return self._leaf("input", gate) + self.from_h(gate)
-        return (self._product(self._x, 1, gate) + self.from_h(gate)) + self._leaf("unit", gate)
+        return self.from_x(gate) + self.from_h(gate)
 
     def own(self) -> Formula:
         """The per-unit vector that the kind has beside its weights."""
@@ -124,8 +122,8 @@ EQUATIONS: dict[str, tuple[Callable[[_Terms], _Found], int, int, int]] = {
     "rnn_relu": (lambda terms: _rnn(terms, "relu"), 1, 0, 1),
 }
 """Of each kind its equations, its gates, by how many places they are turned in the stack of W_hh, and the parts of its
-state. The GRU's candidate stands first: what x contributes to the other two is then added to neighbours, and over x the
-gradients of both stacks overlap: d_M, d_r, d_z, d_n."""
+state. The GRU's candidate stands first: over x, the gradients of both stacks then overlap, d_M, d_r, d_z, d_n, and each
+lie side by side."""
 
 
 @lru_cache(maxsize=256)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timeloom.compile.columns import columns_of
 from timeloom.compile.graph import Matrix
 from timeloom.compile.program import Fused, Program, overlap
 from timeloom.compile.schedule import Item, Loop, Schedule
@@ -80,20 +79,21 @@ class StepText:
         return self.back and bool(loop.leaves) and {item for item, _ in loop.leaves} <= places
 
     def _loop(self, name: str, loop: Loop) -> str:
-        columns = columns_of(loop, self.plan, self.program)
-        span = 2 if columns.count == 1 and loop.width > 16 else 1
+        columns, firsts = self._columns(loop)
+        count = firsts[-1]
+        span = 2 if count == 1 and loop.width > 16 else 1
         width = self.sizes(loop.width)
         # Sums of one vector's products stand in registers together, those of others wait in the first cache.
         most = max([self.fused.matrices[matrix].count for matrix, _ in loop.stacks] + [len(loop.pulls) and 1, 1]) * span
         rows = "ROWS" if most <= 3 else "(ROWS / 2)" if most <= 6 else "(ROWS / 4)"
         self._is_stored = self._stored(loop)
-        every = self._columns_of_loop = max(columns.count * span, 1)
+        every = self._columns_of_loop = max(count * span, 1)
         products = [
             self._stack(loop, matrix, operand, first * span, span, every)
-            for (matrix, operand), first in zip(loop.stacks, columns.firsts, strict=True)
+            for (matrix, operand), first in zip(loop.stacks, firsts, strict=False)
         ]
-        products += [self._pull(loop, pull, columns.of[pull] * span, span, every) for pull in loop.pulls]
-        reads = "\n".join(f"      in[{i}] = {self._read(item, columns.of, span)};" for i, item in enumerate(loop.reads))
+        products += [self._pull(loop, pull, columns[pull] * span, span, every) for pull in loop.pulls]
+        reads = "\n".join(f"      in[{i}] = {self._read(item, columns, span)};" for i, item in enumerate(loop.reads))
         leaves = "\n".join(f"      {self._leave(item, i)}" for i, (item, _) in enumerate(loop.leaves[: loop.decays]))
         decays = "\n".join(f"        {self._leave(item, i)}" for i, (item, _) in
                            enumerate(loop.leaves[loop.decays :], loop.decays))  # fmt: skip
@@ -128,6 +128,20 @@ ONCE void {name}_loop(const fused_args *a, group *g, const int decay, const int 
   for (long j = 0; j * {span} * WIDE < {width}; j++) TILED({rows}, TILE_CALL)
 #undef TILE_CALL
 {after}}}"""
+
+    def _columns(self, loop: Loop) -> tuple[dict[int, int], list[int]]:
+        """Which of the sums that a loop makes side by side for a unit each product is; where every stack begins, and
+        behind these their number.
+        """
+        graph, columns, firsts = self.plan.graph, {}, [0]
+        for stack in loop.stacks:
+            for index, value in enumerate(graph.values):
+                if value.op == "product" and (value.detail[0], value.args[0]) == stack:
+                    columns[index] = firsts[-1] + int(value.detail[1])
+            firsts.append(firsts[-1] + self.fused.matrices[stack[0]].count)
+        columns |= {pull: firsts[-1] + number for number, pull in enumerate(loop.pulls)}
+        firsts[-1] += len(loop.pulls)
+        return columns, firsts
 
     def _fetches(self, loop: Loop) -> list[str]:
         """Rows lie far apart in memory, and are too many for a processor to see where each is going: it is told."""

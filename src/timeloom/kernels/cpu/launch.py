@@ -58,11 +58,15 @@ def _address(value: Held) -> int:
     return value.data_ptr() if isinstance(value, Tensor) else ctypes.addressof(value)
 
 
-@lru_cache
 def lanes_of(dtype: torch.dtype) -> int:
     """Numbers of a vector register of the compiled kernels."""
-    lanes: int = build.library().timeloom_lanes()
-    return lanes * 4 // dtype.itemsize
+    return _lanes(build.library()) * 4 // dtype.itemsize
+
+
+@lru_cache
+def _lanes(library: ctypes.CDLL) -> int:
+    lanes: int = library.timeloom_lanes()
+    return lanes
 
 
 def addresses_along(flat: Tensor, width: int) -> ctypes.Array[ctypes.c_void_p]:

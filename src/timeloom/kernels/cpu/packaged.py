@@ -6,7 +6,9 @@ Making them needs the standard library alone: setup.py runs this file by itself.
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -49,8 +51,10 @@ def build(compiler: list[str], folder: Path) -> list[Path]:
         path = library_path(folder, kind)
         sources = [*SOURCES, *STEPS]
         objects = [folder / f"{kind}-{source.stem}.o" for source in sources]
-        for source, compiled in zip(sources, objects, strict=True):
-            _run([*compiler, *FLAGS, *flags, f"-I{HERE}", "-c", str(source), "-o", str(compiled)])
+        common = [*compiler, *FLAGS, *flags, f"-I{HERE}", "-c"]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            commands = [[*common, str(of), "-o", str(to)] for of, to in zip(sources, objects, strict=True)]
+            list(pool.map(_run, commands))
         # Linked against no OpenMP runtime: torch brings one, and two would fight for the cores.
         _run([*compiler, "-shared", *map(str, objects), "-o", str(path), "-lm"])
         for compiled in objects:

@@ -58,20 +58,22 @@ ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const i
 #undef TILE_CALL
 }
 INLINE void forward_1(const V *in, V *out, const int decay) {
-  const V v21 = in[5] + in[4];
-  const V v10 = in[9] + in[0];
+  const V v21 = in[9] + in[8];
+  const V v9 = in[1] + in[0];
+  const V v10 = in[2] + v9;
   const V v11 = v_sigmoid(v10);
-  const V v18 = in[3] + in[2];
+  const V v18 = in[7] + in[6];
   const V v22 = v11 * v18;
   const V v23 = v21 + v22;
   const V v24 = v_tanh(v23);
-  const V v15 = in[10] + in[1];
+  const V v14 = in[4] + in[3];
+  const V v15 = in[5] + v14;
   const V v16 = v_sigmoid(v15);
-  const V v25 = in[6] - v24;
+  const V v25 = in[10] - v24;
   const V v26 = v16 * v25;
   const V v27 = v24 + v26;
-  const V v29 = in[6] - v27;
-  const V v30 = in[7] * v29;
+  const V v29 = in[10] - v27;
+  const V v30 = in[11] * v29;
   const V v31 = v27 + v30;
   out[0] = v31;
   out[1] = v11;
@@ -79,26 +81,26 @@ INLINE void forward_1(const V *in, V *out, const int decay) {
   out[3] = v24;
   out[4] = v18;
   if (decay) {
-    const V v36 = v16 * in[8];
-    const V v38 = in[7] + v36;
+    const V v36 = v16 * in[12];
+    const V v38 = in[11] + v36;
     out[5] = v38;
   }
 }
 INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
-  V acc[ROWS * 4];
-  for (int i = 0; i < rows * 4; i++) acc[i] = (V){};
+  V acc[ROWS * 6];
+  for (int i = 0; i < rows * 6; i++) acc[i] = (V){};
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 3 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
-    multiply(rows, 3, 4, depth, from, w, acc + 0);
+    multiply(rows, 3, 6, depth, from, w, acc + 0);
   }
   {
     const long depth = DEPTH, k0 = 0;
     const real *w = a->weights[1] + j * depth * 3 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = a->inputs + g->token[r0 + r] * a->input_stride + 0 + k0;
-    multiply(rows, 3, 4, depth, from, w, acc + 1);
+    multiply(rows, 3, 6, depth, from, w, acc + 3);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -106,23 +108,25 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[11], out[6];
+      V in[13], out[6];
       fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, N + unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (2 * N) + unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (3 * N) + unit);
       in[0] = *(const V *)(a->units[0] + unit);
-      in[1] = *(const V *)(a->units[1] + unit);
-      in[2] = *(const V *)(a->units[3] + unit);
-      in[3] = acc[r * 4 + 0];
-      in[4] = *(const V *)(a->units[2] + unit);
-      in[5] = acc[r * 4 + 3];
-      in[6] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
-      in[7] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
-      in[8] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
-      in[9] = acc[r * 4 + 1];
-      in[10] = acc[r * 4 + 2];
+      in[1] = acc[r * 6 + 3];
+      in[2] = acc[r * 6 + 1];
+      in[3] = *(const V *)(a->units[1] + unit);
+      in[4] = acc[r * 6 + 4];
+      in[5] = acc[r * 6 + 2];
+      in[6] = *(const V *)(a->units[3] + unit);
+      in[7] = acc[r * 6 + 0];
+      in[8] = *(const V *)(a->units[2] + unit);
+      in[9] = acc[r * 6 + 5];
+      in[10] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
+      in[11] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      in[12] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
       forward_1(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
       if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[1], lanes);

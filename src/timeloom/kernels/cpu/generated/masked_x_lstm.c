@@ -58,25 +58,29 @@ ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const i
 #undef TILE_CALL
 }
 INLINE void forward_1(const V *in, V *out, const int decay) {
-  const V v22 = in[11] + in[2];
+  const V v21 = in[7] + in[6];
+  const V v22 = in[8] + v21;
   const V v23 = v_sigmoid(v22);
-  const V v17 = in[10] + in[1];
+  const V v16 = in[4] + in[3];
+  const V v17 = in[5] + v16;
   const V v18 = v_sigmoid(v17);
-  const V v29 = in[4] * v18;
-  const V v12 = in[9] + in[0];
+  const V v29 = in[12] * v18;
+  const V v11 = in[1] + in[0];
+  const V v12 = in[2] + v11;
   const V v13 = v_sigmoid(v12);
-  const V v27 = in[12] + in[3];
+  const V v26 = in[10] + in[9];
+  const V v27 = in[11] + v26;
   const V v28 = v_tanh(v27);
   const V v30 = v13 * v28;
   const V v31 = v29 + v30;
   const V v32 = v_tanh(v31);
   const V v33 = v23 * v32;
-  const V v35 = in[5] - v33;
-  const V v36 = in[6] * v35;
+  const V v35 = in[13] - v33;
+  const V v36 = in[14] * v35;
   const V v37 = v33 + v36;
   out[0] = v37;
-  const V v39 = in[4] - v31;
-  const V v40 = in[7] * v39;
+  const V v39 = in[12] - v31;
+  const V v40 = in[15] * v39;
   const V v41 = v31 + v40;
   out[1] = v41;
   out[2] = v13;
@@ -84,26 +88,26 @@ INLINE void forward_1(const V *in, V *out, const int decay) {
   out[4] = v28;
   out[5] = v23;
   if (decay) {
-    const V v71 = v18 * in[8];
-    const V v73 = in[7] + v71;
+    const V v71 = v18 * in[16];
+    const V v73 = in[15] + v71;
     out[6] = v73;
   }
 }
 INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
-  V acc[ROWS * 4];
-  for (int i = 0; i < rows * 4; i++) acc[i] = (V){};
+  V acc[ROWS * 8];
+  for (int i = 0; i < rows * 8; i++) acc[i] = (V){};
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 4 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
-    multiply(rows, 4, 4, depth, from, w, acc + 0);
+    multiply(rows, 4, 8, depth, from, w, acc + 0);
   }
   {
     const long depth = DEPTH, k0 = 0;
     const real *w = a->weights[1] + j * depth * 4 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = a->inputs + g->token[r0 + r] * a->input_stride + 0 + k0;
-    multiply(rows, 4, 4, depth, from, w, acc + 0);
+    multiply(rows, 4, 8, depth, from, w, acc + 4);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -111,7 +115,7 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[13], out[7];
+      V in[17], out[7];
       fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
       fetch_ahead(a->masks[2], g->token[row], AHEAD * a->batch, a->mask_strides[2], unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
@@ -119,18 +123,22 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (2 * N) + unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (3 * N) + unit);
       in[0] = *(const V *)(a->units[0] + unit);
-      in[1] = *(const V *)(a->units[1] + unit);
-      in[2] = *(const V *)(a->units[3] + unit);
-      in[3] = *(const V *)(a->units[2] + unit);
-      in[4] = *(const V *)(g->state[1] + row * padded(a, 1) + 0 + unit);
-      in[5] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
-      in[6] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
-      in[7] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
-      in[8] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
-      in[9] = acc[r * 4 + 0];
-      in[10] = acc[r * 4 + 1];
-      in[11] = acc[r * 4 + 3];
-      in[12] = acc[r * 4 + 2];
+      in[1] = acc[r * 8 + 4];
+      in[2] = acc[r * 8 + 0];
+      in[3] = *(const V *)(a->units[1] + unit);
+      in[4] = acc[r * 8 + 5];
+      in[5] = acc[r * 8 + 1];
+      in[6] = *(const V *)(a->units[3] + unit);
+      in[7] = acc[r * 8 + 7];
+      in[8] = acc[r * 8 + 3];
+      in[9] = *(const V *)(a->units[2] + unit);
+      in[10] = acc[r * 8 + 6];
+      in[11] = acc[r * 8 + 2];
+      in[12] = *(const V *)(g->state[1] + row * padded(a, 1) + 0 + unit);
+      in[13] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
+      in[14] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      in[15] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
+      in[16] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
       forward_1(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
       store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[1], lanes); if (real_step) store_units(a->states[1] + (g->token[row] + a->batch) * N + 0 + unit, out[1], lanes);

@@ -51,18 +51,19 @@ ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const i
 #undef TILE_CALL
 }
 INLINE void forward_1(const V *in, V *out, const int decay) {
-  const V v8 = in[4] + in[0];
+  const V v7 = in[1] + in[0];
+  const V v8 = in[2] + v7;
   const V v9 = v_select(v_where(v8 <= v_const(0)), v_const(0), v8);
-  const V v15 = in[1] - v9;
-  const V v16 = in[2] * v15;
+  const V v15 = in[3] - v9;
+  const V v16 = in[4] * v15;
   const V v17 = v9 + v16;
   out[0] = v17;
   out[1] = v9;
   if (decay) {
     const V v12 = v_where(v9 <= v_const(0.0));
-    const V v13 = v_select(v12, v_const(0.0), in[3]);
+    const V v13 = v_select(v12, v_const(0.0), in[5]);
     const V v19 = v_const(1.0) - v13;
-    const V v20 = in[2] * v19;
+    const V v20 = in[4] * v19;
     const V v21 = v13 + v20;
     out[2] = v21;
   }
@@ -73,30 +74,31 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
   for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
   {
     const long depth = N, k0 = 0;
-    const real *w = a->weights[0] + j * depth * 2 * WIDE, *from[ROWS];
+    const real *w = a->weights[0] + j * depth * 1 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
-    multiply(rows, 2, 2, depth, from, w, acc + 0);
+    multiply(rows, 1, 2, depth, from, w, acc + 0);
   }
   {
     const long depth = DEPTH, k0 = 0;
-    const real *w = a->weights[1] + j * depth * 2 * WIDE, *from[ROWS];
+    const real *w = a->weights[1] + j * depth * 1 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = a->inputs + g->token[r0 + r] * a->input_stride + 0 + k0;
-    multiply(rows, 2, 2, depth, from, w, acc + 0);
+    multiply(rows, 1, 2, depth, from, w, acc + 1);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
     if (!g->steps[row]) continue;
-    for (int s = 0; s < 2; s++) {
-      const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
-      if (lanes <= 0) break;
-      V in[5], out[3];
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[6], out[3];
       fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
       in[0] = *(const V *)(a->units[0] + unit);
-      in[1] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
-      in[2] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
-      in[3] = *(const V *)(a->units[1] + unit);
-      in[4] = acc[r * 2 + 0 + s];
+      in[1] = acc[r * 2 + 1];
+      in[2] = acc[r * 2 + 0];
+      in[3] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
+      in[4] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      in[5] = *(const V *)(a->units[1] + unit);
       forward_1(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
       if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[1], lanes);
@@ -108,7 +110,7 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
 }
 ONCE void forward_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
 #define TILE_CALL(rows) forward_1_tile(rows, a, g, decay, real_step, r, j);
-  for (long j = 0; j * 2 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
 #undef TILE_CALL
 }
 static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {

@@ -19,16 +19,18 @@
 #include "fused_sums.h"
 PRODUCTS(2, 2)
 INLINE void forward_0(const V *in, V *out, const int decay) {
-  const V v19 = in[5] + in[4];
-  const V v8 = in[7] + in[0];
+  const V v19 = in[9] + in[8];
+  const V v7 = in[1] + in[0];
+  const V v8 = in[2] + v7;
   const V v9 = v_sigmoid(v8);
-  const V v16 = in[3] + in[2];
+  const V v16 = in[7] + in[6];
   const V v20 = v9 * v16;
   const V v21 = v19 + v20;
   const V v22 = v_tanh(v21);
-  const V v13 = in[8] + in[1];
+  const V v12 = in[4] + in[3];
+  const V v13 = in[5] + v12;
   const V v14 = v_sigmoid(v13);
-  const V v23 = in[6] - v22;
+  const V v23 = in[10] - v22;
   const V v24 = v14 * v23;
   const V v25 = v22 + v24;
   out[0] = v25;
@@ -42,19 +44,19 @@ INLINE void forward_0(const V *in, V *out, const int decay) {
 }
 INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
-  V acc[ROWS * 4];
-  for (int i = 0; i < rows * 4; i++) acc[i] = (V){};
+  V acc[ROWS * 6];
+  for (int i = 0; i < rows * 6; i++) acc[i] = (V){};
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 3 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->state[0] + (r0 + r) * padded(a, 0) + 0 + k0;
-    multiply(rows, 3, 4, depth, from, w, acc + 0);
+    multiply(rows, 3, 6, depth, from, w, acc + 0);
   }
   {
     const long depth = DEPTH, k0 = 0;
     const real *w = a->weights[1] + j * depth * 3 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = a->inputs + g->token[r0 + r] * a->input_stride + 0 + k0;
-    multiply(rows, 3, 4, depth, from, w, acc + 1);
+    multiply(rows, 3, 6, depth, from, w, acc + 3);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -62,20 +64,22 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[9], out[6];
+      V in[11], out[6];
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, N + unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (2 * N) + unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (3 * N) + unit);
       in[0] = *(const V *)(a->units[0] + unit);
-      in[1] = *(const V *)(a->units[1] + unit);
-      in[2] = *(const V *)(a->units[3] + unit);
-      in[3] = acc[r * 4 + 0];
-      in[4] = *(const V *)(a->units[2] + unit);
-      in[5] = acc[r * 4 + 3];
-      in[6] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
-      in[7] = acc[r * 4 + 1];
-      in[8] = acc[r * 4 + 2];
+      in[1] = acc[r * 6 + 3];
+      in[2] = acc[r * 6 + 1];
+      in[3] = *(const V *)(a->units[1] + unit);
+      in[4] = acc[r * 6 + 4];
+      in[5] = acc[r * 6 + 2];
+      in[6] = *(const V *)(a->units[3] + unit);
+      in[7] = acc[r * 6 + 0];
+      in[8] = *(const V *)(a->units[2] + unit);
+      in[9] = acc[r * 6 + 5];
+      in[10] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
       forward_0(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
       if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[1], lanes);

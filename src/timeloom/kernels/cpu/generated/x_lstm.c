@@ -19,14 +19,18 @@
 #include "fused_sums.h"
 PRODUCTS(2, 2)
 INLINE void forward_0(const V *in, V *out, const int decay) {
-  const V v20 = in[7] + in[2];
+  const V v19 = in[7] + in[6];
+  const V v20 = in[8] + v19;
   const V v21 = v_sigmoid(v20);
-  const V v15 = in[6] + in[1];
+  const V v14 = in[4] + in[3];
+  const V v15 = in[5] + v14;
   const V v16 = v_sigmoid(v15);
-  const V v27 = in[4] * v16;
-  const V v10 = in[5] + in[0];
+  const V v27 = in[12] * v16;
+  const V v9 = in[1] + in[0];
+  const V v10 = in[2] + v9;
   const V v11 = v_sigmoid(v10);
-  const V v25 = in[8] + in[3];
+  const V v24 = in[10] + in[9];
+  const V v25 = in[11] + v24;
   const V v26 = v_tanh(v25);
   const V v28 = v11 * v26;
   const V v29 = v27 + v28;
@@ -44,19 +48,19 @@ INLINE void forward_0(const V *in, V *out, const int decay) {
 }
 INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
-  V acc[ROWS * 4];
-  for (int i = 0; i < rows * 4; i++) acc[i] = (V){};
+  V acc[ROWS * 8];
+  for (int i = 0; i < rows * 8; i++) acc[i] = (V){};
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 4 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->state[0] + (r0 + r) * padded(a, 0) + 0 + k0;
-    multiply(rows, 4, 4, depth, from, w, acc + 0);
+    multiply(rows, 4, 8, depth, from, w, acc + 0);
   }
   {
     const long depth = DEPTH, k0 = 0;
     const real *w = a->weights[1] + j * depth * 4 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = a->inputs + g->token[r0 + r] * a->input_stride + 0 + k0;
-    multiply(rows, 4, 4, depth, from, w, acc + 0);
+    multiply(rows, 4, 8, depth, from, w, acc + 4);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -64,20 +68,24 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[9], out[7];
+      V in[13], out[7];
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, N + unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (2 * N) + unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (3 * N) + unit);
       in[0] = *(const V *)(a->units[0] + unit);
-      in[1] = *(const V *)(a->units[1] + unit);
-      in[2] = *(const V *)(a->units[3] + unit);
-      in[3] = *(const V *)(a->units[2] + unit);
-      in[4] = *(const V *)(g->state[1] + row * padded(a, 1) + 0 + unit);
-      in[5] = acc[r * 4 + 0];
-      in[6] = acc[r * 4 + 1];
-      in[7] = acc[r * 4 + 3];
-      in[8] = acc[r * 4 + 2];
+      in[1] = acc[r * 8 + 4];
+      in[2] = acc[r * 8 + 0];
+      in[3] = *(const V *)(a->units[1] + unit);
+      in[4] = acc[r * 8 + 5];
+      in[5] = acc[r * 8 + 1];
+      in[6] = *(const V *)(a->units[3] + unit);
+      in[7] = acc[r * 8 + 7];
+      in[8] = acc[r * 8 + 3];
+      in[9] = *(const V *)(a->units[2] + unit);
+      in[10] = acc[r * 8 + 6];
+      in[11] = acc[r * 8 + 2];
+      in[12] = *(const V *)(g->state[1] + row * padded(a, 1) + 0 + unit);
       forward_0(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
       store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[1], lanes); if (real_step) store_units(a->states[1] + (g->token[row] + a->batch) * N + 0 + unit, out[1], lanes);

@@ -19,13 +19,14 @@
 #include "fused_sums.h"
 PRODUCTS(2, 2)
 INLINE void forward_0(const V *in, V *out, const int decay) {
-  const V v6 = in[2] + in[0];
+  const V v5 = in[1] + in[0];
+  const V v6 = in[2] + v5;
   const V v7 = v_tanh(v6);
   out[0] = v7;
   if (decay) {
     const V v9 = v7 * v7;
     const V v11 = v_const(1.0) - v9;
-    const V v12 = in[1] * v11;
+    const V v12 = in[3] * v11;
     out[1] = v12;
   }
 }
@@ -35,27 +36,28 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
   for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
   {
     const long depth = N, k0 = 0;
-    const real *w = a->weights[0] + j * depth * 2 * WIDE, *from[ROWS];
+    const real *w = a->weights[0] + j * depth * 1 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->state[0] + (r0 + r) * padded(a, 0) + 0 + k0;
-    multiply(rows, 2, 2, depth, from, w, acc + 0);
+    multiply(rows, 1, 2, depth, from, w, acc + 0);
   }
   {
     const long depth = DEPTH, k0 = 0;
-    const real *w = a->weights[1] + j * depth * 2 * WIDE, *from[ROWS];
+    const real *w = a->weights[1] + j * depth * 1 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = a->inputs + g->token[r0 + r] * a->input_stride + 0 + k0;
-    multiply(rows, 2, 2, depth, from, w, acc + 0);
+    multiply(rows, 1, 2, depth, from, w, acc + 1);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
     if (!g->steps[row]) continue;
-    for (int s = 0; s < 2; s++) {
-      const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
-      if (lanes <= 0) break;
-      V in[3], out[2];
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[4], out[2];
 
       in[0] = *(const V *)(a->units[0] + unit);
-      in[1] = *(const V *)(a->units[1] + unit);
-      in[2] = acc[r * 2 + 0 + s];
+      in[1] = acc[r * 2 + 1];
+      in[2] = acc[r * 2 + 0];
+      in[3] = *(const V *)(a->units[1] + unit);
       forward_0(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
       if (decay) {
@@ -66,7 +68,7 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
 }
 ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
 #define TILE_CALL(rows) forward_0_tile(rows, a, g, decay, real_step, r, j);
-  for (long j = 0; j * 2 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
 #undef TILE_CALL
 }
 static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {

@@ -179,7 +179,7 @@ ONCE void {name}_loop(const fused_args *a, group *g, const int decay, const int 
         while remaining:  # more columns than registers hold go in several passes over the vector
             some = min(remaining, MOST_COLUMNS)
             if some == width:
-                text += f"    multiply(rows, {some}, {every}, depth, from, w, acc + {column});\n"
+                text += f"    multiply(rows, g->alone, {some}, {every}, depth, from, w, acc + {column});\n"
             else:
                 at = f"w + {column - first} * WIDE, {width}"
                 text += f"    multiply_some(rows, {some}, {every}, depth, from, {at}, acc + {column});\n"
@@ -196,7 +196,7 @@ ONCE void {name}_loop(const fused_args *a, group *g, const int decay, const int 
             text += f"    for (int r = 0; r < rows; r++) from[r] = {self._vector(value.args[first_arg])} + k0;\n"
             at, count = f"w + {first_arg} * depth * {span} * WIDE", last_arg - first_arg
             depth = "depth" if count == 1 else f"{count} * depth"
-            text += f"    {self._multiply_apart(span, every)}(rows, {depth}, from, {at}, acc + {first});\n"
+            text += f"    {self._multiply_apart(span, every)}(rows, g->alone, {depth}, from, {at}, acc + {first});\n"
         return f"  {{\n{text}  }}"
 
     def _multiply_apart(self, columns: int, every: int) -> str:

@@ -74,6 +74,7 @@ typedef struct {
 /* Rows that walk together, and their scratch: vectors of `count` rows, each padded to whole V's. */
 typedef struct {
   long first, count, longest;
+  int alone;          /* whether there is no other row in the whole sweep */
   real *state[PARTS], *next[PARTS], *grad[PARTS], *decay[PARTS];
   real *slots;        /* SCRATCH numbers a row, SLOT_STRIDE apart */
   V *partial;         /* TOTALS sums a row, one for each lane */
@@ -151,11 +152,11 @@ INLINE V only(V v, long lanes) { /* the units that there are: sums must not see 
 #endif
 /* acc[r][c] += sum_k a[r][k] w[k][c][:] for `columns` vectors of units side by side; the sums of a row lie among `all` of
  * its sums. Loops over rows and columns are unrolled. */
-INLINE void multiply(const int rows, const int columns, const int all, long depth, const real *const *a, const real *w,
-                     V *acc) {
+INLINE void multiply(const int rows, const int alone, const int columns, const int all, long depth,
+                     const real *const *a, const real *w, V *acc) {
   long k = 0;
   __asm__("" : "+r"(depth)); /* unrolled in full, loops over few terms are several times slower */
-  if (rows == 1) { /* one sum waits for itself: four do not */
+  if (rows == 1 && alone) { /* one sum waits for itself: four do not. Beside others a row is rounded as they are */
     V part[3][8] = {};
     for (; k + 4 <= depth; k += 4)
       UNROLL for (int c = 0; c < columns; c++) {
@@ -182,19 +183,20 @@ INLINE void multiply(const int rows, const int columns, const int all, long dept
   UNROLL for (int r = 0; r < rows; r++)
     UNROLL for (int c = 0; c < columns; c++) acc[r * all + c] = sum[r][c];
 }
-/* multiply_columns_all(rows, depth, a, w, acc): of many rows a function of its own, whose registers hold the pointers to
+/* multiply_columns_all(rows, alone, depth, a, w, acc): of many rows a function of its own, whose registers hold the pointers to
  * all of them. */
 #define PRODUCTS(columns, all) \
   ONCE void multiply_##columns##_##all##_most(long depth, const real *const *a, const real *w, V *acc) { \
-    multiply(ROWS, columns, all, depth, a, w, acc); \
+    multiply(ROWS, 0, columns, all, depth, a, w, acc); \
   } \
   ONCE void multiply_##columns##_##all##_half(long depth, const real *const *a, const real *w, V *acc) { \
-    multiply(ROWS / 2, columns, all, depth, a, w, acc); \
+    multiply(ROWS / 2, 0, columns, all, depth, a, w, acc); \
   } \
-  INLINE void multiply_##columns##_##all(const int rows, long depth, const real *const *a, const real *w, V *acc) { \
+  INLINE void multiply_##columns##_##all(const int rows, const int alone, long depth, const real *const *a, \
+                                         const real *w, V *acc) { \
     if (rows == ROWS) multiply_##columns##_##all##_most(depth, a, w, acc); \
     else if (rows == ROWS / 2) multiply_##columns##_##all##_half(depth, a, w, acc); \
-    else multiply(rows, columns, all, depth, a, w, acc); \
+    else multiply(rows, alone, columns, all, depth, a, w, acc); \
   }
 /* The same for some of the columns that lie side by side in w. */
 INLINE void multiply_some(const int rows, const int columns, const int all, long depth, const real *const *a,

@@ -159,7 +159,7 @@ static int run(void (*walk)(const fused_args *, group *), const fused_args *a, i
   /* static: which thread sums what must not depend on the day */
 #pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(| : failed) if (threads > 1 && groups > 1)
   for (long i = 0; i < groups; i++) {
-    group g = {.first = i * size};
+    group g = {.first = i * size, .alone = a->rows == 1};
     g.count = a->rows - g.first < size ? a->rows - g.first : size;
     for (long r = g.first; r < g.first + g.count; r++)
       if (a->end[r] - a->begin[r] > g.longest) g.longest = a->end[r] - a->begin[r];

@@ -91,7 +91,7 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 3 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
-    multiply(rows, 3, 3, depth, from, w, acc + 0);
+    multiply(rows, g->alone, 3, 3, depth, from, w, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -235,7 +235,7 @@ INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const 
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 3 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
-    multiply(rows, 3, 3, depth, from, w, acc + 0);
+    multiply(rows, g->alone, 3, 3, depth, from, w, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -294,9 +294,9 @@ INLINE void adjoint_2_tile(const int rows, const fused_args *a, group *g, const 
     const long depth = N, k0 = 0;
     const real *w = a->weights[1] + j * 3 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + (3 * N) + k0;
-    multiply_2_2(rows, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+    multiply_2_2(rows, g->alone, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
-    multiply_2_2(rows, 2 * depth, from, w + 1 * depth * 2 * WIDE, acc + 0);
+    multiply_2_2(rows, g->alone, 2 * depth, from, w + 1 * depth * 2 * WIDE, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;

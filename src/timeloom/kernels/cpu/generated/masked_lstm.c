@@ -97,7 +97,7 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 4 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
-    multiply(rows, 4, 4, depth, from, w, acc + 0);
+    multiply(rows, g->alone, 4, 4, depth, from, w, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -268,7 +268,7 @@ INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const 
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 4 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
-    multiply(rows, 4, 4, depth, from, w, acc + 0);
+    multiply(rows, g->alone, 4, 4, depth, from, w, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -331,7 +331,7 @@ INLINE void adjoint_2_tile(const int rows, const fused_args *a, group *g, const 
     const long depth = N, k0 = 0;
     const real *w = a->weights[1] + j * 4 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
-    multiply_2_2(rows, 4 * depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+    multiply_2_2(rows, g->alone, 4 * depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;

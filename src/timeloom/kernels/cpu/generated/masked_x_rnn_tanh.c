@@ -77,13 +77,13 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 1 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
-    multiply(rows, 1, 2, depth, from, w, acc + 0);
+    multiply(rows, g->alone, 1, 2, depth, from, w, acc + 0);
   }
   {
     const long depth = DEPTH, k0 = 0;
     const real *w = a->weights[1] + j * depth * 1 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = a->inputs + g->token[r0 + r] * a->input_stride + 0 + k0;
-    multiply(rows, 1, 2, depth, from, w, acc + 1);
+    multiply(rows, g->alone, 1, 2, depth, from, w, acc + 1);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -189,7 +189,7 @@ INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const in
     const long depth = N, k0 = 0;
     const real *w = a->weights[2] + j * 1 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
-    multiply_2_2(rows, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+    multiply_2_2(rows, g->alone, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -226,7 +226,7 @@ INLINE void taped_2_tile(const int rows, const fused_args *a, group *g, const in
     const long depth = N, k0 = 0;
     const real *w = a->weights[3] + j * 1 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
-    multiply_2_2(rows, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+    multiply_2_2(rows, g->alone, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;

@@ -36,7 +36,7 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->state[0] + (r0 + r) * padded(a, 0) + 0 + k0;
-    multiply(rows, 2, 2, depth, from, w, acc + 0);
+    multiply(rows, g->alone, 2, 2, depth, from, w, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -116,7 +116,7 @@ INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const in
     const long depth = N, k0 = 0;
     const real *w = a->weights[1] + j * 1 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
-    multiply_2_2(rows, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+    multiply_2_2(rows, g->alone, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;

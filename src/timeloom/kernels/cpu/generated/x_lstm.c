@@ -54,13 +54,13 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 4 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->state[0] + (r0 + r) * padded(a, 0) + 0 + k0;
-    multiply(rows, 4, 8, depth, from, w, acc + 0);
+    multiply(rows, g->alone, 4, 8, depth, from, w, acc + 0);
   }
   {
     const long depth = DEPTH, k0 = 0;
     const real *w = a->weights[1] + j * depth * 4 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = a->inputs + g->token[r0 + r] * a->input_stride + 0 + k0;
-    multiply(rows, 4, 8, depth, from, w, acc + 4);
+    multiply(rows, g->alone, 4, 8, depth, from, w, acc + 4);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -203,7 +203,7 @@ INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const in
     const long depth = N, k0 = 0;
     const real *w = a->weights[2] + j * 4 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
-    multiply_2_2(rows, 4 * depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+    multiply_2_2(rows, g->alone, 4 * depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -238,7 +238,7 @@ INLINE void taped_2_tile(const int rows, const fused_args *a, group *g, const in
     const long depth = N, k0 = 0;
     const real *w = a->weights[3] + j * 4 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
-    multiply_2_2(rows, 4 * depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+    multiply_2_2(rows, g->alone, 4 * depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;

@@ -265,7 +265,7 @@ ONCE void {name}_loop(const fused_args *a, group *g, const int decay, const int 
             return f"v_const(g->totals[row * TOTALS + {self.total_at[number]}])"
         if kind == "unit":
             self.reads_units = True
-            return f"*(const V *)(a->units[{number}] + unit)"
+            return f"load_units(a->units[{number}] + unit, lanes)"
         if kind == "tape":
             place = f"a->tape + g->token[row] * TAPE + {self.sizes(offset)}"
             return f"load_units({place} + unit, lanes)" if number else f"v_const(*({place}))"

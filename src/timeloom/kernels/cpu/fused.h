@@ -68,7 +68,7 @@ typedef struct {
   real *reset_grads;      /* adjoint: (rows, SIZE) or NULL: gradient that flowed into resets */
   real *const *states;    /* (T + 1, B, part) of every part; forward: written unless NULL; adjoint: read */
   const real *const *weights; /* packed stacks of matrices */
-  const real *const *units;   /* per-unit vectors, padded */
+  const real *const *units;   /* per-unit vectors */
 } fused_args;
 
 /* Rows that walk together, and their scratch: vectors of `count` rows, each padded to whole V's. */

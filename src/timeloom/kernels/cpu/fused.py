@@ -14,7 +14,8 @@ from timeloom.compile.emit_cpu import Source, emit
 from timeloom.compile.program import Fused
 from timeloom.compile.sums import weight_grads
 from timeloom.kernels.cpu import build
-from timeloom.kernels.cpu.launch import Given, addresses, launch, pack, pack_units
+from timeloom.kernels.cpu.launch import Given, addresses, launch
+from timeloom.kernels.cpu.pack import pack
 from timeloom.kernels.cpu.sweeper import CompiledSweeper
 from timeloom.kernels.generated import form_of, in_normal_form
 from timeloom.kernels.reference import AdjointData
@@ -83,8 +84,8 @@ class FusedSweeper(CompiledSweeper):
         library = library_of(fused, dtype)
         assert not isinstance(library, str)
         self._library = library
-        weights = [pack(cell.matrices[p.matrix].detach(), fused.matrices[p.matrix], p) for p in source_of(fused).packs]
-        units = [pack_units(unit) for unit in cell.units]
+        weights = [pack(cell.matrices[p.matrix], fused.matrices[p.matrix], p) for p in source_of(fused).packs]
+        units = [unit.detach().contiguous() for unit in cell.units]
         self._held = (weights, units)
         inputs = inputs.contiguous()
         self._sizes = {"batch": problem.batch, "input_stride": inputs.shape[-1]}

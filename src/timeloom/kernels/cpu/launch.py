@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from timeloom.compile.emit_step import Pack
-from timeloom.compile.graph import Matrix
-from timeloom.kernels.cpu import build
 from timeloom.problem import Segments
 
 _SIZES = "batch rows n depth input_stride lead incoming_width"
@@ -58,50 +53,10 @@ def _address(value: Held) -> int:
     return value.data_ptr() if isinstance(value, Tensor) else ctypes.addressof(value)
 
 
-def lanes_of(dtype: torch.dtype) -> int:
-    """Numbers of a vector register of the compiled kernels."""
-    return _lanes(build.library()) * 4 // dtype.itemsize
-
-
-@lru_cache
-def _lanes(library: ctypes.CDLL) -> int:
-    lanes: int = library.timeloom_lanes()
-    return lanes
-
-
-def addresses_along(flat: Tensor, width: int) -> ctypes.Array[ctypes.c_void_p]:
-    """Of vectors of so many numbers, one behind the other."""
-    count, first, step = len(flat) // width, flat.data_ptr(), width * flat.itemsize
-    return (ctypes.c_void_p * count)(*range(first, first + count * step, step))
-
-
-def pack_units(unit: Tensor) -> Tensor:
-    """Per-unit vectors `(..., width)` as kernels read them: to the end of their last register, and beyond."""
-    return pad(unit.detach(), (0, 2 * lanes_of(unit.dtype))).contiguous()
-
-
-def pack(weights: Tensor, matrix: Matrix, how: Pack) -> Tensor:
-    """A stack `(count, blocks, out, in)` as the generated loops read it; see `Pack`. Units are padded with zeros;
-    of block-diagonal matrices only the band around the blocks is kept.
-    """
-    if how.transposed:
-        weights, matrix = weights.transpose(-1, -2), matrix.transposed
-    units, width, whole = (
-        how.span * lanes_of(weights.dtype),
-        matrix.blocks * matrix.outputs,
-        matrix.blocks * matrix.inputs,
-    )
-    dense = weights[:, 0] if matrix.blocks == 1 else torch.stack([torch.block_diag(*blocks) for blocks in weights])
-    dense = pad(dense, (0, 0, 0, -width % units)) if width % units else dense  # (count, out, in)
-    dense = dense.reshape(matrix.count, -1, units, dense.shape[-1])  # (count, blocks of units, units, in)
-    if matrix.blocks > 1:
-        firsts = range(0, width, units)
-        lasts = [min(first + units, width) for first in firsts]
-        depth = max(
-            ((last - 1) // matrix.outputs + 1 - first // matrix.outputs) * matrix.inputs
-            for first, last in zip(firsts, lasts, strict=True)
-        )
-        begins = [min(first // matrix.outputs * matrix.inputs, whole - depth) for first in firsts]
-        dense = torch.stack([dense[:, j, :, k : k + depth] for j, k in enumerate(begins)], 1)
-    order = (1, 0, 3, 2) if how.transposed else (1, 3, 0, 2)
-    return dense.permute(*order).contiguous()
+def addresses_along(tensors: Sequence[Tensor], width: int) -> ctypes.Array[ctypes.c_void_p]:
+    """Of vectors of so many numbers that stand one behind the other in tensors."""
+    found: list[int] = []
+    for tensor in tensors:
+        first, step = tensor.data_ptr(), width * tensor.itemsize
+        found += range(first, first + tensor.numel() * tensor.itemsize, step)
+    return (ctypes.c_void_p * max(len(found), 1))(*found)

@@ -15,9 +15,10 @@ from timeloom.buffers import empty
 from timeloom.cells.base import Cell
 from timeloom.compile.builtin import Builtin, builtin
 from timeloom.compile.emit_cpu import aligned
-from timeloom.compile.sums import matrix_grads, unit_grads
+from timeloom.compile.graph import Matrix
 from timeloom.kernels.cpu import build
-from timeloom.kernels.cpu.launch import Given, addresses, addresses_along, lanes_of
+from timeloom.kernels.cpu.launch import Given, addresses, addresses_along
+from timeloom.kernels.cpu.pack import unpack
 from timeloom.kernels.cpu.sweeper import (
     CPUSweeper,
     call,
@@ -26,7 +27,6 @@ from timeloom.kernels.cpu.sweeper import (
     largest_jump,
     masks_of,
     packed,
-    turned,
 )
 from timeloom.kernels.cpu.texts import source
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
@@ -100,7 +100,7 @@ class CPULayer(Layer):
         given |= {"lengths": torch.full((batch,), steps, dtype=torch.int64)}
         given |= {"incoming": None if incoming is None else incoming.contiguous()}
         _, begins, jump = self._run("adjoint", cutting, final, kept, 0.0, given)
-        return (x_grads, begins[-batch:], *self._by_weights(sums.sum(0))), jump
+        return (x_grads, begins[-batch:], *self._by_weights(sums)), jump
 
     @property
     def _made(self) -> Builtin:
@@ -118,11 +118,9 @@ class CPULayer(Layer):
         ends = first.clone() if warmup == 0 else first.new_empty(len(segments), first.shape[1])
         starts, x = torch.empty_like(ends), self.x.contiguous()
         kernel, made = kernel_of(self.cell, over_x=True), self._made
-        stacks = [turned(self.w_hh, made), self.w_ih.detach().reshape(-1, 1, self.n, self.w_ih.shape[1])]
-        weights, masks = packed(kernel, direction, made, stacks), masks_of(self.cell, x)
-        units = self._units() if getattr(source(kernel), direction).units else None
-        given |= {"weights": addresses(weights), **given_masks(masks)}
-        given["units"] = None if units is None else addresses_along(units, self.n)
+        weights, masks = packed(kernel, direction, made, [self.w_hh, self.w_ih]), masks_of(self.cell, x)
+        units = self._units() if getattr(source(kernel), direction).units else []
+        given |= {"weights": addresses(weights), "units": addresses_along(units, self.n), **given_masks(masks)}
         given |= {"inputs": x, "origin": self.initial.contiguous(), "starts": starts, "ends": ends}
         given |= {"states": addresses(kept[:parts]), "tape": kept[parts] if len(kept) > parts else None}
         sizes = {"batch": batch, "n": self.n, "depth": self.w_ih.shape[1], "input_stride": width, "lead": warmup}
@@ -132,22 +130,22 @@ class CPULayer(Layer):
             return starts, ends, 0.0
         return starts, ends, largest_jump(starts, ends, batch, parts, floor, fading=direction == "adjoint")
 
-    def _units(self) -> Tensor:
-        """Per-unit vectors of the normal form: the bias of every gate, and what the kind has beside these; one behind
-        the other, and behind the last what a kernel may read and forget.
-        """
-        bias, own = self.bias(), units_of(self.cell)
-        bias = self.w_ih.new_zeros(len(self.w_ih)) if bias is None else bias
-        return torch.cat([bias, own, bias.new_zeros(lanes_of(bias.dtype))])
+    def _units(self) -> list[Tensor]:
+        """Per-unit vectors of the normal form: the bias of every gate, and what the kind has beside these."""
+        bias = self.bias()
+        return [self.w_ih.new_zeros(len(self.w_ih)) if bias is None else bias, units_of(self.cell)]
 
     def _by_weights(self, sums: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of w_ih, w_hh, b_ih and b_hh from those of the normal form's weights."""
+        """Gradients of w_ih, w_hh, b_ih and b_hh from those of the normal form's weights, of every thread."""
         made, gates = self._made, len(self.w_hh) // self.n
-        by_h, by_x = matrix_grads(made.fused, made.sums, sums)
-        by_h = by_h.roll(-made.turned, 0) if made.turned else by_h
-        weights = by_x.reshape(self.w_ih.shape), by_h.reshape(self.w_hh.shape)
+        through_h, through_x = made.fused.matrices
+        ((*_, by_h),), ((*_, by_x),) = made.sums.of_stacks
+        weights = unpack(sums, by_x.at, through_x), unpack(sums, by_h.at, through_h, made.turned)
         if self.b_ih is None:
             return *weights, None, None
-        units = unit_grads(made.fused, made.sums, sums)
-        through_h = [*units[: gates - 1], units[gates]] if self.kernel == "gru" else units[:gates]
-        return *weights, torch.cat(units[:gates]), torch.cat(through_h)
+        (by_units,) = made.sums.of_units
+        bias = Matrix(gates, 1, self.n, 1)
+        first = by_units.at - by_units.column  # d_M of a GRU stands before what all gates have of x
+        b_ih = unpack(sums, first + (made.fused.unit_at[0] or 0), bias)
+        b_hh = unpack(sums, by_units.at, bias, made.turned)
+        return *weights, b_ih.view(-1), b_hh.view(-1)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = [HERE / "jump.c", HERE / "draws.c", HERE.parents[1] / "scan" / "cpu_scan.c"]
+SOURCES = [HERE / "jump.c", HERE / "pack.c", HERE / "draws.c", HERE.parents[1] / "scan" / "cpu_scan.c"]
 STEPS = sorted((HERE / "generated").glob("*.c"))
 """Steps of torch's cells, written by texts.py: this file needs the standard library alone."""
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]

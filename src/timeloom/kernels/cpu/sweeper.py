@@ -16,7 +16,8 @@ from timeloom.cells.base import Cell
 from timeloom.compile.builtin import Builtin, builtin
 from timeloom.kernels import faults
 from timeloom.kernels.cpu import build
-from timeloom.kernels.cpu.launch import Given, addresses, launch, numbers, pack, pack_units
+from timeloom.kernels.cpu.launch import Given, addresses, launch, numbers
+from timeloom.kernels.cpu.pack import pack
 from timeloom.kernels.cpu.texts import Kernel, source
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper, floor_of, units_of
 from timeloom.problem import Recurrence, Segments
@@ -117,9 +118,9 @@ class CPUSweeper(CompiledSweeper):
         self._kernel = kernel_of(cell, over_x=False)
         made = builtin(self._kernel.kind, cell.parts[0], None, self._kernel.masked)
         self._sizes = {"batch": problem.batch, "n": cell.parts[0], "input_stride": u.shape[-1]}
-        self._pack = partial(packed, self._kernel, made=made, stacks=[turned(cell.weights[0], made)])
+        self._pack = partial(packed, self._kernel, made=made, stacks=[cell.weights[0]])
         self._packed: dict[str, list[Tensor | None]] = {}
-        self._units, self._masks = pack_units(units_of(cell)), masks_of(cell, u)
+        self._units, self._masks = units_of(cell), masks_of(cell, u)
         self._fixed = {"inputs": u, "origin": problem.initial.contiguous(), "tape": tape, **given_masks(self._masks)}
         if problem.resets is not None:
             self._fixed["resets"] = problem.resets.contiguous().view(torch.uint8)
@@ -161,17 +162,14 @@ def call(kernel: Kernel, direction: str, segments: Segments, sizes: dict[str, in
     faults.guarded(_told_as(kernel.kind), run)
 
 
-def turned(w_hh: Tensor, made: Builtin) -> Tensor:
-    """`W_hh (gates · n, n)` as the stack that the kernels multiply by: `(gates, 1, n, n)`."""
-    stack = w_hh.detach().reshape(-1, 1, w_hh.shape[1], w_hh.shape[1])
-    return stack.roll(made.turned, 0) if made.turned else stack
-
-
 def packed(kernel: Kernel, direction: str, made: Builtin, stacks: list[Tensor]) -> list[Tensor | None]:
-    """Stacks of matrices as the kernels of a direction read them."""
+    """Stacks of matrices, W_hh first, as the kernels of a direction read them."""
     text, matrices = source(kernel), made.fused.matrices
     read = text.forward if direction == "forward" else text.adjoint
-    return [pack(stacks[p.matrix], matrices[p.matrix], p) if p in read.packs else None for p in text.packs]
+    turned = (made.turned, 0)
+    return [
+        pack(stacks[p.matrix], matrices[p.matrix], p, turned[p.matrix]) if p in read.packs else None for p in text.packs
+    ]
 
 
 Masked = list[tuple[Tensor, int]]

@@ -112,7 +112,7 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
       in[1] = acc[r * 3 + 1];
       in[2] = load_units(a->inputs + g->token[row] * a->input_stride + N + unit, lanes);
       in[3] = acc[r * 3 + 2];
-      in[4] = *(const V *)(a->units[0] + unit);
+      in[4] = load_units(a->units[0] + unit, lanes);
       in[5] = acc[r * 3 + 0];
       in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
       in[7] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
@@ -253,7 +253,7 @@ INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const 
       in[1] = acc[r * 3 + 1];
       in[2] = load_units(a->inputs + g->token[row] * a->input_stride + N + unit, lanes);
       in[3] = acc[r * 3 + 2];
-      in[4] = *(const V *)(a->units[0] + unit);
+      in[4] = load_units(a->units[0] + unit, lanes);
       in[5] = acc[r * 3 + 0];
       in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
       in[7] = load_units(g->before[0][row] + 0 + unit, lanes);

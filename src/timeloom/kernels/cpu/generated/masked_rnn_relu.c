@@ -91,7 +91,7 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
       in[1] = acc[r * 2 + 0 + s];
       in[2] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
       in[3] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
-      in[4] = *(const V *)(a->units[0] + unit);
+      in[4] = load_units(a->units[0] + unit, lanes);
       forward_1(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
       if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[1], lanes);
@@ -190,7 +190,7 @@ INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const 
       in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
       in[1] = acc[r * 2 + 0 + s];
       in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
-      in[3] = *(const V *)(a->units[0] + unit);
+      in[3] = load_units(a->units[0] + unit, lanes);
       in[4] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
       adjoint_1(in, out, decay);
       store_units(g->out[row] + 0 + unit, out[0], lanes);

@@ -93,12 +93,12 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
       V in[6], out[3];
       fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
-      in[0] = *(const V *)(a->units[0] + unit);
+      in[0] = load_units(a->units[0] + unit, lanes);
       in[1] = acc[r * 2 + 1];
       in[2] = acc[r * 2 + 0];
       in[3] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
       in[4] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
-      in[5] = *(const V *)(a->units[1] + unit);
+      in[5] = load_units(a->units[1] + unit, lanes);
       forward_1(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
       if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[1], lanes);
@@ -157,7 +157,7 @@ INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const in
       in[2] = load_units(a->tape + g->token[row] * TAPE + 0 + unit, lanes);
       in[3] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
       in[4] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
-      in[5] = *(const V *)(a->units[1] + unit);
+      in[5] = load_units(a->units[1] + unit, lanes);
       taped_0(in, out, decay);
       store_units(g->out[row] + 0 + unit, out[0], lanes);
       store_units(g->out[row] + (N + DEPTH) + unit, out[1], lanes);

@@ -48,7 +48,7 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
       fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, 0 + unit);
       in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
       in[1] = acc[r * 2 + 0 + s];
-      in[2] = *(const V *)(a->units[0] + unit);
+      in[2] = load_units(a->units[0] + unit, lanes);
       forward_0(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
       if (decay) {
@@ -90,7 +90,7 @@ INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const in
 
       in[0] = load_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, lanes);
       in[1] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
-      in[2] = *(const V *)(a->units[0] + unit);
+      in[2] = load_units(a->units[0] + unit, lanes);
       taped_0(in, out, decay);
       store_units(g->out[row] + 0 + unit, out[0], lanes);
       

@@ -2,6 +2,7 @@
 
     python -m benchmarks.versus OTHER/src                        # this tree against another one
     python -m benchmarks.versus OTHER/src --cells LSTM --units 64 --batch 16 --ways chunk
+    python -m benchmarks.versus OTHER/src --clock cpu            # where others use the machine, too
 
 Each tree runs in a process of its own; both are held to one core, and take turns. A ratio is this tree's time over the
 other's, of the lower quartiles of all turns: what else runs on a machine only adds to a turn.
@@ -27,6 +28,7 @@ CELLS, UNITS, BATCH, STEPS = ("GRU", "LSTM", "RNN"), (16, 32, 64, 128, 256), (1,
 INPUTS = 8
 WAYS, PASSES = ("auto", "chunk"), ("forward", "step")
 WARM_UPS, FEWEST, MOST = 5, 7, 101
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 TURN = 0.01
 """Seconds of a turn: shorter calls are repeated to fill it."""
 
@@ -42,9 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
     parser.add_argument("--seconds", type=float, default=1.0, help="time of a row, of both trees together")
     parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="wall: what one waits; cpu: what it computes")
     options = parser.parse_args(arguments)
     os.sched_setaffinity(0, {options.core})
-    trees = [_start(HERE / "src"), _start(options.other.resolve())]
+    trees = [_start(source, options.clock) for source in (HERE / "src", options.other.resolve())]
     rows = itertools.product(
         options.cells, options.units, options.batch, options.steps, options.ways, options.passes
     )  # fmt: skip
@@ -56,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _start(source: Path) -> Process:
-    command = [sys.executable, "-c", "from benchmarks.versus import answer_all; answer_all()"]
+def _start(source: Path, clock: str) -> Process:
+    command = [sys.executable, "-c", f"from benchmarks.versus import answer_all; answer_all({clock!r})"]
     return Process(["env", f"PYTHONPATH={source}{os.pathsep}{HERE}", "OMP_NUM_THREADS=1", *command])
 
 
@@ -78,18 +81,19 @@ def _compare(trees: Sequence[Process], row: tuple[Any, ...], seconds: float) -> 
     )  # fmt: skip
 
 
-def answer_all() -> None:
+def answer_all(clock: str) -> None:
     """One tree's process: a line with a row prepares it, an empty one is answered by the seconds of a turn's call."""
     calls: list[tuple[Callable[[], object], int]] = []
+    now = CLOCKS[clock]
 
     def answer(request: str) -> str:
         if request.strip():
             calls[:] = [_prepare(*json.loads(request))]
             return "ready"
-        (call, repeats), began = calls[0], time.perf_counter()
+        (call, repeats), began = calls[0], now()
         for _ in range(repeats):
             call()
-        return str((time.perf_counter() - began) / repeats)
+        return str((now() - began) / repeats)
 
     serve(answer)
 

@@ -88,9 +88,10 @@ class StepText:
         rows = "ROWS" if most <= 3 else "(ROWS / 2)" if most <= 6 else "(ROWS / 4)"
         self._is_stored = self._stored(loop)
         every = self._columns_of_loop = max(count * span, 1)
+        stacks = list(zip(loop.stacks, firsts, strict=False))
+        stacks.sort(key=lambda stack: self.plan.graph[stack[0][1]].op != "input")  # these wait for no other step
         products = [
-            self._stack(loop, matrix, operand, first * span, span, every)
-            for (matrix, operand), first in zip(loop.stacks, firsts, strict=False)
+            self._stack(loop, matrix, operand, first * span, span, every) for (matrix, operand), first in stacks
         ]
         products += [self._pull(loop, pull, columns[pull] * span, span, every) for pull in loop.pulls]
         reads = "\n".join(f"      in[{i}] = {self._read(item, columns, span)};" for i, item in enumerate(loop.reads))
@@ -104,7 +105,6 @@ class StepText:
         return f"""INLINE void {name}_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {{
   V acc[ROWS * {every}];
-  for (int i = 0; i < rows * {every}; i++) acc[i] = (V){{}};
 {chr(10).join(products)}
   ROLL for (int r = 0; r < rows; r++) {{
     const long row = r0 + r;
@@ -179,7 +179,7 @@ ONCE void {name}_loop(const fused_args *a, group *g, const int decay, const int 
         while remaining:  # more columns than registers hold go in several passes over the vector
             some = min(remaining, MOST_COLUMNS)
             if some == width:
-                text += f"    multiply(rows, g->alone, {some}, {every}, depth, from, w, acc + {column});\n"
+                text += f"    multiply(rows, g->alone, 1, {some}, {every}, depth, from, w, acc + {column});\n"
             else:
                 at = f"w + {column - first} * WIDE, {width}"
                 text += f"    multiply_some(rows, {some}, {every}, depth, from, {at}, acc + {column});\n"
@@ -192,11 +192,15 @@ ONCE void {name}_loop(const fused_args *a, group *g, const int decay, const int 
         pack = self._pack(int(value.detail[0]), True, span)
         text = self._range(shape.transposed, loop.width, span)
         text += f"    const real *w = a->weights[{pack}] + j * {shape.count} * depth * {span} * WIDE, *from[ROWS];\n"
-        for first_arg, last_arg in self._runs(shape, value.args):
+        runs = self._runs(shape, value.args)
+        if not runs:
+            text += f"    clear_sums(rows, {span}, {every}, acc + {first});\n"
+        for number, (first_arg, last_arg) in enumerate(runs):
             text += f"    for (int r = 0; r < rows; r++) from[r] = {self._vector(value.args[first_arg])} + k0;\n"
             at, count = f"w + {first_arg} * depth * {span} * WIDE", last_arg - first_arg
             depth = "depth" if count == 1 else f"{count} * depth"
-            text += f"    {self._multiply_apart(span, every)}(rows, g->alone, {depth}, from, {at}, acc + {first});\n"
+            how = f"rows, g->alone, {int(number == 0)}, {depth}, from"
+            text += f"    {self._multiply_apart(span, every)}({how}, {at}, acc + {first});\n"
         return f"  {{\n{text}  }}"
 
     def _multiply_apart(self, columns: int, every: int) -> str:

@@ -150,25 +150,25 @@ INLINE V only(V v, long lanes) { /* the units that there are: sums must not see 
 #else
 #define HOLD(v)
 #endif
-/* acc[r][c] += sum_k a[r][k] w[k][c][:] for `columns` vectors of units side by side; the sums of a row lie among `all` of
- * its sums. Loops over rows and columns are unrolled. */
-INLINE void multiply(const int rows, const int alone, const int columns, const int all, long depth,
+/* acc[r][c] = sum_k a[r][k] w[k][c][:] for `columns` vectors of units side by side, or, unless `fresh`, that is added; the
+ * sums of a row lie among `all` of its sums. Loops over rows and columns are unrolled. */
+INLINE void multiply(const int rows, const int alone, const int fresh, const int columns, const int all, long depth,
                      const real *const *a, const real *w, V *acc) {
   long k = 0;
+  V sum[ROWS][8]; /* of their own: among all that a tile sums, the compiler would not keep them in registers */
+  UNROLL for (int r = 0; r < rows; r++)
+    UNROLL for (int c = 0; c < columns; c++) sum[r][c] = fresh ? (V){} : acc[r * all + c];
   __asm__("" : "+r"(depth)); /* unrolled in full, loops over few terms are several times slower */
   if (rows == 1 && alone) { /* one sum waits for itself: four do not. Beside others a row is rounded as they are */
     V part[3][8] = {};
     for (; k + 4 <= depth; k += 4)
       UNROLL for (int c = 0; c < columns; c++) {
         const V *wk = (const V *)(w + (k * columns + c) * WIDE);
-        acc[c] += v_const(a[0][k]) * wk[0];
+        sum[0][c] += v_const(a[0][k]) * wk[0];
         UNROLL for (int i = 0; i < 3; i++) part[i][c] += v_const(a[0][k + 1 + i]) * wk[(i + 1) * columns];
       }
-    UNROLL for (int c = 0; c < columns; c++) acc[c] += (part[0][c] + part[1][c]) + part[2][c];
+    UNROLL for (int c = 0; c < columns; c++) sum[0][c] += (part[0][c] + part[1][c]) + part[2][c];
   }
-  V sum[ROWS][8]; /* of their own: among all that a tile sums, the compiler would not keep them in registers */
-  UNROLL for (int r = 0; r < rows; r++)
-    UNROLL for (int c = 0; c < columns; c++) sum[r][c] = acc[r * all + c];
   for (; k < depth; k++) {
     V wk[8];
     UNROLL for (int c = 0; c < columns; c++) {
@@ -183,24 +183,29 @@ INLINE void multiply(const int rows, const int alone, const int columns, const i
   UNROLL for (int r = 0; r < rows; r++)
     UNROLL for (int c = 0; c < columns; c++) acc[r * all + c] = sum[r][c];
 }
-/* multiply_columns_all(rows, alone, depth, a, w, acc): of many rows a function of its own, whose registers hold the pointers to
- * all of them. */
+/* multiply_columns_all(rows, alone, fresh, depth, a, w, acc): of many rows a function of its own, whose registers hold the
+ * pointers to all of them. */
 #define PRODUCTS(columns, all) \
-  ONCE void multiply_##columns##_##all##_most(long depth, const real *const *a, const real *w, V *acc) { \
-    multiply(ROWS, 0, columns, all, depth, a, w, acc); \
+  ONCE void multiply_##columns##_##all##_most(const int fresh, long depth, const real *const *a, const real *w, V *acc) { \
+    multiply(ROWS, 0, fresh, columns, all, depth, a, w, acc); \
   } \
-  ONCE void multiply_##columns##_##all##_half(long depth, const real *const *a, const real *w, V *acc) { \
-    multiply(ROWS / 2, 0, columns, all, depth, a, w, acc); \
+  ONCE void multiply_##columns##_##all##_half(const int fresh, long depth, const real *const *a, const real *w, V *acc) { \
+    multiply(ROWS / 2, 0, fresh, columns, all, depth, a, w, acc); \
   } \
-  INLINE void multiply_##columns##_##all(const int rows, const int alone, long depth, const real *const *a, \
-                                         const real *w, V *acc) { \
-    if (rows == ROWS) multiply_##columns##_##all##_most(depth, a, w, acc); \
-    else if (rows == ROWS / 2) multiply_##columns##_##all##_half(depth, a, w, acc); \
-    else multiply(rows, alone, columns, all, depth, a, w, acc); \
+  INLINE void multiply_##columns##_##all(const int rows, const int alone, const int fresh, long depth, \
+                                         const real *const *a, const real *w, V *acc) { \
+    if (rows == ROWS) multiply_##columns##_##all##_most(fresh, depth, a, w, acc); \
+    else if (rows == ROWS / 2) multiply_##columns##_##all##_half(fresh, depth, a, w, acc); \
+    else multiply(rows, alone, fresh, columns, all, depth, a, w, acc); \
   }
+INLINE void clear_sums(const int rows, const int columns, const int all, V *acc) {
+  for (int r = 0; r < rows; r++)
+    for (int c = 0; c < columns; c++) acc[r * all + c] = (V){};
+}
 /* The same for some of the columns that lie side by side in w. */
 INLINE void multiply_some(const int rows, const int columns, const int all, long depth, const real *const *a,
                           const real *w, const int stride, V *acc) {
+  clear_sums(rows, columns, all, acc);
   for (long k = 0; k < depth; k++)
     UNROLL for (int c = 0; c < columns; c++) {
       const V wk = *(const V *)(w + (k * stride + c) * WIDE);

@@ -17,7 +17,7 @@ from timeloom.kernels.cpu import build
 class _Shape(ctypes.Structure):
     """`shape` of pack.c, field by field."""
 
-    _fields_ = [(name, ctypes.c_long) for name in "count outputs inputs units transposed turned".split()]
+    _fields_ = [(name, ctypes.c_long) for name in ("count", "outputs", "inputs", "units", "transposed", "turned")]
 
 
 def pack(stack: Tensor, matrix: Matrix, how: Pack, turned: int = 0) -> Tensor:

@@ -31,12 +31,11 @@ INLINE void forward_0(const V *in, V *out, const int decay) {
 INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
   V acc[ROWS * 2];
-  for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->state[0] + (r0 + r) * padded(a, 0) + 0 + k0;
-    multiply(rows, g->alone, 2, 2, depth, from, w, acc + 0);
+    multiply(rows, g->alone, 1, 2, 2, depth, from, w, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -78,7 +77,6 @@ INLINE void taped_0(const V *in, V *out, const int decay) {
 INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
   V acc[ROWS * 1];
-  for (int i = 0; i < rows * 1; i++) acc[i] = (V){};
 
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
@@ -111,12 +109,11 @@ INLINE void taped_1(const V *in, V *out, const int decay) {
 INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
   V acc[ROWS * 2];
-  for (int i = 0; i < rows * 2; i++) acc[i] = (V){};
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[1] + j * 1 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
-    multiply_2_2(rows, g->alone, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+    multiply_2_2(rows, g->alone, 1, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;

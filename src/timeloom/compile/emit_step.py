@@ -81,7 +81,8 @@ class StepText:
     def _loop(self, name: str, loop: Loop) -> str:
         columns, firsts = self._columns(loop)
         count = firsts[-1]
-        span = 2 if count == 1 and loop.width > 16 else 1
+        # One register of units at a time: the weights of two, of many units, would not fit the first cache.
+        span = 2 if self.back and count == 1 and loop.width > 16 else 1
         width = self.sizes(loop.width)
         # Sums of one vector's products stand in registers together, those of others wait in the first cache.
         most = max([self.fused.matrices[matrix].count for matrix, _ in loop.stacks] + [len(loop.pulls) and 1, 1]) * span

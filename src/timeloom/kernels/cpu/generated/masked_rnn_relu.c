@@ -68,25 +68,25 @@ INLINE void forward_1(const V *in, V *out, const int decay) {
 }
 INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
-  V acc[ROWS * 2];
+  V acc[ROWS * 1];
   {
     const long depth = N, k0 = 0;
-    const real *w = a->weights[0] + j * depth * 2 * WIDE, *from[ROWS];
+    const real *w = a->weights[0] + j * depth * 1 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
-    multiply(rows, g->alone, 1, 2, 2, depth, from, w, acc + 0);
+    multiply(rows, g->alone, 1, 1, 1, depth, from, w, acc + 0);
   }
   ROLL for (int r = 0; r < rows; r++) {
     const long row = r0 + r;
     if (!g->steps[row]) continue;
-    for (int s = 0; s < 2; s++) {
-      const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
-      if (lanes <= 0) break;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
       V in[5], out[3];
       fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, 0 + unit);
       fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
       in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
-      in[1] = acc[r * 2 + 0 + s];
+      in[1] = acc[r * 1 + 0];
       in[2] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
       in[3] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
       in[4] = load_units(a->units[0] + unit, lanes);
@@ -101,7 +101,7 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
 }
 ONCE void forward_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
 #define TILE_CALL(rows) forward_1_tile(rows, a, g, decay, real_step, r, j);
-  for (long j = 0; j * 2 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
 #undef TILE_CALL
 }
 static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {
@@ -170,7 +170,7 @@ INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const 
   V acc[ROWS * 2];
   {
     const long depth = N, k0 = 0;
-    const real *w = a->weights[0] + j * depth * 2 * WIDE, *from[ROWS];
+    const real *w = a->weights[1] + j * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
     multiply(rows, g->alone, 1, 2, 2, depth, from, w, acc + 0);
   }
@@ -212,7 +212,7 @@ INLINE void adjoint_2_tile(const int rows, const fused_args *a, group *g, const 
   V acc[ROWS * 2];
   {
     const long depth = N, k0 = 0;
-    const real *w = a->weights[1] + j * 1 * depth * 2 * WIDE, *from[ROWS];
+    const real *w = a->weights[2] + j * 1 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
     multiply_2_2(rows, g->alone, 1, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
   }

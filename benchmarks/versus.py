@@ -5,8 +5,8 @@
     python -m benchmarks.versus OTHER/src --clock cpu            # where others use the machine, too
 
 Each tree runs in a process of its own; both are held to one core, and take turns. A ratio is this tree's time over the
-other's: of the lower quartiles of all turns, since what else runs on a machine only adds to a turn, and the median of the
-ratios of turns side by side.
+other's: of the lower quartiles of all turns, since what else runs on a machine only adds to a turn; and the median of
+the ratios of turns side by side.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _prepare(cell: str, units: int, batch: int, steps: int, way: str, which: str
     from timeloom.solvers import Shooting
 
     torch.manual_seed(0)
-    options = {"solver": Shooting(chunk=steps)} if way == "chunk" else {}
+    options: dict[str, Any] = {"solver": Shooting(chunk=steps)} if way == "chunk" else {}
     own = getattr(timeloom.cells, cell, None)
     layer = timeloom.Layer(own(INPUTS, units), **options) if own else getattr(timeloom, cell)(INPUTS, units, **options)
     x = torch.randn(steps, batch, INPUTS)

@@ -94,20 +94,36 @@ def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, change: Any, ki
     assert answer["findings"][0]["kind"] == kind
 
 
+class _Off(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, by: float) -> Tensor:
+        ctx.by = by
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * (1 + ctx.by), None
+
+
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Off(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, y: Tensor) -> Tensor:
-            return y.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            return grad * (1 + 1e-4)
-
-    _broken(monkeypatch, lambda y, final: (Off.apply(y), final))
+    _broken(monkeypatch, lambda y, final: (_Off.apply(y, 1e-4), final))
     found = judge(Case(n=5, T=40), "cpu")["findings"]
     assert found
     assert all(finding["tensor"].startswith("grad ") for finding in found)
+
+
+@pytest.mark.parametrize(("scale", "steps", "judged"), [(1.0, 20, True), (4.0, 200, False)])
+def test_a_gradient_that_torch_loses_by_a_rounding_bounds_no_other(
+    monkeypatch: pytest.MonkeyPatch, scale: float, steps: int, judged: bool
+) -> None:
+    """States of 1e21 under gates at 1, of which 1 − z has no digits left."""
+    _broken(monkeypatch, lambda y, final: (_Off.apply(y, 0.1), final))
+    case = Case(
+        cell="LiGRU", n=33, inputs=16, T=steps, B=4, h0=True, gate_bias=4.0, scale=scale, x_scale=scale,
+        solver="Sequential", seed=1348482030,
+    )  # fmt: skip
+    found = judge(case, "cpu")["findings"]
+    assert any(finding["kind"] == "error" for finding in found) == judged
 
 
 def test_a_certificate_that_lies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

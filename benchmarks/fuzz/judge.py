@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -83,7 +83,7 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
     errors = {name: error_of(own[name], truth[name], sizes[name]) for name in truth}
     bound = _Bound(case, reports)
     for more in range(PERTURBED + 1):
-        theirs = {name: max(error_of(run[name], truth[name], sizes[name]) for run in torch_runs) for name in truth}
+        theirs = {name: worst(error_of(run[name], truth[name], sizes[name]) for run in torch_runs) for name in truth}
         bound.chaotic = max((theirs[name] for name in truth if not name.startswith("grad ")), default=0.0) > ANOTHER
         found = [finding for name in truth for finding in bound.findings(name, errors[name], theirs[name])]
         if not found or more == PERTURBED or all(finding["kind"] == "nan" for finding in found):
@@ -236,6 +236,12 @@ def shrunk(single: Tensors, truth: Tensors) -> Tensors:
     """What float64, its own truth, may be off by: as much as a run in float32 is, but for the ratio of roundings."""
     ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
     return {name: truth[name] + ratio * (value.double() - truth[name]).nan_to_num() for name, value in single.items()}
+
+
+def worst(errors: Iterable[float]) -> float:
+    """The largest of several runs; NaN where one of them has none: a rounding away, torch's own numbers are lost."""
+    found = list(errors)
+    return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 def floor(dtype: torch.dtype) -> float:

@@ -20,8 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 import timeloom as tl
 from timeloom.kernels import replay
+from timeloom.nn import base, steady
 from timeloom.nn.steady import call_again
 from timeloom.solve import trunk
+from timeloom.solvers import auto
 from timeloom.torch_state import streams
 
 STEPS, BATCH, INPUTS, UNITS = 47, 2, 3, 4
@@ -534,6 +536,23 @@ def test_calls_that_take_turns_are_all_steady_and_hold_little(trunk_calls: list[
     assert 0 < max(held) < 8
     ours.to(torch.float32)
     assert not ours._steady, "what holds weights that may have moved"
+
+
+def test_sizes_without_end_hold_no_more_than_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "MOST_KEYS", 6)
+    monkeypatch.setattr(steady, "MOST_KNOWN", 3)
+    monkeypatch.setattr(base, "MOST_KNOWN", 3)
+    monkeypatch.setattr(auto, "MOST_PLANS", 6)
+    ours, _ = pair("GRU")
+    held = []
+    for sizes in (range(20, 32), range(32, 44), range(44, 56), range(56, 68)):
+        for steps in sizes:
+            for _ in range(CALLS_BEFORE):
+                results(ours, torch.randn(steps, BATCH, INPUTS))
+        gc.collect()
+        held.append(len(gc.get_objects()))
+    assert len(replay.RECORDINGS) > 0
+    assert held[3] - held[2] < 20
 
 
 def test_what_hooks_have_saved_is_what_gradients_are_made_of() -> None:

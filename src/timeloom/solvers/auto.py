@@ -18,9 +18,10 @@ from timeloom.solve.driver import march
 from timeloom.solve.plan import Direction, Plan, RankPlan, StandingPlan
 from timeloom.solvers.base import Solver, within
 
-MOST_PLANS = 4096
 _PLANS: dict[Hashable, Plan] = {}
 """Plans for GPUs, by all that they were made from."""
+MOST_PLANS = 512
+"""Plans that are kept at a time."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ class Auto(Solver):
             experience.note_plan(known_plan.sweeps, known_plan.dense)
             return known_plan
         plan = self._decide_anew(problem, experience, tolerance, linear)
-        if _form(problem) is not None and not experience.resting and len(_PLANS) < MOST_PLANS:
+        if _form(problem) is not None and not experience.resting:
+            if len(_PLANS) >= MOST_PLANS:
+                _PLANS.clear()  # of sizes that come once, most are not asked for again
             _PLANS[key] = plan
         return plan
 

@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
-
 import pytest
 import torch
+from emulated_chain import run_chain
 from emulated_rows import COMPILER
-from emulated_rows import FOLDER as EMULATOR
 from torch import Tensor
 
-from timeloom.kernels.cuda.programs import CHAIN_THREADS, FOLDER, ChainArgs
+from timeloom.kernels.cuda.programs import ChainArgs
 from timeloom.solve.residual import following
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-
-
-@cache
-def library() -> ctypes.CDLL:
-    assert COMPILER is not None
-    folder = Path(mkdtemp(prefix="timeloom-emulated-"))
-    shutil.copy(EMULATOR / "emulator.h", folder)
-    shared = "#undef __shared__\n#define __shared__ static\n"  # one memory for all fibers
-    threads = CHAIN_THREADS["compare"]
-    entry = f"""
-        extern "C" const char *emulate(const ChainArgs *a, int in_reverse) {{
-          return emulated::run(1, {threads}, in_reverse, [a] {{ compare(*a); }});
-        }}
-    """
-    text = shared + (FOLDER / "chain.cu").read_text() + entry
-    command = [COMPILER, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-include", "emulator.h", f"-I{folder}"]
-    done = subprocess.run([*command, "-x", "c++", "-", "-o", str(folder / "chain.so")], input=text, capture_output=True,
-                          text=True, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr[:4000]
-    found = ctypes.CDLL(str(folder / "chain.so"))
-    found.emulate.restype = ctypes.c_char_p
-    return found
 
 
 def compared(measured: Tensor, parts: int, floor: float, fading: bool, in_reverse: bool) -> float:
@@ -48,8 +19,7 @@ def compared(measured: Tensor, parts: int, floor: float, fading: bool, in_revers
     worst = torch.full((), torch.nan)
     args = ChainArgs(links=links, batch=groups // parts, parts=parts, n=1, fading=fading)
     args.measured, args.worst, args.floor[0] = measured.data_ptr(), worst.data_ptr(), floor
-    failure = library().emulate(ctypes.byref(args), in_reverse)
-    assert failure is None, failure.decode()
+    run_chain("compare", 1, args, in_reverse)
     return float(worst)
 
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
-import subprocess
-import tempfile
-from functools import cache
-from pathlib import Path
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
 
 import pytest
 import torch
+from emulated_chain import run_chain
+from emulated_rows import COMPILER
 from torch import Tensor
-from warp_on_cpu import COMPILER, SHIM
 
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.kernels import CPUSweeper
 from timeloom.kernels.cpu import build
 from timeloom.kernels.cuda.chain import ChainSweeper
-from timeloom.kernels.cuda.programs import FOLDER, ChainArgs
+from timeloom.kernels.cuda.programs import ChainArgs
 from timeloom.kernels.reference import floor_of
 from timeloom.problem import Recurrence
 from timeloom.solve.residual import LAST, SHARE_OF_BOX, by_unit, certificate, floors, relative, scales
@@ -121,27 +117,6 @@ def test_the_cpus_kernel_computes_the_same(kernel: str, floor: float, fading: bo
         assert math.isinf(expected) == (spoiled != "finite")
 
 
-@cache
-def chain_library() -> ctypes.CDLL:
-    """`run_measure` and `run_compare` of chain.cu on a CPU, by one warp: what a block's warps share out comes one after
-    the other.
-    """
-    text = (FOLDER / "chain.cu").read_text().replace("group = threadIdx.x >> 5; group < groups; group += 32", "{}")
-    assert "{}" in text
-    text = text.replace("{}", "group = 0; group < groups; group++")
-    runs = [
-        f'extern "C" void run_{name}(int blocks, const ChainArgs *args) '
-        f"{{ Launch<ChainArgs>::run({name}, blocks, args); }}"
-        for name in ("measure", "compare")
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        (place / "chain.cpp").write_text("\n".join([f'#include "{SHIM}"', text, *runs, ""]))
-        flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
-        subprocess.run([str(COMPILER), *flags, "chain.cpp", "-o", "chain.so"], cwd=place, check=True)
-        return ctypes.CDLL(str(place / "chain.so"))
-
-
 class ChainOnCPU(ChainSweeper):
     """The host's side of chain.cu, launching it on the CPU."""
 
@@ -149,8 +124,7 @@ class ChainOnCPU(ChainSweeper):
         return floor_of(self.cell, share_of_box)
 
     def _run_chain(self, name: str, blocks: int, args: ChainArgs) -> None:
-        warps = 8 * blocks if name == "measure" else 1
-        getattr(chain_library(), f"run_{name}")(warps, ctypes.byref(args))
+        run_chain(name, blocks, args)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")

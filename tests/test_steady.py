@@ -616,3 +616,28 @@ def test_little_room_for_recordings_costs_no_call(room: float, monkeypatch: pyte
     monkeypatch.setattr(replay, "SHARE_OF_ONE", replay.SHARE_OF_ALL)
     for _ in range(8):
         ours(torch.randn(STEPS, BATCH, INPUTS))[0].sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU"])
+def test_a_weight_that_lies_otherwise_at_its_place(kind: str) -> None:
+    """A graph would read it as it lay; its stand-in here does not."""
+    ours, exact = pair(kind)
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    (known,) = ours._steady.values()
+    assert known.fits(ours, x, None)
+    weight = ours.weight_hh_l0
+    weight.data = weight.data.as_strided(weight.shape, (1, len(weight)))
+    assert not known.fits(ours, x, None)
+
+
+def test_another_function_of_an_rnn_and_another_order_of_its_inputs() -> None:
+    ours, exact = pair("RNN")
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    for module in (ours, exact):
+        module.nonlinearity, module.mode = "relu", "RNN_RELU"
+    assert_right(ours, exact, x)
+    for module in (ours, exact):
+        module.batch_first = True
+    assert_right(ours, exact, x)

@@ -33,6 +33,7 @@ from timeloom.nn import layer as layers
 from timeloom.nn import steady_cells
 from timeloom.problem import Recurrence
 from timeloom.solve import steady, steady_cell
+from timeloom.solvers import Shooting
 
 STEPS, BATCH, INPUTS, UNITS = 41, 2, 3, 4
 CALLS_BEFORE = 3
@@ -557,3 +558,15 @@ def test_nothing_is_kept_of_a_module_that_is_gone() -> None:
     del ours, cell
     gc.collect()
     assert [one() for one in gone] == [None] * len(gone)
+
+
+def test_a_solver_that_cannot_be_told_from_others() -> None:
+    """Its calls are solved as they come."""
+
+    class Unhashable(Shooting):
+        __hash__ = None  # type: ignore[assignment]
+
+    ours, exact = pair(tl.cells.CfC(INPUTS, UNITS))
+    ours.solver = Unhashable(tol=2e-5)
+    for _ in range(CALLS_BEFORE + 1):
+        assert_right(ours, exact, torch.randn(STEPS, BATCH, INPUTS))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -88,3 +90,21 @@ def test_chain_backward_refuses() -> None:
     model = nn.Sequential(nn.Linear(3, 3)).double()
     with pytest.raises(RuntimeError, match=r"chain_backward does not run inside torch.func.*: use loss\(model\(x\)\)"):
         grad(lambda x: tl.chain_backward(model, x, Tensor.sum))(draw(2, 3))
+
+
+def test_layers_of_ones_own_cells_run_one_step_after_the_other() -> None:
+    """As `unroll` does; torch's transforms see every step."""
+    layer = tl.Layer(tl.cells.CfC(3, 4), num_layers=2, bidirectional=True).double()
+    loop = copy.deepcopy(layer)
+    loop.solver = "sequential"
+    x = torch.randn(9, 2, 3, dtype=torch.float64)
+    for transform in (
+        lambda f: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+        lambda f: torch.func.grad(lambda x: f(x).square().sum())(x),
+        lambda f: torch.func.vmap(f)(torch.stack([x, 2 * x])),
+    ):
+        found, right = (transform(lambda x, own=own: own(x)[0]) for own in (layer, loop))
+        torch.testing.assert_close(found, right)
+    assert "no sweeps inside torch.func" in layer.reports[0].reason
+    with pytest.raises(RuntimeError, match="does not run inside"):
+        torch.func.jvp(lambda x: layer(x, lengths=torch.tensor([9, 3]))[0], (x,), (x,))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dis
 import enum
 import functools
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -41,7 +42,7 @@ BUILTINS = _words(
 """Builtin functions that see nothing but what they are given, by its names: `getattr` hides those."""
 HIDING = _words(
     """__dict__ __getattribute__ __globals__ parameters named_parameters buffers named_buffers modules named_modules
-    children named_children state_dict get_parameter get_buffer get_submodule grad"""
+    children named_children state_dict get_parameter get_buffer get_submodule grad attrgetter methodcaller"""
 )
 """Names behind which are things that are not named."""
 HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks") and "state_dict" not in name)
@@ -53,6 +54,11 @@ UNASKED = _words(
 )
 """Of a class, what no step asks an object for without naming it."""
 DESCRIPTORS = ("_tuplegetter", "wrapper_descriptor", "method_descriptor", "getset_descriptor", "member_descriptor")
+NATIVE = ("wrapper_descriptor", "method_descriptor", "member_descriptor")
+"""What classes have that are not written in Python: their objects hold more than their attributes."""
+INERT = ("typing", "abc")
+"""Modules of classes whose code reads nothing of an object."""
+BOOKKEEPING = ("_non_persistent_buffers_set", "_parameters", "_buffers", "_modules", "_timeloom_calls")
 MOST_SEEN = 4000
 """Things that are followed, at most."""
 
@@ -92,15 +98,19 @@ class _Walk:
         self._names = {"forward"}
         self._waiting: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
         self._pending: list[tuple[Any, str]] = []
+        self._asked: list[Mapping[str, Any]] = []
+        """What may be asked by `hasattr` whether it has a name."""
 
     def follow(self, thing: Any, where: str) -> None:
         """All that can be seen from there."""
         self._later(thing, where)
         while self._pending:
             self._visit(*self._pending.pop())
+        for held in self._asked if "hasattr" in self._names else ():
+            self._keys(held)
 
     def _later(self, thing: Any, where: str) -> None:
-        if isinstance(thing, enum.Enum) or (isinstance(thing, LEAVES) and not hasattr(thing, "__dict__")):
+        if isinstance(thing, LEAVES) and not hasattr(thing, "__dict__"):
             return
         if self._is_new(thing):
             self._pending.append((thing, where))
@@ -134,8 +144,11 @@ class _Walk:
             self._class(thing, where)
             self._making(thing, where)
         elif isinstance(thing, ModuleType):
-            if not _trusted(thing.__name__):
-                self._wait(vars(thing), where)
+            self._namespace(thing, where)
+        elif isinstance(thing, enum.Enum):
+            own = vars(thing)
+            self._whole({name: value for name, value in own.items() if name != "__objclass__"}, where, own)
+            self._class(type(thing), where)
         elif type(thing) in (dict, OrderedDict):
             self._whole(thing, where)
         elif isinstance(thing, (list, tuple, set, frozenset)):
@@ -148,37 +161,68 @@ class _Walk:
             raise Unseen(f"{where} is a {type(tensor).__name__}")
         if tensor.device != self._device:
             raise Unseen(f"{where} is on {tensor.device}, the step on {self._device}")
-        own = tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.requires_grad
+        own = tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.requires_grad, tensor.dtype
         self.found.tensors[id(tensor)] = tensor, *own
+        self._attributes(tensor, where)
+
+    def _namespace(self, module: ModuleType, where: str) -> None:
+        if _trusted(module.__name__):
+            return
+        if type(module) is not ModuleType:
+            raise Unseen(f"{where} is a {type(module).__name__}")
+        self._attributes(module, where)
+
+    def _attributes(self, thing: Any, where: str) -> None:
+        """Of what may have more of them at any time."""
+        self._asked.append(vars(thing))
+        self._wait(vars(thing), where)
 
     def _module(self, module: nn.Module, where: str) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             raise Unseen(f"{where} is a ScriptModule")
-        own = vars(module)
-        self.found.kinds.append((module, type(module)))
+        own, kind = vars(module), type(module)
+        self._refuse_native(kind, where)
+        self.found.kinds.append((module, kind, own))
         hooks = [own[name] for name in HOOKS]
         if any(hooks):
             raise Unseen(f"{where} has hooks")
         self.found.empty += hooks
         self.found.items += [(own, name, own[name]) for name in HOOKS]
-        known = ("_non_persistent_buffers_set", "_parameters", "_buffers", "_modules")
-        for held in (own, own["_parameters"], own["_buffers"], own["_modules"]):
-            if _trusted(type(module).__module__):  # its code reads whatever it has
-                read = {
-                    name: value for name, value in held.items() if name not in known and not name.endswith("_hooks")
-                }
-                self._whole(read, where, held)
-            else:
-                self._keys(held)
-                self._wait(held, where)
-        self._class(type(module), where)
+        parts = ("_parameters", "_buffers", "_modules")
+        self.found.items += [(own, name, own[name]) for name in parts]
+        for held in (own, *(own[name] for name in parts)):
+            self._held(held, kind, where)
+        self._class(kind, where)
+
+    def _held(self, held: Mapping[str, Any], kind: type, where: str) -> None:
+        """What an object of a class holds; all of it where code that is not followed reads whatever it has."""
+        bases = [base for base in kind.__mro__ if base not in (object, nn.Module)]
+        if any(_trusts(base) and base.__module__ not in INERT for base in bases):
+            read = {
+                name: value for name, value in held.items() if name not in BOOKKEEPING and not name.endswith("_hooks")
+            }
+            self._whole(read, where, held)
+        else:
+            self._keys(held)
+            self._wait(held, where)
+
+    def _refuse_native(self, kind: type, where: str) -> None:
+        for base in kind.__mro__:
+            if base is not object and any(type(value).__name__ in NATIVE for value in vars(base).values()):
+                raise Unseen(f"{where} is a {kind.__qualname__}, and what its {base.__qualname__} holds cannot be seen")
 
     def _class(self, kind: type, where: str) -> None:
-        for base in kind.__mro__:
-            if _trusted(base.__module__) or base in self._classes:
+        made_by: type = type(kind)
+        for base in kind.__mro__ + made_by.__mro__:
+            if base in self._classes:
                 continue
             self._classes.add(base)
             own, place = vars(base), f"{where}: {base.__name__}"
+            if _trusts(base):
+                if issubclass(base, nn.Module) and "forward" in own:
+                    self._entry(own, "forward", place)
+                continue
+            self.found.orders.append((base, base.__mro__))
             self._keys(own)
             for name in own:
                 if name.startswith("__") and name not in UNASKED and callable(own[name]):
@@ -189,7 +233,7 @@ class _Walk:
         """What is run where an object of a class is made."""
         for base in kind.__mro__:
             for name in MAKING:
-                function = None if _trusted(base.__module__) else vars(base).get(name)
+                function = None if _trusts(base) else vars(base).get(name)
                 if isinstance(function, FunctionType) and self._is_new(function):
                     self._function(function, f"{where}: {base.__name__}.{name}", makes=True)
 
@@ -223,6 +267,8 @@ class _Walk:
             self.found.lists.append((thing, tuple(thing)))
         for index, value in enumerate(thing):
             self._later(value, f"{where}[{index}]")
+        if hasattr(thing, "__dict__"):
+            self._attributes(thing, where)
         self._class(type(thing), where)
 
     def _object(self, thing: Any, where: str) -> None:
@@ -237,9 +283,9 @@ class _Walk:
         slotted = any("__slots__" in vars(base) for base in type(thing).__mro__)
         if not hasattr(thing, "__dict__") or slotted or _trusted(name):
             raise Unseen(f"{where} is a {name}.{type(thing).__qualname__}, into which nobody can look")
-        self.found.kinds.append((thing, type(thing)))
-        self._keys(vars(thing))
-        self._wait(vars(thing), where)
+        self._refuse_native(type(thing), where)
+        self.found.kinds.append((thing, type(thing), vars(thing)))
+        self._held(vars(thing), type(thing), where)
         self._class(type(thing), where)
 
     def _function(self, function: FunctionType, where: str, makes: bool = False) -> None:
@@ -248,6 +294,7 @@ class _Walk:
             self.found.functions.append((function, own_of(function)))
             self._later(function.__defaults__, f"{where}'s defaults")
             self._later(function.__kwdefaults__, f"{where}'s defaults")
+            self._attributes(function, where)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             value = content_of(cell)
             self.found.cells.append((cell, value))
@@ -259,15 +306,20 @@ class _Walk:
             self._code(code, function, where, makes)
 
     def _code(self, code: CodeType, function: FunctionType, where: str, makes: bool) -> None:
-        held = function.__globals__
+        held, before = function.__globals__, None
         for one in dis.get_instructions(code):
             name = one.argval
+            if isinstance(before, ModuleType) and _computes(before, name):
+                raise Unseen(f"{where} uses {before.__name__}.{name}, which that module computes")
+            before = held.get(name) if one.opname == "LOAD_GLOBAL" else None
             if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 self.found.items.append((held, name, held.get(name, MISSING)))
                 if name in held:
                     self._later(held[name], f"{name} of {where}")
                 elif name not in BUILTINS:
                     raise Unseen(f"{where} uses {name}")
+            elif one.opname == "MATCH_CLASS":
+                raise Unseen(f"{where} matches an object by its attributes")
             elif one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"):
                 raise Unseen(f"{where} imports or sets {name}")
             elif one.opname in ("STORE_ATTR", "DELETE_ATTR") and not makes:
@@ -290,6 +342,14 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes(constant)
+
+
+def _computes(module: ModuleType, name: Any) -> bool:
+    return "__getattr__" in vars(module) and name not in vars(module) and not _trusted(module.__name__)
+
+
+def _trusts(kind: type) -> bool:
+    return _trusted(kind.__module__) and (kind.__module__ != "types" or hasattr(types, kind.__name__))
 
 
 def _trusted(module: str) -> bool:

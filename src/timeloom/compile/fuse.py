@@ -56,6 +56,20 @@ class Compiled:
         joined = inputs[0] if len(inputs) == 1 else torch.cat(inputs, -1) if inputs else x.new_zeros(len(x), 0)
         return (*weights, *units), joined.to(like)
 
+    def index(self) -> str | None:
+        """One of the tensors that the step refers to whose values are part of the normal form; None if there is none.
+
+        Of all others the normal form has the places alone.
+        """
+        pending, seen = list(self.lanes.indices), set[fx.Node]()
+        while pending:
+            node = pending.pop()
+            if node.op == "get_attr" and str(node.target) in self.bindings.paths:
+                return ".".join(map(str, self.bindings.paths[str(node.target)]))
+            pending += [arg for arg in node.all_input_nodes if arg not in seen]
+            seen.update(node.all_input_nodes)
+        return None
+
     @cached_property
     def _gathered(self) -> _Gathered:
         """How weights, per-unit vectors and inputs are put together."""

@@ -92,6 +92,8 @@ class Lanes:
     sources: list[Source] = field(default_factory=list)
     depends: dict[fx.Node, str] = field(default_factory=dict)
     held: dict[fx.Node, Any] = field(default_factory=dict)
+    indices: list[fx.Node] = field(default_factory=list)
+    """Constants whose values tell where lanes are moved to."""
 
     def __post_init__(self) -> None:
         self._bases: list[int] = []
@@ -275,6 +277,7 @@ class Lanes:
                 return self.of(arg)
             if self.depends[arg] != "const":
                 raise NotFused(f"{name_of(node)} by indices that depend on x")
+            self.indices.append(arg)
             return self.constant(arg).cpu()
 
         args, kwargs = of(tuple(node.args)), {key: of(value) for key, value in node.kwargs.items()}

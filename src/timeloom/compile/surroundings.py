@@ -37,9 +37,11 @@ class Surroundings:
         self.functions: list[tuple[FunctionType, tuple[Any, ...]]] = []
         self.empty: list[Any] = [vars(every_module)[name] for name in vars(every_module) if _is_global_hooks(name)]
         """Hooks, of which there are none."""
-        self.kinds: list[tuple[Any, type]] = []
-        """Objects with their classes."""
-        self.tensors: dict[int, tuple[Tensor, int, tuple[int, ...], torch.Size, bool]] = {}
+        self.kinds: list[tuple[Any, type, Mapping[str, Any]]] = []
+        """Objects with their classes and the dictionaries of their attributes."""
+        self.orders: list[tuple[type, tuple[type, ...]]] = []
+        """Classes with what they inherit from."""
+        self.tensors: dict[int, tuple[Tensor, int, tuple[int, ...], torch.Size, bool, torch.dtype]] = {}
 
     def same(self) -> bool:
         """Whether the step would see the very same things; of tensors the same ones, at their places."""
@@ -54,16 +56,19 @@ class Surroundings:
         for cell, value in self.cells:
             if content_of(cell) is not value:
                 return False
-        for thing, kind in self.kinds:
-            if type(thing) is not kind:
+        for thing, kind, own in self.kinds:
+            if type(thing) is not kind or vars(thing) is not own:
                 return False
-        for function, own in self.functions:
-            if not all(map(is_, own_of(function), own)):
+        for kind, order in self.orders:
+            if kind.__mro__ is not order:
                 return False
-        for tensor, place, stride, shape, live in self.tensors.values():
+        for function, parts in self.functions:
+            if not all(map(is_, own_of(function), parts)):
+                return False
+        for tensor, place, stride, shape, live, dtype in self.tensors.values():
             if tensor.data_ptr() != place or tensor.requires_grad is not live or tensor.stride() != stride:
                 return False
-            if tensor.shape != shape:
+            if tensor.shape != shape or tensor.dtype != dtype:
                 return False
         return True
 

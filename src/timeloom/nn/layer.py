@@ -20,10 +20,11 @@ from timeloom.nn.sequence import check_lengths, check_resets, drop, mask_padding
 from timeloom.nn.steady_cells import KnownCalls, Run, kind_of
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
-from timeloom.solve.recurrence import Seen, run
+from timeloom.solve.recurrence import Seen, on_tape, run
 from timeloom.solve.steady_cell import SteadyCell
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.eager import eager
+from timeloom.torch_state.transforms import WHERE, refuse_transforms, transformed
 
 
 class Layer(nn.Module):
@@ -209,7 +210,12 @@ class Layer(nn.Module):
             record = telling(self._record(index), told)
             return run(problem, resolve(self.solver), self._experiences[index], record, parts=1, seen=seen)
 
-        (output,), final = run_fused(cell, problem, x, solve)
+        if lengths is not None or resets is not None:
+            refuse_transforms("timeloom.Layer with lengths or resets", "neither of them there, or a loop over the cell")
+        if transformed():
+            (output,), final = on_tape(problem, self._record(index), f"no sweeps {WHERE}", parts=1)
+        else:
+            (output,), final = run_fused(cell, problem, x, solve)
         runs.append(Run(cell, problem, x, self._experiences[index]))
         y = output.unflatten(-1, cell.shapes[0])
         last = cell.unpack(final)

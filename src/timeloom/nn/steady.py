@@ -62,7 +62,9 @@ class SteadyCall:
         self.masks = module._drops
         """Whether there is dropout inside the recurrence."""
         self.parameters = [
-            (name, weight, weight.data_ptr(), weight.requires_grad) for own in weights for name, weight in own
+            (name, weight, (weight.data_ptr(), weight.stride(), weight.dtype), weight.requires_grad)
+            for own in weights
+            for name, weight in own
         ]
         self.weights = [[weight for _, weight in own] + [None] * (len(NAMES) - len(own)) for own in weights]
         self.layers: list[SteadyLayer] = []
@@ -113,7 +115,9 @@ class SteadyCall:
             return False
         held = module._parameters
         for name, weight, place, live in self.parameters:
-            if held.get(name) is not weight or weight.data_ptr() != place or weight.requires_grad is not live:
+            if held.get(name) is not weight or weight.requires_grad is not live:
+                return False
+            if (weight.data_ptr(), weight.stride(), weight.dtype) != place:
                 return False
         for layer in self.layers:
             if not layer.forward.stands():
@@ -161,7 +165,8 @@ class SteadyCall:
 def _key(module: Recurrent, input: Tensor, hx: Any, resets: Tensor | None) -> Hashable:
     """What must be the same beside weights, the shape of hx and the stream."""
     marks = None if resets is None else (resets.shape, resets.dtype, resets.device)
-    own = input.shape, input.dtype, input.device, input.requires_grad, torch.is_grad_enabled(), module.training, marks
+    given = input.shape, input.dtype, input.device, input.requires_grad, torch.is_grad_enabled(), marks
+    own = *given, module.training, module.mode, module.batch_first
     if hx is None:
         return own
     return *own, type(hx), *((part.dtype, part.device, part.requires_grad) for part in _parts(hx) or ())

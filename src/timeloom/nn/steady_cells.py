@@ -147,4 +147,9 @@ def kind_of(x: Tensor, state: Any, *more: Hashable) -> Hashable:
         return None
     own = x.shape, x.dtype, x.device, x.requires_grad, torch.is_grad_enabled(), streams.stream_of(x.device)
     given = tuple((part.shape, part.dtype, part.device, part.requires_grad) for part in parts)
-    return own, given, isinstance(state, tuple), torch.are_deterministic_algorithms_enabled(), *more
+    key = own, given, isinstance(state, tuple), torch.are_deterministic_algorithms_enabled(), *more
+    try:
+        hash(key)
+    except TypeError:  # a solver of one's own, or one that holds a list
+        return None
+    return key

@@ -86,6 +86,9 @@ class SteadyCell:
         kind = None if standing is None else recorded_kind(found._sizes, standing.plan)
         if standing is None or kind is None:
             return None
+        index = compiled.index()
+        if index is not None:
+            raise Unseen(f"it indexes by {index}, whose values may change")
         rows, states = x[0, :ROWS].detach(), initial[:ROWS].detach()
         found.around = look_around(cell.function, x.device, lambda: cell.step(states, rows.reshape(len(rows), -1)))
         if not all(id(tensor) in found.around.tensors for tensor in found.bound):

@@ -115,7 +115,7 @@ class SteadyCall:
             return False
         held = module._parameters
         for name, weight, place, live in self.parameters:
-            if held.get(name) is not weight or weight.requires_grad is not live:
+            if name not in held or held[name] is not weight or weight.requires_grad is not live:
                 return False
             if (weight.data_ptr(), weight.stride(), weight.dtype) != place:
                 return False

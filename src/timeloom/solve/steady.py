@@ -229,10 +229,10 @@ class SteadyLayer:
         """Weights that a call has made, and its resets."""
         return [live[index] for index in self._fresh] + ([] if call.resets is None else [call.resets])
 
-    def _places_of(self, live: Sequence[Any]) -> list[tuple[int, tuple[int, ...]] | None]:
+    def _places_of(self, live: Sequence[Any]) -> list[int | None]:
         """Where weights lie that are not copied in."""
         own = [live[index] for index in range(2, LIVE) if index not in self._fresh]
-        return [None if weight is None else (weight.data_ptr(), weight.stride()) for weight in own]
+        return [None if weight is None else weight.data_ptr() for weight in own]
 
     def _by_trunk(self, call: Call, saved: Sequence[Any], grads: Sequence[Tensor | None], want_x: bool) -> Gradients:
         solve, inputs = call.solve(), Inputs._make([*saved[:LIVE], None, None, call.resets])

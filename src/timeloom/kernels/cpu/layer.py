@@ -62,8 +62,7 @@ class CPULayer(Layer):
 
     @staticmethod
     def tape_width(cell: Cell) -> int:
-        kernel = kernel_of(cell, over_x=True)
-        return aligned(builtin(kernel.kind, cell.parts[0], 1, kernel.masked).taped.width)
+        return aligned(_kept(cell))
 
     def sweeper(
         self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
@@ -72,10 +71,15 @@ class CPULayer(Layer):
         return CPUSweeper(problem, *tape), tape
 
     def _empty_tape(self, keep: bool) -> list[Tensor]:
-        """Room for what is kept, where something is to be."""
+        """Room for what is kept, where something is to be; zero where rows are longer than what they keep."""
         steps, batch = self.x.shape[:2]
-        width = self.tape_width(self.cell)
-        return [empty(steps, batch, width, like=self.initial)] if keep and width else []
+        kept, width = _kept(self.cell), self.tape_width(self.cell)
+        if not keep or not width:
+            return []
+        tape = empty(steps, batch, width, like=self.initial)
+        if kept < width:
+            tape[..., kept:] = 0
+        return [tape]
 
     def forward(
         self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
@@ -149,3 +153,9 @@ class CPULayer(Layer):
         b_ih = unpack(sums, first + (made.fused.unit_at[0] or 0), bias)
         b_hh = unpack(sums, by_units.at, bias, made.turned)
         return *weights, b_ih.view(-1), b_hh.view(-1)
+
+
+def _kept(cell: Cell) -> int:
+    """Numbers that a step keeps for its adjoint. Hidden units may be a symbol of torch.compile's."""
+    kernel = kernel_of(cell, over_x=True)
+    return builtin(kernel.kind, 1, 1, kernel.masked).taped.width * cell.parts[0]

@@ -29,7 +29,7 @@ demo: $(READY) ## train a GRU on a built-in task, torch beside timeloom (under 2
 	@echo "  $(BIN)/timeloom --help"
 
 test: $(READY) ## run the tests, a file at a time on every core
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-gpu: $(READY) ## check against float64 on this machine's GPU; what is seen goes to benchmarks/results/test-gpu.md
 	$(BIN)/python -m tests.gpu $(CHECKS)

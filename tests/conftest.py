@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,25 @@ import torch
 
 from timeloom.auto import thresholds
 from timeloom.solve import beside_torch
+
+LONG = {
+    f"test_{name}.py" for name in ("experiments", "ranks", "rank_restart", "app_ranks", "video", "gpu_scan", "examples")
+}
+"""Files of few tests, or slow ones."""
+
+
+def pytest_configure() -> None:
+    """Workers share the cores: threads of one would wait for another's, those of the programs that tests start, too."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1 and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, torch.get_num_threads() // workers)
+        torch.set_num_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long begins first, so that no worker is left alone with it."""
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def pytest_collection_finish() -> None:

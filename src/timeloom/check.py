@@ -13,7 +13,7 @@ from timeloom.cells.generic import GenericCell, State
 from timeloom.compile.following import look_around
 from timeloom.compile.remember import compiled_for
 from timeloom.compile.surroundings import Unseen
-from timeloom.kernels.cpu.fused import library_of
+from timeloom.kernels.cpu.fused import why_not
 from timeloom.kernels.cuda.fused import compile_for
 
 
@@ -90,8 +90,7 @@ def _normal_form(cell: GenericCell, state: Tensor, x: Tensor) -> tuple[bool, str
     if state.device.type == "cuda":
         missing = compile_for(compiled.fused, state.device)
     else:
-        library = library_of(compiled.fused, state.dtype)
-        missing = library if isinstance(library, str) else None
+        missing = why_not(compiled.fused, state.dtype)
     return (True, compiled.fused.describe()) if missing is None else (False, missing)
 
 

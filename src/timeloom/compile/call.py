@@ -13,8 +13,10 @@ from torch import Tensor
 from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
 from timeloom.compile.remember import compiled_for, refuse
+from timeloom.kernels.cpu import build
+from timeloom.kernels.cpu import fused as cpu
+from timeloom.kernels.cuda import fused as cuda
 from timeloom.kernels.cuda.chain import index_of
-from timeloom.kernels.cuda.fused import hindrance, why_not
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve.recurrence import Seen
@@ -62,14 +64,15 @@ def telling(record: Record, told: str) -> Record:
 def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor, fewest: int | None = None) -> Recurrence | str:
     """The same recurrence over the cell's normal form, or why it has none. On autograd's tape."""
     device = xs.device
-    missing = hindrance(index_of(device)) if device.type == "cuda" else None
+    missing = cuda.hindrance(index_of(device)) if device.type == "cuda" else build.unavailable()
     if missing is not None:
         return missing
     compiled = compiled_of(cell, problem, xs, fewest)
     if isinstance(compiled, str):
         return compiled
-    missing = why_not(compiled.fused, device) if device.type == "cuda" else None
-    if missing is not None:
+    on_gpu = device.type == "cuda"
+    missing = cuda.why_not(compiled.fused, device) if on_gpu else cpu.why_not(compiled.fused, problem.initial.dtype)
+    if missing is not None:  # the normal form in torch would be slower than the step itself
         return missing
     flat = xs.flatten(0, 1)
     initial = problem.initial.float() if problem.initial.dtype in HALF else problem.initial

@@ -48,6 +48,8 @@ def check_cell(cell: Callable[[Any, Tensor], Any], h0: State, x: Tensor) -> Cell
             given = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             kind = "a Tensor (N, ...) or a tuple of them" if name == "h0" else "a Tensor (N, ...)"
             raise TypeError(f"{name} must be {kind}, got {given}")
+    if len(x) == 0:
+        raise ValueError(f"x has no rows: its shape is {tuple(x.shape)}, expected (N, ...) with N ≥ 1")
     if any(len(part) != len(x) for part in parts):
         raise ValueError(f"h0 and x must have as many rows: {[len(part) for part in parts]} and {len(x)}")
     generic = GenericCell(cell, h0, x.shape[1:])

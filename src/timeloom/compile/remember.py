@@ -59,7 +59,9 @@ def compiled_for(
     xs: Tensor,
     fewest: int | None = None,
 ) -> Compiled | str:
-    """The compiled step for states `(B, ...)` and inputs `(T, B, ...)` like these, or why there is none."""
+    """The compiled step for states `(B, ...)` and inputs `(T, B, ...)` like these, or why there is none. `fewest`:
+    steps from which it is to be made, whatever came before.
+    """
     reason = _hinders(state) if xs.shape[0] * xs.shape[1] else "there are no rows"
     if reason is not None:
         return reason
@@ -78,7 +80,7 @@ def compiled_for(
     if kept.steps < (FEWEST_STEPS if fewest is None else fewest):
         return f"too few steps so far to be worth compiling ({kept.steps} of {FEWEST_STEPS})"
     before = owner.compiled.setdefault(kind, [])
-    if len(before) >= MOST_AT_ONCE and kept.calls < CALLS_THAT_PAY:
+    if fewest is None and len(before) >= MOST_AT_ONCE and kept.calls < CALLS_THAT_PAY:
         return f"{_changed(before[-1], seen)}, and would be compiled anew for each: hold it in a tensor"
     inferring = torch.is_inference_mode_enabled()
     try:

@@ -259,7 +259,54 @@ def test_a_cell_that_changes_is_seen() -> None:
     cell.eval()
     assert agrees().endswith("; fused")
     cell._hidden = 0.3  # not looked at before a call, but found out behind it
-    assert "not fused: the step gives other values" in agrees()
+    assert "not fused: the step is another one" in agrees()
+
+
+HELD = {"factor": 0.5}
+
+
+def refers(h: Tensor, x: Tensor) -> Tensor:
+    return HELD["factor"] * h + torch.tanh(0.3 * h + x)
+
+
+@needs_kernels
+def test_a_small_change_behind_the_step_is_seen_and_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that moves a step by less than its rounding might, and the states by a thousand times their own."""
+    h0, xs = torch.zeros(2, 3), torch.full((300, 2, 3), 0.5)
+    told = []
+    for factor in (0.5, 0.50005, 0.50005):
+        monkeypatch.setitem(HELD, "factor", factor)
+        states, report = tl.unroll(refers, h0, xs)
+        assert (states - plain(refers, h0, xs)).abs().max() < 1e-6
+        told.append(report.reason.rpartition("; ")[2])
+    assert told == ["fused", "not fused: the step is another one than when it was compiled", "fused"]
+
+
+@needs_kernels
+def test_a_value_that_changes_in_every_call_is_not_compiled_every_time() -> None:
+    cell, h0, xs = Scaled(), draw(2, 3), draw(30, 2, 3)
+    told = []
+    for call in range(8):
+        cell.factor = 0.5 + 0.01 * call
+        states, report = tl.unroll(cell, h0, xs)
+        with torch.no_grad():
+            assert torch.allclose(states, plain(cell, h0, xs), atol=1e-12)
+        told.append(report.reason)
+    assert [reason.endswith("; fused") for reason in told] == [True] * remember.MOST_AT_ONCE + [False] * 5
+    assert "the value of factor changes from call to call" in told[-1]
+    for _ in range(remember.CALLS_THAT_PAY):  # now it stays
+        _, report = tl.unroll(cell, h0, xs)
+    assert report.reason.endswith("; fused")
+
+
+@needs_kernels
+def test_jumps_that_a_solver_may_leave_are_no_other_step() -> None:
+    h0, xs = torch.ones(1, 3), torch.zeros(100, 1, 3)
+    solver = tl.solvers.Shooting(chunk=33, warmup=0, correction="none", tol=0.5, max_iters=1, on_divergence="ignore")
+    for _ in range(2):
+        _, report = tl.unroll(lambda h, x: 0.999 * h + x, h0, xs, solver=solver)
+        assert report.reason.endswith("fused")
+        assert "not fused" not in report.reason
 
 
 @needs_kernels

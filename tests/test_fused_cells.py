@@ -194,3 +194,20 @@ def test_padding_is_not_looked_at() -> None:
 def test_what_is_wrong_is_said(wrong: object, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         wrong()
+
+
+@pytest.mark.parametrize("missing", ["all", "of this step"])
+def test_a_step_without_kernels_is_told_and_runs_by_itself(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """No C compiler, with and without the kernels of a wheel: nothing is called fused that is not."""
+    if missing == "all":
+        monkeypatch.setattr(build, "unavailable", lambda: "no C compiler found")
+    monkeypatch.setattr(build, "generated", lambda *_: "no C compiler found\nand more")
+    cell, x = make("SLSTM"), draw(60, 2, INPUTS)
+    start = start_of(cell, 2)
+    states, report = tl.unroll(cell, start, x)
+    assert report.reason.endswith("not fused: no C compiler found")
+    assert tl.check_cell(cell, start, x[0]).form == "no C compiler found"
+    torch.testing.assert_close(states[0], cell_equations.loop("SLSTM", dict(cell.named_parameters()), start, x)[0][0])
+    gru = tl.GRU(INPUTS, 5, zoneout=0.2, dtype=torch.float64, solver=Shooting(chunk=7))
+    gru(x)
+    assert gru.reports[0].reason.endswith("not fused: no C compiler found")

@@ -296,3 +296,11 @@ def test_a_full_disk_is_told_from_a_wrong_source(tmp_path: Path, said: str, kind
     compiler.chmod(0o700)
     with pytest.raises(kind, match=said.split(":")[0]):
         build._build([str(compiler)], tmp_path / "out.so")
+
+
+def test_a_compiler_that_is_no_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", 'gcc "-O2')
+    monkeypatch.setattr(build.packaged, "library", lambda: None)
+    build._toolchain.cache_clear()
+    with pytest.warns(RuntimeWarning, match="no compiled kernels on this CPU .*CC is no command"):
+        assert "No closing quotation" in str(build._load.__wrapped__())

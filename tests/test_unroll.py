@@ -363,3 +363,10 @@ def test_check_cell_leaves_no_gradient_behind() -> None:
     module = zoo.ModuleCell(WIDTH)
     tl.check_cell(module, torch.randn(3, WIDTH), torch.randn(3, zoo.INPUTS))
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_states_and_rows_of_no_numbers_are_told() -> None:
+    with pytest.raises(ValueError, match="a state needs at least one number"):
+        tl.unroll(lambda h, x: h, torch.zeros(2, 0), torch.zeros(5, 2, 1))
+    with pytest.raises(ValueError, match="x has no rows"):
+        tl.check_cell(lambda h, x: h, torch.zeros(0, 2), torch.zeros(0, 2))

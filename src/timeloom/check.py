@@ -13,7 +13,7 @@ from timeloom.cells.generic import GenericCell, State
 from timeloom.compile.following import look_around
 from timeloom.compile.remember import compiled_for
 from timeloom.compile.surroundings import Unseen
-from timeloom.kernels.cpu.fused import library_of
+from timeloom.kernels.cpu.fused import why_not
 from timeloom.kernels.cuda.fused import compile_for
 
 
@@ -48,6 +48,8 @@ def check_cell(cell: Callable[[Any, Tensor], Any], h0: State, x: Tensor) -> Cell
             given = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             kind = "a Tensor (N, ...) or a tuple of them" if name == "h0" else "a Tensor (N, ...)"
             raise TypeError(f"{name} must be {kind}, got {given}")
+    if len(x) == 0:
+        raise ValueError(f"x has no rows: its shape is {tuple(x.shape)}, expected (N, ...) with N ≥ 1")
     if any(len(part) != len(x) for part in parts):
         raise ValueError(f"h0 and x must have as many rows: {[len(part) for part in parts]} and {len(x)}")
     generic = GenericCell(cell, h0, x.shape[1:])
@@ -90,8 +92,7 @@ def _normal_form(cell: GenericCell, state: Tensor, x: Tensor) -> tuple[bool, str
     if state.device.type == "cuda":
         missing = compile_for(compiled.fused, state.device)
     else:
-        library = library_of(compiled.fused, state.dtype)
-        missing = library if isinstance(library, str) else None
+        missing = why_not(compiled.fused, state.dtype)
     return (True, compiled.fused.describe()) if missing is None else (False, missing)
 
 

@@ -145,6 +145,8 @@ def _check(cell: Any, h0: Any, xs: Any) -> None:
     for part in parts:
         if part.dim() < 1 or len(part) != xs.shape[1]:
             raise ValueError(f"h0 has shape {tuple(part.shape)}, expected ({xs.shape[1]}, ...) for the batch of xs")
+        if 0 in part.shape[1:]:
+            raise ValueError(f"h0 has shape {tuple(part.shape)}: a state needs at least one number")
         if (part.dtype, part.device) != (parts[0].dtype, parts[0].device):
             raise ValueError("the parts of h0 must agree in dtype and device")
     if not parts[0].is_floating_point():

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
-from timeloom.compile.remember import compiled_for, refuse
+from timeloom.compile.remember import compiled_for, doubted, rounding_of
+from timeloom.kernels.cpu import build
+from timeloom.kernels.cpu import fused as cpu
+from timeloom.kernels.cuda import fused as cuda
 from timeloom.kernels.cuda.chain import index_of
-from timeloom.kernels.cuda.fused import hindrance, why_not
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve.recurrence import Seen
@@ -38,13 +40,13 @@ def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run, fewe
     """Solve for a user's cell, by kernels made for it where that is possible."""
     fused, dtype = fuse(cell, problem, xs, fewest), problem.initial.dtype
     if not isinstance(fused, str):
-        same: list[bool] = []
-        compare = partial(agrees, cell, fused, xs, dtype=dtype)
-        parts, final = run(fused, "fused", lambda states: same.append(compare(states)))
-        if all(same):
+        gaps: list[float] = []
+        compare = partial(gap, cell, fused, xs, dtype=dtype)
+        parts, final = run(fused, "fused", lambda states: gaps.append(compare(states)))
+        changed = doubted(cell.function, *_examples(cell, problem, xs), max(gaps, default=0.0))
+        if changed is None:
             return tuple(part.to(dtype) for part in parts), final.to(dtype)
-        fused = "the step gives other values than when it was compiled"
-        refuse(cell.function, fused)
+        fused = changed
     return run(problem, f"not fused: {fused}", None)
 
 
@@ -62,38 +64,44 @@ def telling(record: Record, told: str) -> Record:
 def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor, fewest: int | None = None) -> Recurrence | str:
     """The same recurrence over the cell's normal form, or why it has none. On autograd's tape."""
     device = xs.device
-    missing = hindrance(index_of(device)) if device.type == "cuda" else None
+    missing = cuda.hindrance(index_of(device)) if device.type == "cuda" else build.unavailable()
     if missing is not None:
         return missing
     compiled = compiled_of(cell, problem, xs, fewest)
     if isinstance(compiled, str):
         return compiled
-    missing = why_not(compiled.fused, device) if device.type == "cuda" else None
-    if missing is not None:
+    initial = problem.initial.float() if problem.initial.dtype in HALF else problem.initial
+    on_gpu = device.type == "cuda"
+    missing = cuda.why_not(compiled.fused, device) if on_gpu else cpu.why_not(compiled.fused, initial.dtype)
+    if missing is not None:  # the normal form in torch would be slower than the step itself
         return missing
     flat = xs.flatten(0, 1)
-    initial = problem.initial.float() if problem.initial.dtype in HALF else problem.initial
     weights, u = compiled.prepare(cell.function, flat, initial)
     return replace(problem, cell=FusedCell(compiled.fused, weights), u=u.view(*xs.shape[:2], -1), initial=initial)
 
 
 def compiled_of(cell: GenericCell, problem: Recurrence, xs: Tensor, fewest: int | None = None) -> Compiled | str:
     """What was made of the cell's step, or why there is nothing."""
+    return compiled_for(cell.function, *_examples(cell, problem, xs), fewest)
+
+
+def _examples(cell: GenericCell, problem: Recurrence, xs: Tensor) -> tuple[tuple[Tensor, ...], bool, Tensor]:
     parts = cell.unpack(problem.initial.detach())
-    return compiled_for(cell.function, parts if isinstance(parts, tuple) else (parts,), cell.is_tuple, xs, fewest)
+    return parts if isinstance(parts, tuple) else (parts,), cell.is_tuple, xs
 
 
-def agrees(cell: GenericCell, problem: Recurrence, xs: Tensor, states: tuple[Tensor, ...], dtype: torch.dtype) -> bool:
-    """Whether a few steps of the solved recurrence, of states `(T, B, part)` each, are the cell's own, run by itself in
-    its dtype on the states before them.
+def gap(cell: GenericCell, problem: Recurrence, xs: Tensor, states: tuple[Tensor, ...], dtype: torch.dtype) -> float:
+    """How far a few steps of the solved recurrence, of states `(T, B, part)` each, are from the cell's own, run by
+    itself in its dtype on the states before them; or, where that is not rounding, how far the normal form is: a solver
+    may be told to leave jumps.
     """
-    from timeloom.compile.fuse import same_as
+    from timeloom.compile.fuse import apart
 
     if capturing(xs.device):  # nothing can be read while a CUDA graph is captured
-        return True
+        return 0.0
     checked = _checked(problem, xs.device)
     if checked is None:
-        return True
+        return 0.0
     tokens, sequence, begins = checked
     if problem.resets is not None:
         begins = begins | problem.resets.flatten()[tokens].unsqueeze(-1)
@@ -103,7 +111,13 @@ def agrees(cell: GenericCell, problem: Recurrence, xs: Tensor, states: tuple[Ten
 
     before = states_at((tokens - problem.batch).clamp_(min=0))
     before = torch.where(begins, problem.initial.detach().index_select(0, sequence), before)
-    return same_as(cell, before, xs.detach().flatten(0, 1).index_select(0, tokens), states_at(tokens), dtype)
+    x, initial = xs.detach().flatten(0, 1).index_select(0, tokens), problem.initial
+    found = apart(cell, before, x, states_at(tokens), dtype)
+    if found <= rounding_of(dtype):
+        return found
+    with torch.no_grad():
+        u = problem.u.detach().flatten(0, 1).index_select(0, tokens)
+        return apart(cell, before, x, problem.cell.step(before.to(initial), u), dtype)
 
 
 Checked = tuple[Tensor, Tensor, Tensor]

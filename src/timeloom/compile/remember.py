@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -22,16 +22,34 @@ FEWEST_STEPS = 512
 """Steps of a cell, over all calls, from which compiling it pays: that takes a second or two."""
 MOST_KEPT = 16
 """Variants of one step that are kept: of other shapes, modes, dtypes."""
+MOST_AT_ONCE = 3
+"""Variants of one step that are compiled as they come, where plain values alone tell them apart."""
+CALLS_THAT_PAY = 16
+"""Calls of a variant beyond these from which it is compiled, too: a value may be another one in every call."""
+ROUNDING = 32
+"""Units of rounding between a step and its kernels that are not looked into."""
 
 
 @dataclass
 class _Kept:
     steps: int = 0
+    calls: int = 0
     compiled: Compiled | None = None
     reason: str = ""
+    rounding: float = 0.0
+    """The largest difference from the step itself that turned out to be no other step."""
 
 
-_kept: WeakKeyDictionary[Any, dict[Any, _Kept]] = WeakKeyDictionary()
+@dataclass
+class _Owner:
+    """What is known of the steps of one piece of code."""
+
+    variants: dict[Any, _Kept] = field(default_factory=dict)
+    compiled: dict[Any, list[Any]] = field(default_factory=dict)
+    """By shapes and dtypes, the fingerprints that were compiled, the last ones of them."""
+
+
+_kept: WeakKeyDictionary[Any, _Owner] = WeakKeyDictionary()
 
 
 def compiled_for(
@@ -41,39 +59,35 @@ def compiled_for(
     xs: Tensor,
     fewest: int | None = None,
 ) -> Compiled | str:
-    """The compiled step for states `(B, ...)` and inputs `(T, B, ...)` like these, or why there is none."""
+    """The compiled step for states `(B, ...)` and inputs `(T, B, ...)` like these, or why there is none. `fewest`:
+    steps from which it is to be made, whatever came before.
+    """
     reason = _hinders(state) if xs.shape[0] * xs.shape[1] else "there are no rows"
     if reason is not None:
         return reason
-    from timeloom.compile.bindings import fingerprint
     from timeloom.compile.fuse import compile_step
 
     try:
-        key = (
-            fingerprint(function),
-            is_tuple,
-            *[(part.shape[1:], part.dtype) for part in state],
-            xs.shape[2:],
-            xs.dtype,
-        )
-        variants = _kept.setdefault(_owner(function), {})
-        kept = variants.setdefault(key, _Kept())
+        owner, kept, kind, seen = _look_up(function, state, is_tuple, xs)
     except NotFused as error:
         return str(error)
     except TypeError:  # neither to be hashed nor to be weakly referred to
         return "the cell is an object that cannot be told apart from others (give a function or an nn.Module)"
-    while len(variants) > MOST_KEPT:
-        variants.pop(next(iter(variants)))
     kept.steps += len(xs)
+    kept.calls += 1
     if kept.compiled is not None or kept.reason:
         return kept.compiled or kept.reason
     if kept.steps < (FEWEST_STEPS if fewest is None else fewest):
         return f"too few steps so far to be worth compiling ({kept.steps} of {FEWEST_STEPS})"
+    before = owner.compiled.setdefault(kind, [])
+    if fewest is None and len(before) >= MOST_AT_ONCE and kept.calls < CALLS_THAT_PAY:
+        return f"{_changed(before[-1], seen)}, and would be compiled anew for each: hold it in a tensor"
     inferring = torch.is_inference_mode_enabled()
     try:
         with torch.inference_mode(False):  # gradients are compared, too
             folds = xs.device.type == "cpu"
             kept.compiled = compile_step(function, state, is_tuple, xs.flatten(0, 1), folds)
+        before[:] = [*before[-MOST_AT_ONCE:], seen]
     except NotFused as error:
         kept.reason = str(error)
     except RuntimeError:
@@ -83,10 +97,65 @@ def compiled_for(
     return kept.compiled or kept.reason
 
 
+def doubted(
+    function: Callable[[Any, Tensor], Any], state: tuple[Tensor, ...], is_tuple: bool, xs: Tensor, gap: float
+) -> str | None:
+    """Why a compiled step is another one than the function, `gap` being how far apart they were on a few rows; None
+    where that is rounding. One that has changed is forgotten.
+    """
+    from timeloom.compile.fuse import AGREES
+
+    if gap <= rounding_of(state[0].dtype):
+        return None
+    _, kept, _, _ = _look_up(function, state, is_tuple, xs)
+    if kept.compiled is None or gap <= kept.rounding:
+        return None
+    with torch.inference_mode(False):
+        alike = kept.compiled.traced_alike(function, state, is_tuple, xs.flatten(0, 1))
+    if not alike:
+        kept.compiled, kept.calls = None, 0
+        return "the step is another one than when it was compiled"
+    if gap <= AGREES[state[0].dtype]:
+        kept.rounding = 4 * gap
+        return None
+    refuse(function, "the step gives other values than when it was compiled")
+    return kept.reason
+
+
+def rounding_of(dtype: torch.dtype) -> float:
+    """What may lie between a step and its kernels without a second look."""
+    return ROUNDING * torch.finfo(dtype).eps
+
+
 def refuse(function: Callable[[Any, Tensor], Any], reason: str) -> None:
-    """Forget what was compiled of a step that turned out to be another one now."""
-    for kept in _kept.get(_owner(function), {}).values():
+    """Forget what was compiled of a step, for good."""
+    known = _kept.get(_owner(function))
+    for kept in known.variants.values() if known is not None else ():
         kept.compiled, kept.reason = None, reason
+
+
+def _look_up(
+    function: Any, state: tuple[Tensor, ...], is_tuple: bool, xs: Tensor
+) -> tuple[_Owner, _Kept, tuple[Any, ...], tuple[Any, ...]]:
+    """What is known of a step, and what tells it apart: shapes and dtypes, and what it refers to."""
+    from timeloom.compile.bindings import fingerprint
+
+    seen = fingerprint(function)
+    kind = (is_tuple, *[(part.shape[1:], part.dtype) for part in state], xs.shape[2:], xs.dtype)
+    owner = _kept.setdefault(_owner(function), _Owner())
+    kept = owner.variants.setdefault((seen, kind), _Kept())
+    while len(owner.variants) > MOST_KEPT:
+        others = [key for key, one in owner.variants.items() if one is not kept]
+        owner.variants.pop(next((key for key in others if owner.variants[key].compiled is None), others[0]))
+    return owner, kept, kind, seen
+
+
+def _changed(before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
+    """Which of the values that a step refers to is another one."""
+    for (path, *one), (place, *other) in zip(before, now, strict=False):
+        if path == place and one != other:
+            return f"the value of {'.'.join(map(str, path))} changes from call to call"
+    return "what the step refers to changes from call to call"
 
 
 def _hinders(state: tuple[Tensor, ...]) -> str | None:

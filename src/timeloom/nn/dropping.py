@@ -16,6 +16,8 @@ from timeloom.cells.generic import GenericCell
 from timeloom.cells.masked import STEPS, MaskedCell, Step
 from timeloom.compile.remember import compiled_for
 from timeloom.kernels import CPUSweeper, CUDASweeper
+from timeloom.kernels.cpu import build
+from timeloom.kernels.cpu.fused import why_not
 from timeloom.nn.draws import ones_by_chance
 from timeloom.problem import Recurrence
 from timeloom.torch_state.transforms import transformed
@@ -197,7 +199,11 @@ def masked(cell: Cell, rows: Tensor, masks: Masks) -> tuple[Cell, Tensor]:
     step: Step = partial(STEPS[type(cell)](cell), *masks)
     start = tuple(rows.new_zeros(rows.shape[1], width) for width in cell.parts)
     inside = transformed() or torch._C._get_tracing_state() is not None
-    given = "inside a transform or a trace" if inside else compiled_for(step, start, len(start) > 1, rows)
+    on_cpu = rows.device.type == "cpu"
+    lacking = "inside a transform or a trace" if inside else build.unavailable() if on_cpu else None
+    given = lacking or compiled_for(step, start, len(start) > 1, rows)
+    if not isinstance(given, str) and on_cpu:
+        given = why_not(given.fused, rows.dtype) or given
     if isinstance(given, str):
         plain = GenericCell(step, start if len(start) > 1 else start[0], rows.shape[2:])
         plain.told = f"not fused: {given}"

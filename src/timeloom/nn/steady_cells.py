@@ -101,9 +101,8 @@ class KnownCalls:
             self._kinds.clear()
         kind = self._kinds.setdefault(key, _Kind())
         if kind.cells is not None:
-            if not kind.missed and any(isinstance(_compiled(run), str) for run in runs):  # it was a look
-                kind.why_not = "its step gave other values than its kernels"
-                kind.drop()
+            if not kind.missed:  # it was a look
+                self._stay(kind, [_compiled(run) for run in runs])
             return
         kind.calls += 1
         if kind.why_not or kind.calls < kind.needed:
@@ -119,6 +118,14 @@ class KnownCalls:
             return
         if all(found):
             kind.cells = [cell for cell in found if cell is not None]
+
+    def _stay(self, kind: _Kind, made: list[Compiled | str]) -> None:
+        """See that replays are still of what was made of the steps."""
+        if any(isinstance(one, str) for one in made):
+            kind.why_not = "its step gave other values than its kernels"
+        elif all(cell.compiled is one for cell, one in zip(kind.cells or (), made, strict=True)):
+            return
+        kind.drop()
 
     @property
     def reasons(self) -> list[str]:

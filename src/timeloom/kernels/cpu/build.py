@@ -100,7 +100,10 @@ def _library(kind: str, text: str = "", flags: tuple[str, ...] = ()) -> ctypes.C
 
 def _compiler() -> list[str]:
     for candidate in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        words = shlex.split(candidate) if candidate else []
+        try:
+            words = shlex.split(candidate) if candidate else []
+        except ValueError as error:
+            raise KernelBuildError(f"$CC is no command: {candidate!r} ({error})") from None
         if words and shutil.which(words[0]):
             return words
     raise KernelBuildError("no C compiler found (looked for $CC, cc, gcc, clang)")

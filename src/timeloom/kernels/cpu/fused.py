@@ -42,6 +42,12 @@ def library_of(fused: Fused, dtype: torch.dtype) -> ctypes.CDLL | str:
     return build.generated(source_of(fused).text, _FLAGS[dtype])
 
 
+def why_not(fused: Fused, dtype: torch.dtype) -> str | None:
+    """Why a compiled step has no kernels on this CPU, or None where it has."""
+    library = library_of(fused, dtype)
+    return library.strip().splitlines()[0] if isinstance(library, str) else None
+
+
 class FusedSums:
     """Sums of the gradients of a compiled step; one of each for every thread."""
 
@@ -70,7 +76,7 @@ class FusedSweeper(CompiledSweeper):
         if build.unavailable() is not None:
             return False
         form = form_of(problem)
-        return form is not None and not isinstance(library_of(form, u.dtype), str)
+        return form is not None and why_not(form, u.dtype) is None
 
     @staticmethod
     def tape_width(problem: Recurrence) -> int:

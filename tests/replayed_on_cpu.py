@@ -15,6 +15,7 @@ from timeloom.auto.experience import Experience
 from timeloom.kernels import AdjointData, ReferenceSweeper, replay
 from timeloom.kernels.cuda import layer as cuda_layer
 from timeloom.kernels.cuda.layer import CUDALayer
+from timeloom.kernels.recording import Body, Recording, places_for
 from timeloom.problem import Recurrence, Segments
 from timeloom.solve import beside_torch, trunk
 from timeloom.solve.driver import march
@@ -85,7 +86,7 @@ class Graph:
 
     replays = 0
 
-    def __init__(self, body: replay.Body, places: Sequence[Tensor | None], results: list[Any]) -> None:
+    def __init__(self, body: Body, places: Sequence[Tensor | None], results: list[Any]) -> None:
         self._body, self._places, self._results = body, places, results
 
     def replay(self) -> None:
@@ -95,15 +96,13 @@ class Graph:
                 place.copy_(found)
 
 
-def record(
-    given: Sequence[Tensor | None], size: int, body: replay.Body, ground: replay.Recording | None
-) -> replay.Recording:
+def record(given: Sequence[Tensor | None], size: int, body: Body, ground: Recording | None) -> Recording:
     with torch.inference_mode(False), torch.no_grad():
-        places = replay.places_for(given, ground)
+        places = places_for(given, ground)
         results = [found.clone() if isinstance(found, Tensor) else found for found in body(given)]
     graph: Any = Graph(body, places, results)
     stream: Any = SimpleNamespace(cuda_stream=streams.stream_of(torch.device("cpu")), synchronize=lambda: None)
-    return replay.Recording(graph, places, results, size, stream, results[-1], ground)
+    return Recording(graph, places, results, size, stream, results[-1], ground)
 
 
 def _steadily(honest: Any) -> Any:
@@ -119,7 +118,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CUDALayer, "recordable", lambda *_: True)
     patch.setattr(beside_torch, "is_rival", lambda *_: False)
     patch.setattr(Experience, "warmup", _steadily(Experience.warmup))
-    patch.setattr(replay, "_record", record)
+    patch.setattr(replay, "record", record)
     patch.setattr(replay, "_memory", lambda _: 2**40)
     patch.setattr(streams, "may_replay", lambda _: True)
     patch.setattr(streams, "stream_of", lambda _: 0)

@@ -141,7 +141,7 @@ def test_calls_that_cannot_be_recorded_are_launched(monkeypatch: pytest.MonkeyPa
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(replay, "_record", fails)
+    monkeypatch.setattr(replay, "record", fails)
     told = nullcontext() if "memory" in str(error) else pytest.warns(RuntimeWarning, match="not allowed in a capture")
     with told:
         assert replay._recorded([torch.ones(1)], 4, lambda given: given) is None

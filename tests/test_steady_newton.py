@@ -16,6 +16,7 @@ import timeloom as tl
 from timeloom.kernels import replay
 from timeloom.kernels.cuda import layer as cuda_layer
 from timeloom.kernels.newton import Maps, States
+from timeloom.kernels.recording import Recording
 from timeloom.problem import Recurrence
 from timeloom.solve.newton import SWEEPS
 from timeloom.solve.newton_reference import NewtonReference
@@ -108,12 +109,12 @@ def test_gradients_that_are_not_certified_are_solved_for_anew(
     x = torch.randn(STEPS, BATCH, INPUTS)
     for _ in range(CALLS_BEFORE):
         assert_right(ours, exact, x)
-    honest = replay.Recording.read_all
+    honest = Recording.read_all
 
-    def missed(self: replay.Recording, turn: int) -> list[float] | None:
+    def missed(self: Recording, turn: int) -> list[float] | None:
         return [1.0] if self.ground is not None else honest(self, turn)
 
-    monkeypatch.setattr(replay.Recording, "read_all", missed)
+    monkeypatch.setattr(Recording, "read_all", missed)
     trunk_calls.clear()
     assert_right(ours, exact, x)
     assert trunk_calls == ["backward"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from timeloom.kernels import told
-from timeloom.kernels.replay import Recording
+from timeloom.kernels.recording import Recording
 from timeloom.kernels.told import UNREAD, arrives, listening, memory_of, tell
 from timeloom.torch_state import streams
 

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from timeloom.kernels.layer import Cutting, Gradients, Layer
-from timeloom.kernels.replay import CALLS_BEFORE, RECORDINGS, Recording
+from timeloom.kernels.recording import Recording
+from timeloom.kernels.replay import CALLS_BEFORE, RECORDINGS
 from timeloom.known import Entry
 
 

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from timeloom.auto.experience import Experience
-from timeloom.kernels import replay, replayed_layers
+from timeloom.kernels import replayed_layers
 from timeloom.kernels.layer import Gradients, Layer
-from timeloom.kernels.replay import Recording
+from timeloom.kernels.recording import Recording, copy
+from timeloom.kernels.replay import RECORDINGS
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve.first_sweep import report_of, watch_for
@@ -239,12 +240,12 @@ class SteadyLayer:
         plan = solve.plan_backward(inputs, self._layer.cell)
         assert call.report is not None
         note = noting(call.report, solve.solver, solve.experience, lambda _: None)
-        with replay.RECORDINGS.lock, torch.no_grad(), without_autocast(inputs.x.device):  # no replay into what is lent
+        with RECORDINGS.lock, torch.no_grad(), without_autocast(inputs.x.device):  # no replay into what is lent
             return solve.backward(inputs, list(saved[LIVE:-1]), grads, want_x, plan, note)[:LIVE]
 
     def recorded_gradients(self, call: Call, saved: Sequence[Any], grads: Sequence[Tensor | None]) -> Gradients:
         """The same, by gradients that can be differentiated again."""
-        with replay.RECORDINGS.lock:  # autograd holds on to them
+        with RECORDINGS.lock:  # autograd holds on to them
             kept = [part.clone() for part in saved[LIVE : LIVE + self._parts]]
         return layer_gradients(call.solve().project, (*saved[:LIVE], None), kept, grads, None, call.resets)[:LIVE]
 
@@ -292,14 +293,14 @@ def replayed_gradients(
     """
     began = time.perf_counter()
     try:
-        with replay.RECORDINGS.lock:
+        with RECORDINGS.lock:
             if not found.stands():
                 return None, None
             if not ground.has(given[2]):  # another call came between, and what was lent is a copy by now
                 ground.take_back()
                 kept = len(given) - 2 - len(ground.fresh)
                 places: list[Any] = [*ground.given[:2], *ground.results[:kept], *ground.fresh]
-                replay.copy(places, given)
+                copy(places, given)
                 ground.at_zero = False
             results, turn = found.run([grad for grad in grads if grad is not None])
     except Dropped:

@@ -27,6 +27,7 @@ import timeloom as tl
 from benchmarks import rank_model
 from benchmarks.rank_model import Model, fit, plot
 from timeloom.distributed import TimeParallel, group, shard, sum_over_time, time_mesh, traffic
+from timeloom.distributed.mesh import group_of
 
 RESULTS = Path(__file__).parent / "results"
 RANKS = (1, 2, 4)
@@ -61,7 +62,7 @@ def measure(rank: int, ranks: int, port: int, send: Any) -> None:
     """All points of one number of ranks, and the milliseconds of one exchange; sent by rank 0."""
     mesh = _start(rank, ranks, port)
     points = [_point(mesh, ranks, steps, batch) for batch in BATCHES for steps in STEPS]
-    team, message = group.group_of(mesh), torch.zeros(2 * HIDDEN + 5)
+    team, message = group_of(mesh), torch.zeros(2 * HIDDEN + 5)
     exchange = min(_seconds(lambda: team.gather(message)) for _ in range(300))
     if rank == 0:
         send.send((points, 1e3 * exchange))

@@ -36,6 +36,7 @@ from timeloom.distributed import (
     time_parallel,
     traffic,
 )
+from timeloom.distributed.mesh import group_of
 from timeloom.solvers import DEER, MGRIT, Auto, Jacobi, Picard, QuasiDEER, Sequential, Shooting, Solver
 
 D, H, B = 3, 5, 3
@@ -255,7 +256,7 @@ def many_ranks_gather_in_rounds(mesh: DeviceMesh) -> None:
     """Beyond so many ranks what they say is doubled in every round, not passed round a ring."""
     before, group.RING_UP_TO, group.SHARE_MEMORY = group.RING_UP_TO, 1, False
     try:
-        ranks, own = group.group_of(mesh), torch.full((2, 3), float(mesh.get_local_rank("time")), dtype=torch.float64)
+        ranks, own = group_of(mesh), torch.full((2, 3), float(mesh.get_local_rank("time")), dtype=torch.float64)
         for dtype in (torch.float64, torch.int64, torch.uint8):
             gathered = ranks.gather(own.to(dtype).t())
             assert gathered.shape == (ranks.size, 3, 2)
@@ -279,7 +280,7 @@ def ranks_of_many_machines_send_messages(mesh: DeviceMesh) -> None:
 
 def memory_carries_any_tensor(mesh: DeviceMesh) -> None:
     """Of any dtype and size, through slots as long, longer and much longer; sums are those of messages."""
-    ranks, place = group.group_of(mesh), mesh.get_local_rank("time")
+    ranks, place = group_of(mesh), mesh.get_local_rank("time")
     for numbers in (1, 7, 1024, shared_memory.SLOT // 8, shared_memory.SLOT // 8 + 1, shared_memory.SLOT):
         for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool):
             own = torch.arange(numbers).add(place).remainder(2 if dtype == torch.bool else 100).to(dtype)
@@ -410,7 +411,7 @@ def begins_alike(mesh: DeviceMesh) -> None:
     model.register_buffer("chosen", torch.rand(9) < 0.5)
     model[1].num_batches_tracked += mesh.get_local_rank("time")
     own = [value.clone() for value in model.state_dict().values()]
-    ranks = group.group_of(mesh)
+    ranks = group_of(mesh)
     firsts = [ranks.gather(value.to(torch.float64))[0] for value in own]
     TimeParallel(model, mesh)
     for found, first in zip(model.state_dict().values(), firsts, strict=True):
@@ -421,14 +422,14 @@ def forgets_together(mesh: DeviceMesh) -> None:
     """Where a rank has not seen the calls that the others have, all of them learn anew, and go on."""
     torch.manual_seed(0)
     layer, x = tl.GRU(D, H).double(), torch.randn(40, B, D, dtype=torch.float64)
-    wanted, known = layer(x)[0], group.group_of(mesh).experiences(layer)
+    wanted, known = layer(x)[0], group_of(mesh).experiences(layer)
     for call in range(3):
         if call == 2 and mesh.get_local_rank("time") == 1:
             known.clear()
         with time_parallel(mesh):
             found, _ = layer(shard(x, mesh))
         assert zoo.difference(found, wanted[slice_of(40, mesh)]) < 1e-12
-        assert len(group.group_of(mesh).gather(torch.tensor(zlib.crc32(repr(known).encode()))).unique()) == 1
+        assert len(group_of(mesh).gather(torch.tensor(zlib.crc32(repr(known).encode()))).unique()) == 1
 
 
 class Nested(nn.Module):
@@ -632,7 +633,7 @@ def run_all(rank: int) -> dict[tuple[str, tuple[int, int]], str]:
         except RuntimeError:
             return found  # a rank has failed
         for name, case in cases.items() if takes_part(mesh) else ():
-            ranks = group.group_of(mesh, timedelta(seconds=60))
+            ranks = group_of(mesh, timedelta(seconds=60))
             try:
                 case(mesh)
                 found[name, shape] = ""

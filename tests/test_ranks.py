@@ -9,7 +9,7 @@ import rank_cases
 import torch.distributed as dist
 from rank_processes import launch, mesh_of
 
-from timeloom.distributed.group import group_of
+from timeloom.distributed.mesh import group_of
 
 Outcome = dict[tuple[str, tuple[int, int]], str]
 

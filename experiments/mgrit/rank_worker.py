@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import timeloom as tl
 from experiments.harness import Clock, now, summary
 from timeloom.distributed import TimeParallel, shard, slice_of, sum_over_time, traffic
-from timeloom.distributed.group import group_of
+from timeloom.distributed.mesh import group_of
 from timeloom.mgrit import marched
 from timeloom.solvers import MGRIT, Shooting, Solver
 

@@ -2,7 +2,8 @@
 
 from timeloom.distributed.context import time_parallel
 from timeloom.distributed.faults import RankError
-from timeloom.distributed.group import Traffic, time_mesh, traffic
+from timeloom.distributed.group import Traffic
+from timeloom.distributed.mesh import time_mesh, traffic
 from timeloom.distributed.parallel import TimeParallel, average_gradients
 from timeloom.distributed.sharding import last_over_time, mean_over_time, shard, slice_of, sum_over_time
 

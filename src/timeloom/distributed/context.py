@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from timeloom.distributed.group import TimeGroup, group_of
+from timeloom.distributed.group import TimeGroup
+from timeloom.distributed.mesh import group_of
 
 _current: ContextVar[TimeGroup | None] = ContextVar("time_group", default=None)
 _called: WeakKeyDictionary[Any, TimeGroup] = WeakKeyDictionary()

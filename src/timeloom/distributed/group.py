@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +15,13 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import _get_default_store
 
 from timeloom.auto.experience import LayerExperience
 from timeloom.distributed.faults import LOOK_EVERY, Faults, RankError
 from timeloom.distributed.lent_tensors import lend
 from timeloom.distributed.shared_memory import SharedMemory
+from timeloom.distributed.waiting import Blocking, Queued, done, first_line
 from timeloom.report import ConvergenceError
 
 TIMEOUT = timedelta(minutes=10)
@@ -179,7 +177,7 @@ class TimeGroup:
         except RankError:
             raise
         except RuntimeError as error:
-            raise self.faults.diagnose(_first_line(error)) from error
+            raise self.faults.diagnose(first_line(error)) from error
 
     def send(self, tensor: Tensor, rank: int) -> None:
         tensor = tensor.contiguous()
@@ -195,7 +193,7 @@ class TimeGroup:
 
     def _messages(self, messages: list[dist.P2POp], device: torch.device) -> Any:
         works = dist.batch_isend_irecv(messages)
-        return _Blocking(works, self.timeout + LOOK_EVERY) if device.type == "cpu" else _Queued(works)
+        return Blocking(works, self.timeout + LOOK_EVERY) if device.type == "cpu" else Queued(works)
 
     def experiences(self, owner: Any) -> dict[int, LayerExperience]:
         """What solves over these ranks have shown about a module or cell: the same on all of them, so kept apart from
@@ -225,134 +223,8 @@ class TimeGroup:
                 work.wait()  # on the device's stream: torch's own watchdog looks after it
                 return
         except RuntimeError as error:
-            raise self.faults.diagnose(_first_line(error)) from error
-        while not _done(work, self.faults):
+            raise self.faults.diagnose(first_line(error)) from error
+        while not done(work, self.faults):
             self.faults.look()
             if time.monotonic() > until:
                 raise self.faults.diagnose(f"no answer within {self.timeout.total_seconds():g} s")
-
-
-def _done(work: Any, faults: Faults) -> bool:
-    """Wait a while for a collective; raises if it failed."""
-    try:
-        work.wait(LOOK_EVERY)
-        return True
-    except RuntimeError as error:
-        if not work.is_completed():
-            return False  # it takes longer
-        seen = error
-    try:
-        work.wait()  # it may have ended just after the first wait gave up
-        return True
-    except RuntimeError as error:
-        raise faults.diagnose(_first_line(error)) from seen
-
-
-class _Blocking:
-    """Messages between ranks as a collective's work: to stop waiting for one would break gloo's connections, so
-    another thread waits.
-    """
-
-    def __init__(self, works: list[Any], timeout: timedelta) -> None:
-        self._error: RuntimeError | None = None
-        self._thread = threading.Thread(target=self._run, args=(works, timeout), daemon=True)
-        self._thread.start()
-
-    def _run(self, works: list[Any], timeout: timedelta) -> None:
-        try:
-            for work in works:
-                work.wait(timeout)
-        except RuntimeError as error:
-            self._error = error
-
-    def is_completed(self) -> bool:
-        return not self._thread.is_alive()
-
-    def wait(self, timeout: timedelta | None = None) -> None:
-        self._thread.join(None if timeout is None else timeout.total_seconds())
-        if self._error is not None:
-            raise self._error
-        if self._thread.is_alive():
-            raise RuntimeError("it takes longer")
-
-
-class _Queued:
-    """Messages on a device's stream, as a collective's work."""
-
-    def __init__(self, works: list[Any]) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).strip().split("\n")[0][:200]
-
-
-_groups: dict[str, TimeGroup] = {}
-"""By the name of torch's group. Meshes will not do as keys: those of the same ranks are equal, so that an entry would
-be lost with the first of them while another is in use."""
-
-
-def time_mesh(time: int | None = None, *, device: str | None = None) -> DeviceMesh:
-    """All processes as a mesh with the dimensions "data" and "time"; starts torch.distributed where needed.
-
-    time: ranks that share a sequence, neighbours in the launcher's order; all of them if None. The others hold other
-        sequences of the batch ("data").
-    device: "cpu" (gloo) or "cuda" (NCCL); "cuda" if None and there is a GPU.
-    """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if not dist.is_initialized():
-        _start("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
-    world = dist.get_world_size()
-    time = world if time is None else time
-    if time < 1 or world % time:
-        raise ValueError(f"time={time} does not divide the {world} processes: give a divisor of {world}")
-    return init_device_mesh(device, (world // time, time), mesh_dim_names=("data", "time"))
-
-
-def _start(backend: str) -> None:
-    """Start torch.distributed. After a restart torchrun's store still holds what the processes before wrote, their
-    addresses among it, so it is used under another name then. Nodes count their restarts each for itself.
-    """
-    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise RuntimeError(
-            f"no launcher has set {', '.join(missing)}: start with torchrun --nproc-per-node 2 train.py, or call "
-            "torch.distributed.init_process_group yourself before time_mesh()"
-        )
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    if attempt == 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        dist.init_process_group(backend)
-        return
-    if int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1:
-        raise RuntimeError(
-            "torchrun has restarted the processes of several nodes with a store that holds the addresses of the old "
-            "ones: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on all nodes"
-        )
-    store, rank, size = next(rendezvous("env://"))
-    store = PrefixStore(f"attempt/{attempt}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-
-
-def group_of(mesh: DeviceMesh, timeout: timedelta | None = None) -> TimeGroup:
-    """The time group of a mesh, made once."""
-    names = mesh.mesh_dim_names if isinstance(mesh, DeviceMesh) else None
-    if not names or "time" not in names:
-        given = f"one with dimensions {names}" if isinstance(mesh, DeviceMesh) else type(mesh).__name__
-        raise ValueError(f'mesh must be a DeviceMesh with a dimension "time", got {given}; time_mesh() makes one')
-    group = mesh.get_group("time")
-    found = _groups.get(group.group_name)
-    if found is None or found.group is not group:  # torch.distributed may have been started anew
-        found = _groups[group.group_name] = TimeGroup(group, TIMEOUT)
-    if timeout is not None:
-        found.timeout = timeout
-    return found
-
-
-def traffic(mesh: DeviceMesh) -> Traffic:
-    """What this rank has sent within its time group so far; take one before and one after, and `since`."""
-    counted = group_of(mesh).traffic
-    return Traffic(counted.collectives, counted.messages, counted.bytes)

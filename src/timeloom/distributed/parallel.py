@@ -12,7 +12,8 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from timeloom.distributed.context import time_parallel
-from timeloom.distributed.group import TimeGroup, group_of
+from timeloom.distributed.group import TimeGroup
+from timeloom.distributed.mesh import group_of
 from timeloom.distributed.span import same_on_all_ranks
 
 _TORCHS = (nn.GRU, nn.LSTM, nn.RNN)  # from the start: users put ours in their place (`torch.nn.GRU = timeloom.GRU`)

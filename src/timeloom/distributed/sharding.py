@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from timeloom.distributed.group import TimeGroup, group_of
+from timeloom.distributed.group import TimeGroup
+from timeloom.distributed.mesh import group_of
 
 
 def slice_of(steps: int, mesh: DeviceMesh) -> slice:

@@ -35,7 +35,8 @@ from timeloom.distributed import (
     time_mesh,
     time_parallel,
 )
-from timeloom.distributed.group import TIMEOUT, TimeGroup, group_of
+from timeloom.distributed.group import TIMEOUT, TimeGroup
+from timeloom.distributed.mesh import group_of
 from timeloom.nn.base import Recurrent
 
 LONGEST_PATH = 4096

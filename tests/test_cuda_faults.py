@@ -21,7 +21,8 @@ from timeloom.kernels.cuda import sweeper as cuda
 from timeloom.kernels.cuda.driver import LaunchError
 from timeloom.kernels.cuda.layer import CUDALayer
 from timeloom.scan import gpu as gpu_scan
-from timeloom.solve.trunk import Inputs, LayerSolve
+from timeloom.solve.inputs import Inputs
+from timeloom.solve.trunk import LayerSolve
 from timeloom.solvers import Shooting
 
 pytestmark = pytest.mark.usefixtures("one_thread", "auto_takes_sweeps")

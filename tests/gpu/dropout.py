@@ -11,7 +11,7 @@ from torch import Tensor
 
 import timeloom as tl
 from tests.gpu.checks import Check, Unfit
-from timeloom.solve.trunk import Inputs
+from timeloom.solve.inputs import Inputs
 from timeloom.solvers import Shooting
 
 KINDS = ("GRU", "LSTM", "RNN")

@@ -27,10 +27,11 @@ from timeloom.kernels.layer import Gradients, Layer
 from timeloom.solve.autograd import Note
 from timeloom.solve.driver import certified
 from timeloom.solve.forward import last_of
+from timeloom.solve.inputs import Grads, Inputs, Solution, layer_of, sizes_of
 from timeloom.solve.plan import RankPlan
 from timeloom.solve.recurrence import Record
 from timeloom.solve.residual import SHARE_OF_BOX, certificate, floors, relative, scales
-from timeloom.solve.trunk import Grads, Inputs, LayerSolve, Solution, layer_of, sizes_of
+from timeloom.solve.trunk import LayerSolve
 from timeloom.solve.warm_starts import Guess
 
 

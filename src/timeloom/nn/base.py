@@ -40,7 +40,8 @@ from timeloom.nn.states import AllStates
 from timeloom.problem import joined, parts_of
 from timeloom.report import SolveReport
 from timeloom.solve import functional
-from timeloom.solve.trunk import Inputs, LayerSolve
+from timeloom.solve.inputs import Inputs
+from timeloom.solve.trunk import LayerSolve
 from timeloom.solve.warm_starts import GivenStates, Guess, WarmBatch, check_batch, check_states, current
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.autocast import without_autocast

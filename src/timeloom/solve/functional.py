@@ -20,9 +20,10 @@ from torch.nn.functional import pad
 
 from timeloom.compile.call import telling
 from timeloom.report import SolveReport
+from timeloom.solve.inputs import Inputs
 from timeloom.solve.recurrence import Record, noting, raise_if_asked
 from timeloom.solve.second_order import layer_gradients
-from timeloom.solve.trunk import Inputs, LayerSolve
+from timeloom.solve.trunk import LayerSolve
 from timeloom.torch_state.autocast import without_autocast
 
 Tensors = tuple[Tensor, ...]

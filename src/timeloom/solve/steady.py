@@ -23,12 +23,13 @@ from timeloom.kernels.replay import RECORDINGS
 from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 from timeloom.solve.first_sweep import report_of, watch_for
+from timeloom.solve.inputs import Inputs, layer_of, sizes_of
 from timeloom.solve.newton import StandingNewton
 from timeloom.solve.plan import Direction, Planner, StandingPlan
 from timeloom.solve.recurrence import noting
 from timeloom.solve.residual import SHARE_OF_BOX
 from timeloom.solve.second_order import layer_gradients
-from timeloom.solve.trunk import Inputs, LayerSolve, layer_of, sizes_of
+from timeloom.solve.trunk import LayerSolve
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.batched import one_by_one
 from timeloom.torch_state.eager import eager

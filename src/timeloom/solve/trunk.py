@@ -8,10 +8,10 @@ such kernels can run is swept over projected inputs (`recurrence`). Whoever solv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from timeloom.solve.autograd import Adjoint, Note, Solved, Tape, attach, output_
 from timeloom.solve.backward import solve_adjoint
 from timeloom.solve.first_sweep import first_sweep
 from timeloom.solve.forward import final_state, solve_states
+from timeloom.solve.inputs import Grads, Inputs, Solution, layer_of, sizes_of
 from timeloom.solve.newton import PLAIN, newton_states, scanned_gradients
 from timeloom.solve.plan import Direction, Plan, Planner
 from timeloom.solve.recurrence import Record, noting, on_tape, plan_from_known, raise_if_asked, run
@@ -44,67 +45,6 @@ Bare = Callable[..., Cell]
 """`bare(*weights)`: a layer's cell."""
 Project = Callable[..., tuple[Cell, Tensor]]
 """`project(x, *weights)`: a layer's cell and its projected inputs."""
-Grads = Sequence[Tensor | None]
-"""The loss's gradients by the outputs `(T, B, n)` and by the final state `(B, S)`."""
-
-
-class Inputs(NamedTuple):
-    """What one layer and direction is given: torch's parameters, None where there is none; lengths on the CPU."""
-
-    x: Tensor
-    """`(T, B, D)`"""
-    initial: Tensor
-    """`(B, S)`"""
-    w_ih: Tensor
-    w_hh: Tensor
-    b_ih: Tensor | None
-    b_hh: Tensor | None
-    w_hr: Tensor | None
-    lengths: Tensor | None = None
-    """`(B,)`"""
-    resets: Tensor | None = None
-    """`(T, B)`"""
-
-    @property
-    def weights(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        return self.w_ih, self.w_hh, self.b_ih, self.b_hh, self.w_hr
-
-    @property
-    def live(self) -> tuple[Tensor | None, ...]:
-        """What may be differentiated by."""
-        return self.x, self.initial, *self.weights
-
-    def with_live(self, live: Iterable[Tensor | None]) -> Inputs:
-        """The same with other tensors in place of those that may be differentiated by."""
-        return self._replace(**dict(zip(Inputs._fields, live, strict=False)))  # type: ignore[arg-type]
-
-    @property
-    def taped(self) -> bool:
-        """Whether a gradient may be asked for."""
-        return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in self.live)
-
-    @property
-    def masked(self) -> bool:
-        """Whether masks of a dropout inside the recurrence stand behind the inputs (see `timeloom.cells.masked`)."""
-        return self.x.shape[-1] != self.w_ih.shape[1]
-
-    @property
-    def whole(self) -> bool:
-        """Whether all sequences are of one length and run through."""
-        return self.lengths is None and self.resets is None
-
-
-class Solution(NamedTuple):
-    """What a forward solve found.
-
-    kept: the states of every part `(T + 1, B, part)`, and behind them what the backward pass needs beside them.
-    final: the state after each sequence's last step, `(B, S)`; it may be a view of the states.
-    """
-
-    cell: Cell
-    kept: list[Tensor]
-    final: Tensor
-    report: SolveReport
 
 
 @dataclass(frozen=True)
@@ -346,12 +286,3 @@ def _recorded(project: Project, parts: int, saved: dict[str, Any], grads: Grads,
     """The same, by gradients that can be differentiated again."""
     inputs = Inputs(*saved["inputs"])
     return layer_gradients(project, inputs.live, saved["kept"][:parts], grads, inputs.lengths, inputs.resets)
-
-
-def layer_of(kind: type[Layer], cell: Cell, inputs: Inputs) -> Layer:
-    return kind(cell, inputs.x, inputs.initial, inputs.w_ih, inputs.w_hh, inputs.b_ih, inputs.b_hh, inputs.resets)
-
-
-def sizes_of(cell: Cell, inputs: Inputs) -> Recurrence:
-    """What a plan is made from: of x, which stands for the projected inputs, it reads shape, dtype and device alone."""
-    return Recurrence(cell, inputs.x, inputs.initial, inputs.lengths, inputs.resets)

@@ -24,8 +24,9 @@ from timeloom.nn.graphs.handles import module_of
 from timeloom.nn.sequence import check_kind_of_lengths, check_lengths
 from timeloom.report import SolveReport
 from timeloom.solve.autograd import refuse_second_order
+from timeloom.solve.inputs import Inputs
 from timeloom.solve.recurrence import noting, raise_if_asked
-from timeloom.solve.trunk import Inputs, LayerSolve
+from timeloom.solve.trunk import LayerSolve
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.streams import capturing
 

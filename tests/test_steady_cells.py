@@ -32,7 +32,7 @@ from timeloom.kernels import ReferenceSweeper, replay
 from timeloom.nn import layer as layers
 from timeloom.nn import steady_cells
 from timeloom.problem import Recurrence
-from timeloom.solve import steady, steady_cell
+from timeloom.solve import steady_cell, steady_pass
 from timeloom.solvers import Shooting
 
 STEPS, BATCH, INPUTS, UNITS = 41, 2, 3, 4
@@ -475,8 +475,8 @@ def test_a_missed_certificate_is_solved_anew(solved: list[str], monkeypatch: pyt
     for _ in range(CALLS_BEFORE):
         assert_right(ours, exact, x)
     solved.clear()
-    honest = steady.report_of
-    monkeypatch.setattr(steady, "report_of", lambda error, *_: honest(torch.inf, *_))
+    honest = steady_pass.report_of
+    monkeypatch.setattr(steady_pass, "report_of", lambda error, *_: honest(torch.inf, *_))
     assert_right(ours, exact, x)
     assert solved[:1] == ["run_fused"]
 

@@ -13,7 +13,7 @@ from test_recurrent_dropout import EXACT, LAYERS, OPTIONS, loop
 from torch import Tensor
 
 from timeloom.kernels import replay
-from timeloom.solve.steady import Call
+from timeloom.solve.steady_pass import Call
 
 STEPS, INPUTS, UNITS = 47, 3, 4
 CALLS_BEFORE = 4

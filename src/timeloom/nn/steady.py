@@ -15,7 +15,8 @@ from timeloom.problem import joined
 from timeloom.solve import warm_starts
 from timeloom.solve.beside_torch import is_recorded_elsewhere
 from timeloom.solve.inputs import Inputs
-from timeloom.solve.steady import Call, SteadyLayer
+from timeloom.solve.steady import SteadyLayer
+from timeloom.solve.steady_pass import Call
 from timeloom.torch_state import streams
 from timeloom.torch_state.precision import solved_in
 from timeloom.torch_state.transforms import transformed

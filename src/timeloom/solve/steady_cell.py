@@ -31,7 +31,7 @@ from timeloom.solve.plan import Plan, Planner
 from timeloom.solve.recurrence import noting
 from timeloom.solve.replayed import recorded_kind, swept_states, swept_sums
 from timeloom.solve.second_order import layer_gradients
-from timeloom.solve.steady import Call, Dropped, Pass, replayed_gradients
+from timeloom.solve.steady_pass import Call, Dropped, Pass, replayed_gradients
 from timeloom.torch_state import tf32
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.batched import one_by_one

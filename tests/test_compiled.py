@@ -240,15 +240,15 @@ def test_inductor(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def count_calls_of_torch_layers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A list that grows by one each time that an operator runs torch's own layer."""
-    from timeloom.nn.graphs import operators  # not above: with it comes Triton, which other tests must set up first
+    from timeloom.nn.graphs import by_torch  # not above: with it comes Triton, which other tests must set up first
 
-    calls, run_torch = [], operators._run_torch
+    calls, run_torch = [], by_torch.run_torch
 
     def count(*args: Any, **more: Any) -> Any:
         calls.append(args)
         return run_torch(*args, **more)
 
-    monkeypatch.setattr(operators, "_run_torch", count)
+    monkeypatch.setattr(by_torch, "run_torch", count)
     return calls
 
 

@@ -9,9 +9,6 @@ a captured graph are copied to memory that was there before.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -20,6 +17,7 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.base import Cell
+from timeloom.nn.graphs import by_torch
 from timeloom.nn.graphs.handles import module_of
 from timeloom.nn.sequence import check_kind_of_lengths, check_lengths
 from timeloom.report import SolveReport
@@ -37,12 +35,6 @@ GIVEN = (
     "Tensor x, Tensor initial, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor? w_hr, "
     "Tensor? lengths, Tensor? resets"
 )
-Tape = tuple[list[Tensor | None], tuple[Tensor, Tensor]]
-"""Of a run of torch's own layer: what to differentiate by, and the results."""
-TAPE = "_timeloom_tape"
-"""Attribute of the states that torch's own layer found on a CPU: its tape. It gets to the backward pass where torch
-hands on the very tensor, as its compilers do; where it does not, the layer is run again."""
-
 _certificates: WeakKeyDictionary[Recurrent, Tensor] = WeakKeyDictionary()
 
 
@@ -77,7 +69,7 @@ def _solve(
         if reason is None:
             kept, final, report = _run_own(module, inputs, index, taped)
         else:
-            kept, final, report = _run_torch_forward(module, inputs, taped, reason)
+            kept, final, report = by_torch.run_forward(module, inputs, taped, reason)
     _record(module, index, report)
     return kept[0], final, kept[1:] if taped else []
 
@@ -113,35 +105,6 @@ def _run_own(module: Recurrent, inputs: Inputs, index: int, taped: bool) -> tupl
     return solution.kept, final, _lasting(module, index, solution.report, backward=False)
 
 
-def _run_torch_forward(
-    module: Recurrent, inputs: Inputs, taped: bool, reason: str
-) -> tuple[list[Tensor], Tensor, SolveReport]:
-    """The same by torch's own layer, which leaves states of h alone."""
-    keeps_tape = taped and inputs.x.device.type == "cpu"
-    tape = _run_torch(module, inputs, keeps_tape)
-    outputs, final = (result.detach() for result in tape[1])
-    states = torch.cat([inputs.initial[:, : outputs.shape[-1]].to(outputs.dtype).unsqueeze(0), outputs])
-    if keeps_tape:
-        setattr(states, TAPE, tape)
-    return [states], final, SolveReport.sequential(len(outputs), f"{reason}; run by torch's own layer")
-
-
-def _run_torch(module: Recurrent, inputs: Inputs, taped: bool) -> Tape:
-    """Torch's own layer: what to differentiate by, outputs `(T, B, ·)` and final state `(B, S)`."""
-    with _autograd(True) if taped else torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # cuDNN, that one layer of many is not a block of memory by itself
-        leaves = [None if tensor is None else tensor.detach().requires_grad_(taped) for tensor in inputs.live]
-        x, initial, *weights = leaves
-        assert initial is not None
-        parts = initial.to(inputs.x.dtype).split(module._bare(*inputs.weights).parts, -1)
-        hidden = tuple(part.unsqueeze(0).contiguous() for part in parts)  # cuDNN takes no other
-        given = [weight for weight in weights if weight is not None]
-        options = (module.bias, 1, 0.0, module.training, False, False)
-        layer = getattr(torch._VF, module.mode.lower())
-        outputs, *final = layer(x, hidden if len(hidden) > 1 else hidden[0], given, *options)
-        return leaves, (outputs, torch.cat(final, -1).squeeze(0))
-
-
 # --- backward --------------------------------------------------------------------------------------------------------
 
 
@@ -157,8 +120,8 @@ def _solve_backward(
         if _why_torch(module, inputs, taped=True) is None and _is_whole(module, inputs, kept):
             found = _own_gradients(module, inputs, index, [states, *kept], grads, want_x)
         else:
-            tape: Tape | None = vars(states).pop(TAPE, None)  # good for one pass
-            found = _differentiate(*(tape or _run_torch(module, inputs, taped=True)), grads)
+            tape: by_torch.Tape | None = vars(states).pop(by_torch.TAPE, None)  # good for one pass
+            found = by_torch.differentiate(*(tape or by_torch.run_torch(module, inputs, taped=True)), grads)
         if d_states is not None:
             found[1] = found[1] + torch.nn.functional.pad(d_states[0], (0, initial.shape[1] - d_states.shape[2]))
     wanted = [(grad, of) for grad, of in zip(found, inputs.live, strict=True) if of is not None][0 if want_x else 1 :]
@@ -189,20 +152,9 @@ def _own_gradients(
         take(_lasting(module, index, backward, backward=True))
 
     cell = solve.cell_of(inputs)
-    with _autograd(False):
+    with by_torch.autograd(False):
         _refuse_capture(cell, inputs)
         return list(solve.backward(inputs, kept, grads, want_x, solve.plan_backward(inputs, cell), note))
-
-
-def _differentiate(
-    leaves: Sequence[Tensor | None], results: Sequence[Tensor], grads: Sequence[Tensor | None]
-) -> list[Any]:
-    """Gradients of the leaves that there are."""
-    asked = [(result, grad) for result, grad in zip(results, grads, strict=True) if grad is not None]
-    given = [leaf for leaf in leaves if leaf is not None]
-    with _autograd(False):
-        found = iter(torch.autograd.grad([result for result, _ in asked], given, [grad for _, grad in asked]))
-    return [None if leaf is None else next(found) for leaf in leaves]
 
 
 def _apart(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
@@ -272,13 +224,6 @@ def _refuse_capture(cell: Cell, inputs: Inputs) -> None:
             "zoneout=, recurrent_dropout= or a projected LSTM): compile without mode='reduce-overhead', or use "
             "solver='sequential'"
         )
-
-
-@contextmanager
-def _autograd(on: bool) -> Iterator[None]:
-    """Inside of an operator torch keeps autograd off whatever the gradient mode is, until inference mode is left."""
-    with torch.inference_mode(False), torch.set_grad_enabled(on):
-        yield
 
 
 # --- as operators ----------------------------------------------------------------------------------------------------

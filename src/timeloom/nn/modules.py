@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from timeloom.cells import Cell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
-from timeloom.nn.base import Hidden, Recurrent
+from timeloom.nn.base import Recurrent
 from timeloom.nn.sequence import check_hidden, permute
+from timeloom.nn.stacked import Hidden
 from timeloom.solvers.base import Solver
 
 

@@ -15,10 +15,11 @@ from torch.nn import Parameter
 from timeloom.distributed.context import entered, shared
 from timeloom.kernels.cuda import nvrtc
 from timeloom.nn import torch_layer
-from timeloom.nn.base import Hidden, Recurrent
+from timeloom.nn.base import Recurrent
 from timeloom.nn.graphs import operators
 from timeloom.nn.graphs.handles import module_of
 from timeloom.nn.sequence import check_input, check_resets, mask_padding, reverse
+from timeloom.nn.stacked import Hidden
 from timeloom.torch_state.precision import SOLVED, products_in, returned_in, solved_in
 from timeloom.torch_state.transforms import WHERE, transformed
 

@@ -48,7 +48,7 @@ def obstacle(data: Tensor, hx: Any = None) -> str | None:
 @cache
 def _tell_once(device: str) -> None:
     if device != "meta":  # shapes alone: nobody waits for them
-        warnings.warn(f"timeloom has no sweeps on {device}: torch's own layers run there", stacklevel=5)
+        warnings.warn(f"timeloom has no sweeps on {device}: torch's own layers run there", stacklevel=8)
 
 
 def why(module: Recurrent, input: Tensor | PackedSequence) -> str | None:

@@ -103,7 +103,7 @@ def _why_not(module: Recurrent, input: Any, lengths: Any, guess: Any) -> Any:
 
 
 def _run(module: Recurrent, input: Tensor, hx: Any, lengths: Tensor | None, resets: Any) -> tuple[Any, Any]:
-    """All layers and directions: what `Recurrent._run_own` does, of a padded tensor."""
+    """All layers and directions: what `nn.own_sweeps.call` does, of a padded tensor."""
     operators.make_room(module._handle)
     batched = input.dim() == 3
     weights = module._present_weights()

@@ -18,8 +18,10 @@ def layer_kind(cell: Cell, x: Tensor) -> type[Layer] | None:
     """Whose kernels can run a layer of this cell on x `(T, B, D)`, if any."""
     if cell.kernel is None:
         return None
-    able = (kind for kind in KINDS if kind.takes_masks or not cell.behind)
-    return next((kind for kind in able if kind.supports(x, cell)), None)
+    for kind in KINDS:
+        if (kind.takes_masks or not cell.behind) and kind.supports(x, cell):
+            return kind
+    return None
 
 
 def multiplies_as_given(x: Tensor) -> bool:

@@ -41,7 +41,7 @@ def first_sweep(
     layer: Layer,
     plan: Plan,
     experience: Experience,
-    replan: Callable[[], Plan] | None = None,
+    replan: Callable[[], Plan] | None,
 ) -> Swept[Result]:
     """Run `sweep(plan)`, which returns a result and its certificate; nothing is swept where its kernel cannot run.
 
@@ -50,51 +50,59 @@ def first_sweep(
     network's memory.
     """
     try:
-        return _first_sweep(sweep, layer, plan, experience, replan)
+        if replan is not None and layer.replans:
+            return _replanning(sweep, layer, plan, experience, replan)
+        return _as_planned(sweep, layer, plan, experience)
     except KernelFault:  # it has been told, and the driver has other ways
         return Swept(None, plan, None)  # type: ignore[arg-type]
 
 
-def _first_sweep(
-    sweep: Callable[[Plan], tuple[Result, Tensor | float]],
-    layer: Layer,
-    plan: Plan,
-    experience: Experience,
-    replan: Callable[[], Plan] | None,
+def _as_planned(
+    sweep: Callable[[Plan], tuple[Result, Tensor | float]], layer: Layer, plan: Plan, experience: Experience
 ) -> Swept[Result]:
     steps = len(layer.x)
-    adapts = replan is not None and layer.replans
-    if not adapts and not _is_likely_to_do(layer, plan, steps, experience):
+    if not _is_likely_to_do(layer, plan, steps, experience):
         if not capturing(layer.x.device):
             return Swept(None, plan, None)  # type: ignore[arg-type]
         plan = _in_one_chunk(plan, steps, "one chunk, since a CUDA graph was captured")
     began = time.perf_counter()
+    result, error = sweep(plan)
+    report = report_of(error, plan, steps, began)
+    experience.note_certificate(report is not None)
+    again = plan.insisting(float(error)) if report is None and layer.corrects else None
+    if again is not None:
+        plan = again
+        result, error = sweep(plan)
+        report = report_of(error, plan, steps, began)
+    return Swept(result, plan, report)
+
+
+def _replanning(
+    sweep: Callable[[Plan], tuple[Result, Tensor | float]],
+    layer: Layer,
+    plan: Plan,
+    experience: Experience,
+    replan: Callable[[], Plan],
+) -> Swept[Result]:
+    steps, began = len(layer.x), time.perf_counter()
     watched = watch_for(plan, experience, layer.x.device)
     result, error = sweep(plan)
     if watched is not None:
         watched.stop()
     report = report_of(error, plan, steps, began)
-    if replan is not None and adapts:
-        if watched is not None and report is not None and plan.chunk < steps:  # its certificate was waited for
-            experience.note_time(plan, plan.expected, watched.milliseconds())
-        for tries in range(1, MOST_TRIES + 1):
+    if watched is not None and report is not None and plan.chunk < steps:  # its certificate was waited for
+        experience.note_time(plan, plan.expected, watched.milliseconds())
+    for tries in range(1, MOST_TRIES + 1):
+        if report is not None:
+            break
+        experience.note_miss(plan, float(error))
+        following = replan() if tries < MOST_TRIES else _in_one_chunk(plan, steps, TOO_SLOW)
+        if plan.sweeps == following.sweeps == 1 and following.chunk < steps:  # what was missed may be rounding
+            plan = replace(plan, tolerance=max(plan.tolerance, following.tolerance))
+            report = report_of(error, plan, steps, began)
             if report is not None:
                 break
-            experience.note_miss(plan, float(error))
-            following = replan() if tries < MOST_TRIES else _in_one_chunk(plan, steps, TOO_SLOW)
-            if plan.sweeps == following.sweeps == 1 and following.chunk < steps:  # what was missed may be rounding
-                plan = replace(plan, tolerance=max(plan.tolerance, following.tolerance))
-                report = report_of(error, plan, steps, began)
-                if report is not None:
-                    break
-            plan = following
-            result, error = sweep(plan)
-            report = report_of(error, plan, steps, began)
-        return Swept(result, plan, report)
-    experience.note_certificate(report is not None)
-    again = plan.insisting(float(error)) if report is None and layer.corrects else None
-    if again is not None:
-        plan = again
+        plan = following
         result, error = sweep(plan)
         report = report_of(error, plan, steps, began)
     return Swept(result, plan, report)

@@ -56,10 +56,11 @@ class SolvedLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(call: Call, *given: Any) -> Tensors:
-        inputs = _plain(given)
+        inputs, solve = _plain(given), call.solve
+        cell = solve.cell_of(inputs)
         with torch.no_grad(), without_autocast(inputs.x.device):
-            solution = call.solve.forward(inputs, taped=True)
-        raise_if_asked(solution.report, call.solve.solver)
+            solution = solve.forward(inputs, True, cell, solve.kind_of(inputs, cell))
+        raise_if_asked(solution.report, solve.solver)
         call.reports[:] = [solution.report]
         call.record(solution.report)
         states, *kept = solution.kept

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.auto.experience import LayerExperience, assumed_warmup
+from timeloom.auto.experience import LayerExperience
 from timeloom.cells.base import NO_MASKS, Cell, Masks
 from timeloom.cells.masked import MaskedCell
 from timeloom.compile.call import telling
@@ -24,7 +24,6 @@ from timeloom.kernels import ReferenceSweeper, replayed_layers, sweeper_kind
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels.layer import Found, Gradients, Layer
 from timeloom.kernels.layer_kinds import layer_kind
-from timeloom.known import KnownStates
 from timeloom.problem import Recurrence, joined
 from timeloom.report import SolveReport
 from timeloom.solve import beside_torch
@@ -34,11 +33,10 @@ from timeloom.solve.first_sweep import first_sweep
 from timeloom.solve.forward import final_state, solve_states
 from timeloom.solve.inputs import Grads, Inputs, Solution, layer_of, sizes_of
 from timeloom.solve.newton import PLAIN, newton_states, scanned_gradients
-from timeloom.solve.plan import Direction, Plan, Planner
+from timeloom.solve.plan import Plan, Planner
 from timeloom.solve.recurrence import Record, noting, on_tape, plan_from_known, raise_if_asked, run
 from timeloom.solve.residual import SHARE_OF_BOX
 from timeloom.solve.second_order import layer_gradients
-from timeloom.solve.tolerance import TOLERANCE
 from timeloom.solve.warm_starts import Guess
 
 Bare = Callable[..., Cell]
@@ -69,13 +67,10 @@ class LayerSolve:
         the report, and again with the backward report in it once the backward pass has run.
         """
         cell = self.cell_of(inputs)
-        plain = guess is None and inputs.whole and not inputs.masked and not beside_torch.is_recorded_elsewhere()
-        if plain and self.solver.adapts and beside_torch.is_rival(cell, inputs.x):
-            planned = self._plan_beside_torch(inputs, cell)
-            if isinstance(planned, str) and not beside_torch.keeps_to_itself(
-                cell, len(inputs.x), inputs.taped, self.experience
-            ):
-                record(SolveReport.sequential(len(inputs.x), f"{planned}; run by torch's own layer"))
+        if guess is None and self.solver.adapts and beside_torch.is_rival(cell, inputs):
+            reason = beside_torch.why(cell, inputs, self.solver, self.experience, self._problem)
+            if reason is not None:
+                record(SolveReport.sequential(len(inputs.x), f"{reason}; run by torch's own layer"))
                 return beside_torch.lstm(inputs.x, inputs.initial, inputs.weights)
         kind = None if self.whole_states else self.kind_of(inputs, cell)
         if kind is None:
@@ -88,7 +83,7 @@ class LayerSolve:
             guess = None  # the kernels that enter chunks by themselves save more than known states do
         taped = inputs.taped
         with torch.no_grad():
-            solution = self.forward(inputs, taped, cell, guess)
+            solution = self.forward(inputs, taped, cell, kind, guess)
         return self._on_tape(inputs, solution, record, taped)
 
     def on_tape(self, inputs: Inputs, record: Record, reason: str) -> tuple[Tensor, Tensor]:
@@ -96,45 +91,19 @@ class LayerSolve:
         outputs, final = on_tape(self._problem(inputs), record, reason, None if self.whole_states else 1)
         return joined(outputs), final
 
-    def _plan_beside_torch(self, inputs: Inputs, cell: Cell) -> Plan | str:
-        """How to sweep a layer that torch runs faster in one chunk, or why not at all, where either pass would gain too
-        little. Where nothing is known of the network, a few steps of it are looked at first.
+    def forward(
+        self, inputs: Inputs, taped: bool, cell: Cell, kind: type[Layer] | None, guess: Guess | None = None
+    ) -> Solution:
+        """Problem, plan, sweeps and certificate, by the kernels of this kind where there are any; to be called with
+        gradients off.
         """
-        steps, sizes = len(inputs.x), sizes_of(cell, inputs)
-        sides = [self.experience.forward, self.experience.backward][: 1 + inputs.taped]
-        look = assumed_warmup(TOLERANCE[torch.float32])
-        if any(side.resting for side in sides):
-            for side in sides:  # both passes are torch's, or none
-                side.rest_once()
-        elif sides[0].forgetting is None and 2 * look < steps:
-            with torch.no_grad():
-                jump = beside_torch.jump_after(look, self._part_of(inputs), inputs.x, inputs.initial)
-            for side in sides:
-                side.note_look(look, jump)
-        directions: tuple[Direction, ...] = ("forward", "backward")
-        plans = [self.solver.plan(sizes, side, way) for side, way in zip(sides, directions, strict=False)]
-        for plan, side in zip(plans, sides, strict=True):
-            if plan.chunk >= steps:
-                return plan.reason
-            if not beside_torch.gains(plan, sizes, inputs.taped):
-                side.rest()
-                return f"auto: {-(-steps // plan.chunk)} chunks after warm-ups of {plan.warmup} steps gain too little"
-        return plans[0]
-
-    def _part_of(self, inputs: Inputs) -> Callable[[Tensor, Tensor], Recurrence]:
-        return lambda x, initial: self._problem(inputs._replace(x=x, initial=initial)).detach()
-
-    def forward(self, inputs: Inputs, taped: bool, cell: Cell | None = None, guess: Guess | None = None) -> Solution:
-        """Problem, plan, sweeps and certificate; to be called with gradients off."""
-        cell = self.cell_of(inputs) if cell is None else cell
         sizes = sizes_of(cell, inputs)
         if guess is not None:
             sizes = replace(sizes, guess=guess.load(self.slot, sizes))
         experience = self.experience.beginning(sizes.guess is not None)
         plan = plan_from_known(self.solver, sizes, experience)
-        kind = self.kind_of(inputs, cell)
         if kind is not None:
-            kept, report = self._sweep(kind, cell, inputs, plan, taped, sizes.guess)
+            kept, report = self._sweep(kind, inputs, sizes, plan, taped)
             final = joined([part[-1] for part in kept[: len(cell.parts)]])
         else:
             problem = self._problem(inputs)
@@ -159,7 +128,8 @@ class LayerSolve:
                     note(scanned[1])
                     return *scanned[0], None
             sweep = partial(replayed_layers.backward, layer, kept=kept, grads=(grads[0], grads[1]), want_x=want_x)
-            swept = first_sweep(sweep, layer, plan, self.experience.backward, self._replan(cell, inputs, "backward"))
+            replan = partial(self.plan_backward, inputs, cell) if self.solver.adapts else None
+            swept = first_sweep(sweep, layer, plan, self.experience.backward, replan)
             if swept.report is not None:
                 note(swept.report)
                 return *swept.result, None
@@ -168,17 +138,6 @@ class LayerSolve:
     def plan_backward(self, inputs: Inputs, cell: Cell) -> Plan:
         """How to come back through a layer that was solved."""
         return self.solver.plan(sizes_of(cell, inputs), self.experience.backward, "backward")
-
-    def _replan(
-        self, cell: Cell, inputs: Inputs, direction: Direction, known: KnownStates | None = None
-    ) -> Callable[[], Plan] | None:
-        """Makes other plans from what a sweep has shown, where the solver does that."""
-        if not self.solver.adapts:
-            return None
-        sizes = replace(sizes_of(cell, inputs), guess=known)
-        if direction == "backward":
-            return partial(self.solver.plan, sizes, self.experience.backward, direction)
-        return partial(plan_from_known, self.solver, sizes, self.experience.beginning(known is not None))
 
     def cell_of(self, inputs: Inputs) -> Cell:
         """The layer's cell."""
@@ -193,11 +152,12 @@ class LayerSolve:
         return None if kind is None or (marked and (inputs.masked or not kind.takes_resets)) else kind
 
     def _sweep(
-        self, kind: type[Layer], cell: Cell, inputs: Inputs, plan: Plan, taped: bool, known: KnownStates | None
+        self, kind: type[Layer], inputs: Inputs, sizes: Recurrence, plan: Plan, taped: bool
     ) -> tuple[list[Tensor], SolveReport]:
         """Kept tensors and report: by the planned sweeps where they are certified, else from there by the driver."""
-        layer, found, replan = layer_of(kind, cell, inputs), Found(), self._replan(cell, inputs, "forward", known)
-        steps = len(inputs.x)
+        cell, known, steps = sizes.cell, sizes.guess, len(inputs.x)
+        layer, found, experience = layer_of(kind, cell, inputs), Found(), self.experience.beginning(known is not None)
+        replan = partial(plan_from_known, self.solver, sizes, experience) if self.solver.adapts else None
         if known is not None and plan.chunk < steps and (plan.linearization is not None or not layer.begins_anywhere):
             return self._march(layer, replace(self._problem(inputs), guess=known), plan, taped)
         if layer.has_newton and plan.linearization == PLAIN:
@@ -215,10 +175,10 @@ class LayerSolve:
                 return call(plan)
             return call(plan, entry=known.entry(steps, plan.chunk, plan.warmup))
 
-        swept = first_sweep(sweep, layer, plan, self.experience.beginning(known is not None), replan)
+        swept = first_sweep(sweep, layer, plan, experience, replan)
         if swept.report is not None:
             return swept.result, swept.report
-        problem = self._problem(inputs) if found.u is None else replace(sizes_of(cell, inputs), u=found.u)
+        problem = self._problem(inputs) if found.u is None else replace(sizes, u=found.u)
         problem = replace(problem, guess=known)
         if swept.result is None or found.starts is None or found.ends is None:
             return self._march(layer, problem, plan, taped)

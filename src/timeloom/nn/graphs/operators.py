@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.base import Cell
+from timeloom.kernels.layer import Layer
 from timeloom.nn.graphs import by_torch
 from timeloom.nn.graphs.handles import module_of
 from timeloom.nn.sequence import check_kind_of_lengths, check_lengths
@@ -98,8 +99,9 @@ def _run_own(module: Recurrent, inputs: Inputs, index: int, taped: bool) -> tupl
     """All states and, behind them, what the backward pass needs; the final state; the report."""
     solve = _solve_of(module, index)
     cell = solve.cell_of(inputs)
-    _refuse_capture(cell, inputs)
-    solution = solve.forward(inputs, taped, cell)
+    kind = solve.kind_of(inputs, cell)
+    _refuse_capture(kind, inputs)
+    solution = solve.forward(inputs, taped, cell, kind)
     raise_if_asked(solution.report, solve.solver)
     final = solution.final.clone()  # it may be a view of the states, and operators return memory of their own
     return solution.kept, final, _lasting(module, index, solution.report, backward=False)
@@ -153,7 +155,7 @@ def _own_gradients(
 
     cell = solve.cell_of(inputs)
     with by_torch.autograd(False):
-        _refuse_capture(cell, inputs)
+        _refuse_capture(solve.kind_of(inputs, cell), inputs)
         return list(solve.backward(inputs, kept, grads, want_x, solve.plan_backward(inputs, cell), note))
 
 
@@ -217,8 +219,8 @@ def _is_whole(module: Recurrent, inputs: Inputs, kept: list[Tensor]) -> bool:
     return len(kept) == len(cell.parts) - 1 + (kind is not None and kind.tape_width(cell) > 0)
 
 
-def _refuse_capture(cell: Cell, inputs: Inputs) -> None:
-    if capturing(inputs.x.device) and LayerSolve.kind_of(inputs, cell) is None:
+def _refuse_capture(kind: type[Layer] | None, inputs: Inputs) -> None:
+    if kind is None and capturing(inputs.x.device):
         raise RuntimeError(
             f"a CUDA graph cannot hold this solve, which looks at its residuals ({inputs.x.dtype}, lengths=, resets=, "
             "zoneout=, recurrent_dropout= or a projected LSTM): compile without mode='reduce-overhead', or use "

@@ -471,7 +471,6 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans as for the kernels of a GPU."""
     monkeypatch.setattr(auto_file, "has_kernels", lambda problem: True)
     monkeypatch.setattr(auto_file, "step_cost", lambda *_: GPU)
-    monkeypatch.setattr(auto_file, "copies_inputs", lambda problem: False)
 
 
 @pytest.mark.usefixtures("on_gpu")

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 
@@ -78,6 +79,8 @@ class StepCost:
     """Cost of the step by itself."""
     threads: int = 1
     """Workers that share the rows."""
+    copies_inputs: bool = False
+    """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
 
     def fills(self, batch: int) -> int:
         """Chunks of so many sequences that fill the machine, where there is such a number; 0 where there is none."""
@@ -104,6 +107,7 @@ class RegisterCost:
     blocks: int = 1
     """Multiprocessors that share a row."""
     backward: bool = False
+    copies_inputs: ClassVar[bool] = False
 
     def fills(self, batch: int) -> int:
         """Chunks of so many sequences whose rows are just walked side by side, where several blocks share each: there
@@ -132,6 +136,7 @@ class GeneratedCost:
     """The same by kernels generated from a cell's step, a block for each row, in units of a lone block's step."""
 
     processors: int
+    copies_inputs: ClassVar[bool] = False
 
     def fills(self, batch: int) -> int:
         """Chunks of so many sequences that just fill the machine, with a row or with four on every multiprocessor."""
@@ -166,8 +171,8 @@ def step_cost(problem: Recurrence, backward: bool = False) -> Cost:
     if has_kernels(problem):
         return register_cost(str(problem.cell.kernel), n, device.index or 0, backward)
     if device.type != "cpu":
-        return StepCost(TORCH_STEP_ON_GPU / row_in_torch(size))
-    return StepCost(TORCH_STEP / row_in_torch(size), torch.get_num_threads())
+        return StepCost(TORCH_STEP_ON_GPU / row_in_torch(size), copies_inputs=True)
+    return StepCost(TORCH_STEP / row_in_torch(size), torch.get_num_threads(), copies_inputs=True)
 
 
 def compiled_cost() -> StepCost:
@@ -194,14 +199,16 @@ def cost_of_sweeps(steps: int, batch: int, chunk: int, sweeps: int, cost: Cost) 
 
 
 @lru_cache(maxsize=256)
-def cheapest(steps: int, batch: int, warmup: int, cost: Cost, within_chunk: bool = False) -> tuple[int, int]:
-    """Chunk and warm-up that take least time, `(steps, 0)` for one chunk; `within_chunk` lets no warm-up be longer."""
+def cheapest(steps: int, batch: int, warmup: int, cost: Cost) -> tuple[int, int]:
+    """Chunk and warm-up that take least time, `(steps, 0)` for one chunk; no warm-up is longer than a chunk where that
+    would cost memory.
+    """
     best, best_cost = (steps, 0), cost_of(steps, batch, steps, 0, cost)
     counts = {2**power for power in range(1, MOST_STEPS.bit_length())} | {cost.fills(batch)}
     for chunks in sorted(count for count in counts if 2 <= count <= steps // 4):
         chunk = math.ceil(steps / chunks)
         total = cost_of(steps, batch, chunk, warmup, cost)
-        if total < best_cost and not (within_chunk and warmup > chunk):
+        if total < best_cost and not (cost.copies_inputs and warmup > chunk):
             best, best_cost = (chunk, warmup), total
     return best
 
@@ -257,11 +264,6 @@ def fewest_to_cut(batch: int, warmup: int, cost: Cost) -> int | None:
 
 def _is_cut(steps: int, batch: int, warmup: int, cost: Cost) -> bool:
     return cheapest(steps, batch, warmup, cost)[0] < steps
-
-
-def copies_inputs(problem: Recurrence) -> bool:
-    """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
-    return not (in_compiled_code(problem) or has_kernels(problem) or FusedCUDASweeper.supports(problem))
 
 
 def decay_is_cheap(problem: Recurrence) -> bool:

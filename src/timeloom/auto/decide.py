@@ -9,7 +9,6 @@ from timeloom.auto.costs import (
     cheapest,
     cheapest_dense,
     chunk_to_correct,
-    copies_inputs,
     cost_of,
     cost_of_sweeps,
     longest_warmup,
@@ -64,15 +63,15 @@ def decide(
     whether it is the adjoint, whose way through a chunk is a linear map.
     """
     steps, batch = problem.steps, max(problem.batch, 1)
-    cost, within = step_cost(problem, linear), copies_inputs(problem)
-    chunk, _ = cheapest(steps, batch, assumed_warmup(tolerance), cost, within)
+    cost = step_cost(problem, linear)
+    chunk, _ = cheapest(steps, batch, assumed_warmup(tolerance), cost)
     if chunk >= steps:
         experience.note_plan(1)
         return Choice(max(steps, 1), 0, f"auto: one chunk is cheapest for T={steps}, B={batch}", tolerance)
     if experience.resting:
         experience.skip_call()
         return _one_chunk(steps, experience, tolerance)
-    chunk, warmup = cheapest(steps, batch, experience.warmup(tolerance), cost, within)
+    chunk, warmup = cheapest(steps, batch, experience.warmup(tolerance), cost)
     whole = problem.lengths is None and problem.resets is None  # only such layers make several sweeps at once
     kernels = has_kernels(problem)
     if experience.forgetting is not None and whole and kernels:
@@ -81,7 +80,7 @@ def decide(
         if choice is not None and experience.looking and not choice.dense:
             longest = experience.worth_looking(longest_warmup(steps, batch, LOOK_SHARE * choice.expected, cost))
             if longest:
-                choice, (chunk, warmup) = None, cheapest(steps, batch, longest, cost, within)
+                choice, (chunk, warmup) = None, cheapest(steps, batch, longest, cost)
         if choice is not None:
             experience.note_plan(choice.sweeps, choice.dense)
             accepts = max(SHARE_OF_ERRORS * tolerance, LEAST_ERROR)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
@@ -148,11 +149,11 @@ class Layer(ABC):
             units = (w_hh.new_zeros(n) if twin.b_hh is None else twin.b_hh[2 * n :],)
         return replace(twin, cell=twin.cell.with_weights((w_hh, *units)))
 
-    @property
+    @cached_property
     def n(self) -> int:
         return self.w_hh.shape[1]
 
-    @property
+    @cached_property
     def parts(self) -> tuple[int, ...]:
         """Widths of the state's parts: h, or h and c."""
         return (self.n,) * (self.initial.shape[1] // self.n)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from timeloom.auto import thresholds
-from timeloom.auto.costs import cheapest, copies_inputs, decay_is_cheap, newton_up_to, step_cost
+from timeloom.auto.costs import cheapest, decay_is_cheap, newton_up_to, step_cost
 from timeloom.auto.decide import PATIENCE, decide
 from timeloom.auto.experience import Experience, LayerExperience, Shown
 from timeloom.problem import Recurrence
@@ -116,7 +116,7 @@ class Auto(Solver):
         lead = experience.warmup(self.tolerance(problem))
         inside = self._plan_shooting(
             problem,
-            *cheapest(problem.steps, max(problem.batch, 1), lead, step_cost(problem), copies_inputs(problem)),
+            *cheapest(problem.steps, max(problem.batch, 1), lead, step_cost(problem)),
             correction="auto",
             max_iters=self.max_iters or max(PATIENCE, len(sizes)),
             reason=f"auto: {len(sizes)} ranks, warm-up of {lead} steps",

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 
 from torch import Tensor
 
-from timeloom.auto.costs import cheapest, compiled_cost, copies_inputs, decay_is_cheap, newton_up_to, step_cost
+from timeloom.auto.costs import cheapest, compiled_cost, decay_is_cheap, newton_up_to, step_cost
 from timeloom.auto.experience import Experience, LayerExperience
 from timeloom.auto.thresholds import Sized
 from timeloom.kernels import in_compiled_code, may_be_compiled
@@ -210,7 +210,7 @@ class Solver:
 
 def cheapest_chunk(problem: Recurrence, warmup: int, steps: int) -> int:
     """The chunk that takes least time for so many steps of a problem like this."""
-    return cheapest(steps, max(problem.batch, 1), warmup, step_cost(problem), copies_inputs(problem))[0]
+    return cheapest(steps, max(problem.batch, 1), warmup, step_cost(problem))[0]
 
 
 def cheapest_chunk_over_ranks(problem: Recurrence, warmup: int, steps: int) -> int:

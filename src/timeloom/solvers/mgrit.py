@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 
-from timeloom.auto.costs import copies_inputs
+from timeloom.auto.costs import step_cost
 from timeloom.auto.experience import Experience, assumed_warmup
 from timeloom.cells.coarse import UserStep
 from timeloom.mgrit.driver import MGRITPlan, cycle
@@ -183,7 +183,7 @@ class MGRIT(Solver):
             problem,
             chunk,
             driver=cycle,
-            warmup=min(warmup, chunk) if copies_inputs(problem) else warmup,
+            warmup=min(warmup, chunk) if step_cost(problem).copies_inputs else warmup,
             max_iters=(cycles + experience.extra_cycles if cycles else self.max_iters) or MOST_CYCLES,
             reason=f"coarsened by {', '.join(map(str, factors))}; {kind} coarse steps of {self.coarse_inputs} inputs"
             if factors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, get_args
 
-from timeloom.auto.costs import copies_inputs
+from timeloom.auto.costs import step_cost
 from timeloom.auto.experience import Experience, assumed_warmup
 from timeloom.options import check_choice, check_count
 from timeloom.problem import Recurrence
@@ -49,7 +49,7 @@ class Shooting(Solver):
     def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
         steps, warmup = max(problem.steps, 1), self._warmup(problem)
         chunk = min(self.chunk or cheapest_chunk(problem, warmup, steps), steps)
-        warmup = min(warmup, chunk) if copies_inputs(problem) else warmup
+        warmup = min(warmup, chunk) if step_cost(problem).copies_inputs else warmup
         patient = {} if self.max_iters is None else {"patience": self.max_iters}
         return self._plan_shooting(problem, chunk, warmup, correction=self.correction, rank=self.rank, **patient)
 

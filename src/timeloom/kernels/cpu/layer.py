@@ -7,6 +7,7 @@ gradients of weights and biases, so that neither projected inputs nor gate gradi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from timeloom.kernels.cpu.sweeper import (
     masks_of,
     packed,
 )
-from timeloom.kernels.cpu.texts import source
+from timeloom.kernels.cpu.texts import Kernel, source
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.reference import floor_of, units_of
 from timeloom.problem import Recurrence, cut_evenly, empty_states
@@ -106,10 +107,13 @@ class CPULayer(Layer):
         _, begins, jump = self._run("adjoint", cutting, final, kept, 0.0, given)
         return (x_grads, begins[-batch:], *self._by_weights(sums)), jump
 
-    @property
+    @cached_property
+    def _kernel(self) -> Kernel:
+        return kernel_of(self.cell, over_x=True)
+
+    @cached_property
     def _made(self) -> Builtin:
-        kernel = kernel_of(self.cell, over_x=True)
-        return builtin(kernel.kind, self.n, self.w_ih.shape[1], kernel.masked)
+        return builtin(self._kernel.kind, self.n, self.w_ih.shape[1], self._kernel.masked)
 
     def _run(
         self, direction: str, cutting: Cutting, first: Tensor, kept: list[Tensor], floor: float,
@@ -121,7 +125,7 @@ class CPULayer(Layer):
         segments = cut_evenly(steps, batch, cutting.chunk, direction == "adjoint")
         ends = first.clone() if warmup == 0 else first.new_empty(len(segments), first.shape[1])
         starts, x = torch.empty_like(ends), self.x.contiguous()
-        kernel, made = kernel_of(self.cell, over_x=True), self._made
+        kernel, made = self._kernel, self._made
         weights, masks = packed(kernel, direction, made, [self.w_hh, self.w_ih]), masks_of(self.cell, x)
         units = self._units() if getattr(source(kernel), direction).units else []
         given |= {"weights": addresses(weights), "units": addresses_along(units, self.n), **given_masks(masks)}

@@ -9,16 +9,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from timeloom.distributed.exchange import Heard, carried, errors_of, structure_of
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.span import Line
 from timeloom.report import SolveReport
 from timeloom.scan import linear_scan
-from timeloom.scan.elements import Structure, apply, compose
+from timeloom.scan.elements import apply, compose
 from timeloom.solve.boundaries import Boundaries, before_each
 from timeloom.solve.chain import Chain, Entered
 from timeloom.solve.lowrank import LowRank
 from timeloom.solve.plan import Correction, Plan
-from timeloom.solve.residual import by_part, floors, relative, scales
+from timeloom.solve.residual import by_part
 
 Settle = Callable[[Tensor], None]
 """Told the state `(B, S)` that this rank is entered with, whenever it changes."""
@@ -40,27 +41,6 @@ class Marched:
 def over_ranks(report: SolveReport, line: Line, lead: int) -> SolveReport:
     """A report of this rank's as one of all ranks, each of which was entered by a warm-up of `lead` steps."""
     return replace(report, solver=f"{report.solver} over {len(line.alive)} ranks", warmup=lead)
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What all ranks have said, in marching order: starts, ends `(R, B, S)` and errors `(R, B)`."""
-
-    ends: Tensor
-    prefix: Tensor | None
-    """Largest values, part by part, on the ranks before, `(R, B, P)`."""
-    error: Tensor
-    """Bound of the relative jumps inside each rank."""
-    joint_error: Tensor
-    """Relative jump at each rank's start."""
-    moved: bool
-    """Whether any rank had something to correct since the last exchange."""
-    shift: Tensor
-    """How far the start of each rank is to move, `(R, B, S)`."""
-
-    @property
-    def worst(self) -> Tensor:
-        return torch.maximum(self.error, self.joint_error)
 
 
 class RankBoundaries(Boundaries):
@@ -257,30 +237,11 @@ class RankBoundaries(Boundaries):
         jump = torch.zeros_like(heard[2])
         jump[1:] = torch.where(self.joints[1:].unsqueeze(-1), heard[3][:-1] - heard[2][1:], 0)
         errors, starts, ends = heard[1:4]
-        prefix, error, joint_error = self._errors(jump, errors, starts, ends, sizes)
+        prefix, error, joint_error = errors_of(self.chain, jump, errors, starts, ends, sizes)
         shift = jump
         if leaving is not None:
-            shift = _carry(jump, rest[0], rest[1].unflatten(-1, leaving[1].shape[1:]), self.joints)
+            shift = carried(jump, rest[0], rest[1].unflatten(-1, leaving[1].shape[1:]), self.joints)
         return Heard(ends, prefix, error, joint_error, moved, shift)
-
-    def _errors(
-        self, jump: Tensor, errors: Tensor, starts: Tensor, ends: Tensor, sizes: list[Tensor] | None
-    ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Scale of the ranks before (None where values do not fade), errors inside and at the start of every rank;
-        every rank computes the same.
-
-        sizes: the largest values and jumps of each rank, part by part, where values fade. Its scale is then at least
-        that of the ranks before: either way of measuring its jumps is a bound.
-        """
-        parts, inside = self.chain.parts, _no_nan(errors.squeeze(-1))
-        floor, prefix = floors(self.chain.bound, starts[0], parts), None
-        if sizes is not None:
-            largest, jumps = sizes
-            prefix = torch.zeros_like(largest)
-            prefix[1:] = _finite(largest).cummax(0).values[:-1]
-            inside = torch.minimum(inside, _no_nan((jumps / prefix.clamp(min=torch.finfo(prefix.dtype).tiny)).amax(-1)))
-        scale = scales(starts, torch.cat([starts[:1], ends[:-1]]), parts, floor, before=prefix)
-        return prefix, inside, _no_nan(relative(jump, scale, parts))
 
     def _leaving(self) -> tuple[Tensor, Tensor] | None:
         """How this rank's own jumps move the state that it ends with, and how a move of its entry does."""
@@ -291,7 +252,7 @@ class RankBoundaries(Boundaries):
             return None
         known = self._transfers_by(self.correction)
         transfers = self._transfers = known.dense() if isinstance(known, LowRank) else known
-        structure = _structure(transfers[0])
+        structure = structure_of(transfers[0])
         moves = linear_scan(before_each(transfers), self.jump)
         through = transfers[0]
         for transfer in transfers[1:].unbind(0):
@@ -309,30 +270,3 @@ class RankBoundaries(Boundaries):
         if self._transfers is None or correction == "none":
             return jump
         return self._or_jump(linear_scan(before_each(self._transfers), jump))
-
-
-def _carry(jump: Tensor, pushed: Tensor, through: Tensor, joints: Tensor) -> Tensor:
-    """Moves of all ranks' starts: `δ[r] = P[r−1] δ[r−1] + pushed[r−1] + jump[r]`."""
-    source = torch.zeros_like(jump)
-    source[1:] = torch.where(joints[1:].unsqueeze(-1), pushed[:-1] + jump[1:], 0)
-    before = torch.where(joints.view(*joints.shape, *[1] * (through.dim() - 2)), before_each(through), 0)
-    structure = _structure(through[0])
-    if structure == "block":
-        moves = linear_scan(before, source.unflatten(-1, (2, -1)), structure=structure).flatten(-2)
-    else:
-        moves = linear_scan(before, source, structure=structure)
-    return torch.where(moves.isfinite().all(-1, keepdim=True), moves, jump)
-
-
-def _structure(element: Tensor) -> Structure:
-    """Of an element `(B, ...)`."""
-    structures: dict[int, Structure] = {2: "diagonal", 3: "dense", 4: "block"}
-    return structures[element.dim()]
-
-
-def _finite(values: Tensor) -> Tensor:
-    return torch.where(values.isfinite(), values, 0)
-
-
-def _no_nan(errors: Tensor) -> Tensor:
-    return errors.nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dis
 import enum
 import functools
-import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -18,47 +17,23 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from timeloom.compile.bindings import PLAIN
 from timeloom.compile.surroundings import MISSING, Surroundings, Unseen, content_of, own_of
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-LEAVES = (*PLAIN, slice, range, type(...), type(NotImplemented), torch.memory_format, torch.layout)
-"""What never changes, where it has no attributes."""
-TRUSTED = _words(
-    """torch math cmath operator _operator typing collections itertools functools builtins abc enum types contextlib
-    einops"""
+from timeloom.compile.trust import (
+    BOOKKEEPING,
+    BUILTINS,
+    DESCRIPTORS,
+    HIDING,
+    HOOKS,
+    INERT,
+    LEAVES,
+    MAKING,
+    NATIVE,
+    UNASKED,
+    computes,
+    trusted,
+    trusts,
 )
-"""Modules whose functions keep nothing from call to call that changes what they return."""
-BUILTINS = _words(
-    """abs all any bool bytes callable complex dict divmod enumerate filter float frozenset hasattr int isinstance
-    issubclass iter len list map max min next object pow property range repr reversed round set slice sorted str sum
-    super tuple type zip ValueError TypeError RuntimeError AssertionError NotImplementedError IndexError KeyError
-    StopIteration NotImplemented Ellipsis __debug__ __build_class__ print"""
-)
-"""Builtin functions that see nothing but what they are given, by its names: `getattr` hides those."""
-HIDING = _words(
-    """__dict__ __getattribute__ __globals__ parameters named_parameters buffers named_buffers modules named_modules
-    children named_children state_dict get_parameter get_buffer get_submodule grad attrgetter methodcaller"""
-)
-"""Names behind which are things that are not named."""
-HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks") and "state_dict" not in name)
-MAKING = ("__init__", "__new__", "__post_init__")
-UNASKED = _words(
-    """__init__ __new__ __post_init__ __init_subclass__ __class_getitem__ __del__ __repr__ __str__ __reduce__
-    __reduce_ex__ __getstate__ __setstate__ __setattr__ __delattr__ __copy__ __deepcopy__ __dir__ __format__
-    __sizeof__ __prepare_scriptable__ __annotations__ __annotate__ __annotate_func__ __doc__"""
-)
-"""Of a class, what no step asks an object for without naming it."""
-DESCRIPTORS = ("_tuplegetter", "wrapper_descriptor", "method_descriptor", "getset_descriptor", "member_descriptor")
-NATIVE = ("wrapper_descriptor", "method_descriptor", "member_descriptor")
-"""What classes have that are not written in Python: their objects hold more than their attributes."""
-INERT = ("typing", "abc")
-"""Modules of classes whose code reads nothing of an object."""
-BOOKKEEPING = ("_non_persistent_buffers_set", "_parameters", "_buffers", "_modules", "_timeloom_calls")
+
 MOST_SEEN = 4000
 """Things that are followed, at most."""
 
@@ -166,7 +141,7 @@ class _Walk:
         self._attributes(tensor, where)
 
     def _namespace(self, module: ModuleType, where: str) -> None:
-        if _trusted(module.__name__):
+        if trusted(module.__name__):
             return
         if type(module) is not ModuleType:
             raise Unseen(f"{where} is a {type(module).__name__}")
@@ -197,7 +172,7 @@ class _Walk:
     def _held(self, held: Mapping[str, Any], kind: type, where: str) -> None:
         """What an object of a class holds; all of it where code that is not followed reads whatever it has."""
         bases = [base for base in kind.__mro__ if base not in (object, nn.Module)]
-        if any(_trusts(base) and base.__module__ not in INERT for base in bases):
+        if any(trusts(base) and base.__module__ not in INERT for base in bases):
             read = {
                 name: value for name, value in held.items() if name not in BOOKKEEPING and not name.endswith("_hooks")
             }
@@ -218,7 +193,7 @@ class _Walk:
                 continue
             self._classes.add(base)
             own, place = vars(base), f"{where}: {base.__name__}"
-            if _trusts(base):
+            if trusts(base):
                 if issubclass(base, nn.Module) and "forward" in own:
                     self._entry(own, "forward", place)
                 continue
@@ -233,7 +208,7 @@ class _Walk:
         """What is run where an object of a class is made."""
         for base in kind.__mro__:
             for name in MAKING:
-                function = None if _trusts(base) else vars(base).get(name)
+                function = None if trusts(base) else vars(base).get(name)
                 if isinstance(function, FunctionType) and self._is_new(function):
                     self._function(function, f"{where}: {base.__name__}.{name}", makes=True)
 
@@ -274,14 +249,14 @@ class _Walk:
     def _object(self, thing: Any, where: str) -> None:
         if isinstance(thing, BuiltinFunctionType):
             of_nothing = thing.__self__ is None or isinstance(thing.__self__, (ModuleType, type))
-            if not of_nothing or not _trusted(thing.__module__ or ""):
+            if not of_nothing or not trusted(thing.__module__ or ""):
                 raise Unseen(f"{where} is built in, and may keep a state of its own")
             return
         name = type(thing).__module__
         if name in ("typing", "torch._ops") or type(thing).__name__ in DESCRIPTORS:
             return
         slotted = any("__slots__" in vars(base) for base in type(thing).__mro__)
-        if not hasattr(thing, "__dict__") or slotted or _trusted(name):
+        if not hasattr(thing, "__dict__") or slotted or trusted(name):
             raise Unseen(f"{where} is a {name}.{type(thing).__qualname__}, into which nobody can look")
         self._refuse_native(type(thing), where)
         self.found.kinds.append((thing, type(thing), vars(thing)))
@@ -289,8 +264,8 @@ class _Walk:
         self._class(type(thing), where)
 
     def _function(self, function: FunctionType, where: str, makes: bool = False) -> None:
-        trusted = _trusted(str(function.__globals__.get("__name__")))
-        if not trusted:
+        known = trusted(str(function.__globals__.get("__name__")))
+        if not known:
             self.found.functions.append((function, own_of(function)))
             self._later(function.__defaults__, f"{where}'s defaults")
             self._later(function.__kwdefaults__, f"{where}'s defaults")
@@ -302,14 +277,14 @@ class _Walk:
                 self._class(value, where)
             elif value is not MISSING:
                 self._later(value, f"{name} of {where}")
-        for code in () if trusted else _codes(function.__code__):  # a decorator of torch's holds what it decorates
+        for code in () if known else _codes(function.__code__):  # a decorator of torch's holds what it decorates
             self._code(code, function, where, makes)
 
     def _code(self, code: CodeType, function: FunctionType, where: str, makes: bool) -> None:
         held, before = function.__globals__, None
         for one in dis.get_instructions(code):
             name = one.argval
-            if isinstance(before, ModuleType) and _computes(before, name):
+            if isinstance(before, ModuleType) and computes(before, name):
                 raise Unseen(f"{where} uses {before.__name__}.{name}, which that module computes")
             before = held.get(name) if one.opname == "LOAD_GLOBAL" else None
             if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -342,15 +317,3 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes(constant)
-
-
-def _computes(module: ModuleType, name: Any) -> bool:
-    return "__getattr__" in vars(module) and name not in vars(module) and not _trusted(module.__name__)
-
-
-def _trusts(kind: type) -> bool:
-    return _trusted(kind.__module__) and (kind.__module__ != "types" or hasattr(types, kind.__name__))
-
-
-def _trusted(module: str) -> bool:
-    return module.partition(".")[0] in TRUSTED

@@ -43,10 +43,8 @@ class Trials:
     """What was measured of each way, for one layer and direction."""
 
     of_way: dict[Way, Trial] = field(default_factory=lambda: {way: Trial() for way in WAYS})
-
-    @property
-    def factors(self) -> Factors:
-        return tuple([self.of_way[way].factor for way in WAYS])
+    factors: Factors = (None,) * len(WAYS)
+    """Of all ways: what plans are made from."""
 
     def want(self, way: Way, cut: Cut) -> bool:
         """Whether the time of a plan is still to be measured."""
@@ -62,6 +60,7 @@ class Trials:
         trial.calls += 1
         if trial.calls == TIMED:
             trial.factor = round(FINENESS * math.log2(trial.least))
+            self.factors = tuple(self.of_way[way].factor for way in WAYS)
 
 
 def way_of(sweeps: int, dense: bool) -> Way:

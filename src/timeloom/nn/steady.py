@@ -13,12 +13,12 @@ from timeloom.distributed.context import alone
 from timeloom.nn.sequence import drop
 from timeloom.problem import joined
 from timeloom.solve import warm_starts
-from timeloom.solve.beside_torch import is_recorded_elsewhere
 from timeloom.solve.inputs import Inputs
 from timeloom.solve.steady import SteadyLayer
 from timeloom.solve.steady_pass import Call
 from timeloom.torch_state import streams
 from timeloom.torch_state.precision import solved_in
+from timeloom.torch_state.saved_tensors import saved_through_hooks
 from timeloom.torch_state.transforms import transformed
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def possible(input: Tensor) -> bool:
         and torch._C._get_tracing_state() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and warm_starts.no_samples()
-        and not is_recorded_elsewhere()
+        and not saved_through_hooks()
     )
 
 

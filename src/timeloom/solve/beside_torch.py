@@ -19,6 +19,7 @@ from timeloom.solve.inputs import Inputs, sizes_of
 from timeloom.solve.plan import Direction, Plan, Planner
 from timeloom.solve.residual import by_part
 from timeloom.solve.tolerance import TOLERANCE
+from timeloom.torch_state.saved_tensors import saved_through_hooks
 
 NEEDED = {True: (1.4, 1.1), False: (1.25, 1.0)}
 """Gain over our own one chunk that is expected of several before they are run, with gradients and without: torch's is
@@ -38,7 +39,7 @@ def is_rival(cell: Cell, inputs: Inputs) -> bool:
     """
     x = inputs.x
     fastest = cell.kernel == "lstm" and x.device.type == "cpu" and x.dtype == torch.float32
-    return fastest and inputs.whole and not inputs.masked and not is_recorded_elsewhere()
+    return fastest and inputs.whole and not inputs.masked and not saved_through_hooks()
 
 
 def why(
@@ -83,14 +84,6 @@ def _why_not_cut(
 def is_as_fast(units: int, steps: int, taped: bool) -> bool:
     """Whether our own one chunk is no slower than torch's: then it runs where nothing else gains."""
     return torch.get_num_threads() == 1 and units <= AS_FAST and steps >= AS_FAST_FROM[taped]
-
-
-def is_recorded_elsewhere() -> bool:
-    """Whether saved tensors go through hooks: torch.utils.checkpoint runs a call twice, and must find the same tensors
-    saved, whatever has been learned meanwhile.
-    """
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is not None and top(True) is not None
 
 
 def gains(plan: Plan, sizes: Recurrence, taped: bool) -> bool:

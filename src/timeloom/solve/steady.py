@@ -134,6 +134,8 @@ class SteadyLayer:
 
     def _made_for(self, call: Call, live: Sequence[Any]) -> list[Tensor]:
         """Weights that a call has made, and its resets."""
+        if not self._fresh and call.resets is None:
+            return []
         return [live[index] for index in self._fresh] + ([] if call.resets is None else [call.resets])
 
     def _places_of(self, live: Sequence[Any]) -> list[int | None]:

@@ -21,7 +21,7 @@ from test_app_train import SMALL, SOURCE, assert_same_run, folder_of
 from timeloom.app import cli
 from timeloom.app.train import checkpoint
 from timeloom.app.train.checkpoint import BEST, LAST
-from timeloom.app.train.metrics import read
+from timeloom.app.train.metrics_file import read
 from timeloom.app.train.trainer import Trainer
 
 ALIKE = [

@@ -32,7 +32,7 @@ from timeloom.app.train.config import OptimConfig, TrainConfig
 from timeloom.app.train.defaults import fitted
 from timeloom.app.train.folds import finished
 from timeloom.app.train.inference import restore
-from timeloom.app.train.metrics import read
+from timeloom.app.train.metrics_file import read
 from timeloom.app.train.objective import Score, balancing, loss_of
 from timeloom.app.train.run_folder import claimed
 from timeloom.app.train.streaming import Stream

@@ -27,7 +27,7 @@ from timeloom.app.errors import InputError
 from timeloom.app.train import checkpoint, comparison
 from timeloom.app.train.checkpoint import BEST, LAST, Checkpoint, Progress
 from timeloom.app.train.config import OptimConfig, TrainConfig
-from timeloom.app.train.metrics import Metrics, read
+from timeloom.app.train.metrics_file import Metrics, read
 from timeloom.app.train.ranks import Share
 from timeloom.app.train.summary import Summary
 

@@ -20,7 +20,7 @@ from timeloom.app.errors import InputError
 from timeloom.app.files import write_text
 from timeloom.app.train import checkpoint
 from timeloom.app.train.checkpoint import BEST, LAST
-from timeloom.app.train.metrics import read
+from timeloom.app.train.metrics_file import read
 
 SMALL = ["--data", "turning:length=128,train=16,valid=8,test=8", "--hidden", "8", "--compare", "0"]
 Tell = Callable[..., str]

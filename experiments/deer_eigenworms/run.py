@@ -38,7 +38,7 @@ from experiments.harness import (
 from timeloom.app import cli
 from timeloom.app.data import load, split
 from timeloom.app.errors import InputError
-from timeloom.app.train.metrics import read
+from timeloom.app.train.metrics_file import read
 
 FULL = {"each": 20, "steps": STEPS, "epochs": 12, "short_epochs": 20, "compared": 2}
 FAST = {"each": 4, "steps": 512, "epochs": 2, "short_epochs": 2, "compared": 1}

@@ -14,7 +14,7 @@ from experiments.harness import Clock, Results, attempt, curve, errors, made_on,
 from experiments.processes import torchrun
 from timeloom.app.data import Splits
 from timeloom.app.train.config import TrainConfig
-from timeloom.app.train.metrics import read
+from timeloom.app.train.metrics_file import read
 from timeloom.app.train.trainer import Trainer
 
 WAYS = {

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from timeloom.kernels.cuda import side_streams
-from timeloom.kernels.told import MOST_READ, Certificate, listening
+from timeloom.kernels.host_certificate import MOST_READ, Certificate, listening
 from timeloom.torch_state import streams, tf32
 
 FEW = 8192

@@ -15,7 +15,7 @@ from rich.table import Table
 from timeloom.app.cli.display import CONSOLE
 from timeloom.app.errors import InputError
 from timeloom.app.files import need_folder
-from timeloom.app.train import config_file, metrics, page
+from timeloom.app.train import config_file, metrics_file, page
 from timeloom.app.train.chart import Line, line_chart
 from timeloom.app.train.objective import quality_name, quality_text
 from timeloom.app.train.run_files import SUMMARY, folds_of
@@ -95,7 +95,7 @@ def _read(path: Path, name: str) -> Run:
     config = config_file.read_config(path / config_file.NAME)
     given = {**config.to_dict(), **config.to_dict()["model"], **config.to_dict()["optim"]}
     settings = {key: str(value) for key, value in given.items() if key not in ("model", "optim", "out")}
-    return Run(name, Summary(**numbers), metrics.read(path / metrics.NAME), settings)
+    return Run(name, Summary(**numbers), metrics_file.read(path / metrics_file.NAME), settings)
 
 
 def _table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:

@@ -15,7 +15,7 @@ from timeloom.app.machine import NOTICEABLE
 from timeloom.app.train import page
 from timeloom.app.train.chart import Line, line_chart, scatter_chart
 from timeloom.app.train.config import TrainConfig
-from timeloom.app.train.metrics import Metrics
+from timeloom.app.train.metrics_file import Metrics
 from timeloom.app.train.objective import quality_name, quality_text
 from timeloom.app.train.summary import Summary
 

@@ -30,7 +30,7 @@ from timeloom.app.train.checkpoint import BEST, LAST, Checkpoint, Progress
 from timeloom.app.train.comparison import TorchBeside, chosen_steps, synchronize, time_left
 from timeloom.app.train.config import TrainConfig
 from timeloom.app.train.ending import resume_command
-from timeloom.app.train.metrics import Metrics
+from timeloom.app.train.metrics_file import Metrics
 from timeloom.app.train.model import SequenceModel, solver_of
 from timeloom.app.train.objective import Score, balancing, check_objective
 from timeloom.app.train.ranks import Alone, Share

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from timeloom.kernels import told
+from timeloom.kernels import host_certificate
+from timeloom.kernels.host_certificate import UNREAD, arrives, listening, memory_of, tell
 from timeloom.kernels.recording import Recording
-from timeloom.kernels.told import UNREAD, arrives, listening, memory_of, tell
 from timeloom.torch_state import streams
 
 
@@ -83,7 +83,7 @@ def test_all_numbers_are_waited_for(place: int, monkeypatch: pytest.MonkeyPatch)
     numbers = memory_of(torch.ones(3))
     assert arrives(numbers)
     numbers[place] = UNREAD
-    monkeypatch.setattr(told, "LOOKS", 5)
+    monkeypatch.setattr(host_certificate, "LOOKS", 5)
     assert not arrives(numbers)
 
 

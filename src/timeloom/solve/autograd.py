@@ -66,7 +66,7 @@ class Solved(torch.autograd.Function):
     def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
         if all(grad is None for grad in given):
             return (None,) * len(ctx.needs_input_grad)
-        grads = (_side_by_side(given[:-1], ctx.widths, whole=torch.is_grad_enabled()), given[-1])
+        grads = (side_by_side(given[:-1], ctx.widths, whole=torch.is_grad_enabled()), given[-1])
         tensors = iter(ctx.saved_tensors)  # once: torch.utils.checkpoint computes it anew each time
         saved = {name: list(islice(tensors, count)) for name, count in ctx.names}
         if torch.is_grad_enabled():
@@ -78,7 +78,7 @@ class Solved(torch.autograd.Function):
             return None, None, *ctx.back(saved, grads, ctx.needs_input_grad[2:])
 
 
-def _side_by_side(grads: Sequence[Tensor | None], widths: Sequence[int], whole: bool) -> Tensor | None:
+def side_by_side(grads: Sequence[Tensor | None], widths: Sequence[int], whole: bool) -> Tensor | None:
     """Gradients of the leading parts of all states as one `(T, B, ·)`, as far as there are any, or of all (`whole`)."""
     count = len(grads) if whole else max((i + 1 for i, grad in enumerate(grads) if grad is not None), default=0)
     one = next((grad for grad in grads if grad is not None), None)

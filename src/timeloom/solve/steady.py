@@ -18,6 +18,7 @@ from timeloom.kernels import replayed_layers
 from timeloom.kernels.layer import Gradients, Layer
 from timeloom.kernels.replay import RECORDINGS
 from timeloom.problem import Recurrence
+from timeloom.solve.autograd import side_by_side
 from timeloom.solve.inputs import Inputs, layer_of, sizes_of
 from timeloom.solve.newton import StandingNewton
 from timeloom.solve.plan import Direction, Planner, StandingPlan
@@ -159,12 +160,8 @@ class SteadyLayer:
 
     def final_gradient(self, grads: Sequence[Tensor | None]) -> Tensor | None:
         """`(B, S)` of the parts' `(1, B, n)`."""
-        if len(grads) == 1:
-            return None if grads[0] is None else grads[0][0]
-        one = next((grad for grad in grads if grad is not None), None)
-        if one is None:
-            return None
-        return torch.cat([torch.zeros_like(one) if grad is None else grad for grad in grads], -1)[0]
+        found = side_by_side(grads, self._layer.parts, whole=True)
+        return None if found is None else found[0]
 
     def _settle(self, kind: Kind, grads: Sequence[Tensor | None], call: Call) -> None:
         """Have the next backward pass of this kind replayed, if the last one was."""

@@ -23,8 +23,9 @@ from timeloom.compile.fuse import Compiled
 from timeloom.compile.surroundings import Surroundings, Unseen
 from timeloom.kernels import ReferenceSweeper
 from timeloom.kernels.replay import RECORDINGS
-from timeloom.problem import Recurrence, joined
+from timeloom.problem import Recurrence
 from timeloom.solve.adjoint_sweeps import Summed
+from timeloom.solve.autograd import side_by_side
 from timeloom.solve.backward import solve_summed, weight_grads_of
 from timeloom.solve.live_form import LiveForm, through
 from timeloom.solve.plan import Plan, Planner
@@ -200,10 +201,8 @@ class SteadyCell:
     def _joined(self, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
         """Gradients by the leading parts of all states `(T, B, ·)` and by the final state `(B, S)`."""
         widths = self.compiled.fused.parts
-        at_all, at_end = grads[: self._shown], grads[self._shown :]
-        last = max((number + 1 for number, grad in enumerate(at_all) if grad is not None), default=0)
-        incoming = _side_by_side(at_all[:last], widths)
-        final = _side_by_side(at_end, widths) if any(grad is not None for grad in at_end) else None
+        incoming = side_by_side(grads[: self._shown], widths[: self._shown], whole=False)
+        final = side_by_side(grads[self._shown :], widths, whole=True)
         return incoming, None if final is None else final[0]
 
     def _by_trunk(
@@ -259,14 +258,6 @@ class SteadyCell:
             states = [part.clone() for part in kept]
         incoming, final = (None if grad is None else grad.to(self.dtype) for grad in self._joined(grads))
         return layer_gradients(lambda x, *bound: self._form.of(x, bound), live, states, (incoming, final))
-
-
-def _side_by_side(parts: Sequence[Tensor | None], widths: Sequence[int]) -> Tensor | None:
-    one = next((part for part in parts if part is not None), None)
-    if one is None or len(parts) == 1:
-        return one
-    pairs = zip(parts, widths, strict=False)
-    return joined([one.new_zeros(*one.shape[:-1], width) if part is None else part for part, width in pairs])
 
 
 def _told(plan: Plan) -> str:

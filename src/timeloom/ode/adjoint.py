@@ -14,7 +14,7 @@ from timeloom.ode.field import pull_back
 from timeloom.ode.newton import SLOW, History, relative_to_largest
 from timeloom.ode.steps.base import exact_transfers
 from timeloom.ode.trajectory import Problem
-from timeloom.report import SolveReport, contraction
+from timeloom.report import SolveReport
 from timeloom.solve.autograd import refuse_second_order
 from timeloom.torch_state.eager import eager
 
@@ -64,18 +64,7 @@ def solve_adjoint(problem: Problem, y: Tensor, grads: Tensor) -> tuple[Tensor, T
         carried[begin] -= pulled
         residuals += left
         converged &= left[-1] <= tolerance
-    report = SolveReport(
-        solver=f"deer[{problem.step.name}]",
-        chunk=1,
-        iterations=len(residuals),
-        residuals=tuple(residuals),
-        tolerance=tolerance,
-        converged=converged,
-        fell_back=False,
-        contraction=contraction(residuals),
-        seconds=time.perf_counter() - began,
-    )
-    return weights, carried[0], report
+    return weights, carried[0], problem.report(residuals, began, converged)
 
 
 def _solve_window(problem: Problem, t: Tensor, y: Tensor, grads: Tensor) -> tuple[Tensor, Tensor, list[float]]:

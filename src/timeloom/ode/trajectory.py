@@ -51,6 +51,23 @@ class Problem:
         """Steps whose Jacobians fit into memory together."""
         return max(1, min(self.steps, MOST_ELEMENTS // max(1, self.y0.numel() * self.y0.shape[-1])))
 
+    def report(
+        self, residuals: list[float], began: float, converged: bool, fell_back: bool = False, reason: str = ""
+    ) -> SolveReport:
+        """Of Newton's steps, forward or backward."""
+        return SolveReport(
+            solver=f"deer[{self.step.name}]",
+            chunk=1,
+            iterations=len(residuals),
+            residuals=tuple(residuals),
+            tolerance=self.tolerance,
+            converged=converged,
+            fell_back=fell_back,
+            contraction=contraction(residuals),
+            seconds=time.perf_counter() - began,
+            reason=reason,
+        )
+
 
 def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, SolveReport]:
     """All points, `(T + 1, B, n)`, and what it took.
@@ -95,19 +112,8 @@ def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, So
         y[begin:, alive], others = solve_trajectory(remaining, None if guess is None else guess[begin:, alive])
         residuals += others.residuals
     reached = leading(y.isfinite().all(-1)) - 1
-    report = SolveReport(
-        solver=f"deer[{step.name}]",
-        chunk=1,
-        iterations=len(residuals),
-        residuals=tuple(residuals),
-        tolerance=tolerance,
-        converged=met and reached == steps,
-        fell_back=plain > 0,
-        contraction=contraction(residuals),
-        seconds=time.perf_counter() - began,
-        reason=_reason(windows, plain, reached, steps),
-    )
-    return y, report
+    reason = _reason(windows, plain, reached, steps)
+    return y, problem.report(residuals, began, met and reached == steps, plain > 0, reason)
 
 
 def _reason(windows: int, plain: int, reached: int, steps: int) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -122,3 +123,12 @@ def install(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(replay, "_memory", lambda _: 2**40)
     patch.setattr(streams, "may_replay", lambda _: True)
     patch.setattr(streams, "stream_of", lambda _: 0)
+
+
+@contextmanager
+def on_a_cpu(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inside, layers run as on a GPU; their recordings are gone behind it."""
+    install(patch)
+    torch.manual_seed(0)
+    yield
+    replay.RECORDINGS.clear()

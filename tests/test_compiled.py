@@ -20,7 +20,6 @@ from timeloom.solvers import Shooting
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
     pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk"),  # by cuDNN: copies
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # by dynamo itself
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # by inductor itself

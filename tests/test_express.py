@@ -276,7 +276,6 @@ def test_threads_change_rounding_at_most(name: str) -> None:
         zoo.assert_same(found, seen[1], 1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_what_takes_the_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths, resets, projections, other dtypes, wide layers, no warm-up: not for the express lane, and solved too."""
     monkeypatch.setattr(CPULayer, "forward", lambda *_: pytest.fail("the express lane was taken"))

@@ -28,10 +28,7 @@ from torch.utils.checkpoint import checkpoint
 import timeloom as tl
 from timeloom.solvers import Shooting
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 CHUNKS = Shooting(chunk=4)
 
 

@@ -14,10 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import timeloom as tl
 from timeloom.solvers import Auto, Sequential, Shooting
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 SWEEPS = Shooting(chunk=4)
 
 

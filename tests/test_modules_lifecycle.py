@@ -37,10 +37,7 @@ from torch import Tensor, nn
 import timeloom as tl
 from timeloom.solvers import Shooting
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 CHUNKS = Shooting(chunk=4)
 HALVES = [torch.float16, torch.bfloat16]
 

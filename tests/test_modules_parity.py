@@ -35,10 +35,7 @@ from torch import nn
 import timeloom as tl
 from timeloom.solvers import Shooting
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @each_solver

@@ -33,10 +33,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_s
 
 from timeloom.solvers import Shooting
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 WAYS = {
     "steps": Shooting(chunk=1, correction="newton"),
     "threes": Shooting(chunk=3, correction="none", warmup=0),
@@ -342,7 +339,6 @@ def test_resets_in_float32(name: str, solver: Any) -> None:
     assert_as_good(actual, torchs, call(InPieces(theirs.double()), x.double(), as_double(hx), **more))
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_shape_chunk_lengths_and_resets(data: st.DataObject) -> None:

@@ -16,7 +16,7 @@ import timeloom as tl
 from timeloom import kernels
 from timeloom.cells.fused import FusedCell
 from timeloom.compile import remember
-from timeloom.kernels import ReferenceSweeper, replay
+from timeloom.kernels import ReferenceSweeper
 from timeloom.nn.steady_cells import KnownCalls
 from timeloom.problem import Recurrence
 from timeloom.solve import replayed
@@ -40,14 +40,12 @@ class OwnStandIn(ReferenceSweeper):
 
 @pytest.fixture(autouse=True)
 def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    emulated.install(monkeypatch)
     monkeypatch.setattr(kernels, "KINDS", (OwnStandIn, ReferenceSweeper))
     monkeypatch.setattr(remember, "FEWEST_STEPS", 0)
     monkeypatch.setattr(KnownCalls, "settle", lambda *_, **__: None)  # these are of test_steady_cells.py
-    torch.manual_seed(0)
     Graph.replays = 0
-    yield
-    replay.RECORDINGS.clear()
+    with emulated.on_a_cpu(monkeypatch):
+        yield
 
 
 @pytest.fixture

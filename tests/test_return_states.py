@@ -13,10 +13,7 @@ import timeloom as tl
 from timeloom.nn import torch_layer
 from timeloom.solvers import Shooting
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 T, B, D, H = 11, 3, 2, 4
 LAYERS = {"gru": ("GRU", {}), "lstm": ("LSTM", {}), "rnn": ("RNN", {}), "projected": ("LSTM", {"proj_size": 3})}
 

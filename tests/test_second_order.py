@@ -16,7 +16,6 @@ from timeloom.solvers import Shooting
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
 ]
 CHUNKS = Shooting(chunk=4)

@@ -64,7 +64,6 @@ def test_it_is_torchs(name: str, options: dict[str, Any], taped: bool, again: li
     assert len(again) == 4
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_projections(again: list[int]) -> None:
     ours, theirs = pair("LSTM", proj_size=2)
     for _ in range(3):

@@ -35,10 +35,8 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture(autouse=True)
 def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    emulated.install(monkeypatch)
-    torch.manual_seed(0)
-    yield
-    replay.RECORDINGS.clear()
+    with emulated.on_a_cpu(monkeypatch):
+        yield
 
 
 @pytest.fixture

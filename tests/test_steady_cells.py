@@ -48,13 +48,11 @@ CELLS = {
 
 @pytest.fixture(autouse=True)
 def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    emulated.install(monkeypatch)
     monkeypatch.setattr(kernels, "KINDS", (OwnStandIn, ReferenceSweeper))
     monkeypatch.setattr(remember, "FEWEST_STEPS", 0)
-    torch.manual_seed(0)
     monkeypatch.setattr(Graph, "replays", 0)
-    yield
-    replay.RECORDINGS.clear()
+    with emulated.on_a_cpu(monkeypatch):
+        yield
 
 
 @pytest.fixture

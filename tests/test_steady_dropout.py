@@ -12,7 +12,6 @@ from replayed_on_cpu import Chunks, Graph
 from test_recurrent_dropout import EXACT, LAYERS, OPTIONS, loop
 from torch import Tensor
 
-from timeloom.kernels import replay
 from timeloom.solve.steady_pass import Call
 
 STEPS, INPUTS, UNITS = 47, 3, 4
@@ -21,10 +20,8 @@ CALLS_BEFORE = 4
 
 @pytest.fixture(autouse=True)
 def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    emulated.install(monkeypatch)
-    torch.manual_seed(0)
-    yield
-    replay.RECORDINGS.clear()
+    with emulated.on_a_cpu(monkeypatch):
+        yield
 
 
 def pair(kind: str, **options: Any) -> tuple[Any, Any]:

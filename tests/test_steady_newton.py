@@ -13,7 +13,6 @@ from test_steady import BATCH, INPUTS, STEPS, UNITS, assert_right, move, trunk_c
 from torch import Tensor, nn
 
 import timeloom as tl
-from timeloom.kernels import replay
 from timeloom.kernels.cuda import layer as cuda_layer
 from timeloom.kernels.newton import Maps, States
 from timeloom.kernels.recording import Recording
@@ -45,12 +44,10 @@ class StandInNewton(NewtonReference):
 
 @pytest.fixture(autouse=True)
 def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    emulated.install(monkeypatch)
     monkeypatch.setattr(cuda_layer, "CUDANewton", StandInNewton)
     monkeypatch.setattr(cuda_layer, "newton_fits", lambda *_: True)
-    torch.manual_seed(0)
-    yield
-    replay.RECORDINGS.clear()
+    with emulated.on_a_cpu(monkeypatch):
+        yield
 
 
 def pair(kind: str, solver: Any, **options: Any) -> tuple[Any, Any]:

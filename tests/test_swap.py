@@ -16,10 +16,7 @@ from torch.nn.utils import parametrizations, parametrize
 import timeloom as tl
 from timeloom.solvers import Auto, Shooting
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 CHUNKS = Shooting(chunk=4)
 
 

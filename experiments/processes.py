@@ -7,8 +7,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import torch
+import torch.distributed as dist
 
 from experiments.harness import ROOT, Clock, Results, attempt
 
@@ -56,6 +59,25 @@ def rows_of_processes(
     rows = json.loads(file.read_text()) if file.exists() else []
     file.unlink(missing_ok=True)
     return rows + ([done] if "error" in done else [])
+
+
+class RowsTogether:
+    """Rows that the processes of one launch measure, one after the other, until their time is over: each by the first
+    of them, as many as it takes. The very first writes them to a file as they come.
+    """
+
+    def __init__(self, seconds: float, file: Path) -> None:
+        self._clock, self._file, self._rows = Clock(seconds / 60), file, list[Results]()
+
+    def add(self, ranks: int, measure: Callable[[], Results]) -> None:
+        """What `measure()` returns on each of the first `ranks` processes; to be called by all."""
+        over = torch.tensor(float(self._clock.over))
+        dist.broadcast(over, 0)  # all processes stop together
+        if not over and dist.get_rank() < ranks:
+            self._rows.append(measure())
+        if dist.get_rank() == 0:
+            self._file.write_text(json.dumps(self._rows))
+        dist.barrier()  # the others wait, and leave their cores alone
 
 
 def options_of(sizes: Mapping[str, int]) -> list[str]:

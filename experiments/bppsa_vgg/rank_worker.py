@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from torch.nn import functional as F
 import timeloom as tl
 from experiments import cifar
 from experiments.bppsa_vgg.run import pruned, vgg11
-from experiments.harness import Clock, now
+from experiments.harness import now
+from experiments.processes import RowsTogether
 from timeloom.bppsa.scan import ScanTrace
 
 LEVELS: dict[str, int | None] = {"levels=1": 1, "levels=2": 2, "all levels": None}
@@ -54,17 +54,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    clock, rows = Clock(given.seconds / 60), list[dict[str, Any]]()
+    rows = RowsTogether(given.seconds, given.to)
     teams = {ranks: dist.new_group(list(range(ranks))) for ranks in given.ranks}
     for way, levels in LEVELS.items():
         for ranks, team in teams.items():
-            over = torch.tensor(float(clock.over))
-            dist.broadcast(over, 0)  # all processes stop together
-            if not over and dist.get_rank() < ranks:
-                rows.append({"way": way, "ranks": ranks, **measure(levels, team, given)})
-            if dist.get_rank() == 0:
-                given.to.write_text(json.dumps(rows))
-            dist.barrier()  # the others wait, and leave their cores alone
+            where = {"way": way, "ranks": ranks}
+            rows.add(ranks, lambda where=where, levels=levels, team=team: where | measure(levels, team, given))
     dist.destroy_process_group()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from experiments.harness import Clock, now
+from experiments.harness import now
 from experiments.mgrit.rank_worker import WARM, Team, layer_of
+from experiments.processes import RowsTogether
 from timeloom.distributed import TimeParallel, slice_of, sum_over_time
 from timeloom.solvers import MGRIT
 
@@ -83,18 +83,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    clock, rows = Clock(given.seconds / 60), list[dict[str, Any]]()
+    rows = RowsTogether(given.seconds, given.to)
     for ranks in given.ranks:
         team = Team.of(ranks, ranks)
         for name in given.nets:
-            over = torch.tensor(float(clock.over))
-            dist.broadcast(over, 0)  # all processes stop together
-            if not over and dist.get_rank() < ranks:
-                where = {"net": name, "ranks": ranks, "way": "multigrid as published"}
-                rows.append({**where, **measure(name, given, team)})
-            if dist.get_rank() == 0:
-                given.to.write_text(json.dumps(rows))
-            dist.barrier()  # the others wait, and leave their cores alone
+            where = {"net": name, "ranks": ranks, "way": "multigrid as published"}
+            rows.add(ranks, lambda where=where, name=name, team=team: where | measure(name, given, team))
     dist.destroy_process_group()
 
 

@@ -147,12 +147,9 @@ def _cut(steps: int, lengths: Tensor, chunk: int, backwards: bool) -> Segments:
     return Segments(sequence, begin.reshape(-1), end.reshape(-1))
 
 
-def empty_states(
-    steps: int, initial: Tensor, parts: tuple[int, ...], zeroed: bool = False, dtype: torch.dtype | None = None
-) -> list[Tensor]:
+def empty_states(steps: int, initial: Tensor, parts: tuple[int, ...], zeroed: bool = False) -> list[Tensor]:
     """Room for all states from `initial` `(B, S)` on, which is there already: `(T + 1, B, part)` for each part."""
-    like = initial if dtype is None else initial.to(dtype)
-    states = [empty(steps + 1, len(initial), width, like=like) for width in parts]
+    states = [empty(steps + 1, len(initial), width, like=initial) for width in parts]
     for state, first in zip(states, parts_of(initial, parts), strict=True):
         if zeroed:
             state.zero_()

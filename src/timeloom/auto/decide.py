@@ -56,9 +56,7 @@ class Choice(NamedTuple):
         return PATIENCE if self.sweeps == 1 else 2 * SWEEPS
 
 
-def decide(
-    problem: Recurrence, experience: Experience, tolerance: float, given: bool = False, linear: bool = False
-) -> Choice:
+def decide(problem: Recurrence, experience: Experience, tolerance: float, given: bool, linear: bool) -> Choice:
     """The cheapest way to run this problem by our own sweeps; `given`: whether the user set the tolerance; `linear`:
     whether it is the adjoint, whose way through a chunk is a linear map.
     """

@@ -43,7 +43,7 @@ ANY_LENGTH = 2**62
 """No bound on lengths yet, where other ranks hold the rest of the sequences."""
 
 
-def call(module: Recurrent, asked: Asked, weights: list[Weights], obstacle: str | None = None) -> tuple[Any, ...]:
+def call(module: Recurrent, asked: Asked, weights: list[Weights], obstacle: str | None) -> tuple[Any, ...]:
     """As the module's forward pass; where there is an obstacle to sweeps, and torch has no such layer, step by step."""
     data, packed, lengths, resets, batched = asked.data, asked.packed, asked.lengths, asked.resets, asked.batched
     if packed is None and data.dim() not in (2, 3):

@@ -28,7 +28,7 @@ SWEPT = ("cpu", "cuda")
 """Kinds of devices that timeloom has sweeps for."""
 
 
-def obstacle(data: Tensor, hx: Any = None) -> str | None:
+def obstacle(data: Tensor, hx: Any) -> str | None:
     """What timeloom's sweeps cannot run on or inside of, or None."""
     for given in (data, *(hx if isinstance(hx, tuple | list) else (hx,))):
         if type(given) not in (Tensor, nn.Parameter) and hasattr(type(given), "__torch_function__"):

@@ -54,8 +54,8 @@ def fitting(checkpoint: Checkpoint, table: Table) -> Table:
     return table
 
 
-def data_of(checkpoint: Checkpoint, source: str = "") -> Table:
-    """The data that are named, by default the run's own, read as the training read them."""
+def data_of(checkpoint: Checkpoint, source: str) -> Table:
+    """The data that are named, or the run's own where none are, read as the training read them."""
     config = checkpoint.config
     reading = config.reading
     if source and checkpoint.columns and not reading.columns:  # what else the files hold is of no use

@@ -24,6 +24,7 @@ from timeloom.kernels import ReferenceSweeper, replayed_layers, sweeper_kind
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels.layer import Found, Gradients, Layer
 from timeloom.kernels.layer_kinds import layer_kind
+from timeloom.known import KnownStates
 from timeloom.problem import Recurrence, joined
 from timeloom.report import SolveReport
 from timeloom.solve import beside_torch
@@ -41,6 +42,8 @@ from timeloom.solve.warm_starts import Guess
 
 Bare = Callable[..., Cell]
 """`bare(*weights)`: a layer's cell."""
+Sweep = Callable[..., tuple[list[Tensor], Tensor | float]]
+"""`sweep(plan)`: what a layer keeps of a forward pass, and its certificate."""
 Project = Callable[..., tuple[Cell, Tensor]]
 """`project(x, *weights)`: a layer's cell and its projected inputs."""
 
@@ -164,17 +167,13 @@ class LayerSolve:
             solved = newton_states(layer, plan, self.experience.forward, taped)
             if solved is not None:
                 return solved
-        call: Callable[..., tuple[list[Tensor], Tensor | float]]
+        sweep: Sweep
         if replan is not None and layer.replans:  # other plans follow where one does not do, and no driver
-            call = partial(replayed_layers.forward, layer, share_of_box=SHARE_OF_BOX, keep=taped)
+            sweep = partial(replayed_layers.forward, layer, share_of_box=SHARE_OF_BOX, keep=taped)
         else:
-            call = partial(layer.forward, share_of_box=SHARE_OF_BOX, keep=taped, found=found)
-
-        def sweep(plan: Plan) -> tuple[list[Tensor], Tensor | float]:
-            if known is None or plan.chunk >= steps:
-                return call(plan)
-            return call(plan, entry=known.entry(steps, plan.chunk, plan.warmup))
-
+            sweep = partial(layer.forward, share_of_box=SHARE_OF_BOX, keep=taped, found=found)
+        if known is not None:
+            sweep = partial(_entering, sweep, known, steps)
         swept = first_sweep(sweep, layer, plan, experience, replan)
         if swept.report is not None:
             return swept.result, swept.report
@@ -235,6 +234,13 @@ class LayerSolve:
         given = [leaf for leaf in leaves if leaf is not None]
         found = iter(torch.autograd.grad([result for result, _ in asked], given, [grad for _, grad in asked]))
         return tuple(None if leaf is None else next(found) for leaf in leaves)
+
+
+def _entering(sweep: Sweep, known: KnownStates, steps: int, plan: Plan) -> tuple[list[Tensor], Tensor | float]:
+    """A sweep whose chunks are entered from known states, where there are several."""
+    if plan.chunk >= steps:
+        return sweep(plan)
+    return sweep(plan, entry=known.entry(steps, plan.chunk, plan.warmup))
 
 
 def _back(solve: LayerSolve, plan: Any, note: Note, saved: dict[str, Any], grads: Grads, wanted: Any) -> Gradients:

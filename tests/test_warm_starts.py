@@ -206,7 +206,7 @@ def test_a_learned_warmup_from_known_states_is_shorter() -> None:
     gru, x, lengths = tl.GRU(2, 6), torch.randn(6000, 2, 2), torch.tensor([6000, 5990])
     with torch.no_grad():
         gru.bias_hh_l0[6:12] += 1.0
-    warm, seen = tl.WarmStarts(), {}
+    warm, seen = tl.WarmStarts(always=True), {}
     for name in ("cold", "warm"):
         for _ in range(12):
             if name == "cold":

@@ -55,6 +55,8 @@ NEVER = 10**9
 LOOK_AFTER = 64
 """Solves in a row after which something cheaper that was not enough once is tried again: a warm-up in place of dense
 transfers, fewer sweeps."""
+MUCH_SHORTER = 16
+"""A warm-up from known states that is shorter by this factor than one from elsewhere is taken for too short."""
 LONGEST_PAUSE = 256
 """Calls after which `auto` looks again at a network that did not contract, at most."""
 
@@ -223,6 +225,13 @@ class Experience:
         else:
             self.forgetting = min(jump ** (1 / steps), LEAST_CONTRACTION ** (1 / steps))
 
+    def look_below(self) -> None:
+        """Less may be enough from known states than what was: look at once, from what was enough downwards."""
+        self.pause = self.too_few = self.since_too_few = 0
+        self.missed = None
+        if self.search.enough:
+            self.search = WarmupSearch(self.search.enough, max(self.search.enough // MUCH_SHORTER, 1))
+
     def add_cycle(self) -> None:
         """Multigrid's gradients were too far off: a cycle more from now on."""
         self.extra_cycles += 1
@@ -367,6 +376,7 @@ class LayerExperience:
         """
         if known and self.warm is None:
             self.warm = deepcopy(self.forward)
+            self.warm.look_below()
         return self.warm if known and self.warm is not None else self.forward
 
     def learn_backward(self, report: SolveReport) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,15 +12,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.auto import cudnn
+from timeloom.auto.beginnings import Beginning
 from timeloom.auto.experience import LayerExperience
 from timeloom.distributed.context import alone, time_group
-from timeloom.nn import own_sweeps, steady, torch_layer
+from timeloom.nn import by_samples, own_sweeps, steady, torch_layer
 from timeloom.nn.asked import Asked, check, guess_of
 from timeloom.nn.dropping import Weights
 from timeloom.nn.graphs.handles import handle_of, traced_apart
 from timeloom.nn.stacked import Hidden, Stacked
 from timeloom.report import SolveReport
-from timeloom.solve.warm_starts import WarmBatch
+from timeloom.solve.warm_starts import BATCH, WarmBatch
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.transforms import transformed
 
@@ -46,6 +49,8 @@ class Recurrent(Stacked):
         """Calls that are replays alone, by kind."""
         if "_handle" not in vars(self):  # the operators of a graph ask the module for its solver
             self._handle = handle_of(self)
+        self._beginnings: dict[Hashable, Beginning] = {}
+        """Whether calls begin at known states, by their kind."""
         self.reports = []
 
     @property
@@ -60,7 +65,7 @@ class Recurrent(Stacked):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._handle = handle_of(self)  # a copy is a module of its own
-        self._last, self._steady = None, {}
+        self._last, self._steady, self._beginnings = None, {}, {}
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._steady = {}  # weights may move, and what replays hold of them is to be free
@@ -110,6 +115,21 @@ class Recurrent(Stacked):
         return_states: whether to return, behind output and final state, the states after every step of every layer and
             direction, `(layers · directions, T, B, n)`, B before T if batch_first (an LSTM: a pair h, c).
         """
+        if guess is not None or BATCH.get() is not None:
+            call = partial(self._call, input, hx, lengths, resets, return_states=return_states)
+            return by_samples.call_with(self, call, guess, input, lengths is not None or resets is not None)
+        return self._call(input, hx, lengths, resets, None, return_states)
+
+    def _call(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Any,
+        lengths: Tensor | None,
+        resets: Tensor | None,
+        guess: Tensor | tuple[Tensor, ...] | WarmBatch | None,
+        return_states: bool,
+    ) -> tuple[Any, ...]:
+        """The forward pass, from this guess alone."""
         x: Any = input  # a plain tensor in plain calls
         plain = type(x) is Tensor and lengths is None and guess is None and not return_states
         if plain and self._steady:

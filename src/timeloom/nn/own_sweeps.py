@@ -32,7 +32,7 @@ from timeloom.nn.stacked import Hidden
 from timeloom.nn.states import AllStates
 from timeloom.report import SolveReport
 from timeloom.solve import functional
-from timeloom.solve.warm_starts import Guess, current
+from timeloom.solve.warm_starts import Guess
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.precision import products_in, returned_in, solved_in
 
@@ -68,10 +68,7 @@ def call(module: Recurrent, asked: Asked, weights: list[Weights], obstacle: str 
     if resets is not None:
         resets = resets if batched or not isinstance(resets, Tensor) else resets.unsqueeze(1)
         resets = check_resets(resets, steps, batch, module.batch_first and batched, x.device)
-    guess = asked.guess
-    if guess is None and asked.group is None:
-        guess = current(module, batch)
-    begin = None if guess is None else guess_of(module, asked, guess, steps, batch)
+    begin = None if asked.guess is None else guess_of(module, asked, asked.guess, steps, batch)
     every = AllStates(lengths, resets) if asked.return_states else None
     y, final = _solve(module, x, hidden, weights, lengths, resets, begin, span, every, obstacle, asked.inside)
     if packed is not None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from timeloom.distributed.context import alone
 from timeloom.nn.sequence import drop
 from timeloom.problem import joined
-from timeloom.solve import warm_starts
 from timeloom.solve.inputs import Inputs
 from timeloom.solve.steady import SteadyLayer
 from timeloom.solve.steady_pass import Call
@@ -199,15 +198,14 @@ def _initial(parts: Any, index: int, layer: SteadyLayer) -> Tensor:
 
 
 def possible(input: Tensor) -> bool:
-    """Whether replays may take the place of a call: none that is cast, traced, looked at or begun at known states, and
-    none whose saved tensors go through hooks: those may stand for other weights than the replay's.
+    """Whether replays may take the place of a call: none that is cast, traced or looked at, and none whose saved
+    tensors go through hooks: those may stand for other weights than the replay's.
     """
     return (
         streams.may_replay(input.device)
         and not torch.is_autocast_enabled(input.device.type)
         and torch._C._get_tracing_state() is None
         and torch._C._len_torch_dispatch_stack() == 0
-        and warm_starts.no_samples()
         and not saved_through_hooks()
     )
 

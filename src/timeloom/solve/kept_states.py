@@ -48,11 +48,13 @@ class KeptStates:
         row, steps = self.samples[key]
         return self.states[row, : steps // self.every]
 
-    def save(self, keys: list[Hashable], found: Tensor, lengths: list[int], room: int) -> None:
-        """Keep states `(B, K, S)` of sequences of these lengths, in no more than so many bytes."""
+    def save(self, keys: list[Hashable], found: Tensor, lengths: list[int], room: int) -> bool:
+        """Keep states `(B, K, S)` of sequences of these lengths, in no more than so many bytes; whether there was room
+        for all of them.
+        """
         finite = found.isfinite().all(2)
         ends = [length // self.every for length in lengths]
-        whole = (
+        whole: list[bool] = (
             finite.all(1).tolist()
             if min(ends) == found.shape[1]
             else [bool(row[:end].all()) for row, end in zip(finite, ends, strict=True)]
@@ -60,13 +62,15 @@ class KeptStates:
         self._make_room([key for key, good in zip(keys, whole, strict=True) if good], found.shape[1], room)
         kept = [(place, self.samples[key][0]) for place, (key, good) in enumerate(zip(keys, whole, strict=True))
                 if good and key in self.samples]  # fmt: skip
+        fitted = len(kept) == sum(whole)
         if not kept:
-            return
+            return fitted
         for place, row in kept:
             self.samples[keys[place]] = row, lengths[place]
         rows = torch.tensor([row for _, row in kept], device=self.states.device)
         chosen = found if len(kept) == len(keys) else found[[place for place, _ in kept]]
         self.states[rows, : found.shape[1]] = chosen
+        return fitted
 
     def _make_room(self, keys: list[Hashable], steps: int, room: int) -> None:
         """Rows for new samples, as many as there is room for, and as long as these."""

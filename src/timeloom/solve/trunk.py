@@ -70,6 +70,9 @@ class LayerSolve:
         the report, and again with the backward report in it once the backward pass has run.
         """
         cell = self.cell_of(inputs)
+        if guess is not None and not self._begins(inputs, cell):
+            guess.refuse()
+            guess = None
         if guess is None and self.solver.adapts and beside_torch.is_rival(cell, inputs):
             reason = beside_torch.why(cell, inputs, self.solver, self.experience, self._problem)
             if reason is not None:
@@ -82,12 +85,15 @@ class LayerSolve:
             parts = None if self.whole_states else 1
             outputs, final = run(problem, self.solver, self.experience, record, guess, self.slot, parts)
             return joined(outputs), final
-        if self.solver.adapts and not kind.begins_anywhere:
-            guess = None  # the kernels that enter chunks by themselves save more than known states do
         taped = inputs.taped
         with torch.no_grad():
             solution = self.forward(inputs, taped, cell, kind, guess)
         return self._on_tape(inputs, solution, record, taped)
+
+    def _begins(self, inputs: Inputs, cell: Cell) -> bool:
+        """Whether known states are of use: the kernels that enter chunks by themselves save more than those do."""
+        kind = None if self.whole_states or not self.solver.adapts else self.kind_of(inputs, cell)
+        return kind is None or kind.begins_anywhere
 
     def on_tape(self, inputs: Inputs, record: Record, reason: str) -> tuple[Tensor, Tensor]:
         """The same by the plain loop, on whatever device or inside whatever has no sweeps."""

@@ -19,6 +19,8 @@ CHUNK_PART, MOST_EVERY = 4, 32
 """States are kept at every such part of a chunk, and at every so manieth step at least."""
 LIMIT = 2**30
 """Bytes that are kept at most, unless told otherwise."""
+FIRST = 1024
+"""Samples that came first, by which it is seen whether any come back."""
 
 
 class Guess(Protocol):
@@ -29,6 +31,9 @@ class Guess(Protocol):
 
     def save(self, slot: int, problem: Recurrence, states: list[Tensor], chunk: int) -> None:
         """Take in the states that were found in chunks: one `(T + 1, B, part)` for each part of the state."""
+
+    def refuse(self) -> None:
+        """Take in that a layer gains more without."""
 
 
 class GivenStates:
@@ -44,6 +49,9 @@ class GivenStates:
     def save(self, slot: int, problem: Recurrence, states: list[Tensor], chunk: int) -> None:
         """A guess is not changed by what comes of it."""
 
+    def refuse(self) -> None:
+        """The same."""
+
 
 class WarmStarts:
     """The states that each training sample had when it was last solved, as the guess for the next time.
@@ -53,14 +61,16 @@ class WarmStarts:
             with warm.batch(index):
                 loss = criterion(model(x), target)
 
-    Inside, every layer of timeloom that is called begins at the states that it had for these samples; or give one
-    layer `guess=warm.of(index)`. Weights move little between two epochs, and so do the states: warm-ups that begin
-    there can be shorter, and fewer sweeps are needed. What is found does not depend on it. A batch with a sample not
-    seen before, or longer than it was, begins at the initial state as usual.
+    Inside, every GRU, LSTM and RNN of timeloom that is called begins at the states that it had for these samples; or
+    give one layer `guess=warm.of(index)`. Where weights move little between two epochs, so do the states: warm-ups
+    that begin there can be shorter, and fewer sweeps are needed. What is found does not depend on it. A batch with a
+    sample not seen before, or longer than it was, begins at the initial state as usual. So do all calls of a module
+    for which known states save less than they cost: it is tried, and reports tell (`timeloom.auto.beginnings`).
 
     dtype, device: how to keep the states; None keeps them as they are. `torch.float16` on the CPU is usually enough.
     every: keep the state after every so many steps; None: a few for each chunk, which is all that chunks need.
     limit: bytes to keep, at most; samples beyond it are not kept.
+    always: begin at known states whether that pays or not. Timings then decide nothing.
     """
 
     def __init__(
@@ -69,6 +79,7 @@ class WarmStarts:
         device: torch.device | str | None = None,
         every: int | None = None,
         limit: int = LIMIT,
+        always: bool = False,
     ) -> None:
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"dtype must be a floating-point type or None, got {dtype}")
@@ -78,7 +89,12 @@ class WarmStarts:
             raise ValueError(f"limit must be a number of bytes, 0 or more; got {limit}")
         self.dtype = dtype
         self.device = None if device is None else torch.device(device)
-        self.every, self.limit = every, limit
+        self.every, self.limit, self.always = every, limit, always
+        self.repeats = False
+        """Whether samples come back."""
+        self.full = False
+        """Whether there was no room for a sample."""
+        self._first: set[Hashable] = set()
         self._kept: dict[Hashable, KeptStates] = {}
         self._places: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
@@ -89,6 +105,9 @@ class WarmStarts:
             raise ValueError(f"samples must have shape (B,), one index for each sequence; got {tuple(samples.shape)}")
         if len(set(keys)) != len(keys):
             raise ValueError("samples must be distinct: one sample twice in a batch would be kept only once")
+        if not self.repeats:
+            self.repeats = not self._first.isdisjoint(keys)
+            self._first.update(keys[: FIRST - len(self._first)])
         return WarmBatch(self, keys)
 
     @contextmanager
@@ -96,15 +115,22 @@ class WarmStarts:
         """Inside, timeloom's layers begin at what they had for these samples. Layers whose batch is of another size
         than there are samples run as usual, and so do those inside graphs of torch.compile and over ranks.
         """
-        token = _current.set(self.of(samples))
+        token = BATCH.set(self.of(samples))
         try:
             yield
         finally:
-            _current.reset(token)
+            BATCH.reset(token)
 
     def clear(self) -> None:
         """Forget all samples."""
         self._kept.clear()
+        self.full = False
+
+    def forget(self, module: Any) -> None:
+        """Forget what one module had of all samples."""
+        place = self._places.get(module)
+        self._kept = {key: kept for key, kept in self._kept.items() if not isinstance(key, tuple) or key[0] != place}
+        self.full = False
 
     def __len__(self) -> int:
         """Samples that something is kept of."""
@@ -144,7 +170,7 @@ class WarmStarts:
             self._kept.pop(place, None)
             known = KeptStates(found, every)
         others = self.nbytes - (known.nbytes if place in self._kept else 0)
-        known.save(keys, found, lengths, self.limit - others)
+        self.full = not known.save(keys, found, lengths, self.limit - others) or self.full
         if known.samples:
             self._kept[place] = known
 
@@ -158,6 +184,8 @@ class WarmBatch:
 
     def __init__(self, store: WarmStarts, keys: list[Hashable], place: tuple[int, ...] = ()) -> None:
         self.store, self.keys, self.place = store, keys, place
+        self.refused = False
+        """Whether a layer would not begin at known states, since it gains more without."""
         self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def __len__(self) -> int:
@@ -172,6 +200,9 @@ class WarmBatch:
         call = self._calls[module] = self._calls.get(module, -1) + 1
         return WarmBatch(self.store, self.keys, (self.store.place_of(module), call))
 
+    def refuse(self) -> None:
+        self.refused = True
+
     def load(self, slot: int, problem: Recurrence) -> KnownStates | None:
         kept = self.store.kept((*self.place, slot))
         return None if kept is None else kept.load(self.keys, problem)
@@ -180,18 +211,18 @@ class WarmBatch:
         self.store.save((*self.place, slot), self.keys, states, problem.ends().tolist(), chunk)
 
 
-_current: ContextVar[WarmBatch | None] = ContextVar("timeloom's batch of samples", default=None)
+BATCH: ContextVar[WarmBatch | None] = ContextVar("timeloom's batch of samples", default=None)
+"""The samples that calls are of, where the user has said so."""
 
 
-def no_samples() -> bool:
-    """Whether the user has not said which samples calls are of."""
-    return _current.get() is None
-
-
-def current(module: Any, batch: int) -> WarmBatch | None:
-    """The samples that a call of a module is of, where the user has said so."""
-    samples = _current.get()
-    return None if samples is None or len(samples) != batch else samples.for_call_of(module)
+@contextmanager
+def no_batch() -> Iterator[None]:
+    """Inside, it is as if nobody had said which samples calls are of."""
+    token = BATCH.set(None)
+    try:
+        yield
+    finally:
+        BATCH.reset(token)
 
 
 def _every(chunk: int) -> int:

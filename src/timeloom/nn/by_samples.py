@@ -1,0 +1,88 @@
+"""A module's call on samples that may have been there before (`timeloom.WarmStarts`): where it begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from timeloom.auto.beginnings import COST, COST_ON_GPU, Beginning, savable
+from timeloom.distributed.context import time_group
+from timeloom.nn import torch_layer
+from timeloom.solve.recurrence import BEGUN
+from timeloom.solve.warm_starts import BATCH, WarmBatch, no_batch
+from timeloom.torch_state.transforms import transformed
+
+if TYPE_CHECKING:
+    from timeloom.nn.base import Recurrent
+
+Call = Callable[[Any], tuple[Any, ...]]
+"""The module's call, from a guess; from None as usual."""
+
+
+def call_with(module: Recurrent, call: Call, guess: Any, input: Any, marked: bool) -> tuple[Any, ...]:
+    """The call from a guess, or of the samples that the user has said it is of. `marked`: whether there are lengths or
+    resets.
+    """
+    samples = _samples(module, guess, input)
+    with no_batch():  # inside, it is as if nobody had spoken of samples
+        if samples is None or samples.store.always:
+            return call(guess if samples is None else samples)
+        return _tried(module, samples, call, input, marked)
+
+
+def _samples(module: Recurrent, guess: Any, input: Any) -> WarmBatch | None:
+    """Those that known states are of, or may come to be."""
+    given = BATCH.get() if guess is None else guess
+    if not isinstance(given, WarmBatch) or not isinstance(input, Tensor | PackedSequence):
+        return None
+    if transformed() or time_group(module) is not None:
+        return None
+    if guess is not None:
+        return given
+    _, batch = torch_layer.size(module, input)
+    return given.for_call_of(module) if len(given) == batch else None
+
+
+def _tried(
+    module: Recurrent, samples: WarmBatch, call: Call, input: Tensor | PackedSequence, marked: bool
+) -> tuple[Any, ...]:
+    """The call, at known states or as usual, and what it showed of which is faster."""
+    data = input.data if isinstance(input, PackedSequence) else input
+    kind = torch.is_grad_enabled(), marked or data is not input, data.dtype, data.device.type
+    beginning = beginning_of(module, kind, data.device.type)
+    store, was = samples.store, beginning.keeps
+    turn = beginning.turn(store.repeats, store.full)
+    began = time.perf_counter()
+    result = call(None if turn == "as usual" else samples)
+    seconds, (steps, _) = time.perf_counter() - began, torch_layer.size(module, input)
+    if samples.refused:
+        beginning.bar()
+    reports = module.reports
+    resting = [experience.forward.resting for _, experience in sorted(module._experiences.items())]
+    resting += [False] * (len(reports) - len(resting))
+    saves = sum(savable(report, steps, rests) for report, rests in zip(reports, resting, strict=False))
+    begun = any(BEGUN in report.reason for report in reports)
+    beginning.note(turn, begun, seconds, max(steps, 1), min(saves, seconds))
+    if was and not any(other.keeps for other in module._beginnings.values()):
+        store.forget(module)
+        for experience in module._experiences.values():
+            experience.warm = None
+    why = beginning.why if turn == "as usual" else ""
+    for report in reports if why else ():
+        if report.solver != "sequential":  # others may be told again, of calls that were not of samples
+            object.__setattr__(report, "reason", f"{report.reason}; {why}")  # in place, as the backward report comes
+    return result
+
+
+def beginning_of(module: Recurrent, kind: Hashable, device: str) -> Beginning:
+    """What is known of calls of one kind: with gradients or without, of one length or not, of one dtype and device."""
+    held = module._beginnings
+    if kind not in held:
+        cost = COST if device == "cpu" else COST_ON_GPU
+        held[kind] = Beginning(cost, "waiting" if module._solver.adapts else "begun")
+    return held[kind]

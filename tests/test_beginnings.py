@@ -21,7 +21,6 @@ from timeloom.auto.beginnings import (
     LEARNING,
     LEFT,
     LOOK,
-    RESTING_SHARE,
     TRIED,
     Beginning,
     savable,
@@ -77,7 +76,7 @@ def test_a_gain_is_found_and_watched() -> None:
     gone = calls(beginning, 2 * TRIED, SLOWER)
     assert gone[-1] == "as usual"
     assert not beginning.keeps
-    assert beginning.why == f"{LEFT}: a call took 30 ms with them, 20 ms without"
+    assert beginning.why == f"{LEFT}: a call took 20 ms with them, 20 ms without", "as soon as the median says so"
 
 
 def test_a_try_without_gain_is_not_soon_made_again() -> None:
@@ -105,7 +104,7 @@ def test_a_store_without_room_is_given_up() -> None:
     calls(beginning, FIRST_WAIT, FASTER)
     calls(beginning, 20, FASTER, known=False)
     seen = calls(beginning, 60, FASTER, known=False, full=True)
-    assert seen.index("as usual") == 21 + FIRST_WAIT
+    assert seen.index("as usual") == 22 + FIRST_WAIT
     assert beginning.why == f"{LEFT}: there was no room for those of all samples"
 
 
@@ -120,12 +119,13 @@ def test_a_barred_kind_of_call_is_as_usual() -> None:
 
 def test_what_known_states_may_save() -> None:
     swept = SolveReport("shooting[none]", 64, 1, (1e-7,), 1e-6, True, False, None, 0.1, warmup=192)
-    assert savable(swept, 1000, False) == pytest.approx(0.075)
+    assert savable(swept, 1000, False, 2) == pytest.approx(0.075)
     corrected = replace(swept, warmup=0, iterations=5)
-    assert savable(corrected, 1000, False) == pytest.approx(0.08)
+    assert savable(corrected, 1000, False, 2) == pytest.approx(0.08)
     whole = SolveReport.sequential(1000, "auto", seconds=0.1)
-    assert savable(whole, 1000, False) == 0
-    assert savable(whole, 1000, True) == pytest.approx(RESTING_SHARE * 0.1)
+    assert savable(whole, 1000, False, 16) == 0
+    assert savable(whole, 1000, True, 16) == pytest.approx(0.0875)
+    assert savable(whole, 1000, True, 1) == savable(whole, 1000, True, 2) == 0
 
 
 def test_less_is_looked_for_from_known_states() -> None:

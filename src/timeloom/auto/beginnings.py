@@ -21,8 +21,10 @@ COST, COST_ON_GPU = 1e-4, 2e-3
 REACH = 0.5
 """Share of what known states may save at best that is taken to be within reach: at the rates of a training from the
 start, warm-ups from there are half as long, or no shorter at all."""
-RESTING_SHARE = 7 / 8
-"""Share of a call that may be saved where all of it runs in one chunk, since the network forgets too slowly."""
+SWEEPS = 2
+"""Sweeps that chunks take from known states where the network forgets too slowly for a warm-up, at best."""
+ON_GPU = 64
+"""Chunks that run side by side on a GPU, at least."""
 FIRST_WAIT = 8
 """Calls as usual before a try: until then they learn and compile."""
 LEARNING = 4
@@ -140,10 +142,12 @@ class Beginning:
         self.begun, self.tried, self.learned, self.filled = [], 0, 0, 0
 
 
-def savable(report: SolveReport, steps: int, resting: bool) -> float:
-    """Seconds of a solve that known states may save at best: the warm-up, and all sweeps but one."""
+def savable(report: SolveReport, steps: int, resting: bool, side_by_side: int) -> float:
+    """Seconds of a solve that known states may save at best: the warm-up, and all sweeps but one. Where all of it runs
+    in one chunk, `resting` since the network forgets too slowly: what so many chunks `side_by_side` would.
+    """
     if report.chunk >= steps:
-        return RESTING_SHARE * report.seconds if resting else 0.0
+        return report.seconds * max(1 - SWEEPS / side_by_side, 0.0) if resting else 0.0
     run = report.warmup + report.iterations * report.chunk
     return report.seconds * (1 - report.chunk / run)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from timeloom.auto.beginnings import COST, COST_ON_GPU, Beginning, savable
+from timeloom.auto.beginnings import COST, COST_ON_GPU, ON_GPU, Beginning, savable
 from timeloom.distributed.context import time_group
 from timeloom.nn import torch_layer
 from timeloom.solve.recurrence import BEGUN
@@ -65,7 +65,8 @@ def _tried(
     reports = module.reports
     resting = [experience.forward.resting for _, experience in sorted(module._experiences.items())]
     resting += [False] * (len(reports) - len(resting))
-    saves = sum(savable(report, steps, rests) for report, rests in zip(reports, resting, strict=False))
+    side_by_side = torch.get_num_threads() if data.device.type == "cpu" else ON_GPU
+    saves = sum(savable(report, steps, rests, side_by_side) for report, rests in zip(reports, resting, strict=False))
     begun = any(BEGUN in report.reason for report in reports)
     beginning.note(turn, begun, seconds, max(steps, 1), min(saves, seconds))
     if was and not any(other.keeps for other in module._beginnings.values()):

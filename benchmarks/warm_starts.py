@@ -91,7 +91,7 @@ class Side:
         with nullcontext() if self.store is None else self.store.batch(samples):
             y = layer(x, **marks)[0]
         self.seconds.append(time.perf_counter() - began)
-        self.reports.append(layer.reports[0])  # type: ignore[union-attr, index]
+        self.reports.append(layer.reports[0])  # type: ignore[index]
         if self.store is None:
             was = self.before.get(samples[0])
             self.moved = self.moved if was is None else float((y.detach() - was).abs().max() / was.abs().max())
@@ -127,18 +127,22 @@ def save(rows: list[dict[str, Any]], folder: Path, given: argparse.Namespace) ->
     command = f"python -m benchmarks.warm_starts --steps {given.steps} --updates {given.updates}"
     content = {"command": command, "machine": machine_facts(), "rows": rows}
     (folder / "warm-starts-cpu.json").write_text(json.dumps(content, indent=1) + "\n")
-    columns = (
-        "network", "rate", "states moved", "ms without", "always", "decided", "decided, in all", "warm-up without", "always", "sweeps without",
-        "always", "begun, of those decided",
-    )  # fmt: skip
-    lines = [columns, ("---", *["--:"] * (len(columns) - 1))]
-    for row in rows:
-        without, always, decided = (row[name] for name in SIDES)
-        lines.append((
-            row["network"], f"{row['rate']:.1g}", f"{row['moved']:.0e}", f"{without['ms']:.1f}",
-            f"{always['ratio']:.2f}×", f"{decided['ratio']:.2f}×", f"{decided['in_all']:.2f}×", f"{without['warmup']:.0f}", f"{always['warmup']:.0f}",
-            f"{without['sweeps']:.1f}", f"{always['sweeps']:.1f}", f"{decided['begun']:.0%}",
-        ))  # fmt: skip
+    columns = {
+        "network": lambda row: row["network"],
+        "rate": lambda row: f"{row['rate']:.1g}",
+        "states moved": lambda row: f"{row['moved']:.0e}",
+        "ms without": lambda row: f"{row['without']['ms']:.1f}",
+        "always": lambda row: f"{row['always']['ratio']:.2f}×",
+        "decided": lambda row: f"{row['decided']['ratio']:.2f}×",
+        "decided, in all": lambda row: f"{row['decided']['in_all']:.2f}×",
+        "warm-up without": lambda row: f"{row['without']['warmup']:.0f}",
+        "warm-up, always": lambda row: f"{row['always']['warmup']:.0f}",
+        "sweeps without": lambda row: f"{row['without']['sweeps']:.1f}",
+        "sweeps, always": lambda row: f"{row['always']['sweeps']:.1f}",
+        "begun, of those decided": lambda row: f"{row['decided']['begun']:.0%}",
+    }
+    lines = [list(columns), ["---", *["--:"] * (len(columns) - 1)]]
+    lines += [[told(row) for told in columns.values()] for row in rows]
     table = "".join(f"| {' | '.join(entries)} |\n" for entries in lines)
     (folder / "warm-starts-cpu.md").write_text(
         f"# Warm starts on a CPU\n\nCommand: `{command}`, torch {torch.__version__}, "

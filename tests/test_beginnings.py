@@ -57,6 +57,12 @@ def test_known_states_that_save_little_are_left_alone() -> None:
     assert "begun" in calls(beginning, 20, FASTER, saves=5e-3)
 
 
+def test_a_small_share_of_a_long_call_is_not_worth_a_try() -> None:
+    beginning = Beginning(cost=1e-6)
+    assert calls(beginning, 50, FASTER, saves=0.19 * USUAL) == ["as usual"] * 50
+    assert "begun" in calls(beginning, 20, FASTER, saves=0.3 * USUAL)
+
+
 def test_nothing_is_kept_where_samples_do_not_come_back() -> None:
     beginning = Beginning()
     assert calls(beginning, 200, FASTER, repeats=False) == ["as usual"] * 200

@@ -83,7 +83,10 @@ RUN_COLUMNS = (
     Column("first update, s: torch", number("torch_first", ".2f")),
     Column("timeloom", number("timeloom_first", ".2f")),
     Column("with warm starts, s", number("warm_seconds", ".1f")),
+    Column("without", number("unwarmed_seconds", ".1f")),
     Column("for updates", number("warm_updates", "d")),
+    Column("an update with them, ms", number("warm_late", ".1f")),
+    Column("without", number("unwarmed_late", ".1f")),
     Column("losses apart, first 20", number("early_difference", ".0e")),
     Column("last loss: torch", number("torch_loss", ".4g")),
     Column("timeloom", number("timeloom_loss", ".4g")),
@@ -97,5 +100,6 @@ RUN_NOTE = (
     "mean over the pool's batches is at the worse of the two last ones. Losses apart: the largest relative difference "
     "over the first 20 updates; later on rounding alone makes two runs of any one. Beyond 65,535 steps, which cuDNN "
     "refuses, torch runs blocks with the state carried and gradients cut; it knows no resets, so its episodes are "
-    "packed. With warm starts: the same run, each batch begun at its states of the last time (`tl.WarmStarts`)."
+    "packed. With warm starts: the same run with each batch's samples named (`tl.WarmStarts`), beside timeloom without "
+    "over as many updates; an update of both in the second half of them."
 )

@@ -133,8 +133,7 @@ def measure(run: Run, device: str, left: float) -> Row:
     own = train(ours, run, pool, seconds)
     warm = train(again, run, pool, min(seconds, MOST_WARM), store=tl.WarmStarts())
     sides = {"torch": torchs.content(), "timeloom": own.content(), "warm": warm.content()}
-    warmed = {"warm_seconds": warm.seconds[-1], "warm_updates": len(warm.losses)}
-    return row | compared(torchs, own, run.pool) | warmed | sides
+    return row | compared(torchs, own, run.pool) | with_warm_starts(own, warm) | sides
 
 
 def train(
@@ -183,6 +182,19 @@ def blocks(batch: Batch, longest: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Of equal lengths, as few as can be."""
     count = -(-len(batch.x) // longest)
     return zip(batch.x.chunk(count), batch.answers.chunk(count), strict=True)
+
+
+def with_warm_starts(without: Curve, warm: Curve) -> Row:
+    """Both over the updates that both made, and an update of each at the end, where nothing is compiled any more."""
+    updates = min(len(without.losses), len(warm.losses))
+    without, warm = without.first(updates), warm.first(updates)
+    return {
+        "warm_updates": updates,
+        "warm_seconds": warm.seconds[-1],
+        "unwarmed_seconds": without.seconds[-1],
+        "warm_late": 1e3 * warm.late(),
+        "unwarmed_late": 1e3 * without.late(),
+    }
 
 
 def compared(theirs: Curve, ours: Curve, pool: int) -> Row:

@@ -16,8 +16,11 @@ Turn = Literal["as usual", "begin"]
 """What a call does with known states: nothing, or begin there, if all are known, and keep what is found."""
 Phase = Literal["waiting", "trying", "begun"]
 
-COST, COST_ON_GPU = 1e-4, 2e-3
-"""Seconds that a call takes longer for it. On an H200 two whole training runs took 1.7 and 2 ms more an update."""
+COST, COST_ON_GPU = 5e-4, 2e-3
+"""Seconds that a call takes longer for it: on a CPU with the same warm-up, and on an H200, where two whole training
+runs took 1.7 and 2 ms more an update."""
+LEAST_SHARE = 0.1
+"""Share of a call that must be within reach for a try: one costs as much as some calls save."""
 REACH = 0.5
 """Share of what known states may save at best that is taken to be within reach: at the rates of a training from the
 start, warm-ups from there are half as long, or no shorter at all."""
@@ -68,6 +71,8 @@ class Beginning:
     """The same of calls that began at known states, or would have if all of them had been known."""
     savable: list[float] = field(default_factory=list)
     """Seconds that known states may save of each of the last calls as usual."""
+    shares: list[float] = field(default_factory=list)
+    """The same as shares of these calls."""
     told: float = 0.0
     """Of these, as it was told last."""
     verdict: str = ""
@@ -103,6 +108,7 @@ class Beginning:
             self.wait = max(self.wait - 1, 0)
             self.usual = [*self.usual, seconds / steps][-TRIED:]
             self.savable = [*self.savable, savable][-TRIED:]
+            self.shares = [*self.shares, savable / seconds if seconds > 0 else 0.0][-TRIED:]
         elif began or self.learned:
             self.learned += 1
             if self.learned > LEARNING:
@@ -122,12 +128,14 @@ class Beginning:
         most = median(self.savable)
         if not 0.5 * self.told <= most <= 2 * self.told:  # else the words would be others at every call
             self.told = most
-        return f"{LEFT}: they would save {_told(self.told)} at most" if REACH * most < self.cost else ""
+        return "" if self._has_much_to_save else f"{LEFT}: they would save {_told(self.told)} at most"
 
     def _is_worth_a_try(self, repeats: bool) -> bool:
-        if self.barred or not repeats or self.wait > 0:
-            return False
-        return REACH * median(self.savable) >= self.cost
+        return repeats and not self.barred and self.wait == 0 and self._has_much_to_save
+
+    @property
+    def _has_much_to_save(self) -> bool:
+        return REACH * median(self.savable) >= self.cost and REACH * median(self.shares) >= LEAST_SHARE
 
     def _judge(self, steps: int) -> None:
         usual, begun = median(self.usual), median(self.begun)

@@ -101,6 +101,7 @@ def _double(problem: Recurrence) -> Recurrence:
 def _judged(report: SolveReport, starts: Tensor, plain: Tensor, exact: Chain, problem: Recurrence) -> Audit:
     true = _in_order(exact)
     scale = scales(true, true, exact.parts, floors(exact.bound, exact.first, exact.parts), exact.fading)
+    scale = scale.clamp(min=torch.finfo(problem.initial.dtype).tiny)  # below, gradients fade into what it cannot hold
     own = (given.double().cpu() - true for given in (starts, plain))
     error, rounding = (float(relative(apart, scale, exact.parts).max()) for apart in own)
     return Audit(report, error, rounding, problem.initial.dtype)

@@ -140,7 +140,7 @@ def _past_products(program: Program) -> tuple[Program, list[int]]:
 
 
 def _statements(graph: Graph, targets: list[Target], names: Names, first: Sequence[int] = ()) -> list[str]:
-    """Statements that compute values, those of `first` first, in the order of the graph, and put each into its target."""
+    """Statements that compute values, those of `first` first, in the order of the graph; each goes into its target."""
     uses, known, lines = _uses(graph, [value for _, value in targets], names), dict[int, str](), list[str]()
     forms = {index: _form(graph, index, uses) for index in uses if graph[index].op in FUNCTIONS}
     read = {arg for _, args in forms.values() for arg in args} | {value for _, value in targets}

@@ -34,8 +34,8 @@ test: $(READY) ## run the tests, a file at a time on every core
 test-gpu: $(READY) ## check against float64 on this machine's GPU; what is seen goes to benchmarks/results/test-gpu.md
 	$(BIN)/python -m tests.gpu $(CHECKS)
 
-kernels: $(READY) ## write the sources of the CPU kernels that wheels hold compiled
-	$(BIN)/python -c "from timeloom.kernels.cpu.texts import write; write()"
+kernels: $(READY) ## write the sources of torch's cells: the CPU kernels that wheels hold compiled, the texts of the CUDA ones
+	$(BIN)/python -c "from timeloom.kernels.cpu import texts as cpu; from timeloom.kernels.cuda import texts as cuda; cpu.write(); cuda.write()"
 
 lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from timeloom.auto.costs import GATES, RegisterCost, chunk_to_correct, cost_of, cost_of_sweeps
-from timeloom.kernels.cuda.programs import CELLS
+from timeloom.kernels.cuda.programs import text_of
 from timeloom.kernels.cuda.sweeper import waves_of
 
 PROCESSORS = 132
@@ -22,7 +22,7 @@ TIMES = ("forward bare", "forward whole", "backward bare", "backward whole")
 
 
 def cost(kernel: str, units: int, backward: bool = False) -> RegisterCost:
-    text = CELLS[kernel]
+    text = text_of(kernel)
     return RegisterCost(GATES[text.products], units, PROCESSORS, units <= text.most_units, 1, backward)
 
 

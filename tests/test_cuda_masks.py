@@ -14,7 +14,7 @@ from timeloom.cells.base import NO_MASKS, Masks
 from timeloom.kernels import ReferenceSweeper
 from timeloom.kernels.cuda import nvrtc
 from timeloom.kernels.cuda import sweeper as cuda_sweeper
-from timeloom.kernels.cuda.programs import CELLS, Variant, Wide, headers, text_of
+from timeloom.kernels.cuda.programs import MOST_UNITS, Variant, Wide, headers, text_of
 
 EXACT = torch.float64
 BOTH = Masks(True, True)
@@ -24,7 +24,7 @@ CASES = [*(("gru", masks) for masks in ALL_MASKS), ("lstm", BOTH), ("tanh", BOTH
 
 @pytest.mark.skipif(emulated_rows.COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize(("n", "resets", "saves"), [(5, False, True), (12, True, False)], ids=["saved", "computed"])
-@pytest.mark.parametrize(("kind", "masks"), [("lstm", NO_MASKS), *CASES])
+@pytest.mark.parametrize(("kind", "masks"), [*((kind, NO_MASKS) for kind in ("gru", "lstm", "tanh", "relu")), *CASES])
 def test_sweeps_are_the_readable_twin_s(
     kind: str, masks: Masks, n: int, resets: bool, saves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,7 +42,7 @@ def test_sweeps_are_the_readable_twin_s(
 @pytest.mark.skipif(nvrtc.unavailable() is not None, reason=f"no NVRTC: {nvrtc.unavailable()}")
 @pytest.mark.parametrize(("kind", "masks"), CASES)
 def test_every_kind_of_kernel_compiles_with_masks(kind: str, masks: Masks) -> None:
-    kernel = kind if kind in CELLS else f"rnn_{kind}"
+    kernel = kind if kind in MOST_UNITS else f"rnn_{kind}"
     text = text_of(kernel, masks)
     same = f"static_assert(INPUTS == {text.inputs} && SAVED == {text.saved});\n"
     for adjoint in (False, True):

@@ -10,8 +10,8 @@ import torch
 
 from timeloom.kernels.cuda import nvrtc
 from timeloom.kernels.cuda.programs import (
-    CELLS,
     FOLDER,
+    MOST_UNITS,
     AdjointArgs,
     ChainArgs,
     ForwardArgs,
@@ -137,7 +137,7 @@ def test_the_structure_of_a_chain_lies_as_the_host_says() -> None:
     nvrtc.compile_source(source + same, "sm_90")
 
 
-@pytest.mark.parametrize("kernel", list(CELLS))
+@pytest.mark.parametrize("kernel", list(MOST_UNITS))
 def test_the_host_counts_what_the_cells_text_has(kernel: str) -> None:
     variant = Variant(kernel, 16, 0, True, True, 0, False, False)
     text = variant.text

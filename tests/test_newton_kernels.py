@@ -12,7 +12,7 @@ from warp_on_cpu import COMPILER, WarpNewton
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
 from timeloom.kernels.cuda import nvrtc
 from timeloom.kernels.cuda.newton import ONE_GROUP, NewtonArgs, NewtonVariant, chunk_for
-from timeloom.kernels.cuda.programs import CELLS, headers
+from timeloom.kernels.cuda.programs import headers, text_of
 from timeloom.kernels.reference import AdjointData, ReferenceSweeper
 from timeloom.problem import Recurrence, Segments, cut_evenly, empty_states
 from timeloom.solve.newton_reference import NewtonReference
@@ -47,8 +47,7 @@ def in_double(problem: Recurrence) -> Recurrence:
 
 def saved_of(problem: Recurrence, states: list[Tensor]) -> Tensor | None:
     """The values of the gates that the adjoint reads."""
-    text = CELLS[str(problem.cell.kernel)]
-    if not text.saved:
+    if not text_of(str(problem.cell.kernel)).saved:
         return None
     return torch.cat(problem.cell._gates(states[0][:-1], problem.u), -1).contiguous()  # type: ignore[attr-defined]
 
@@ -176,7 +175,7 @@ def test_every_cell_compiles(kernel: str, n: int, adjoint: bool, architecture: s
     same = f"static_assert(sizeof(NewtonArgs) == {ctypes.sizeof(NewtonArgs)});\n"
     same += f"static_assert(__builtin_offsetof(NewtonArgs, floor) == {NewtonArgs.floor.offset});\n"
     same += f"static_assert(__builtin_offsetof(NewtonArgs, worst) == {NewtonArgs.worst.offset});\n"
-    code = nvrtc.compile_source(variant.source(adjoint) + same, architecture, headers(CELLS[kernel].file))
+    code = nvrtc.compile_source(variant.source(adjoint) + same, architecture, headers(text_of(kernel).file))
     assert b"chain" in code
 
 

@@ -66,6 +66,7 @@ static inline uint32_t __reduce_max_sync(uint32_t, uint32_t x) {
 static inline void atomicMax(uint32_t *at, uint32_t x) { *at = std::max(*at, x); }
 
 static inline float reciprocal(float x) { return 1.0f / x; }
+static inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 static inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 static inline float tanh_(float x) { return std::tanh(x); }
 static inline void *address_of(const void *p) { return (void *)p; }

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from timeloom.kernels.cuda.newton import ADJOINT, BOTH, FORWARD, CUDANewton, NewtonArgs, NewtonVariant
-from timeloom.kernels.cuda.programs import CELLS, FOLDER
+from timeloom.kernels.cuda.programs import headers, text_of
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 SHIM = Path(__file__).with_name("warp.h")
@@ -28,10 +28,9 @@ def library(variant: NewtonVariant, adjoint: bool) -> ctypes.CDLL:
     ]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
+        for name, text in headers(text_of(variant.kernel).file):
+            (place / name).write_text(text)
         (place / "functions.cuh").write_text(f'#pragma once\n#include "{SHIM}"\n')
-        (place / "cell.cuh").write_text((FOLDER / "cells" / f"{CELLS[variant.kernel].file}.cuh").read_text())
-        for path in FOLDER.glob("newton*.cu*"):
-            (place / path.name).write_text(path.read_text())
         (place / "kernels.cpp").write_text("\n".join([variant.source(adjoint), *runs, ""]))
         flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
         subprocess.run([COMPILER, *flags, "kernels.cpp", "-o", "kernels.so"], cwd=place, check=True)

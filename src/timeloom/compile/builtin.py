@@ -95,7 +95,7 @@ def _gru(terms: _Terms) -> _Found:
     inner = terms.from_h(2) + terms.own()
     candidate = (terms.from_x(2) + reset * inner).call("tanh")
     following = candidate + update * (h - candidate)
-    return _Found((terms.zoned(0, following),), (reset, update, candidate, inner))
+    return _Found((terms.zoned(0, following),), (reset, update, inner, candidate))
 
 
 def _lstm(terms: _Terms) -> _Found:

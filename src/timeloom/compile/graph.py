@@ -19,6 +19,7 @@ stack of its transposed matrices times one argument each; and `total (width,)`, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import permutations
 
 from timeloom.compile.pointwise import FUNCTIONS
 
@@ -118,7 +119,12 @@ class Graph:
         if op == "select" and args[1] == args[2]:
             return args[1]
         if op in ("add", "sub", "mul", "div"):
-            return self._fold_arithmetic(op, args, known)
+            folded = self._fold_arithmetic(op, args, known)
+            if folded is None and op in ("add", "sub"):
+                folded = self._by_complement(op, *args)
+            if folded is None and op in ("add", "mul") and args[0] > args[1]:  # one order, so that equal ones are found
+                folded = self.add(op, args[::-1], width=max(self[arg].width for arg in args))
+            return folded
         if op == "neg" and self[args[0]].op == "neg":
             return self[args[0]].args[0]
         return None
@@ -136,15 +142,37 @@ class Graph:
         if op in ("mul", "div") and b == 1:
             return left
         one, other = self[left], self[right]
+        if op in ("add", "sub") and other.op == "neg":
+            return self.apply("sub" if op == "add" else "add", left, other.args[0])
+        if op == "add" and one.op == "neg":
+            return self.apply("sub", right, one.args[0])
         if op == "add" and one.op == other.op == "total" and self[one.args[0]].width == self[other.args[0]].width:
             return self.total(self.apply("add", one.args[0], other.args[0]), int(one.detail[0]))  # one sum, not two
         if op == "mul" and a == 1:
             return right
         if op == "mul" and (a == -1 or b == -1):
             return self.apply("neg", right if a == -1 else left)
-        if op in ("add", "mul") and left > right:  # one order, so that equal ones are found
-            return self.add(op, (right, left), width=max(self[left].width, self[right].width))
         return None
+
+    def _by_complement(self, op: str, left: int, right: int) -> int | None:
+        """Sums by what a gate z lacks of one, 1 − z. It is small where z is near one, and has all its digits; and the
+        slope of z is made of it anyway.
+
+            d − z d = d (1 − z)        a + z (1 − a) = z + a (1 − z)
+        """
+        for whole, product in permutations((left, right)) if op == "add" else [(left, right)]:
+            for gate, other in permutations(self[product].args if self[product].op == "mul" else (), 2):
+                if self[gate].op != "sigmoid":
+                    continue
+                if op == "sub" and other == whole:
+                    return self.apply("mul", whole, self._complement(gate))
+                complement = self[other].op == "sub" and self._number(self[other].args[0]) == 1
+                if op == "add" and complement and self[other].args[1] == whole and self[whole].op != "sigmoid":
+                    return self.apply("add", gate, self.apply("mul", whole, self._complement(gate)))
+        return None
+
+    def _complement(self, index: int) -> int:
+        return self.apply("sub", self.number(1), index)
 
     def needed(self, roots: list[int]) -> list[int]:
         """Indices of all values that the roots need, in order."""

@@ -11,6 +11,7 @@
 typedef float V;
 
 INLINE V v_const(double x) { return (float)x; }
+INLINE V v_fma(V a, V b, V c) { return fmaf(a, b, c); }
 INLINE V v_where(bool holds) { return holds ? 1.0f : 0.0f; }
 INLINE V v_select(V condition, V yes, V no) { return condition != 0.0f ? yes : no; }
 INLINE V v_max(V a, V b) { return a > b || a != a ? a : b; }

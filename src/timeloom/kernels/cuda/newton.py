@@ -18,7 +18,7 @@ from timeloom.kernels.cuda import nvrtc
 from timeloom.kernels.cuda.chain import aligned, on_device
 from timeloom.kernels.cuda.driver import Function
 from timeloom.kernels.cuda.nvrtc import compile_source
-from timeloom.kernels.cuda.programs import CELLS, architecture, headers
+from timeloom.kernels.cuda.programs import MOST_UNITS, architecture, headers, text_of
 from timeloom.kernels.faults import broken, guarded
 from timeloom.kernels.newton import Maps, NewtonSteps, States
 from timeloom.kernels.reference import floor_of, units_of
@@ -51,7 +51,6 @@ class NewtonVariant:
 
     def source(self, adjoint: bool) -> str:
         lines = [f"#define UNITS {self.units}", f"#define SPLIT {self.split}"]
-        lines += [f"#define {define}" for define in CELLS[self.kernel].defines]
         return "\n".join([*lines, f'#include "newton{"_adjoint" * adjoint}.cu"', ""])
 
 
@@ -72,14 +71,14 @@ class NewtonArgs(ctypes.Structure):
 @cache
 def newton_function(device: int, variant: NewtonVariant, name: str) -> Function:
     """`compose`, `chain`, `apply`, `finish` or `compose_adjoint`."""
-    text = headers(CELLS[variant.kernel].file)
+    text = headers(text_of(variant.kernel).file)
     code = compile_source(variant.source(name in ADJOINT), architecture(device), text)
     return Function(device, code, name, 32, 0)
 
 
 def fits(kernel: str | None, size: int, device: torch.device) -> bool:
     """Whether there are kernels for this cell with states of so many numbers on this device."""
-    if device.type != "cuda" or kernel not in CELLS or size > MOST_NUMBERS or nvrtc.unavailable() is not None:
+    if device.type != "cuda" or kernel not in MOST_UNITS or size > MOST_NUMBERS or nvrtc.unavailable() is not None:
         return False
     return _capable(device) and broken(fault_of(kernel)) is None
 

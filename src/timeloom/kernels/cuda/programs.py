@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -26,48 +27,56 @@ MOST_WEIGHTS = 3 * 128**2
 """Recurrent weights that fit the registers of a block."""
 CHAIN_THREADS = {"carry": 32, "measure": 256, "compare": 1024}
 FOLDER = Path(__file__).parent
+GENERATED = FOLDER / "generated"
+"""Texts of cells: see texts.py."""
 HALVES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 """How the tensor cores make products, by the dtype of the weights: split, or in one piece."""
 
 
 @dataclass(frozen=True)
 class CellText:
-    """What the host must know of a cell beside its text: see the definitions in cells/*.cuh."""
+    """What the host must know of a cell beside its text, which defines all but the last of these."""
 
     file: str
     products: int
     inputs: int
+    parts: int
+    """Parts of the state: h, or h and c."""
     saved: int
     streams: int
     """Vectors that a step of the adjoint reads."""
     most_units: int
     """Widest layer whose rows are walked in tiles: its weights fit the registers of a multiprocessor."""
-    saved_zoned: int
-    """`saved` with zoneout."""
-    defines: tuple[str, ...] = ("ZONED 0",)
-
-    @property
-    def parts(self) -> int:
-        """Parts of the state: h, or h and c."""
-        return 2 if self.file == "lstm" else 1
-
-    def with_zoneout(self) -> CellText:
-        """What a unit keeps over a step is one more input for each part of the state, and saved."""
-        inputs, defines = self.inputs + self.parts, ("ZONED 1", *self.defines[1:])
-        return replace(self, inputs=inputs, saved=self.saved_zoned, streams=self.streams + 1, defines=defines)
 
 
-CELLS = {
-    "gru": CellText("gru", 3, 3, 4, 6, 128, 5),
-    "lstm": CellText("lstm", 4, 4, 4, 7, 64, 6),
-    "rnn_tanh": CellText("rnn", 1, 1, 0, 2, 128, 2, ("ZONED 0", "RELU 0")),
-    "rnn_relu": CellText("rnn", 1, 1, 0, 2, 128, 2, ("ZONED 0", "RELU 1")),
-}
-ZONED_CELLS = {kernel: text.with_zoneout() for kernel, text in CELLS.items()}
+MOST_UNITS = {"gru": 128, "lstm": 64, "rnn_tanh": 128, "rnn_relu": 128}
+"""Of the cells that there are kernels for: see `CellText`."""
 
 
-def text_of(kernel: str, masks: Masks) -> CellText:
-    return (ZONED_CELLS if masks.zoned else CELLS)[kernel]
+def file_of(kernel: str, zoned: bool) -> str:
+    """The file of a cell's text in `GENERATED`."""
+    return f"{'zoned_' * zoned}{kernel}.cuh"
+
+
+def text_of(kernel: str, masks: Masks = NO_MASKS) -> CellText:
+    return _text_of(kernel, masks.zoned)
+
+
+@cache
+def _text_of(kernel: str, zoned: bool) -> CellText:
+    file = file_of(kernel, zoned)
+    defined = dict(re.findall(r"^#define (\w+) (\d+)$", (GENERATED / file).read_text(), re.MULTILINE))
+    count = {name: int(number) for name, number in defined.items()}
+    seen = count["BEFORE"].bit_count() + count["AFTER"].bit_count()
+    return CellText(
+        file,
+        products=count["PRODUCTS"],
+        inputs=count["INPUTS"],
+        parts=count["PARTS"],
+        saved=count["SAVED"],
+        streams=count["SAVED"] + seen + 1,
+        most_units=MOST_UNITS[kernel],
+    )
 
 
 @dataclass(frozen=True)
@@ -139,7 +148,7 @@ class Variant:
         defines = {"UNITS": self.units, "N": self.padded, "RING": ring, "HALF": self.half}
         defines |= {"SLICES": self.slices, "CLUSTER": self.cluster, "DROPPED": int(self.masks.dropped)}
         defines |= {"STORES": self.stores, "DECAY": int(self.decay), "RESETS": int(self.resets)}
-        return _source(defines, self.text, f"{self.name}{'_single' * self.single}.cu")
+        return _source(defines, f"{self.name}{'_single' * self.single}.cu")
 
     @property
     def name(self) -> str:
@@ -178,20 +187,19 @@ class Wide:
     def source(self) -> str:
         defines = {"UNITS": self.units, "THREADS": self.threads, "MODE": self.mode, "DROPPED": int(self.masks.dropped)}
         defines |= {"STORES": self.stores, "DECAY": int(self.decay), "RESETS": int(self.resets)}
-        return _source(defines, self.text, f"{self.name}.cu")
+        return _source(defines, f"{self.name}.cu")
 
 
-def _source(defines: dict[str, int], text: CellText, file: str) -> str:
-    lines = [f"#define {name} {value}" for name, value in defines.items()]
-    return "\n".join([*lines, *(f"#define {define}" for define in text.defines), f'#include "{file}"', ""])
+def _source(defines: dict[str, int], file: str) -> str:
+    return "\n".join([*(f"#define {name} {value}" for name, value in defines.items()), f'#include "{file}"', ""])
 
 
 @cache
 def headers(cell: str | None = None) -> tuple[tuple[str, str], ...]:
-    """All files that a source may include; `cell.cuh` is the cell's, where it is one that was written by hand."""
+    """All files that a source may include; `cell.cuh` is the one of `GENERATED` that is named."""
     found = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.cu*"))}
     if cell is not None:
-        found["cell.cuh"] = (FOLDER / "cells" / f"{cell}.cuh").read_text()
+        found["cell.cuh"] = (GENERATED / cell).read_text()
     return tuple(found.items())
 
 

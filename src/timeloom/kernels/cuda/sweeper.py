@@ -19,8 +19,8 @@ from timeloom.kernels import faults
 from timeloom.kernels.cuda import nvrtc, wide
 from timeloom.kernels.cuda.chain import ChainSweeper, aligned, index_of, on_device
 from timeloom.kernels.cuda.programs import (
-    CELLS,
     HALVES,
+    MOST_UNITS,
     ROWS,
     AdjointArgs,
     ForwardArgs,
@@ -77,10 +77,10 @@ def fits(kernel: str | None, units: int, device: torch.device) -> bool:
 
 @cache
 def _fits(kernel: str | None, units: int, index: int) -> bool:
-    if kernel not in CELLS:
+    if kernel not in MOST_UNITS:
         return False
     tile = Variant(kernel, units, 0, True, False, 1, True, True)
-    return units > CELLS[kernel].most_units or tile.ring(shared_room(index)) is not None
+    return units > MOST_UNITS[kernel] or tile.ring(shared_room(index)) is not None
 
 
 def has_kernels(problem: Recurrence) -> bool:

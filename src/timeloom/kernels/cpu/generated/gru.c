@@ -33,8 +33,8 @@ INLINE void forward_0(const V *in, V *out, const int decay) {
   out[0] = v18;
   out[1] = v6;
   out[2] = v9;
-  out[3] = v15;
-  out[4] = v11;
+  out[3] = v11;
+  out[4] = v15;
   if (decay) {
     out[5] = v9;
   }
@@ -93,8 +93,8 @@ static void forward_step(const fused_args *a, group *g, const int decay, const i
 INLINE void adjoint_0(const V *in, V *out, const int decay) {
   const V v5 = in[1] + in[0];
   const V v6 = v_sigmoid(v5);
-  const V v30 = v_const(1.0) - v6;
-  const V v31 = v6 * v30;
+  const V v29 = v_const(1.0) - v6;
+  const V v30 = v6 * v29;
   const V v11 = in[5] + in[4];
   const V v13 = v6 * v11;
   const V v14 = in[6] + v13;
@@ -103,26 +103,25 @@ INLINE void adjoint_0(const V *in, V *out, const int decay) {
   const V v23 = v_const(1.0) - v22;
   const V v8 = in[3] + in[2];
   const V v9 = v_sigmoid(v8);
-  const V v36 = v9 * in[8];
-  const V v37 = -v36;
-  const V v38 = in[8] + v37;
-  const V v39 = v23 * v38;
-  const V v40 = v11 * v39;
-  const V v43 = v31 * v40;
-  out[0] = v43;
-  const V v27 = v_const(1.0) - v9;
-  const V v28 = v9 * v27;
+  const V v21 = v_const(1.0) - v9;
+  const V v37 = v21 * in[8];
+  const V v38 = v23 * v37;
+  const V v39 = v11 * v38;
+  const V v42 = v30 * v39;
+  out[0] = v42;
+  const V v27 = v9 * v21;
   const V v16 = in[7] - v15;
-  const V v35 = v16 * in[8];
-  const V v42 = v28 * v35;
-  out[1] = v42;
-  out[2] = v39;
-  const V v41 = v6 * v39;
-  out[3] = v41;
-  out[4] = v41;
-  out[5] = v43;
-  out[6] = v42;
-  out[7] = v36;
+  const V v34 = v16 * in[8];
+  const V v41 = v27 * v34;
+  out[1] = v41;
+  out[2] = v38;
+  const V v40 = v6 * v38;
+  out[3] = v40;
+  out[4] = v40;
+  out[5] = v42;
+  out[6] = v41;
+  const V v35 = v9 * in[8];
+  out[7] = v35;
   if (decay) {
     out[8] = v9;
   }
@@ -177,8 +176,8 @@ ONCE void adjoint_0_loop(const fused_args *a, group *g, const int decay, const i
 #undef TILE_CALL
 }
 INLINE void adjoint_1(const V *in, V *out, const int decay) {
-  const V v45 = in[1] + in[0];
-  out[0] = v45;
+  const V v44 = in[1] + in[0];
+  out[0] = v44;
 }
 INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {

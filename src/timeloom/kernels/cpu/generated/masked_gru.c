@@ -12,7 +12,7 @@
 #define COPIED_WIDTHS {N, N, N}
 #define COPIED_FROM {0, N, (2 * N)}
 #define COPIED_TO {0, N, (2 * N)}
-#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N) + ROUND_UP(N)), 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N))
+#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N)), 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N))
 #define TOTALS 1
 #define ADJOINT_STEP adjoint_step
 #define LOSS_IN_STEP 1
@@ -21,11 +21,6 @@ PRODUCTS(2, 2)
 INLINE void forward_0(const V *in, V *out, const int decay) {
   const V v2 = in[1] * in[0];
   out[0] = v2;
-  if (decay) {
-    const V v26 = -in[2];
-    const V v27 = v_const(1.0) + v26;
-    out[1] = v27;
-  }
 }
 INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
@@ -37,16 +32,14 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[3], out[2];
+      V in[2], out[1];
       fetch_ahead(a->masks[0], g->token[row], AHEAD * a->batch, a->mask_strides[0], unit);
-      fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
       in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
       in[1] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
-      in[2] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
       forward_0(in, out, decay);
       *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
       if (decay) {
-        *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[1];
+
       }
     }
   }
@@ -74,12 +67,13 @@ INLINE void forward_1(const V *in, V *out, const int decay) {
   out[0] = v24;
   out[1] = v8;
   out[2] = v11;
-  out[3] = v17;
-  out[4] = v13;
+  out[3] = v13;
+  out[4] = v17;
   if (decay) {
-    const V v29 = v11 * in[9];
-    const V v31 = in[8] + v29;
-    out[5] = v31;
+    const V v31 = v_const(1.0) - v11;
+    const V v32 = in[8] * v31;
+    const V v33 = v11 + v32;
+    out[5] = v33;
   }
 }
 INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const int decay,
@@ -97,7 +91,7 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[10], out[6];
+      V in[9], out[6];
       fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, 0 + unit);
       fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, N + unit);
       fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, (2 * N) + unit);
@@ -115,7 +109,6 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
       in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
       in[7] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
       in[8] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
-      in[9] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
       forward_1(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
       if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[1], lanes);
@@ -140,16 +133,10 @@ static void forward_step(const fused_args *a, group *g, const int decay, const i
 INLINE void adjoint_0(const V *in, V *out, const int decay) {
   const V v2 = in[1] * in[0];
   out[0] = v2;
-  const V v47 = in[3] * in[2];
-  const V v48 = -v47;
-  const V v49 = in[2] + v48;
-  out[1] = v49;
-  out[2] = v47;
-  if (decay) {
-    const V v26 = -in[3];
-    const V v27 = v_const(1.0) + v26;
-    out[3] = v27;
-  }
+  const V v48 = in[3] * in[2];
+  const V v50 = in[2] - v48;
+  out[1] = v50;
+  out[2] = v48;
 }
 INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
@@ -161,7 +148,7 @@ INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[4], out[4];
+      V in[4], out[3];
       fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
       __builtin_prefetch(g->before[0][row] + 0 + unit - AHEAD * a->batch * N);
       fetch_ahead(a->masks[1], g->token[row], -AHEAD * a->batch, a->mask_strides[1], unit);
@@ -171,10 +158,10 @@ INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const 
       in[3] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
       adjoint_0(in, out, decay);
       *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit) = out[1];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[2];
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[1];
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit) = out[2];
       if (decay) {
-        *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[3];
+
       }
     }
   }
@@ -187,41 +174,40 @@ ONCE void adjoint_0_loop(const fused_args *a, group *g, const int decay, const i
 INLINE void adjoint_1(const V *in, V *out, const int decay) {
   const V v7 = in[1] + in[0];
   const V v8 = v_sigmoid(v7);
-  const V v41 = v_const(1.0) - v8;
-  const V v42 = v8 * v41;
+  const V v42 = v_const(1.0) - v8;
+  const V v43 = v8 * v42;
   const V v13 = in[5] + in[4];
   const V v15 = v8 * v13;
   const V v16 = in[6] + v15;
   const V v17 = v_tanh(v16);
-  const V v33 = v17 * v17;
-  const V v34 = v_const(1.0) - v33;
+  const V v35 = v17 * v17;
+  const V v36 = v_const(1.0) - v35;
   const V v10 = in[3] + in[2];
   const V v11 = v_sigmoid(v10);
-  const V v51 = v11 * in[8];
-  const V v52 = -v51;
-  const V v54 = in[8] + v52;
-  const V v55 = v34 * v54;
-  const V v56 = v13 * v55;
-  const V v59 = v42 * v56;
-  out[0] = v59;
-  const V v38 = v_const(1.0) - v11;
-  const V v39 = v11 * v38;
+  const V v31 = v_const(1.0) - v11;
+  const V v55 = v31 * in[8];
+  const V v56 = v36 * v55;
+  const V v57 = v13 * v56;
+  const V v60 = v43 * v57;
+  out[0] = v60;
+  const V v40 = v11 * v31;
   const V v18 = in[7] - v17;
-  const V v50 = v18 * in[8];
-  const V v58 = v39 * v50;
-  out[1] = v58;
-  out[2] = v55;
-  const V v57 = v8 * v55;
-  out[3] = v57;
-  out[4] = v57;
-  out[5] = v59;
-  out[6] = v58;
-  const V v53 = in[9] + v51;
-  out[7] = v53;
+  const V v51 = v18 * in[8];
+  const V v59 = v40 * v51;
+  out[1] = v59;
+  out[2] = v56;
+  const V v58 = v8 * v56;
+  out[3] = v58;
+  out[4] = v58;
+  out[5] = v60;
+  out[6] = v59;
+  const V v52 = v11 * in[8];
+  const V v54 = in[9] + v52;
+  out[7] = v54;
   if (decay) {
-    const V v29 = v11 * in[10];
-    const V v31 = in[11] + v29;
-    out[8] = v31;
+    const V v32 = in[10] * v31;
+    const V v33 = v11 + v32;
+    out[8] = v33;
   }
 }
 INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const int decay,
@@ -239,7 +225,7 @@ INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[12], out[9];
+      V in[11], out[9];
       fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, 0 + unit);
       fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, N + unit);
       fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, (2 * N) + unit);
@@ -253,10 +239,9 @@ INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const 
       in[5] = acc[r * 3 + 0];
       in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
       in[7] = load_units(g->before[0][row] + 0 + unit, lanes);
-      in[8] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit);
-      in[9] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
-      in[10] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
-      in[11] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      in[8] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
+      in[9] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit);
+      in[10] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
       adjoint_1(in, out, decay);
       store_units(g->out[row] + 0 + unit, out[0], lanes);
       store_units(g->out[row] + N + unit, out[1], lanes);
@@ -265,7 +250,7 @@ INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const 
       
       
       
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[7];
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[7];
       if (decay) {
         store_units(g->decay[0] + row * padded(a, 0) + 0 + unit, *(const V *)(g->decay[0] + row * padded(a, 0) + 0 + unit) * out[8], lanes);
       }
@@ -278,9 +263,9 @@ ONCE void adjoint_1_loop(const fused_args *a, group *g, const int decay, const i
 #undef TILE_CALL
 }
 INLINE void adjoint_2(const V *in, V *out, const int decay) {
-  const V v61 = in[1] * in[0];
-  const V v63 = in[2] + v61;
-  out[0] = v63;
+  const V v62 = in[1] * in[0];
+  const V v64 = in[2] + v62;
+  out[0] = v64;
 }
 INLINE void adjoint_2_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
@@ -303,7 +288,7 @@ INLINE void adjoint_2_tile(const int rows, const fused_args *a, group *g, const 
       fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
       in[0] = acc[r * 2 + 0 + s];
       in[1] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
-      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
+      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
       adjoint_2(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
       if (decay) {

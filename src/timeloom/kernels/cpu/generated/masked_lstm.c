@@ -12,7 +12,7 @@
 #define COPIED_WIDTHS {N, N, N, N}
 #define COPIED_FROM {0, N, (2 * N), (3 * N)}
 #define COPIED_TO {0, N, (2 * N), (3 * N)}
-#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N) + ROUND_UP(N)), 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N))
+#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N)), 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N))
 #define TOTALS 1
 #define ADJOINT_STEP adjoint_step
 #define LOSS_IN_STEP 1
@@ -21,11 +21,6 @@ PRODUCTS(2, 2)
 INLINE void forward_0(const V *in, V *out, const int decay) {
   const V v3 = in[1] * in[0];
   out[0] = v3;
-  if (decay) {
-    const V v58 = -in[2];
-    const V v59 = v_const(1.0) + v58;
-    out[1] = v59;
-  }
 }
 INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
@@ -37,16 +32,14 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[3], out[2];
+      V in[2], out[1];
       fetch_ahead(a->masks[0], g->token[row], AHEAD * a->batch, a->mask_strides[0], unit);
-      fetch_ahead(a->masks[2], g->token[row], AHEAD * a->batch, a->mask_strides[2], unit);
       in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
       in[1] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
-      in[2] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
       forward_0(in, out, decay);
       *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
       if (decay) {
-        *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[1];
+
       }
     }
   }
@@ -83,9 +76,10 @@ INLINE void forward_1(const V *in, V *out, const int decay) {
   out[4] = v19;
   out[5] = v16;
   if (decay) {
-    const V v62 = v13 * in[12];
-    const V v64 = in[11] + v62;
-    out[6] = v64;
+    const V v51 = v_const(1.0) - v13;
+    const V v64 = in[11] * v51;
+    const V v65 = v13 + v64;
+    out[6] = v65;
   }
 }
 INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const int decay,
@@ -103,7 +97,7 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[13], out[7];
+      V in[12], out[7];
       fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, 0 + unit);
       fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, N + unit);
       fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, (3 * N) + unit);
@@ -126,7 +120,6 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
       in[9] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
       in[10] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
       in[11] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
-      in[12] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
       forward_1(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
       store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[1], lanes); if (real_step) store_units(a->states[1] + (g->token[row] + a->batch) * N + 0 + unit, out[1], lanes);
@@ -152,21 +145,14 @@ static void forward_step(const fused_args *a, group *g, const int decay, const i
 INLINE void adjoint_0(const V *in, V *out, const int decay) {
   const V v3 = in[1] * in[0];
   out[0] = v3;
-  const V v75 = in[5] * in[4];
-  const V v76 = -v75;
-  const V v77 = in[4] + v76;
-  out[1] = v77;
-  const V v71 = in[3] * in[2];
-  const V v72 = -v71;
-  const V v73 = in[2] + v72;
-  out[2] = v73;
-  out[3] = v71;
-  out[4] = v75;
-  if (decay) {
-    const V v58 = -in[3];
-    const V v59 = v_const(1.0) + v58;
-    out[5] = v59;
-  }
+  const V v76 = in[5] * in[4];
+  const V v78 = in[4] - v76;
+  out[1] = v78;
+  const V v72 = in[3] * in[2];
+  const V v74 = in[2] - v72;
+  out[2] = v74;
+  out[3] = v72;
+  out[4] = v76;
 }
 INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
@@ -178,7 +164,7 @@ INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[6], out[6];
+      V in[6], out[5];
       fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
       __builtin_prefetch(g->before[0][row] + 0 + unit - AHEAD * a->batch * N);
       fetch_ahead(a->masks[2], g->token[row], -AHEAD * a->batch, a->mask_strides[2], unit);
@@ -191,12 +177,12 @@ INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const 
       in[5] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
       adjoint_0(in, out, decay);
       *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit) = out[1];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[2];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[3];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[4];
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[1];
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit) = out[2];
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[3];
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[4];
       if (decay) {
-        *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[5];
+
       }
     }
   }
@@ -221,40 +207,40 @@ INLINE void adjoint_1(const V *in, V *out, const int decay) {
   const V v39 = v_const(1.0) - v38;
   const V v15 = in[5] + in[4];
   const V v16 = v_sigmoid(v15);
-  const V v79 = v16 * in[9];
-  const V v80 = v39 * v79;
-  const V v81 = in[10] + v80;
-  const V v84 = v13 * v81;
-  const V v86 = in[11] + v84;
-  out[0] = v86;
+  const V v80 = v16 * in[9];
+  const V v81 = v39 * v80;
+  const V v82 = in[10] + v81;
+  const V v85 = v13 * v82;
+  const V v87 = in[11] + v85;
+  out[0] = v87;
   const V v54 = v_const(1.0) - v10;
   const V v55 = v10 * v54;
-  const V v82 = v19 * v81;
-  const V v90 = v55 * v82;
-  out[1] = v90;
+  const V v83 = v19 * v82;
+  const V v91 = v55 * v83;
+  out[1] = v91;
   const V v51 = v_const(1.0) - v13;
   const V v52 = v13 * v51;
-  const V v85 = in[8] * v81;
-  const V v89 = v52 * v85;
-  out[2] = v89;
+  const V v86 = in[8] * v82;
+  const V v90 = v52 * v86;
+  out[2] = v90;
   const V v45 = v19 * v19;
   const V v46 = v_const(1.0) - v45;
-  const V v83 = v10 * v81;
-  const V v87 = v46 * v83;
-  out[3] = v87;
+  const V v84 = v10 * v82;
+  const V v88 = v46 * v84;
+  out[3] = v88;
   const V v48 = v_const(1.0) - v16;
   const V v49 = v16 * v48;
-  const V v78 = v23 * in[9];
-  const V v88 = v49 * v78;
-  out[4] = v88;
-  out[5] = v90;
-  out[6] = v89;
-  out[7] = v87;
-  out[8] = v88;
+  const V v79 = v23 * in[9];
+  const V v89 = v49 * v79;
+  out[4] = v89;
+  out[5] = v91;
+  out[6] = v90;
+  out[7] = v88;
+  out[8] = v89;
   if (decay) {
-    const V v62 = v13 * in[12];
-    const V v64 = in[13] + v62;
-    out[9] = v64;
+    const V v64 = in[12] * v51;
+    const V v65 = v13 + v64;
+    out[9] = v65;
   }
 }
 INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const int decay,
@@ -272,7 +258,7 @@ INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[14], out[10];
+      V in[13], out[10];
       fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, 0 + unit);
       fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, N + unit);
       fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, (3 * N) + unit);
@@ -288,11 +274,10 @@ INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const 
       in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
       in[7] = acc[r * 4 + 2];
       in[8] = load_units(g->before[1][row] + 0 + unit, lanes);
-      in[9] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit);
-      in[10] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
-      in[11] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
-      in[12] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
-      in[13] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
+      in[9] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
+      in[10] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit);
+      in[11] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
+      in[12] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
       adjoint_1(in, out, decay);
       store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[0], lanes);
       store_units(g->out[row] + 0 + unit, out[1], lanes);
@@ -315,9 +300,9 @@ ONCE void adjoint_1_loop(const fused_args *a, group *g, const int decay, const i
 #undef TILE_CALL
 }
 INLINE void adjoint_2(const V *in, V *out, const int decay) {
-  const V v92 = in[1] * in[0];
-  const V v94 = in[2] + v92;
-  out[0] = v94;
+  const V v93 = in[1] * in[0];
+  const V v95 = in[2] + v93;
+  out[0] = v95;
 }
 INLINE void adjoint_2_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
@@ -338,7 +323,7 @@ INLINE void adjoint_2_tile(const int rows, const fused_args *a, group *g, const 
       fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
       in[0] = acc[r * 2 + 0 + s];
       in[1] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
-      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
+      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
       adjoint_2(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
       if (decay) {

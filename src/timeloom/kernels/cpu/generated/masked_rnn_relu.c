@@ -112,8 +112,7 @@ INLINE void adjoint_0(const V *in, V *out, const int decay) {
   const V v2 = in[1] * in[0];
   out[0] = v2;
   const V v21 = in[3] * in[2];
-  const V v22 = -v21;
-  const V v23 = in[2] + v22;
+  const V v23 = in[2] - v21;
   out[1] = v23;
   out[2] = v21;
 }

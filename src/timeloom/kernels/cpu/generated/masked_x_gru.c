@@ -12,7 +12,7 @@
 #define COPIED_WIDTHS {0}
 #define COPIED_FROM {0}
 #define COPIED_TO {0}
-#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N) + ROUND_UP(N)), 0 + ROUND_UP(N))
+#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N)), 0 + ROUND_UP(N))
 #define TOTALS 1
 #define ADJOINT_STEP taped_step
 #define LOSS_IN_STEP 1
@@ -21,11 +21,6 @@ PRODUCTS(2, 2)
 INLINE void forward_0(const V *in, V *out, const int decay) {
   const V v2 = in[1] * in[0];
   out[0] = v2;
-  if (decay) {
-    const V v33 = -in[2];
-    const V v34 = v_const(1.0) + v33;
-    out[1] = v34;
-  }
 }
 INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
@@ -37,16 +32,14 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[3], out[2];
+      V in[2], out[1];
       fetch_ahead(a->masks[0], g->token[row], AHEAD * a->batch, a->mask_strides[0], unit);
-      fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
       in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
       in[1] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
-      in[2] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
       forward_0(in, out, decay);
       *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
       if (decay) {
-        *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[1];
+
       }
     }
   }
@@ -77,12 +70,13 @@ INLINE void forward_1(const V *in, V *out, const int decay) {
   out[0] = v31;
   out[1] = v11;
   out[2] = v16;
-  out[3] = v24;
-  out[4] = v18;
+  out[3] = v18;
+  out[4] = v24;
   if (decay) {
-    const V v36 = v16 * in[12];
-    const V v38 = in[11] + v36;
-    out[5] = v38;
+    const V v38 = v_const(1.0) - v16;
+    const V v39 = in[11] * v38;
+    const V v40 = v16 + v39;
+    out[5] = v40;
   }
 }
 INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const int decay,
@@ -106,7 +100,7 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[13], out[6];
+      V in[12], out[6];
       fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, N + unit);
@@ -124,7 +118,6 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
       in[9] = acc[r * 6 + 5];
       in[10] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
       in[11] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
-      in[12] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
       forward_1(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
       if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[1], lanes);
@@ -147,43 +140,39 @@ static void forward_step(const fused_args *a, group *g, const int decay, const i
   forward_1_loop(a, g, decay, real_step);
 }
 INLINE void taped_0(const V *in, V *out, const int decay) {
-  const V v14 = in[2] * in[2];
-  const V v15 = v_const(1.0) - v14;
-  const V v21 = in[6] * in[5];
-  const V v22 = -v21;
-  const V v23 = in[5] + v22;
-  const V v25 = in[3] * v23;
-  const V v26 = -v25;
-  const V v28 = v23 + v26;
-  const V v29 = v15 * v28;
-  const V v31 = in[4] * v29;
-  out[0] = v31;
-  const V v18 = v_const(1.0) - in[4];
-  const V v19 = in[4] * v18;
-  const V v30 = in[7] * v29;
-  const V v33 = v19 * v30;
-  out[1] = v33;
-  const V v16 = v_const(1.0) - in[3];
-  const V v17 = in[3] * v16;
+  const V v13 = in[2] * in[2];
+  const V v14 = v_const(1.0) - v13;
+  const V v10 = v_const(1.0) - in[3];
+  const V v19 = in[6] * in[5];
+  const V v20 = in[5] - v19;
+  const V v24 = v10 * v20;
+  const V v25 = v14 * v24;
+  const V v27 = in[4] * v25;
+  out[0] = v27;
+  const V v16 = v_const(1.0) - in[4];
+  const V v17 = in[4] * v16;
+  const V v26 = in[7] * v25;
+  const V v29 = v17 * v26;
+  out[1] = v29;
+  const V v15 = in[3] * v10;
   const V v7 = in[1] - in[2];
-  const V v24 = v7 * v23;
-  const V v32 = v17 * v24;
-  out[2] = v32;
-  out[3] = v29;
+  const V v21 = v7 * v20;
+  const V v28 = v15 * v21;
+  out[2] = v28;
+  out[3] = v25;
   const V v2 = in[1] * in[0];
   out[4] = v2;
-  out[5] = v33;
-  out[6] = v32;
-  out[7] = v29;
-  out[8] = v31;
-  const V v27 = v21 + v25;
-  out[9] = v27;
+  out[5] = v29;
+  out[6] = v28;
+  out[7] = v25;
+  out[8] = v27;
+  const V v22 = in[3] * v20;
+  const V v23 = v19 + v22;
+  out[9] = v23;
   if (decay) {
-    const V v10 = -in[6];
-    const V v11 = v_const(1.0) + v10;
-    const V v12 = in[3] * v11;
-    const V v13 = in[6] + v12;
-    out[10] = v13;
+    const V v11 = in[6] * v10;
+    const V v12 = in[3] + v11;
+    out[10] = v12;
   }
 }
 INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const int decay,
@@ -199,19 +188,19 @@ INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const in
       V in[8], out[11];
       fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
       __builtin_prefetch(g->before[0][row] + 0 + unit - AHEAD * a->batch * N);
-      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (2 * N) + unit);
+      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (3 * N) + unit);
       fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, N + unit);
       fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, 0 + unit);
       fetch_ahead(a->masks[1], g->token[row], -AHEAD * a->batch, a->mask_strides[1], unit);
-      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (3 * N) + unit);
+      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (2 * N) + unit);
       in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
       in[1] = load_units(g->before[0][row] + 0 + unit, lanes);
-      in[2] = load_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, lanes);
+      in[2] = load_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, lanes);
       in[3] = load_units(a->tape + g->token[row] * TAPE + N + unit, lanes);
       in[4] = load_units(a->tape + g->token[row] * TAPE + 0 + unit, lanes);
       in[5] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
       in[6] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
-      in[7] = load_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, lanes);
+      in[7] = load_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, lanes);
       taped_0(in, out, decay);
       store_units(g->out[row] + 0 + unit, out[0], lanes);
       store_units(g->out[row] + N + unit, out[1], lanes);
@@ -235,9 +224,9 @@ ONCE void taped_0_loop(const fused_args *a, group *g, const int decay, const int
 #undef TILE_CALL
 }
 INLINE void taped_1(const V *in, V *out, const int decay) {
-  const V v36 = in[1] * in[0];
-  const V v37 = in[2] + v36;
-  out[0] = v37;
+  const V v32 = in[1] * in[0];
+  const V v33 = in[2] + v32;
+  out[0] = v33;
 }
 INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {

@@ -12,7 +12,7 @@
 #define COPIED_WIDTHS {0}
 #define COPIED_FROM {0}
 #define COPIED_TO {0}
-#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N) + ROUND_UP(N)), 0 + ROUND_UP(N))
+#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N)), 0 + ROUND_UP(N))
 #define TOTALS 1
 #define ADJOINT_STEP taped_step
 #define LOSS_IN_STEP 1
@@ -21,11 +21,6 @@ PRODUCTS(2, 2)
 INLINE void forward_0(const V *in, V *out, const int decay) {
   const V v3 = in[1] * in[0];
   out[0] = v3;
-  if (decay) {
-    const V v67 = -in[2];
-    const V v68 = v_const(1.0) + v67;
-    out[1] = v68;
-  }
 }
 INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {
@@ -37,16 +32,14 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[3], out[2];
+      V in[2], out[1];
       fetch_ahead(a->masks[0], g->token[row], AHEAD * a->batch, a->mask_strides[0], unit);
-      fetch_ahead(a->masks[2], g->token[row], AHEAD * a->batch, a->mask_strides[2], unit);
       in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
       in[1] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
-      in[2] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
       forward_0(in, out, decay);
       *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
       if (decay) {
-        *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[1];
+
       }
     }
   }
@@ -87,9 +80,10 @@ INLINE void forward_1(const V *in, V *out, const int decay) {
   out[4] = v28;
   out[5] = v23;
   if (decay) {
-    const V v71 = v18 * in[16];
-    const V v73 = in[15] + v71;
-    out[6] = v73;
+    const V v60 = v_const(1.0) - v18;
+    const V v73 = in[15] * v60;
+    const V v74 = v18 + v73;
+    out[6] = v74;
   }
 }
 INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const int decay,
@@ -113,7 +107,7 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
-      V in[17], out[7];
+      V in[16], out[7];
       fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
       fetch_ahead(a->masks[2], g->token[row], AHEAD * a->batch, a->mask_strides[2], unit);
       if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
@@ -136,7 +130,6 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
       in[13] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
       in[14] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
       in[15] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
-      in[16] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
       forward_1(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
       store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[1], lanes); if (real_step) store_units(a->states[1] + (g->token[row] + a->batch) * N + 0 + unit, out[1], lanes);
@@ -160,57 +153,53 @@ static void forward_step(const fused_args *a, group *g, const int decay, const i
   forward_1_loop(a, g, decay, real_step);
 }
 INLINE void taped_0(const V *in, V *out, const int decay) {
-  const V v31 = in[8] * in[7];
-  const V v32 = -v31;
-  const V v33 = in[7] + v32;
+  const V v29 = in[8] * in[7];
+  const V v30 = in[7] - v29;
   const V v8 = in[3] * in[2];
   const V v9 = in[5] * in[4];
   const V v10 = v8 + v9;
   const V v11 = v_tanh(v10);
   const V v15 = v11 * v11;
   const V v16 = v_const(1.0) - v15;
-  const V v34 = in[10] * in[9];
-  const V v35 = -v34;
-  const V v36 = in[9] + v35;
-  const V v38 = in[6] * v36;
-  const V v39 = v16 * v38;
-  const V v40 = v33 + v39;
-  const V v43 = in[2] * v40;
-  const V v45 = v31 + v43;
-  out[0] = v45;
+  const V v31 = in[10] * in[9];
+  const V v32 = in[9] - v31;
+  const V v34 = in[6] * v32;
+  const V v35 = v16 * v34;
+  const V v36 = v30 + v35;
+  const V v39 = in[2] * v36;
+  const V v41 = v29 + v39;
+  out[0] = v41;
   const V v23 = v_const(1.0) - in[5];
   const V v24 = in[5] * v23;
-  const V v41 = in[4] * v40;
-  const V v49 = v24 * v41;
-  out[1] = v49;
+  const V v37 = in[4] * v36;
+  const V v45 = v24 * v37;
+  out[1] = v45;
   const V v21 = v_const(1.0) - in[2];
   const V v22 = in[2] * v21;
-  const V v44 = in[3] * v40;
-  const V v48 = v22 * v44;
-  out[2] = v48;
+  const V v40 = in[3] * v36;
+  const V v44 = v22 * v40;
+  out[2] = v44;
   const V v17 = in[4] * in[4];
   const V v18 = v_const(1.0) - v17;
-  const V v42 = in[5] * v40;
-  const V v46 = v18 * v42;
-  out[3] = v46;
+  const V v38 = in[5] * v36;
+  const V v42 = v18 * v38;
+  out[3] = v42;
   const V v19 = v_const(1.0) - in[6];
   const V v20 = in[6] * v19;
-  const V v37 = v11 * v36;
-  const V v47 = v20 * v37;
-  out[4] = v47;
+  const V v33 = v11 * v32;
+  const V v43 = v20 * v33;
+  out[4] = v43;
   const V v3 = in[1] * in[0];
   out[5] = v3;
-  out[6] = v49;
-  out[7] = v48;
-  out[8] = v46;
-  out[9] = v47;
-  out[10] = v34;
+  out[6] = v45;
+  out[7] = v44;
+  out[8] = v42;
+  out[9] = v43;
+  out[10] = v31;
   if (decay) {
-    const V v25 = -in[8];
-    const V v26 = v_const(1.0) + v25;
-    const V v27 = in[2] * v26;
-    const V v28 = in[8] + v27;
-    out[11] = v28;
+    const V v25 = in[8] * v21;
+    const V v26 = in[2] + v25;
+    out[11] = v26;
   }
 }
 INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const int decay,
@@ -268,9 +257,9 @@ ONCE void taped_0_loop(const fused_args *a, group *g, const int decay, const int
 #undef TILE_CALL
 }
 INLINE void taped_1(const V *in, V *out, const int decay) {
-  const V v52 = in[1] * in[0];
-  const V v53 = in[2] + v52;
-  out[0] = v53;
+  const V v48 = in[1] * in[0];
+  const V v49 = in[2] + v48;
+  out[0] = v49;
 }
 INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {

@@ -118,13 +118,12 @@ static void forward_step(const fused_args *a, group *g, const int decay, const i
 INLINE void taped_0(const V *in, V *out, const int decay) {
   const V v6 = v_where(in[2] <= v_const(0.0));
   const V v14 = in[4] * in[3];
-  const V v15 = -v14;
-  const V v16 = in[3] + v15;
-  const V v17 = v_select(v6, v_const(0.0), v16);
-  out[0] = v17;
+  const V v15 = in[3] - v14;
+  const V v16 = v_select(v6, v_const(0.0), v15);
+  out[0] = v16;
   const V v2 = in[1] * in[0];
   out[1] = v2;
-  out[2] = v17;
+  out[2] = v16;
   out[3] = v14;
   if (decay) {
     const V v7 = v_select(v6, v_const(0.0), in[5]);
@@ -172,9 +171,9 @@ ONCE void taped_0_loop(const fused_args *a, group *g, const int decay, const int
 #undef TILE_CALL
 }
 INLINE void taped_1(const V *in, V *out, const int decay) {
-  const V v20 = in[1] * in[0];
-  const V v21 = in[2] + v20;
-  out[0] = v21;
+  const V v19 = in[1] * in[0];
+  const V v20 = in[2] + v19;
+  out[0] = v20;
 }
 INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {

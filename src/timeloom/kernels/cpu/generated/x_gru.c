@@ -36,8 +36,8 @@ INLINE void forward_0(const V *in, V *out, const int decay) {
   out[0] = v25;
   out[1] = v9;
   out[2] = v14;
-  out[3] = v22;
-  out[4] = v16;
+  out[3] = v16;
+  out[4] = v22;
   if (decay) {
     out[5] = v14;
   }
@@ -100,30 +100,29 @@ static void forward_step(const fused_args *a, group *g, const int decay, const i
   forward_0_loop(a, g, decay, real_step);
 }
 INLINE void taped_0(const V *in, V *out, const int decay) {
-  const V v7 = in[0] * in[0];
-  const V v8 = v_const(1.0) - v7;
-  const V v15 = in[2] * in[4];
-  const V v16 = -v15;
-  const V v17 = in[4] + v16;
-  const V v18 = v8 * v17;
-  const V v20 = in[3] * v18;
-  out[0] = v20;
+  const V v8 = in[0] * in[0];
+  const V v9 = v_const(1.0) - v8;
+  const V v7 = v_const(1.0) - in[2];
+  const V v16 = v7 * in[4];
+  const V v17 = v9 * v16;
+  const V v19 = in[3] * v17;
+  out[0] = v19;
   const V v11 = v_const(1.0) - in[3];
   const V v12 = in[3] * v11;
-  const V v19 = in[5] * v18;
-  const V v22 = v12 * v19;
-  out[1] = v22;
-  const V v9 = v_const(1.0) - in[2];
-  const V v10 = in[2] * v9;
+  const V v18 = in[5] * v17;
+  const V v21 = v12 * v18;
+  out[1] = v21;
+  const V v10 = in[2] * v7;
   const V v5 = in[1] - in[0];
   const V v14 = v5 * in[4];
-  const V v21 = v10 * v14;
-  out[2] = v21;
-  out[3] = v18;
-  out[4] = v22;
-  out[5] = v21;
-  out[6] = v18;
-  out[7] = v20;
+  const V v20 = v10 * v14;
+  out[2] = v20;
+  out[3] = v17;
+  out[4] = v21;
+  out[5] = v20;
+  out[6] = v17;
+  out[7] = v19;
+  const V v15 = in[2] * in[4];
   out[8] = v15;
   if (decay) {
     out[9] = in[2];
@@ -140,17 +139,17 @@ INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const in
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
       V in[6], out[10];
-      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (2 * N) + unit);
+      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (3 * N) + unit);
       __builtin_prefetch(g->before[0][row] + 0 + unit - AHEAD * a->batch * N);
       fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, N + unit);
       fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, 0 + unit);
-      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (3 * N) + unit);
-      in[0] = load_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, lanes);
+      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (2 * N) + unit);
+      in[0] = load_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, lanes);
       in[1] = load_units(g->before[0][row] + 0 + unit, lanes);
       in[2] = load_units(a->tape + g->token[row] * TAPE + N + unit, lanes);
       in[3] = load_units(a->tape + g->token[row] * TAPE + 0 + unit, lanes);
       in[4] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
-      in[5] = load_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, lanes);
+      in[5] = load_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, lanes);
       taped_0(in, out, decay);
       store_units(g->out[row] + 0 + unit, out[0], lanes);
       store_units(g->out[row] + N + unit, out[1], lanes);
@@ -173,8 +172,8 @@ ONCE void taped_0_loop(const fused_args *a, group *g, const int decay, const int
 #undef TILE_CALL
 }
 INLINE void taped_1(const V *in, V *out, const int decay) {
-  const V v25 = in[1] + in[0];
-  out[0] = v25;
+  const V v24 = in[1] + in[0];
+  out[0] = v24;
 }
 INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const int decay,
     const int real_step, const long r0, const long j) {

@@ -215,7 +215,7 @@ def verify(
     probe = [torch.randn(part.shape, generator=generator, dtype=part.dtype).to(part.device) for part in state]
     expected, by_state = _by_autograd(step, near, probe, is_tuple, x)
     fused = compiled.fused
-    flat, grads = [part.flatten(1) for part in near], [part.flatten(1) for part in probe]
+    flat, grads = [_as_rows(part) for part in near], [_as_rows(part) for part in probe]
     with torch.no_grad():
         weights, u = compiled.prepare(holder, x, near[0])
         matrices = weights[: len(fused.matrices)]
@@ -225,10 +225,10 @@ def verify(
     tolerance = AGREES[near[0].dtype]
     for part, value in enumerate(expected):
         given = gathered(fused.forward.next, part, found, flat[part])
-        _compare(given, value.flatten(1), tolerance, "its result")
+        _compare(given, _as_rows(value), tolerance, "its result")
     for part, value in enumerate(by_state):
         given = gathered(fused.adjoint.next, part, back, flat[part])
-        _compare(given, value.flatten(1), 10 * tolerance, "its gradient (a torch.autograd.Function of its own?)")
+        _compare(given, _as_rows(value), 10 * tolerance, "its gradient (a torch.autograd.Function of its own?)")
 
 
 def apart(cell: GenericCell, state: Tensor, x: Tensor, following: Tensor, dtype: torch.dtype) -> float:
@@ -242,6 +242,11 @@ def apart(cell: GenericCell, state: Tensor, x: Tensor, following: Tensor, dtype:
     return float(worst)
 
 
+def _as_rows(part: Tensor) -> Tensor:
+    """`(B, ·)`, of a part that is one number for each sequence, `(B,)`, too."""
+    return part.reshape(len(part), -1)
+
+
 def _by_autograd(
     function: Function, state: list[Tensor], probe: list[Tensor], is_tuple: bool, x: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -249,6 +254,8 @@ def _by_autograd(
         leaves = [part.detach().requires_grad_() for part in state]
         out = function(tuple(leaves) if is_tuple else leaves[0], x)
         out = list(out) if isinstance(out, tuple) else [out]
+    if [o.shape for o in out] != [leaf.shape for leaf in leaves]:
+        raise NotFused("it returns a state of another shape")
     tracked = [(o, p) for o, p in zip(out, probe, strict=True) if o.requires_grad]
     grads: Sequence[Tensor | None] = [None] * len(leaves)
     if tracked:

@@ -53,7 +53,8 @@ class FusedSums:
 
     def __init__(self, problem: Recurrence, fused: Fused) -> None:
         self._fused, self._sums = fused, source_of(fused).sums
-        self.by_thread = problem.initial.new_zeros(torch.get_num_threads(), self._sums.size)
+        room = max(self._sums.size, 1)  # where there are no weights, too: kernels ask whether there is memory for sums
+        self.by_thread = problem.initial.new_zeros(torch.get_num_threads(), room)
         self.inputs = empty(problem.steps, problem.batch, sum(fused.inputs), like=problem.initial)
         if problem.lengths is not None:
             self.inputs.zero_()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from timeloom.auto import thresholds
+from timeloom.compile import remember
 from timeloom.solve import beside_torch
 
 LONG = {
@@ -56,3 +57,12 @@ def auto_takes_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` runs our sweeps on any sequence, where it would leave short ones to torch's layer as the faster one."""
     monkeypatch.setattr(thresholds, "why_faster", lambda *_: None)
     monkeypatch.setattr(beside_torch, "is_rival", lambda *_: False)
+
+
+@pytest.fixture
+def settings_stay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs that are written for processes of their own leave settings as they were."""
+    monkeypatch.setattr(remember, "FEWEST_STEPS", remember.FEWEST_STEPS)
+    rounds = torch.backends.cudnn.allow_tf32
+    yield
+    torch.backends.cudnn.allow_tf32 = rounds

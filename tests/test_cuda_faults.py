@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import timeloom as tl
 from timeloom import kernels
+from timeloom.auto.costs import register_cost
 from timeloom.auto.experience import LayerExperience
 from timeloom.kernels import faults, layer_kinds
 from timeloom.kernels.cuda import chain, nvrtc, programs
@@ -54,7 +56,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(file, "on_device", lambda _: nullcontext())
     monkeypatch.setattr(programs, "architecture", lambda _: "sm_999")
     monkeypatch.setattr(programs, "shared_room", lambda _: 227 << 10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     yield
+    register_cost.cache_clear()
     faults._broken.clear()
 
 

@@ -28,7 +28,7 @@ PROGRAMS = {
 """Folders: a program, its page and its picture. They run with the packages that they are about, or a stand-in."""
 ELSEWHERE = {"many_ranks", "two_body"}
 """Run by the tests of what they are about."""
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "settings_stay")
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own

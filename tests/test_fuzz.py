@@ -24,7 +24,7 @@ from benchmarks.fuzz.worker import Worker
 KNOWN = Path(fuzz.__file__).with_name("known.json")
 RAGGED = Case(n=5, T=30, B=3, layers=2, bidirectional=True, ragged="lengths", resets=True, h0=True, batch_first=True)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "settings_stay")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

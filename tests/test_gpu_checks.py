@@ -7,7 +7,7 @@ import pytest
 from tests.gpu import __main__ as runner
 from tests.gpu.checks import Check, Unfit
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.usefixtures("one_thread", "settings_stay"), pytest.mark.filterwarnings("ignore")]
 QUICK = [piece for piece in runner.PIECES if piece not in ("compile", "streams", "regimes")]
 
 

@@ -14,7 +14,7 @@ from timeloom.auto.beginnings import COST, COST_ON_GPU, ON_GPU, Beginning, savab
 from timeloom.distributed.context import time_group
 from timeloom.nn import torch_layer
 from timeloom.solve.recurrence import BEGUN
-from timeloom.solve.warm_starts import BATCH, WarmBatch, no_batch
+from timeloom.solve.warm_starts import BATCH, WarmBatch, check_batch, no_batch
 from timeloom.torch_state.transforms import transformed
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ def _samples(module: Recurrent, guess: Any, input: Any) -> WarmBatch | None:
         return None
     if transformed() or time_group(module) is not None:
         return None
-    if guess is not None:
-        return given
     _, batch = torch_layer.size(module, input)
+    if guess is not None:
+        check_batch(guess, batch)
+        return given
     return given.for_call_of(module) if len(given) == batch else None
 
 

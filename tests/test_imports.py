@@ -30,7 +30,7 @@ LAYERS = (
     ("solvers",),
     ("distributed",),
     ("nn",),
-    ("bppsa", "check", "windows", "unroll", "inspection", "lyapunov"),
+    ("bppsa", "check", "windows", "unroll", "inspection"),
     ("ode", "forcing"),
     ("",),
     ("app",),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from timeloom.cells.generic import State
-from timeloom.lyapunov import lyapunov_exponents
+from timeloom.inspection.lyapunov import lyapunov_exponents
 from timeloom.options import check_count
 
 Schedule = Callable[[int], float]

@@ -39,5 +39,6 @@ def test_all_that_was_learned_is_restored(layer: tl.GRU) -> None:
 def test_what_another_version_has_learned_is_taken_as_far_as_it_is_understood(layer: tl.GRU) -> None:
     kept, other = experience_of(layer, held), tl.GRU(2, 8)
     kept[""]["0"]["forward"]["of_another_version"] = 3
+    kept[""]["0"]["forward"]["rounding"] = 0.0  # which was a number there
     restore_experience(other, kept, held)
     assert held(other) == held(layer)

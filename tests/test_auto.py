@@ -20,7 +20,8 @@ from timeloom.auto import cudnn
 from timeloom.auto import decide as auto_file
 from timeloom.auto.costs import LEAST_CORRECTED, RegisterCost, StepCost, cheapest, cost_of, cost_of_sweeps
 from timeloom.auto.decide import PATIENCE
-from timeloom.auto.experience import FIRST_LOOK, LONGEST_PAUSE, Experience, LayerExperience
+from timeloom.auto.experience import LONGEST_PAUSE, Experience, LayerExperience
+from timeloom.auto.sweep_counts import FIRST_LOOK, TOO_MANY, SweepCounts
 from timeloom.cells import GenericCell
 from timeloom.kernels.cpu import build
 from timeloom.problem import Recurrence
@@ -536,7 +537,7 @@ def test_few_sweeps_for_a_while_are_a_reason_to_look_afresh() -> None:
     first = FIRST_LOOK
     assert looks == [0, 1 + first, 2 + 3 * first, 3 + 7 * first, 4 + 15 * first]
     experience.learn(report_of(34, 0.5**34))
-    assert experience.look_after == first, "a warm-up was enough"
+    assert experience.counts.look_after == first, "a warm-up was enough"
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -660,7 +661,7 @@ def test_a_long_warmup_grants_what_rounding_adds_up_to() -> None:
     """Of an error that a warm-up of many chunks leaves, only a part shows as a jump; but what float32 itself adds up to
     over such a memory is no reason to run in one chunk.
     """
-    experience = Experience(sweeps=10**9)  # corrections were not enough
+    experience = Experience(counts=SweepCounts(TOO_MANY))  # corrections were not enough
     experience.learn(report_of(3328, 5e-7))
     plan = Auto().plan(problem_of(16384), experience)
     assert plan.warmup > 8 * plan.chunk

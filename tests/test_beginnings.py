@@ -26,6 +26,7 @@ from timeloom.auto.beginnings import (
     savable,
 )
 from timeloom.auto.experience import Experience, LayerExperience
+from timeloom.auto.sweep_counts import SweepCounts
 from timeloom.auto.warmups import WarmupSearch
 from timeloom.kernels import replay
 from timeloom.report import SolveReport
@@ -135,9 +136,11 @@ def test_what_known_states_may_save() -> None:
 
 
 def test_less_is_looked_for_from_known_states() -> None:
-    learned = LayerExperience(Experience(0.99, search=WarmupSearch(640, 600, wait=50), too_few=7, pause=3))
+    learned = LayerExperience(
+        Experience(0.99, search=WarmupSearch(640, 600, wait=50), counts=SweepCounts(too_few=7), pause=3)
+    )
     warm = learned.beginning(True)
-    assert (warm.search.enough, warm.too_few, warm.pause) == (640, 0, 0)
+    assert (warm.search.enough, warm.counts.too_few, warm.pause) == (640, 0, 0)
     assert 40 < warm.warmup(1e-6) < 320
     assert learned.forward.warmup(1e-6) == 640
 

@@ -8,6 +8,7 @@ import pytest
 from test_warmups import Calls, cliff, on_gpu  # noqa: F401
 
 from timeloom.auto.trials import FINENESS, TIMED, Trials, fastest
+from timeloom.kernels.layer import Cutting
 from timeloom.solve import first_sweep
 from timeloom.solve.plan import Plan
 
@@ -21,7 +22,7 @@ class Clock:
         monkeypatch.setattr(first_sweep, "watch_for", self.watch)
 
     def watch(self, plan: Plan, experience: Any, device: Any) -> Any:
-        if not experience.wants_time(plan, plan.expected):
+        if not experience.trials.want(plan, plan.expected):
             return None
         self.looked += 1
         clock = self
@@ -64,16 +65,17 @@ def test_a_plan_that_stays_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_least_of_several_times_counts() -> None:
-    trials = Trials()
+    trials, six, seven = Trials(), Cutting(128, 0, 6), Cutting(128, 0, 7)
     for factor in (9.0, 4.0, 1.0, 1.2, 1.1, 2.0):
         assert trials.factors == (None, None, None)
-        assert trials.want("sweeps", (128, 0, 6))
-        trials.note("sweeps", (128, 0, 6), factor)
+        assert trials.want(six, 1000.0)
+        trials.note(six, 1000.0, factor)
     assert trials.factors == (None, 0, None)
-    assert not trials.want("sweeps", (128, 0, 6))
-    assert trials.want("sweeps", (128, 0, 7)), "another plan"
+    assert not trials.want(six, 1000.0)
+    assert trials.want(seven, 1000.0), "another plan"
+    assert not trials.want(seven, 0.0), "the costs say nothing"
     for _ in range(TIMED):
-        trials.note("sweeps", (128, 0, 7), 2.0)
+        trials.note(seven, 1000.0, 2.0)
     assert trials.factors == (None, FINENESS, None)
 
 

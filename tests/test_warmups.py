@@ -17,7 +17,9 @@ import timeloom as tl
 from timeloom.auto import decide as auto_file
 from timeloom.auto import warmups
 from timeloom.auto.costs import RegisterCost, cheapest, cost_of, longest_warmup
-from timeloom.auto.experience import ABOVE_ROUNDING, LOOKS, MOST_ROUNDING_SHOWN, Experience
+from timeloom.auto.experience import Experience
+from timeloom.auto.rounding import ABOVE_ROUNDING, MOST_ROUNDING_SHOWN
+from timeloom.auto.sweep_counts import LOOKS
 from timeloom.auto.warmups import LOOK_AFTER, NARROW, WarmupSearch
 from timeloom.kernels.layer import Cutting
 from timeloom.problem import Recurrence
@@ -108,7 +110,7 @@ def test_rounding_is_not_waited_for() -> None:
     """Jumps that no longer warm-up makes smaller: the tolerance gives way, not the plan."""
     calls = Calls()
     calls.run(cliff(900, noise=1.6e-6), 9)
-    assert calls.experience.rounding == pytest.approx(1.6e-6)
+    assert calls.experience.rounding.largest == pytest.approx(1.6e-6)
     assert calls.reports[-1].solver == "shooting[none]"
     assert calls.reports[-1].tolerance == pytest.approx(ABOVE_ROUNDING * 1.6e-6)
     assert 900 <= calls.reports[-1].warmup <= NARROW * 900
@@ -117,7 +119,7 @@ def test_rounding_is_not_waited_for() -> None:
 def test_jumps_that_are_too_large_for_rounding_are_none() -> None:
     calls = Calls()
     calls.run(cliff(900, noise=3 * MOST_ROUNDING_SHOWN), 3)
-    assert calls.experience.rounding == 0.0
+    assert calls.experience.rounding.largest == 0.0
     assert all(report.solver == "sequential" for report in calls.reports)
 
 
@@ -132,16 +134,16 @@ def test_misses_of_different_calls_are_not_compared() -> None:
     for _ in range(3):
         experience.learn(certified)
     experience.note_miss(Cutting(chunk=64, warmup=60), 1.6e-6)
-    assert experience.rounding == 0.0
+    assert experience.rounding.largest == 0.0
     experience.note_miss(Cutting(chunk=64, warmup=80), 1.6e-6)
-    assert experience.rounding > 0.0, "within one call it does"
+    assert experience.rounding.largest > 0.0, "within one call it does"
 
 
 def test_what_shrinks_is_not_rounding() -> None:
     experience = Experience()
     for warmup, jump in ((1000, 3e-6), (1500, 1.2e-6)):
         experience.note_miss(_plan_of(warmup), jump)
-    assert experience.rounding == 0.0
+    assert experience.rounding.largest == 0.0
 
 
 def test_a_warmup_is_tried_in_place_of_many_sweeps() -> None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from timeloom.auto.trials import Factors, Trials, way_of
+from timeloom.auto.rounding import NEARLY, Rounding
+from timeloom.auto.sweep_counts import LOOK_AFTER, LOOKS, SweepCounts
+from timeloom.auto.trials import Factors, Trials
 from timeloom.auto.warmups import MOST_LONGER, Miss, WarmupSearch, rounded_down, rounded_up
 from timeloom.kernels.layer import Cutting
 from timeloom.report import SolveReport
@@ -23,38 +25,14 @@ NOISE, PART_OF_TOLERANCE = 1e-7, 1 / 64
 not tell it."""
 STAYS = 0.9
 """A warm-up stays as it is where this part of it would be enough."""
-NEARLY = 4
-"""A first jump within this factor of the tolerance needs no longer warm-up: the few rows over it are run again."""
-MOST_ROUNDING, MOST_ROUNDING_SHOWN = 1e-6, 4e-6
-"""Jumps beyond this are never rounding, as one more sweep tells; and as a longer warm-up does."""
-SHOWN = 1.1
-"""How much longer that one is at least: over so many steps more, what is forgotten to 1e-6 shrinks to a fourth."""
-ABOVE_ROUNDING = 2.0
-"""Tolerance, in jumps that turned out to be rounding: more precise than that no sweep is."""
 MOST_MISSES = 4
 """Quick certificates that may fail by little, each making the warm-up longer, before they are not tried any more."""
 MOST_FALLBACKS = 2
 """Times in a row that sweeps may give up, after each of which more is known, before the network is left alone."""
-FEW_SWEEPS = 2
-"""Corrected sweeps so few that a warm-up may be cheaper again."""
-LOOKS = (1, 8, 64, 512)
-"""Solves by more sweeps after which it is tried whether a warm-up would be cheaper, however little the jumps behind
-shorter ones promise."""
-FIRST_LOOK = 8
-"""Solves of so few sweeps in a row after which that is tried; twice as many after each try that failed."""
-SPARE = 0.1
-"""An error this much below its limit would have met it a sweep earlier."""
-SPARE_SOLVES = 8
-"""Solves in a row after which one of Newton's steps less is tried."""
+NEVER = 10**9
+"""So many steps that no warm-up has them."""
 LEAST_CONTRACTION = 0.5
 """What a warm-up is taken to shrink a difference by where it does not show: the next one then is as long as can be."""
-MOST_CORRECTED = 12
-"""Sweeps with corrections that are tried at once, at most."""
-NEVER = 10**9
-"""So many steps or sweeps that no plan has them."""
-LOOK_AFTER = 64
-"""Solves in a row after which something cheaper that was not enough once is tried again: a warm-up in place of dense
-transfers, fewer sweeps."""
 MUCH_SHORTER = 16
 """A warm-up from known states that is shorter by this factor than one from elsewhere is taken for too short."""
 LONGEST_PAUSE = 256
@@ -74,16 +52,6 @@ class Experience:
     """Factor by which one step shrinks a difference between two states, as an upper bound."""
     correcting: bool = False
     """Whether the last plan was for several sweeps at once."""
-    sweeps: int | None = None
-    """Sweeps with corrections by the decay that were enough, where they were tried."""
-    too_few: int = 0
-    """Sweeps with corrections that were not enough when they were tried last."""
-    since_too_few: int = 0
-    """Solves since then."""
-    calm: int = 0
-    """Solves in a row for which few corrected sweeps were enough."""
-    look_after: int = FIRST_LOOK
-    """Number of them after which a warm-up is tried instead."""
     pause: int = 0
     """Calls for which shooting is not tried."""
     corrected: bool = False
@@ -108,20 +76,24 @@ class Experience:
     """Steps of the last warm-up that was planned."""
     search: WarmupSearch = field(default_factory=WarmupSearch)
     """For the shortest warm-up, where one has failed."""
-    many_sweeps: int = 0
-    """Solves by several sweeps since a warm-up was enough."""
-    looking: bool = False
-    """Whether the next plan is to try the longest warm-up that would gain over these sweeps."""
-    newton_steps: int | None = None
-    """Newton's steps that a solve by fused kernels takes."""
-    newton_spare: int = 0
-    """Solves in a row that would have done with one less."""
-    rounding: float = 0.0
-    """The largest jump that sweeps could not make smaller, since it was rounding."""
+    counts: SweepCounts = field(default_factory=SweepCounts)
+    """Of sweeps and Newton's steps, where several were made."""
+    rounding: Rounding = field(default_factory=Rounding)
+    """Jumps that nothing makes smaller."""
     trials: Trials = field(default_factory=Trials, repr=False)
     """Device times of the ways to run it; they differ between ranks."""
     extra_cycles: int = 0
     """Cycles that multigrid was given beyond the number asked for, since its gradients were too far off."""
+
+    @property
+    def sweeps(self) -> int | None:
+        """Sweeps with corrections by the decay that were enough, where they were tried."""
+        return self.counts.needed
+
+    @property
+    def looking(self) -> bool:
+        """Whether the next plan is to try the longest warm-up that would gain over these sweeps."""
+        return self.counts.looking
 
     @property
     def resting(self) -> bool:
@@ -151,40 +123,21 @@ class Experience:
 
     def worth_looking(self, longest: int) -> int:
         """Steps of the longest warm-up that would gain, where it is worth a try; 0 where it has just failed."""
-        known = self.many_sweeps == LOOKS[0] and (longest <= self.search.too_short or self.search.enough > 0)
+        known = self.counts.solves == LOOKS[0] and (longest <= self.search.too_short or self.search.enough > 0)
         return 0 if known else rounded_down(longest, 0)
 
     def shown(self, tolerance: float, linear: bool) -> Shown:
         """All that plans are made from; `linear`: of those for gradients."""
-        dense = linear and self.allows_dense
-        factors = self.trials.factors
-        return self.warmup(tolerance), self.sweeps, self.forgetting is None, dense, self.rounding, factors
+        dense, sweeps, factors = linear and self.allows_dense, self.counts.needed, self.trials.factors
+        return self.warmup(tolerance), sweeps, self.forgetting is None, dense, self.rounding.largest, factors
 
     @property
     def basis(self) -> Basis:
         """What `shown` is made from."""
-        search, allows_dense = self.search, not self.without_dense and self.dense_plans < LOOK_AFTER
+        search, sweeps, rounding = self.search, self.counts.needed, self.rounding.largest
         searched = search.enough, search.too_short, search.missed, search.wait > 0
-        return (self.forgetting, self.missed, self.misses, self.planned, self.sweeps, allows_dense, self.rounding,
+        return (self.forgetting, self.missed, self.misses, self.planned, sweeps, self.allows_dense, rounding,
                 *searched, self.trials.factors)  # fmt: skip
-
-    def wants_time(self, plan: Cutting, expected: float) -> bool:
-        """Whether a pass by this plan, of so many microseconds by the costs, is to be timed."""
-        cut = plan.chunk, plan.warmup, plan.sweeps
-        return expected > 0 and self.trials.want(way_of(plan.sweeps, plan.dense), cut)
-
-    def note_time(self, plan: Cutting, expected: float, milliseconds: float) -> None:
-        """A pass by this plan took so long on the device."""
-        cut, factor = (plan.chunk, plan.warmup, plan.sweeps), 1e3 * milliseconds / expected
-        self.trials.note(way_of(plan.sweeps, plan.dense), cut, factor)
-
-    def note_newton(self, steps: int) -> None:
-        """So many of Newton's steps were enough. One less than were made is little to gain, and a step too few costs a
-        whole solve: that is tried after some solves in a row that would have done with it.
-        """
-        self.newton_spare = self.newton_spare + 1 if steps + 1 == self.newton_steps else 0
-        if self.newton_spare in (0, SPARE_SOLVES):
-            self.newton_steps, self.newton_spare = steps, 0
 
     def note_certificate(self, met: bool) -> None:
         """The quick certificate of the planned sweeps was met, or was not and a general solve follows."""
@@ -202,16 +155,14 @@ class Experience:
             self.without_dense = LONGEST_PAUSE
             return
         if plan.sweeps > 1:
-            self.too_few, self.since_too_few = plan.sweeps, 0
-            more = plan.sweeps + max(FEW_SWEEPS, plan.sweeps // 2)
-            self.sweeps = more if more <= MOST_CORRECTED else NEVER
+            self.counts.note_too_few(plan.sweeps)
             return
         last, self.missed = self.missed, (plan.warmup, error)
-        self.looking = False
+        self.counts.stop_looking()
         before = (Miss(0, 1.0), Miss(0, 1.0), *self.search.missed)[-2]
         shorter = Miss(0, 1.0) if last is None else Miss(*last)  # of this call: another one's weights and inputs differ
-        if SHOWN * shorter.steps <= plan.warmup and _are_rounding(shorter.jump, error):
-            self.rounding, self.missed = max(self.rounding, shorter.jump, error), None
+        if self.rounding.learn_warmups(shorter, (plan.warmup, error)):
+            self.missed = None
             short = before.steps if before.steps < shorter.steps else 0
             self.search = WarmupSearch(shorter.steps, max(short, int(shorter.steps / MOST_LONGER), 1))
             return
@@ -227,8 +178,8 @@ class Experience:
 
     def look_below(self) -> None:
         """Less may be enough from known states than what was: look at once, from what was enough downwards."""
-        self.pause = self.too_few = self.since_too_few = 0
-        self.missed = None
+        self.pause, self.missed = 0, None
+        self.counts.look_below()
         if self.search.enough:
             self.search = WarmupSearch(self.search.enough, max(self.search.enough // MUCH_SHORTER, 1))
 
@@ -264,10 +215,6 @@ class Experience:
             self.planned = rounded_up(steps)
         return self.planned
 
-    def attainable(self, tolerance: float) -> float:
-        """The tolerance, or what rounding has turned out to allow."""
-        return max(tolerance, ABOVE_ROUNDING * self.rounding)
-
     @property
     def trusted(self) -> bool:
         """Whether one sweep is likely to be certified at once."""
@@ -277,9 +224,9 @@ class Experience:
         """Take in what a shooting solve showed, if it can be seen yet."""
         if report.certificate is not None:
             return
-        looked, self.looking = self.looking, False
+        looked = self.counts.stop_looking()
         self._learn_tries(report)
-        self._learn_rounding(report)
+        self.rounding.learn(report)
         self.corrected = report.iterations > 1 or report.fell_back or bool(report.levels)
         self.fallbacks = self.fallbacks + 1 if report.fell_back else 0
         self.misses += self.uncertified and not self.corrected
@@ -296,21 +243,12 @@ class Experience:
             self.forgetting = min(seen, self.forgetting or 1.0) if near else seen
             if not self.corrected:  # sweeps that had to be corrected may converge and yet not pay
                 self.search.note_enough(report.warmup)
-                self.many_sweeps = self.many_sweeps if looked else 0  # it was enough, but may not be cheaper
-                self.look_after = FIRST_LOOK
+                self.counts.note_warmup(looked)
                 self.setbacks = 0 if report.converged else self.setbacks
             if self.misses > MOST_MISSES and first <= report.tolerance / 4:
                 self.misses = 0
         if self.fallbacks >= MOST_FALLBACKS:
             self.rest()
-
-    def _learn_rounding(self, report: SolveReport) -> None:
-        """Take in that a sweep has not halved jumps that were hardly over the tolerance."""
-        if report.fell_back or len(report.residuals) < 2:
-            return
-        before, after = report.residuals[-2:]
-        if 0.5 * before < after and before <= min(NEARLY * report.tolerance, MOST_ROUNDING):
-            self.rounding = max(self.rounding, before)
 
     def _learn_tries(self, report: SolveReport) -> None:
         """Take in how a call ended whose first warm-up was not enough: leave the network alone where none was."""
@@ -321,38 +259,21 @@ class Experience:
             self.rest()
 
     def _learn_sweeps(self, report: SolveReport) -> None:
-        """Take in how many sweeps were needed. Few, for a while: the network may forget quickly again, so look at that
-        afresh.
-        """
+        """Take in how many sweeps were needed, or that they were not enough."""
         if report.fell_back or not report.converged:
             self.rest()
             return
         self.setbacks = 0
-        spare = report.residuals[-1] < SPARE * report.tolerance
-        self.since_too_few += 1
-        if self.since_too_few > LOOK_AFTER:
-            self.too_few = 0
-        self.sweeps = max(report.iterations - spare, self.too_few + 1, FEW_SWEEPS)
-        self.many_sweeps += 1
-        self.looking = self.many_sweeps in LOOKS and self.sweeps > FEW_SWEEPS
-        self.calm = self.calm + 1 if self.sweeps <= FEW_SWEEPS else 0
-        if self.calm >= self.look_after:
-            self.sweeps = self.forgetting = None
-            self.search = WarmupSearch()
-            self.calm, self.look_after = 0, min(2 * self.look_after, LONGEST_PAUSE)
+        if self.counts.learn(report):
+            self.forgetting, self.search = None, WarmupSearch()
 
     def rest(self) -> None:
         """Shooting does not pay on this network as it is: leave it alone for a while, then look at it afresh."""
         self.setbacks += 1
         self.fallbacks = 0
         self.pause = min(4 * 2**self.setbacks, LONGEST_PAUSE)
-        self.forgetting = self.sweeps = None
-        self.search = WarmupSearch()
-
-
-def _are_rounding(before: float, after: float) -> bool:
-    """Whether jumps are rounding, one behind a warm-up and one behind a longer one."""
-    return 0.5 * before < after <= MOST_ROUNDING_SHOWN and before <= MOST_ROUNDING_SHOWN
+        self.forgetting, self.search = None, WarmupSearch()
+        self.counts.forget()
 
 
 @lru_cache(maxsize=64)
@@ -378,6 +299,10 @@ class LayerExperience:
             self.warm = deepcopy(self.forward)
             self.warm.look_below()
         return self.warm if known and self.warm is not None else self.forward
+
+    def forget_known_states(self) -> None:
+        """No solves begin at known states any more."""
+        self.warm = None
 
     def learn_backward(self, report: SolveReport) -> None:
         """Take in what a backward solve showed; a gradient that was too far off costs both passes a cycle more."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from timeloom.kernels.layer import Cutting
+
 Way = Literal["warm-up", "sweeps", "dense"]
 WAYS: tuple[Way, ...] = ("warm-up", "sweeps", "dense")
 TIMED = 6
@@ -46,14 +48,14 @@ class Trials:
     factors: Factors = (None,) * len(WAYS)
     """Of all ways: what plans are made from."""
 
-    def want(self, way: Way, cut: Cut) -> bool:
-        """Whether the time of a plan is still to be measured."""
-        trial = self.of_way[way]
-        return trial.cut != cut or trial.calls < TIMED
+    def want(self, plan: Cutting, expected: float) -> bool:
+        """Whether the time of a pass by this plan, of so many microseconds by the costs, is still to be measured."""
+        trial = self.of_way[_way_of(plan)]
+        return expected > 0 and (trial.cut != _cut_of(plan) or trial.calls < TIMED)
 
-    def note(self, way: Way, cut: Cut, factor: float) -> None:
-        """A pass took this much of what it should by the costs."""
-        trial = self.of_way[way]
+    def note(self, plan: Cutting, expected: float, milliseconds: float) -> None:
+        """A pass by this plan took so long on the device."""
+        trial, cut, factor = self.of_way[_way_of(plan)], _cut_of(plan), 1e3 * milliseconds / expected
         if trial.cut != cut:
             trial.cut, trial.calls = cut, 0
         trial.least = factor if trial.calls == 0 else min(trial.least, factor)
@@ -63,8 +65,12 @@ class Trials:
             self.factors = tuple(self.of_way[way].factor for way in WAYS)
 
 
-def way_of(sweeps: int, dense: bool) -> Way:
-    return "dense" if dense else "sweeps" if sweeps > 1 else "warm-up"
+def _way_of(plan: Cutting) -> Way:
+    return "dense" if plan.dense else "sweeps" if plan.sweeps > 1 else "warm-up"
+
+
+def _cut_of(plan: Cutting) -> Cut:
+    return plan.chunk, plan.warmup, plan.sweeps
 
 
 def fastest(takes: Mapping[Way, float], factors: Factors) -> Way:

@@ -73,7 +73,7 @@ def _tried(
     if was and not any(other.keeps for other in module._beginnings.values()):
         store.forget(module)
         for experience in module._experiences.values():
-            experience.warm = None
+            experience.forget_known_states()
     why = beginning.why if turn == "as usual" else ""
     for report in reports if why else ():
         if report.solver != "sequential":  # others may be told again, of calls that were not of samples

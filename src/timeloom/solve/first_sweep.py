@@ -91,7 +91,7 @@ def _replanning(
         watched.stop()
     report = report_of(error, plan, steps, began)
     if watched is not None and report is not None and plan.chunk < steps:  # its certificate was waited for
-        experience.note_time(plan, plan.expected, watched.milliseconds())
+        experience.trials.note(plan, plan.expected, watched.milliseconds())
     for tries in range(1, MOST_TRIES + 1):
         if report is not None:
             break
@@ -110,7 +110,7 @@ def _replanning(
 
 def watch_for(plan: Plan, experience: Experience, device: torch.device) -> Watch | None:
     """A running watch, where the time of a plan is still to be measured."""
-    return watch(device) if experience.wants_time(plan, plan.expected) else None
+    return watch(device) if experience.trials.want(plan, plan.expected) else None
 
 
 def _is_likely_to_do(layer: Layer, plan: Plan, steps: int, experience: Experience) -> bool:

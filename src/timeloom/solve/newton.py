@@ -39,7 +39,7 @@ def newton_states(
     says so.
     """
     began, most = time.perf_counter(), plan.max_iters - 1
-    steps = min(experience.newton_steps or FIRST_STEPS, most)
+    steps = min(experience.counts.newton_steps or FIRST_STEPS, most)
     try:
         while True:
             kept, worst = replayed_layers.forward(layer, Cutting(plan.chunk, 0, newton=steps), SHARE_OF_BOX, keep)
@@ -53,7 +53,7 @@ def newton_states(
             near = residuals[-1] <= NEARLY * plan.tolerance
             steps = min(steps + 1 if near else 2 * steps, most)
         if not given_up:
-            experience.note_newton(_needed(residuals, plan))
+            experience.counts.note_newton(_needed(residuals, plan))
         elif plan.on_divergence == "sequential":
             kept, _ = layer.forward(Cutting(len(layer.x), 0), SHARE_OF_BOX, keep)
     except KernelFault:  # it has been told, and the driver has other ways
@@ -112,7 +112,7 @@ class StandingNewton(NamedTuple):
         return StandingNewton(plan, Cutting(plan.chunk, 0, newton=steps), linear)
 
     def holds(self, experience: Experience) -> bool:
-        return self.linear or experience.newton_steps == self.cutting.newton
+        return self.linear or experience.counts.newton_steps == self.cutting.newton
 
     def report(self, residuals: list[float], experience: Experience, began: float) -> SolveReport | None:
         """None where more steps or sweeps are needed than these."""
@@ -121,7 +121,7 @@ class StandingNewton(NamedTuple):
             return _report(self.plan, residuals[-1:], "", began, sweeps=self.cutting.newton) if met else None
         if not _are_enough(residuals, self.plan):
             return None
-        experience.note_newton(_needed(residuals, self.plan))
+        experience.counts.note_newton(_needed(residuals, self.plan))
         return _report(self.plan, residuals, "", began)
 
 

@@ -62,14 +62,14 @@ class SteadyLayer:
     def of(solve: LayerSolve, inputs: Inputs, taped: bool) -> SteadyLayer | None:
         """None where a call like this is not replayed yet, or not at all. `inputs` off autograd's tape."""
         experience = solve.experience.forward
-        if not solve.solver.adapts and experience.newton_steps is None:
+        if not solve.solver.adapts and experience.counts.newton_steps is None:
             return None
         cell = solve.cell_of(inputs)
         kind = solve.kind_of(inputs, cell)
         if kind is None or not kind.corrects:
             return None
         layer, sizes = layer_of(kind, cell, inputs), sizes_of(cell, inputs)
-        standing = _standing(solve.solver, layer, sizes, experience, "forward", experience.newton_steps)
+        standing = _standing(solve.solver, layer, sizes, experience, "forward", experience.counts.newton_steps)
         if standing is None:
             return None
         recording = replayed_layers.recorded_forward(layer, standing.cutting, SHARE_OF_BOX, taped)

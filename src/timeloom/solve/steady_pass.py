@@ -91,7 +91,7 @@ class Pass:
         if report is None:
             self.experience.note_miss(plan, error)
         elif turn.watched is not None and plan.chunk < steps:
-            self.experience.note_time(plan, plan.expected, turn.watched.milliseconds())
+            self.experience.trials.note(plan, plan.expected, turn.watched.milliseconds())
         return report
 
 

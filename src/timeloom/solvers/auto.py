@@ -53,7 +53,7 @@ class Auto(Solver):
     def _decide(self, problem: Recurrence, experience: Experience, tolerance: float, linear: bool) -> Plan:
         """The plan for this call: on a GPU, where calls are short, one made before where nothing has changed."""
         if self.tol is None:
-            tolerance = experience.attainable(tolerance)
+            tolerance = experience.rounding.attainable(tolerance)
         if not self.remembers(problem.u.device) or experience.resting or experience.looking:
             return self._decide_anew(problem, experience, tolerance, linear)
         key = self._key(problem, experience.shown(tolerance, linear), tolerance, linear)
@@ -84,7 +84,7 @@ class Auto(Solver):
         if experience.resting or experience.looking or (linear and self.adjoint != "same"):
             return None
         tolerance = self.adjoint_tolerance(problem) if linear else self.tolerance(problem)
-        tolerance = experience.attainable(tolerance) if self.tol is None else tolerance
+        tolerance = experience.rounding.attainable(tolerance) if self.tol is None else tolerance
         shown = experience.shown(tolerance, linear)
         plan = _PLANS.get(self._key(problem, shown, tolerance, linear))
         return None if plan is None else StandingPlan(plan, tolerance, linear, shown, experience.basis)

@@ -19,6 +19,8 @@ from timeloom.app.files import write_whole
 from timeloom.app.train.config import TrainConfig
 from timeloom.app.train.run_files import folds_of
 from timeloom.auto.experience import Experience, LayerExperience
+from timeloom.auto.rounding import Rounding
+from timeloom.auto.sweep_counts import SweepCounts
 from timeloom.auto.warmups import Miss, WarmupSearch
 from timeloom.nn.base import Recurrent
 
@@ -166,10 +168,16 @@ def _experience(kept: dict[str, Any]) -> Experience:
     known.pop("trials", None)
     search = _known(WarmupSearch, known.pop("search", {}))
     missed = tuple(Miss(*one) for one in search.pop("missed", ()))
-    return Experience(**known, search=WarmupSearch(**search, missed=missed))
+    counts = SweepCounts(**_known(SweepCounts, known.pop("counts", {})))
+    rounding = Rounding(**_known(Rounding, known.pop("rounding", {})))
+    return Experience(**known, search=WarmupSearch(**search, missed=missed), counts=counts, rounding=rounding)
 
 
-def _known(kind: type, kept: dict[str, Any]) -> dict[str, Any]:
-    """Those of the values that are fields of a kind of experience. What JSON made a list of is a tuple again."""
+def _known(kind: type, kept: Any) -> dict[str, Any]:
+    """Those of the values that are fields of a kind of experience; none where another version kept something else by
+    its name. What JSON made a list of is a tuple again.
+    """
+    if not isinstance(kept, dict):
+        return {}
     names = {one.name for one in fields(kind)}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items() if name in names}

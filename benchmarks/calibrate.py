@@ -21,8 +21,6 @@ from timeloom.auto import costs, cudnn, experience, thresholds
 from timeloom.cells import GRUCell
 from timeloom.kernels import CPUSweeper, ReferenceSweeper
 from timeloom.problem import Recurrence, cut_evenly
-from timeloom.solve import beside_torch
-from timeloom.solvers import Shooting
 
 HIDDEN, INPUTS = 32, 32
 LONGEST = 8192
@@ -111,19 +109,6 @@ def forgetting() -> float:
     return max(found, default=math.nan)
 
 
-def steps_as_fast(units: int, taped: bool) -> int | None:
-    """Steps from which an LSTM in one chunk of ours is no slower than torch's, one sequence or several; None: never."""
-    for steps in (256, 512, 768, 1024, 2048, 4096):
-        ratios = []
-        for batch in (1, 8):
-            theirs, ours = nn.LSTM(INPUTS, units), tl.LSTM(INPUTS, units, solver=Shooting(chunk=LONGEST, warmup=0))
-            x = torch.randn(steps, batch, INPUTS, requires_grad=taped)
-            ratios.append(seconds(lambda: _call(theirs, x, taped)) / seconds(lambda: _call(ours, x, taped)))  # noqa: B023
-        if min(ratios) >= 1:
-            return steps
-    return None
-
-
 def on_cpu() -> Iterator[Constant]:
     torch.manual_seed(0)
     yield Constant("auto/experience.ASSUMED_FORGETTING", experience.ASSUMED_FORGETTING, round(forgetting(), 3))
@@ -135,10 +120,6 @@ def on_cpu() -> Iterator[Constant]:
         yield Constant(f"auto/thresholds.SHORTEST_LSTM, {units} units", steps, measured)
     measured = steps_to_gain("LSTM", False, 1, HIDDEN)
     yield Constant("auto/thresholds.SHORTEST_LSTM_FORWARD", thresholds.SHORTEST_LSTM_FORWARD, measured)
-    for taped, steps in beside_torch.AS_FAST_FROM.items():
-        alone = torch.get_num_threads() == 1
-        measured = steps_as_fast(beside_torch.AS_FAST, taped)
-        yield Constant(f"solve/beside_torch.AS_FAST_FROM[{taped}]", steps if alone else None, measured)
     own, row = sweep_cost(CPUSweeper, HIDDEN, (1, 256))
     yield Constant("auto/costs.COMPILED_STEP (rows)", costs.COMPILED_STEP, round(own / row, 2))
     own, row = sweep_cost(ReferenceSweeper, HIDDEN, (1, 2048))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from copy import deepcopy
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +13,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import timeloom as tl
+from timeloom.auto.experience import LayerExperience
 from timeloom.kernels.cpu import build
-from timeloom.solve import beside_torch
-from timeloom.solve.beside_torch import AS_FAST, AS_FAST_FROM, is_as_fast, jump_after
+from timeloom.solve import beside_torch, look
+from timeloom.solve.beside_torch import own_beside_torchs
+from timeloom.solve.inputs import Inputs
+from timeloom.solve.trunk import LayerSolve
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -24,14 +30,35 @@ STEPS = 1200
 
 @pytest.fixture(autouse=True)
 def torchs_is_faster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One chunk as with several threads, where a test does not say otherwise."""
-    if "own_is_as_fast" not in request.fixturenames:
-        monkeypatch.setattr(beside_torch, "AS_FAST", 0)
+    """What a rehearsal shows, where a test does not say otherwise."""
+    ratio = 0.8 if "own_is_faster" in request.fixturenames else 1.3
+    if "rehearsed" not in request.fixturenames:
+        monkeypatch.setattr(beside_torch, "own_beside_torchs", lambda *_: ratio)
 
 
 @pytest.fixture
-def own_is_as_fast() -> None:
-    """One chunk as with one thread."""
+def own_is_faster() -> None:
+    """One chunk of ours takes less time than torch's."""
+
+
+@pytest.fixture
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides are timed, as nothing is known yet."""
+    monkeypatch.setattr(beside_torch, "_RATIOS", {})
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What looks at the memory of a network have found."""
+    found: list[int] = []
+
+    def counted(*given: object) -> int:
+        found.append(steps_to_forget(*given))  # type: ignore[arg-type]
+        return found[-1]
+
+    steps_to_forget = look.steps_to_forget
+    monkeypatch.setattr(look, "steps_to_forget", counted)
+    return found
 
 
 def pair(layers: int, slow: list[int], **options: bool) -> tuple[nn.LSTM, tl.LSTM]:
@@ -89,21 +116,14 @@ def test_a_layer_that_forgets_again_is_swept_again() -> None:
     assert not told[-1]
 
 
-def test_looks_are_rare_and_no_sweep_is_made_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_are_rare_and_no_sweep_is_made_in_vain(looks: list[int]) -> None:
     _, ours = pair(1, [0])
-    looks: list[float] = []
-
-    def counted(*given: object) -> float:
-        looks.append(jump_after(*given))  # type: ignore[arg-type]
-        return looks[-1]
-
-    monkeypatch.setattr(beside_torch, "jump_after", counted)
     x = torch.randn(STEPS, 1, 3)
     for _ in range(20):
         run(ours, x)
         assert BY_TORCH in ours.reports[0].reason
     assert len(looks) <= 3
-    assert min(looks) > 1e-3
+    assert min(looks) > STEPS
 
 
 def test_second_order_gradients_are_torchs() -> None:
@@ -130,16 +150,9 @@ def test_a_checkpoint_finds_what_it_has_saved() -> None:
         assert errors(found[1:], found[:1])[0] < 1e-4
 
 
-@pytest.mark.usefixtures("own_is_as_fast")
-def test_one_thread_runs_narrow_layers_in_a_chunk_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_is_faster")
+def test_our_own_chunk_runs_where_it_is_the_faster_one(looks: list[int]) -> None:
     """Nothing is swept in vain for it: looks at a few steps tell, and are rare."""
-    looks: list[float] = []
-
-    def counted(*given: object) -> float:
-        looks.append(jump_after(*given))  # type: ignore[arg-type]
-        return looks[-1]
-
-    monkeypatch.setattr(beside_torch, "jump_after", counted)
     theirs, ours = pair(1, [0])
     x = torch.randn(STEPS, 1, 3)
     truth = run(deepcopy(theirs).double(), x.double())
@@ -153,8 +166,8 @@ def test_one_thread_runs_narrow_layers_in_a_chunk_of_our_own(monkeypatch: pytest
     assert len(looks) <= 4
 
 
-@pytest.mark.usefixtures("own_is_as_fast")
-def test_one_thread_cuts_what_forgets() -> None:
+@pytest.mark.usefixtures("own_is_faster")
+def test_what_forgets_is_cut_there_too() -> None:
     _, ours = pair(2, [1])
     x = torch.randn(STEPS, 1, 3)
     for _ in range(3):
@@ -163,11 +176,63 @@ def test_one_thread_cuts_what_forgets() -> None:
     assert ours.reports[1].chunk == STEPS
 
 
-@pytest.mark.usefixtures("own_is_as_fast")
-def test_wide_or_short_layers_and_several_threads_leave_one_chunk_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for taped, steps in AS_FAST_FROM.items():
-        assert is_as_fast(AS_FAST, steps, taped)
-        assert not is_as_fast(AS_FAST + 1, steps, taped)
-        assert not is_as_fast(AS_FAST, steps - 1, taped)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert not is_as_fast(16, 8192, taped=True)
+# ---- rehearsals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("slower", "by_torch"), [("ours", True), ("torch", False)])
+@pytest.mark.usefixtures("rehearsed")
+def test_the_faster_side_runs(slower: str, by_torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A side that is made to wait loses, however fast it is."""
+
+    def waiting(function: Any) -> Any:
+        def run(*given: Any) -> Any:
+            time.sleep(0.02)
+            return function(*given)
+
+        return run
+
+    if slower == "torch":
+        monkeypatch.setattr(beside_torch, "lstm", waiting(beside_torch.lstm))
+    else:
+        monkeypatch.setattr(LayerSolve, "_in_one_chunk", waiting(LayerSolve._in_one_chunk))
+    _, ours = pair(1, [0])
+    run(ours, torch.randn(STEPS, 1, 3))
+    assert (BY_TORCH in ours.reports[0].reason) == by_torch
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_a_size_is_rehearsed_once_and_by_a_part_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    torchs = beside_torch.lstm
+
+    def counted(inputs: Inputs) -> tuple[Tensor, Tensor]:
+        steps.append(len(inputs.x))
+        return torchs(inputs)
+
+    monkeypatch.setattr(beside_torch, "lstm", counted)
+    _, ours = pair(1, [])
+    for _ in range(3):
+        run(ours, torch.randn(4096, 1, 3))
+    assert steps == [512] * (1 + beside_torch.TURNS)
+    run(ours, torch.randn(STEPS, 1, 3))
+    assert steps[-1] == 150
+    with torch.no_grad():
+        ours(torch.randn(4096, 1, 3))
+    assert steps[-1] == 512  # without gradients it is another question
+    again = len(steps)
+    run(pair(1, [])[1], torch.randn(4096, 1, 3))
+    assert len(steps) == again
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_a_rehearsal_leaves_no_trace() -> None:
+    """No gradients in the user's tensors, and nothing learned of the network."""
+    _, ours = pair(1, [])
+    x = torch.randn(STEPS, 1, 3, requires_grad=True)
+    experience = LayerExperience()
+    solve = replace(ours._solve_of(0, {}), experience=experience)
+    inputs = Inputs(x, torch.zeros(1, 16), *ours.all_weights[0], None)
+    assert own_beside_torchs(inputs, solve._in_one_chunk) > 0
+    assert x.grad is None
+    assert all(parameter.grad is None for parameter in ours.parameters())
+    assert experience == LayerExperience()

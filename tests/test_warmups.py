@@ -68,7 +68,7 @@ class Calls:
 
     def run(self, jumps: Jumps, calls: int = 1) -> list[int]:
         """Makes calls; returns the warm-up that each ended with, 0 where it was none."""
-        layer: Any = SimpleNamespace(x=self.problem.u, corrects=True, replans=True)
+        layer: Any = SimpleNamespace(x=self.problem.u, corrects=True)
         for _ in range(calls):
             tried: list[Plan] = []
 

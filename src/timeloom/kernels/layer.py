@@ -122,13 +122,6 @@ class Layer(ABC):
         return False
 
     @property
-    def replans(self) -> bool:
-        """Whether sweeps that are not certified are best followed by longer ones at once: where a driver would take
-        many launches, or one chunk would leave most of the machine idle.
-        """
-        return self.corrects
-
-    @property
     def has_newton(self) -> bool:
         """Whether there are kernels for Newton's steps on this layer."""
         return False

@@ -1,128 +1,116 @@
-"""An LSTM's layer on a CPU beside torch's own: with several threads, or wide, oneDNN runs one chunk faster than our
-kernels do, so that cutting time must pay, layer by layer; and a network that forgets too slowly for it must not cost
-sweeps to find out.
+"""An LSTM's layer on a CPU beside torch's own, which is one fused primitive: which of the two runs one chunk faster
+depends on machine, threads and sizes, so both are rehearsed; and time is cut, layer by layer, where that is faster
+still.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from timeloom.auto.costs import cost_of, step_cost
-from timeloom.auto.experience import LayerExperience, assumed_warmup
+from timeloom.auto.experience import LayerExperience
 from timeloom.cells.base import Cell
-from timeloom.kernels import sweeper
-from timeloom.problem import Recurrence, Segments
+from timeloom.problem import Recurrence
 from timeloom.solve.inputs import Inputs, sizes_of
 from timeloom.solve.plan import Direction, Plan, Planner
-from timeloom.solve.residual import by_part
-from timeloom.solve.tolerance import TOLERANCE
 from timeloom.torch_state.saved_tensors import saved_through_hooks
 
-NEEDED = {True: (1.4, 1.1), False: (1.25, 1.0)}
-"""Gain over our own one chunk that is expected of several before they are run, with gradients and without: torch's is
-up to 1.4 times as fast. The second numbers are for rows that a thread runs side by side: these gain by that, too, which
-the cost of a step does not tell."""
-AS_FAST, AS_FAST_FROM = 128, {True: 768, False: 2048}
-"""Units up to which our own one chunk is as fast as torch's with one thread, and steps from which on, with gradients
-and without: 1.05–2.5 and 1.1–1.4 times at these and more (`python -m benchmarks.calibrate --threads 1`). More threads
-share a step of torch's, and of one sequence of ours they do not."""
-PROBED_SEQUENCES = 2
-"""Sequences of a batch that are looked at."""
+SHARE, FEWEST, MOST = 1 / 8, 128, 512
+"""Steps of a rehearsal: this share of a call's, but no fewer, where there are so many, and no more."""
+TURNS = 2
+"""Of each side, of which the faster one counts, after one that does not."""
+SIDE_BY_SIDE = 1.25
+"""What rows gain that a thread runs side by side, which the cost of a step does not tell."""
+
+Run = Callable[[Inputs], Tensor]
+"""Outputs of a layer, on autograd's tape where that is on."""
+_RATIOS: dict[tuple[int, ...], float] = {}
+"""What was found, by sizes, threads and whether gradients are asked for."""
 
 
 def is_rival(cell: Cell, inputs: Inputs) -> bool:
-    """Whether torch's own layer is the fastest one chunk (the torch it is measured by: `python -m benchmarks.zoo`), and
-    may run this call.
-    """
+    """Whether torch's own layer may run this call, and may be the fastest one chunk."""
     x = inputs.x
-    fastest = cell.kernel == "lstm" and x.device.type == "cpu" and x.dtype == torch.float32
-    return fastest and inputs.whole and not inputs.masked and not saved_through_hooks()
+    fused = cell.kernel == "lstm" and x.device.type == "cpu" and x.dtype == torch.float32
+    return fused and inputs.whole and not inputs.masked and not saved_through_hooks()
 
 
-def why(
-    cell: Cell, inputs: Inputs, solver: Planner, experience: LayerExperience, problem_of: Callable[[Inputs], Recurrence]
-) -> str | None:
+def why(cell: Cell, inputs: Inputs, solver: Planner, experience: LayerExperience, in_one_chunk: Run) -> str | None:
     """Why torch's own layer is to run, or None: where either pass would gain too little by being cut, and our own one
-    chunk is slower. Where nothing is known of the network, a few steps of it are looked at first.
+    chunk is slower.
     """
-    reason = _why_not_cut(cell, inputs, solver, experience, problem_of)
-    if reason is None or not is_as_fast(cell.parts[0], len(inputs.x), inputs.taped):
-        return reason
-    for side in (experience.forward, experience.backward):  # this call's plans are for one chunk then
-        side.rest_once()
-    return None
+    ratio = own_beside_torchs(inputs, in_one_chunk)
+    return None if ratio <= 1 else _why_not_cut(cell, inputs, solver, experience, ratio)
 
 
-def _why_not_cut(
-    cell: Cell, inputs: Inputs, solver: Planner, experience: LayerExperience, problem_of: Callable[[Inputs], Recurrence]
-) -> str | None:
+def _why_not_cut(cell: Cell, inputs: Inputs, solver: Planner, experience: LayerExperience, ratio: float) -> str | None:
     steps, sizes = len(inputs.x), sizes_of(cell, inputs)
     sides = [experience.forward, experience.backward][: 1 + inputs.taped]
-    look = assumed_warmup(TOLERANCE[torch.float32])
     if any(side.resting for side in sides):
         for side in sides:  # both passes are torch's, or none
             side.rest_once()
-    elif sides[0].forgetting is None and 2 * look < steps:
-        with torch.no_grad():
-            jump = jump_after(look, inputs, problem_of)
-        for side in sides:
-            side.note_look(look, jump)
     directions: tuple[Direction, ...] = ("forward", "backward")
     plans = [solver.plan(sizes, side, way) for side, way in zip(sides, directions, strict=False)]
     for plan, side in zip(plans, sides, strict=True):
         if plan.chunk >= steps:
             return plan.reason
-        if not gains(plan, sizes, inputs.taped):
+        if not gains(plan, sizes, ratio):
             side.rest()
             return f"auto: {-(-steps // plan.chunk)} chunks after warm-ups of {plan.warmup} steps gain too little"
     return None
 
 
-def is_as_fast(units: int, steps: int, taped: bool) -> bool:
-    """Whether our own one chunk is no slower than torch's: then it runs where nothing else gains."""
-    return torch.get_num_threads() == 1 and units <= AS_FAST and steps >= AS_FAST_FROM[taped]
-
-
-def gains(plan: Plan, sizes: Recurrence, taped: bool) -> bool:
-    """Whether a plan is likely to be faster than torch's layer, and than our own one chunk where that is as fast."""
+def gains(plan: Plan, sizes: Recurrence, ratio: float) -> bool:
+    """Whether a plan is likely to be faster than torch's one chunk; ours takes `ratio` of its time."""
     steps, batch = sizes.steps, max(sizes.batch, 1)
     cost, rows = step_cost(sizes), -(-steps // plan.chunk) * batch
     gain = cost_of(steps, batch, steps, 0, cost) / cost_of(steps, batch, plan.chunk, plan.warmup, cost)
-    if is_as_fast(sizes.cell.parts[0], steps, taped):
-        return gain > 1
-    return gain > NEEDED[taped][rows >= 2 * torch.get_num_threads()]
+    several = rows >= 2 * torch.get_num_threads()
+    return gain > (max(ratio / SIDE_BY_SIDE, 1.0) if several else ratio)
 
 
-def lstm(x: Tensor, initial: Tensor, weights: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor]:
-    """Torch's layer: outputs `(T, B, n)` and final state `(B, 2n)`, on autograd's tape."""
-    held = [weight for weight in weights if weight is not None]
-    start = [part.unsqueeze(0).contiguous() for part in initial.chunk(2, -1)]
-    output, h, c = torch.lstm(x, start, held, len(held) > 2, 1, 0.0, torch.is_grad_enabled(), False, False)
-    return output, torch.cat([h[0], c[0]], -1)
-
-
-def jump_after(warmup: int, inputs: Inputs, problem_of: Callable[[Inputs], Recurrence]) -> float:
-    """How far apart two states still are after `warmup` steps, relative to their size: one of them the initial state,
-    the other one where the network has been elsewhere. `problem_of` makes the recurrence of some inputs.
+def own_beside_torchs(inputs: Inputs, in_one_chunk: Run) -> float:
+    """Time of our own one chunk as a share of torch's, with gradients where they are asked for: measured on the first
+    call of its size, over a part of its steps.
     """
-
-    def end(x: Tensor, starts: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        problem = problem_of(inputs._replace(x=x, initial=starts)).detach()
-        return _end(problem, starts), problem.cell.parts
-
-    x, rows = inputs.x, min(PROBED_SEQUENCES, inputs.x.shape[1])
-    steps, initial = len(x), inputs.initial[:rows]
-    later = x[steps - warmup :, :rows]
-    elsewhere, parts = end(x[:warmup, :rows], initial)
-    one, other = end(torch.cat([later, later], 1), torch.cat([initial, elsewhere]))[0].split(rows)
-    scale = by_part(torch.maximum(one.abs(), other.abs()), parts).clamp(min=torch.finfo(one.dtype).tiny)
-    return float((by_part((one - other).abs(), parts) / scale).amax())
+    (steps, batch, width), units, taped = inputs.x.shape, inputs.w_hh.shape[1], inputs.taped
+    rehearsed = min(max(int(SHARE * steps), FEWEST), MOST, steps)
+    key = (rehearsed, batch, width, units, taped, torch.get_num_threads())
+    if key not in _RATIOS:
+        part = _apart(inputs, rehearsed)
+        torchs, own = (_seconds(run, part, taped) for run in (lambda given: lstm(given)[0], in_one_chunk))
+        _RATIOS[key] = own / torchs
+    return _RATIOS[key]
 
 
-def _end(problem: Recurrence, starts: Tensor) -> Tensor:
-    rows = torch.arange(problem.batch, device="cpu")
-    whole = Segments(rows, torch.zeros_like(rows), torch.full_like(rows, problem.steps))
-    return sweeper(problem).forward(whole, starts)[0]
+def _apart(inputs: Inputs, steps: int) -> Inputs:
+    """The first steps, as leaves of a graph of their own."""
+    part = inputs._replace(x=inputs.x[:steps])
+    return part.with_live(
+        None if tensor is None else tensor.detach().requires_grad_(tensor.requires_grad) for tensor in part.live
+    )
+
+
+def _seconds(run: Run, inputs: Inputs, taped: bool) -> float:
+    """The least time of a call, and of its backward pass where there is one."""
+    found = []
+    for _ in range(1 + TURNS):
+        began = time.perf_counter()
+        output = run(inputs)
+        if taped:
+            wanted = [tensor for tensor in inputs.live if tensor is not None and tensor.requires_grad]
+            torch.autograd.grad(output, wanted, output.detach())
+        found.append(time.perf_counter() - began)
+    return min(found[1:])
+
+
+def lstm(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Torch's layer: outputs `(T, B, n)` and final state `(B, 2n)`, on autograd's tape."""
+    held = [weight for weight in inputs.weights if weight is not None]
+    start = [part.unsqueeze(0).contiguous() for part in inputs.initial.chunk(2, -1)]
+    output, h, c = torch.lstm(inputs.x, start, held, len(held) > 2, 1, 0.0, torch.is_grad_enabled(), False, False)
+    return output, torch.cat([h[0], c[0]], -1)

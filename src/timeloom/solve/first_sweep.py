@@ -45,12 +45,11 @@ def first_sweep(
 ) -> Swept[Result]:
     """Run `sweep(plan)`, which returns a result and its certificate; nothing is swept where its kernel cannot run.
 
-    On a GPU, where the driver takes many launches, and on many cores, a certificate that was missed is worth another
-    try: one longer warm-up of a plan that is fixed, or other plans, by `replan`, for what the sweep has shown of the
-    network's memory.
+    A certificate that was missed is worth another try: other plans, by `replan`, for what the sweep has shown of the
+    network's memory, and, on a GPU, where the driver takes many launches, one longer warm-up of a plan that is fixed.
     """
     try:
-        if replan is not None and layer.replans:
+        if replan is not None:
             return _replanning(sweep, layer, plan, experience, replan)
         return _as_planned(sweep, layer, plan, experience)
     except KernelFault:  # it has been told, and the driver has other ways

@@ -2,7 +2,8 @@
 
 A module's call, the operators of torch.compile's graphs and a layer over ranks all come this way. Kernels that run a
 whole layer make the first sweep (`first_sweep`). Most calls end there: the warm-up is long enough, as was learned, and
-one certificate shows it. A sweep that is not certified hands what it found to the driver, which corrects it. What no
+one certificate shows it. After a sweep that is not certified, `auto` makes another plan from what it showed; other
+solvers hand what it found to the driver, which corrects it. What no
 such kernels can run is swept over projected inputs (`recurrence`). Whoever solved it, autograd saves the same tensors.
 """
 
@@ -33,6 +34,7 @@ from timeloom.solve.backward import solve_adjoint
 from timeloom.solve.first_sweep import first_sweep
 from timeloom.solve.forward import final_state, solve_states
 from timeloom.solve.inputs import Grads, Inputs, Solution, layer_of, sizes_of
+from timeloom.solve.look import look
 from timeloom.solve.newton import PLAIN, newton_states, scanned_gradients
 from timeloom.solve.plan import Plan, Planner
 from timeloom.solve.recurrence import Record, noting, on_tape, plan_from_known, raise_if_asked, run
@@ -74,12 +76,19 @@ class LayerSolve:
             guess.refuse()
             guess = None
         if guess is None and self.solver.adapts and beside_torch.is_rival(cell, inputs):
-            reason = beside_torch.why(cell, inputs, self.solver, self.experience, self._problem)
+            self._look(inputs, cell, inputs.taped)
+            reason = beside_torch.why(cell, inputs, self.solver, self.experience, self._in_one_chunk)
             if reason is not None:
                 record(SolveReport.sequential(len(inputs.x), f"{reason}; run by torch's own layer"))
-                return beside_torch.lstm(inputs.x, inputs.initial, inputs.weights)
+                return beside_torch.lstm(inputs)
+        return self._run_own(inputs, cell, record, guess)
+
+    def _run_own(self, inputs: Inputs, cell: Cell, record: Record, guess: Guess | None = None) -> tuple[Tensor, Tensor]:
+        """The same by our own sweeps."""
         kind = None if self.whole_states else self.kind_of(inputs, cell)
         if kind is None:
+            if guess is None:
+                self._look(inputs, cell, inputs.taped)
             problem = self._problem(inputs)
             record = telling(record, problem.cell.told)
             parts = None if self.whole_states else 1
@@ -89,6 +98,19 @@ class LayerSolve:
         with torch.no_grad():
             solution = self.forward(inputs, taped, cell, kind, guess)
         return self._on_tape(inputs, solution, record, taped)
+
+    def _in_one_chunk(self, inputs: Inputs) -> Tensor:
+        """Outputs by our own sweeps in one chunk, whatever is known of the network; nothing is learned."""
+        unknown = LayerExperience()
+        for side in (unknown.forward, unknown.backward):
+            side.rest_once()
+        return replace(self, experience=unknown)._run_own(inputs, self.cell_of(inputs), lambda _: None)[0]
+
+    def _look(self, inputs: Inputs, cell: Cell, taped: bool) -> None:
+        """Find out how long an unknown network remembers, before plans are made from that."""
+        if self.solver.adapts:
+            sides = [self.experience.forward, self.experience.backward][: 1 + taped]
+            look(inputs, sizes_of(cell, inputs), sides, self._problem)
 
     def _begins(self, inputs: Inputs, cell: Cell) -> bool:
         """Whether known states are of use: the kernels that enter chunks by themselves save more than those do."""
@@ -107,7 +129,9 @@ class LayerSolve:
         gradients off.
         """
         sizes = sizes_of(cell, inputs)
-        if guess is not None:
+        if guess is None:
+            self._look(inputs, cell, taped)
+        else:
             sizes = replace(sizes, guess=guess.load(self.slot, sizes))
         experience = self.experience.beginning(sizes.guess is not None)
         plan = plan_from_known(self.solver, sizes, experience)
@@ -174,7 +198,7 @@ class LayerSolve:
             if solved is not None:
                 return solved
         sweep: Sweep
-        if replan is not None and layer.replans:  # other plans follow where one does not do, and no driver
+        if replan is not None:  # other plans follow where one does not do, and no driver
             sweep = partial(replayed_layers.forward, layer, share_of_box=SHARE_OF_BOX, keep=taped)
         else:
             sweep = partial(layer.forward, share_of_box=SHARE_OF_BOX, keep=taped, found=found)

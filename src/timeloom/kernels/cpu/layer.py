@@ -39,9 +39,6 @@ MOST_UNITS = 128
 MOST_INPUTS = 256
 """The same for the width of x."""
 
-MANY_THREADS = 4
-"""Threads for each sequence from which on a long warm-up may pay."""
-
 
 @dataclass(frozen=True)
 class CPULayer(Layer):
@@ -56,10 +53,6 @@ class CPULayer(Layer):
         inputs = x.shape[-1] - cell.behind
         fits = cell.parts[0] <= MOST_UNITS and 0 < inputs <= MOST_INPUTS and x.shape[1] > 0
         return fits and x.device.type == "cpu" and x.dtype == torch.float32 and build.unavailable() is None
-
-    @property
-    def replans(self) -> bool:
-        return torch.get_num_threads() >= MANY_THREADS * self.x.shape[1]
 
     @staticmethod
     def tape_width(cell: Cell) -> int:

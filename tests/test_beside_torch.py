@@ -213,12 +213,12 @@ def test_a_size_is_rehearsed_once_and_by_a_part_of_its_steps(monkeypatch: pytest
     _, ours = pair(1, [])
     for _ in range(3):
         run(ours, torch.randn(4096, 1, 3))
-    assert steps == [512] * (1 + beside_torch.TURNS)
+    assert steps == [256] * (1 + beside_torch.TURNS)
     run(ours, torch.randn(STEPS, 1, 3))
-    assert steps[-1] == 150
+    assert steps[-1] == 75
     with torch.no_grad():
         ours(torch.randn(4096, 1, 3))
-    assert steps[-1] == 512  # without gradients it is another question
+    assert steps[-1] == 256  # without gradients it is another question
     again = len(steps)
     run(pair(1, [])[1], torch.randn(4096, 1, 3))
     assert len(steps) == again

@@ -14,7 +14,7 @@ from timeloom.auto.experience import Experience
 from timeloom.kernels.cpu import build
 from timeloom.solve import look as look_file
 from timeloom.solve.inputs import Inputs, sizes_of
-from timeloom.solve.look import ENOUGH, apart, look, steps_to_forget
+from timeloom.solve.look import ENOUGH, PLACES, apart, look, steps_to_forget
 
 pytestmark = pytest.mark.skipif(build.unavailable() is not None, reason="no compiled kernels")
 UNITS = 8
@@ -50,10 +50,9 @@ def looked(layer: tl.GRU | tl.LSTM, x: Tensor, sides: list[Experience]) -> None:
 def test_the_memory_of_a_network_is_found(memory: int, kind: str, batch: int) -> None:
     layer = remembering(memory, kind)
     solve, inputs = layer._solve_of(0, {}), inputs_of(layer, torch.randn(9000, batch, 3))
-    parts = solve.cell_of(inputs).parts
     with torch.no_grad():
-        found = steps_to_forget(inputs, solve._problem, parts, 48, 4000)
-        beyond = steps_to_forget(inputs, solve._problem, parts, 48, 100)
+        found = steps_to_forget(apart(inputs, solve._problem, PLACES, 48, 4000))
+        beyond = steps_to_forget(apart(inputs, solve._problem, 1, 48, 100))
     assert min(0.85 * memory, 40) <= found <= max(1.3 * memory, 48)
     assert beyond > 100 or memory < 100
 
@@ -78,7 +77,7 @@ def test_places_lie_apart_and_states_are_followed_on() -> None:
     x = torch.randn(3000, 3, 3)
     solve, inputs = layer._solve_of(0, {}), inputs_of(layer, x)
     with torch.no_grad():
-        found = dict(apart(inputs, solve._problem, solve.cell_of(inputs).parts, 40, 120))
+        found = dict(apart(inputs, solve._problem, PLACES, 40, 120))
     assert sorted(found) == [40, 60, 90, 120]
     truth = deepcopy(layer).double()
     truth.solver = "sequential"
@@ -112,7 +111,7 @@ def test_a_first_call_is_certified_by_its_first_sweep(memory: int, monkeypatch: 
 def test_nothing_is_looked_at_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where it is known, where nothing is planned for now, where time is too short, or no compiled kernels run."""
     calls: list[int] = []
-    monkeypatch.setattr(look_file, "steps_to_forget", lambda *_: calls.append(1) or 50)
+    monkeypatch.setattr(look_file, "steps_to_forget", lambda _: calls.append(1) or 50)
     layer, x = remembering(50), torch.randn(2048, 1, 3)
     known, resting = Experience(forgetting=0.5), Experience()
     resting.rest()

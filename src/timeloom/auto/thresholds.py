@@ -14,7 +14,7 @@ from timeloom.auto import cudnn
 from timeloom.auto.cudnn import Sized
 from timeloom.auto.experience import LayerExperience
 from timeloom.kernels.cpu.build import unavailable
-from timeloom.kernels.cpu.layer import MOST_INPUTS, MOST_UNITS
+from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.torch_state.precision import solved_in
 
 SHORTEST = {"GRU": (12, 32), "RNN": (40, 64)}
@@ -66,6 +66,4 @@ def _why_on_cpu(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
 
 def _fills_the_cpu(hidden: int, inputs: int, batch: int) -> bool:
     """Whether oneDNN's fused LSTM leaves nothing to gain. A layer in one call of ours gains at any batch."""
-    if hidden <= MOST_UNITS and inputs <= MOST_INPUTS:
-        return False
-    return batch >= LSTM_BATCH or hidden > LSTM_HIDDEN
+    return not CPULayer.fits(hidden, inputs) and (batch >= LSTM_BATCH or hidden > LSTM_HIDDEN)

@@ -5,7 +5,7 @@ warm-up that is too short take longer than one chunk does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from timeloom.auto.costs import cost_of, longest_warmup, step_cost
 from timeloom.auto.experience import NEVER, NOISE, Experience, assumed_warmup
 from timeloom.kernels import in_compiled_code, sweeper
+from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.problem import Recurrence, Segments
 from timeloom.solve.inputs import Inputs
 from timeloom.solve.residual import by_part
@@ -24,6 +25,9 @@ GROWTH = 1.5
 """States are compared after so many times the steps of the time before."""
 ENOUGH, MET = TOLERANCE[torch.float32] / 4, TOLERANCE[torch.float32]
 """What a warm-up is made for; and what is looked for: closer than that, rounding tells nothing of memory."""
+
+SHARE_OF_WIDE = 1 / 16
+"""Part of all steps that is looked at, in one place, where rows side by side cost as much as one after the other."""
 
 ProblemOf = Callable[[Inputs], Recurrence]
 """Makes the recurrence of some inputs."""
@@ -44,19 +48,21 @@ def look(inputs: Inputs, sizes: Recurrence, sides: Sequence[Experience], problem
     longest = longest_warmup(steps, batch, cost.worth * cost_of(steps, batch, steps, 0, cost), cost)
     if longest < first:
         return
+    places = PLACES
+    if not CPULayer.fits(sizes.cell.parts[0], inputs.x.shape[-1]):
+        places, longest = 1, min(longest, max(int(SHARE_OF_WIDE * steps), first))
     with torch.no_grad():
-        memory = steps_to_forget(inputs, problem_of, sizes.cell.parts, first, longest)
+        memory = steps_to_forget(apart(inputs, problem_of, places, first, longest))
     for side in asking:
         side.note_look(memory, ENOUGH)
 
 
-def steps_to_forget(inputs: Inputs, problem_of: ProblemOf, parts: tuple[int, ...], first: int, longest: int) -> int:
-    """Steps after which states have met that were apart: one of them the initial one, the other one where the network
-    has been elsewhere. They are compared after `first` steps and later, up to `longest`; what lies beyond follows from
-    how fast they came together at last.
+def steps_to_forget(found: Iterable[tuple[int, float]]) -> int:
+    """Steps after which states have met, by how far apart they are after ever more steps; what lies beyond these
+    follows from how fast they came together at last.
     """
     seen = [(0, 1.0)]
-    for steps, jump in apart(inputs, problem_of, parts, first, longest):
+    for steps, jump in found:
         seen.append((steps, min(max(jump, NOISE), 1.0) if math.isfinite(jump) else 1.0))
         if jump <= MET:
             break
@@ -67,28 +73,29 @@ def steps_to_forget(inputs: Inputs, problem_of: ProblemOf, parts: tuple[int, ...
     return min(needed, end) if after <= MET else needed
 
 
-def apart(
-    inputs: Inputs, problem_of: ProblemOf, parts: tuple[int, ...], first: int, longest: int
-) -> Iterator[tuple[int, float]]:
-    """Steps, ever more of them, and how far apart such states still are behind them, relative to each part's size."""
-    (steps, batch), places = inputs.x.shape[:2], torch.arange(PLACES)
-    sequences = places * (batch - 1) // (PLACES - 1)
-    begins = (steps - longest) * (places + 1) // PLACES
+def apart(inputs: Inputs, problem_of: ProblemOf, places: int, first: int, longest: int) -> Iterator[tuple[int, float]]:
+    """How far apart two states of a network are after `first` steps and after ever more, up to `longest`, relative to
+    each part's size and at most over so many places: one of them is the initial one at first, the other one where the
+    network has been elsewhere.
+    """
+    (steps, batch), place = inputs.x.shape[:2], torch.arange(places)
+    sequences = place * (batch - 1) // max(places - 1, 1)
+    begins = (steps - longest) * (place + 1) // places
     starts = inputs.initial[sequences]
 
-    def after(begin: int, end: int, moved: Tensor, states: Tensor) -> Tensor:
-        """The states behind these steps of each place, counted from where it begins."""
+    def after(begin: int, end: int, moved: Tensor, states: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """The states behind these steps of each place, counted from where it begins, and their parts."""
         x = torch.stack([inputs.x[at + begin : at + end, row] for at, row in zip(moved, sequences, strict=True)], 1)
-        x = x.repeat(1, len(states) // PLACES, 1)
+        x = x.repeat(1, len(states) // places, 1)
         problem = problem_of(inputs._replace(x=x, initial=states)).detach()
         rows = torch.arange(len(states))
         whole = Segments(rows, torch.zeros_like(rows), torch.full_like(rows, end - begin))
-        return sweeper(problem).forward(whole, states)[0]
+        return sweeper(problem).forward(whole, states)[0], problem.cell.parts
 
-    states = torch.cat([starts, after(0, first, torch.zeros_like(begins), starts)])
+    states = torch.cat([starts, after(0, first, torch.zeros_like(begins), starts)[0]])
     looked, until = 0, first
     while looked < longest:
-        states = after(looked, until, begins, states)
+        states, parts = after(looked, until, begins, states)
         one, other = states.chunk(2)
         yield until, _jump(one, other, parts)
         looked, until = until, min(math.ceil(GROWTH * until), longest)

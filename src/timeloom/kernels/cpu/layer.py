@@ -50,9 +50,13 @@ class CPULayer(Layer):
 
     @staticmethod
     def supports(x: Tensor, cell: Cell) -> bool:
-        inputs = x.shape[-1] - cell.behind
-        fits = cell.parts[0] <= MOST_UNITS and 0 < inputs <= MOST_INPUTS and x.shape[1] > 0
+        fits = CPULayer.fits(cell.parts[0], x.shape[-1] - cell.behind) and x.shape[1] > 0
         return fits and x.device.type == "cpu" and x.dtype == torch.float32 and build.unavailable() is None
+
+    @staticmethod
+    def fits(units: int, inputs: int) -> bool:
+        """Whether one call of a layer of these sizes is better than steps over projected inputs."""
+        return units <= MOST_UNITS and 0 < inputs <= MOST_INPUTS
 
     @staticmethod
     def tape_width(cell: Cell) -> int:

@@ -90,7 +90,22 @@ def test_the_normal_form_of_a_random_cell_is_the_cell(folds: bool, seed: int) ->
 @pytest.mark.parametrize("seed", [1, 5, 11, 23, 42])
 @pytest.mark.parametrize("folds", [False, True], ids=["hoisted", "folded"])
 def test_kernels_of_a_random_cell_are_the_reference(seed: int, folds: bool) -> None:
-    problem = problem_of(RandomCell(seed).double(), 13, 3, folds)
+    assert_kernels_are_the_reference(problem_of(RandomCell(seed).double(), 13, 3, folds))
+
+
+@needs_kernels
+def test_units_that_keep_nothing_beside_others_that_do() -> None:
+    def step(h: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([0.5 * h[:, :2] + x[:, :2], torch.tanh(x[:, 2:])], -1)
+
+    state, xs = draw(3, 5), draw(13, 3, 5)
+    compiled = compile_step(step, (state,), False, xs.flatten(0, 1))
+    weights, u = compiled.prepare(step, xs.flatten(0, 1), xs)
+    assert_kernels_are_the_reference(Recurrence(FusedCell(compiled.fused, weights), u.view(13, 3, -1), state))
+
+
+def assert_kernels_are_the_reference(problem: Recurrence) -> None:
+    """Of 13 steps and 3 sequences, forward and back, with what chunks keep of where they began."""
     lengths, resets = torch.tensor([13, 5, 9]), torch.rand(13, 3, generator=torch.Generator().manual_seed(1)) < 0.2
     problem = Recurrence(problem.cell, problem.u, problem.initial, lengths, resets)
     assert FusedSweeper.supports(problem)

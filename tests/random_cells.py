@@ -36,7 +36,7 @@ class RandomCell(nn.Module):
         self.dice = random.Random(seed)
         torch.manual_seed(seed)
         self.widths = [self.dice.choice([1, 2, 3, 6, 8, 17, 20]) for _ in range(self.dice.choice([1, 1, 2, 3]))]
-        self.inputs = self.dice.choice([1, 4, 5])
+        self.inputs = self.dice.choice([1, 4, 5, *self.widths])  # as wide as the state, too
         self.weights = nn.ParameterList()
         self.recipe: list[Callable[[list[Tensor]], Tensor]] = []
         self._known = [*self.widths, self.inputs]

@@ -90,7 +90,22 @@ def test_the_normal_form_of_a_random_cell_is_the_cell(folds: bool, seed: int) ->
 @pytest.mark.parametrize("seed", [1, 5, 11, 23, 42])
 @pytest.mark.parametrize("folds", [False, True], ids=["hoisted", "folded"])
 def test_kernels_of_a_random_cell_are_the_reference(seed: int, folds: bool) -> None:
-    problem = problem_of(RandomCell(seed).double(), 13, 3, folds)
+    assert_kernels_are_the_reference(problem_of(RandomCell(seed).double(), 13, 3, folds))
+
+
+@needs_kernels
+def test_units_that_keep_nothing_beside_others_that_do() -> None:
+    def step(h: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([0.5 * h[:, :2] + x[:, :2], torch.tanh(x[:, 2:])], -1)
+
+    state, xs = draw(3, 5), draw(13, 3, 5)
+    compiled = compile_step(step, (state,), False, xs.flatten(0, 1))
+    weights, u = compiled.prepare(step, xs.flatten(0, 1), xs)
+    assert_kernels_are_the_reference(Recurrence(FusedCell(compiled.fused, weights), u.view(13, 3, -1), state))
+
+
+def assert_kernels_are_the_reference(problem: Recurrence) -> None:
+    """Of 13 steps and 3 sequences, forward and back, with what chunks keep of where they began."""
     lengths, resets = torch.tensor([13, 5, 9]), torch.rand(13, 3, generator=torch.Generator().manual_seed(1)) < 0.2
     problem = Recurrence(problem.cell, problem.u, problem.initial, lengths, resets)
     assert FusedSweeper.supports(problem)
@@ -186,6 +201,30 @@ def spikes(h: Tensor, x: Tensor) -> Tensor:
     return 0.5 * h + Spike.apply(h) + x
 
 
+def hides(h: Tensor, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        middle = x.mean(-1, keepdim=True)
+    return 0.5 * h + x - middle
+
+
+def reads_data(h: Tensor, x: Tensor) -> Tensor:
+    return 0.5 * h + x.data
+
+
+def clips(h: Tensor, x: Tensor) -> Tensor:
+    y = 0.5 * h + x
+    if y.requires_grad:
+        y.register_hook(lambda grad: grad.clamp(-9, 9))
+    return y
+
+
+def clips_by_node(h: Tensor, x: Tensor) -> Tensor:
+    y = torch.tanh(x)
+    if y.grad_fn is not None:
+        y.grad_fn.register_hook(lambda into, out: (2 * into[0],))
+    return 0.5 * h + y
+
+
 @pytest.mark.parametrize(
     ("step", "said"),
     [
@@ -199,6 +238,10 @@ def spikes(h: Tensor, x: Tensor) -> Tensor:
         (sorts, "torch.sort"),
         (stops, "detach"),
         (spikes, "autograd.Function"),
+        (hides, r"torch.no_grad inside of the step: write .detach\(\)"),
+        (reads_data, r".data of a tensor: write .detach\(\)"),
+        (clips, "hook on a gradient"),
+        (clips_by_node, "differs from the step itself .* in its gradient by x"),
     ],
 )
 def test_what_cannot_be_compiled_is_said_in_words(step: object, said: str) -> None:
@@ -316,8 +359,8 @@ def test_training_compiles_once(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = []
     from timeloom.compile import fuse
 
-    original = fuse.trace
-    monkeypatch.setattr(fuse, "trace", lambda *args: traced.append(1) or original(*args))
+    original = fuse.traced_by_rows
+    monkeypatch.setattr(fuse, "traced_by_rows", lambda *args: traced.append(1) or original(*args))
     optimiser = torch.optim.SGD([weight], lr=0.1)
     for _ in range(4):
         states, report = tl.unroll(lambda h, x: torch.tanh(h @ weight + x), h0, xs)  # a new lambda every time
@@ -342,6 +385,76 @@ def test_short_runs_are_not_worth_compiling(monkeypatch: pytest.MonkeyPatch) -> 
     cell, h0, xs = Scaled(), draw(2, 3), draw(30, 2, 3)
     assert "too few steps" in tl.unroll(cell, h0, xs)[1].reason
     assert "too few steps" not in tl.unroll(cell, h0, xs)[1].reason
+
+
+class Remade(nn.Module):
+    """Computes with a tensor that its owner makes anew for every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Parameter(0.3 * draw(3, 3))
+
+    def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(h @ self._made + x)
+
+
+HELD: dict[str, Tensor] = {}
+
+
+def by_dictionary(h: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(h @ HELD["made"] + x)
+
+
+class Box:
+    made: Tensor
+
+
+def by_object(h: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(h @ Box.made + x)
+
+
+@pytest.mark.parametrize("held", ["attribute", "dictionary", "out of sight"])
+def test_a_tensor_that_is_made_anew_for_every_call_has_its_own_gradient(held: str) -> None:
+    cell, xs = Remade(), draw(12, 2, 3)
+    step = {"attribute": cell, "dictionary": by_dictionary, "out of sight": by_object}[held]
+    for _ in range(3):
+        cell._made = HELD["made"] = Box.made = cell.base * 0.5
+        states, report = tl.unroll(step, draw(2, 3), xs)
+        (found,) = torch.autograd.grad(states.sum(), cell.base)
+        h, total, weight = draw(2, 3), 0.0, cell.base * 0.5
+        for x in xs:
+            h = torch.tanh(h @ weight + x)
+            total = total + h.sum()
+        (truth,) = torch.autograd.grad(total, cell.base)
+        assert torch.allclose(found, truth, rtol=1e-10)
+        assert ("not fused: it computes with a tensor made outside" in report.reason) == (held == "out of sight")
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("units", "inner", "fused"), [(16, 13, True), (16, 26, True), (8, 143, True), (5, 7 * 11 * 13 * 17, False)]
+)
+def test_widths_are_not_taken_for_numbers_of_rows(units: int, inner: int, fused: bool) -> None:
+    """Steps are traced with 13 rows at first, then with a few other primes: what is a multiple of all runs as it is."""
+    torch.manual_seed(0)
+    into, out, scale = nn.Linear(units, inner).double(), nn.Linear(inner, units).double(), draw(inner)
+
+    def step(h: Tensor, x: Tensor) -> Tensor:
+        of_x = torch.sigmoid(scale.expand(len(x), inner) * x[:, :1])
+        return torch.tanh(out(torch.tanh(into(h) + of_x)))
+
+    h, xs = draw(3, units), draw(6, 3, 4)
+    states, report = tl.unroll(step, h, xs)
+    assert report.reason.endswith("; fused") == fused
+    assert fused or "not fused: torch.expand of what does not depend on the state, for 18 rows" in report.reason
+    for x, state in zip(xs, states, strict=True):
+        h = step(h, x)
+        assert torch.allclose(state, h, rtol=1e-11, atol=1e-12)
+
+
+def test_a_step_that_returns_a_number_is_told() -> None:
+    with pytest.raises(TypeError, match="the cell returned float, expected a tensor"):
+        tl.unroll(lambda h, x: 3.0, draw(2, 3), draw(20, 2, 3))
 
 
 def test_inputs_need_not_be_numbers() -> None:

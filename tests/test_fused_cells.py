@@ -145,6 +145,22 @@ def test_layers_and_directions_are_stacked_as_torchs(name: str) -> None:
     assert apart(y, h.transpose(0, 1)) < 1e-11
 
 
+@pytest.mark.parametrize("name", UNITS)
+def test_gradients_go_through_all_layers(name: str) -> None:
+    """Behind the first layer x is as wide as the state."""
+    layer = tl.Layer(make(name), num_layers=2).double()
+    x = draw(19, 3, INPUTS).requires_grad_()
+    h = x
+    for cell in layer.cells:
+        zeros = tuple(torch.zeros(3, cell.hidden_size, dtype=torch.float64) for _ in range(cell.parts))
+        h = cell_equations.loop(name, dict(cell.named_parameters()), zeros, h)[0][0]
+    y, _ = layer(x)
+    assert build.unavailable() is not None or was_fused(layer)
+    leaves, probe = [x, *layer.parameters()], draw(*y.shape)
+    for given, expected in zip(gradients((y * probe).sum(), leaves), gradients((h * probe).sum(), leaves), strict=True):
+        assert apart(given, expected) < 1e-10
+
+
 def backwards(x: Tensor, lengths: Tensor) -> Tensor:
     return torch.stack(
         [torch.cat([x[:length, b].flip(0), x[length:, b]]) for b, length in enumerate(lengths.tolist())], 1

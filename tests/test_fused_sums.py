@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -99,7 +100,40 @@ def test_sums_are_of_the_sweeps_that_hold(iters: int, ragged: bool) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("seed", [1, 5, 11, 23, 42, 77])
 def test_sums_of_random_cells(seed: int, threads: int) -> None:
-    given = problem_of(RandomCell(seed).double(), 13, 3, folds=True)
+    assert_sums_of_a_sweep(problem_of(RandomCell(seed).double(), 13, 3, folds=True), threads)
+
+
+A, B = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).mul_(0.5)
+AS_WIDE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "both multiplied": lambda h, x: torch.tanh(h @ A + x @ B),
+    "one product of both": lambda h, x: torch.tanh((h + x) @ A),
+    "the same in two stages": lambda h, x: torch.tanh((h @ B + x) @ A),
+    "taken apart": lambda h, x: torch.tanh((x - h) @ A) * torch.sigmoid(h @ B),
+    "in a later stage": lambda h, x: torch.tanh(torch.tanh(h @ A + x @ B) @ B + x @ A),
+}
+"""Steps whose x is as wide as their state, 5 units."""
+
+
+@pytest.mark.parametrize("name", AS_WIDE)
+def test_sums_where_x_is_as_wide_as_the_state(name: str) -> None:
+    state, x = draw(3, 5), draw(13, 3, 5)
+    compiled = compile_step(AS_WIDE[name], (state,), False, x.flatten(0, 1), folds=True)
+    weights, u = compiled.prepare(AS_WIDE[name], x.flatten(0, 1), x)
+    assert_sums_of_a_sweep(Recurrence(FusedCell(compiled.fused, weights), u.view(13, 3, -1), state), 1)
+
+
+def test_sums_of_two_inputs_with_one_gradient() -> None:
+    def step(h: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh((h + x[:, 0] + x[:, 1]) @ A)
+
+    state, x = draw(3, 5), draw(13, 3, 2, 5)
+    compiled = compile_step(step, (state,), False, x.flatten(0, 1), folds=True)
+    weights, u = compiled.prepare(step, x.flatten(0, 1), x)
+    assert_sums_of_a_sweep(Recurrence(FusedCell(compiled.fused, weights), u.view(13, 3, -1), state), 1)
+
+
+def assert_sums_of_a_sweep(given: Recurrence, threads: int) -> None:
+    """One adjoint sweep's sums are those of the gate gradients that it writes where it is asked for them."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -108,6 +142,7 @@ def test_sums_of_random_cells(seed: int, threads: int) -> None:
         made.forward(cut(given, 13), given.initial, states)
         rows, sums = cut(given, 4, backwards=True), made.new_sums()
         assert sums is not None
+        sums.inputs.fill_(torch.nan)  # what is not written is seen
         gates = torch.zeros(13, 3, given.cell.gate_width, dtype=torch.float64)
         data = AdjointData(states, draw(13, 3, given.cell.size), gates)
         sweep = partial(made.adjoint_entering, rows, 2, draw(3, given.cell.size), want_decay=False)

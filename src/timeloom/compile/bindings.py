@@ -14,6 +14,8 @@ from torch import Tensor, fx, nn
 from timeloom.compile.refusal import NotFused
 
 PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
+_FOLLOWED = (Tensor, nn.Module, FunctionType, float, int, list, tuple, dict)
+"""Of globals, what is looked into."""
 DEEPEST = 6
 """How far to look into what a function refers to."""
 MOST_HELD = 2000
@@ -35,7 +37,7 @@ def held_by(
         yield (*path, "type"), type(thing)
         children = {**thing._parameters, **thing._buffers, **thing._modules}
         for name, child in thing.__dict__.items():
-            if name not in ("_parameters", "_buffers", "_modules") and not name.startswith("_"):
+            if isinstance(child, Tensor) or not name.startswith("_"):
                 children.setdefault(name, child)
         for name, child in children.items():
             yield from held_by(child, (*path, name), seen)
@@ -79,7 +81,11 @@ def _held_by_function(
     for name in thing.__code__.co_names:
         if name in thing.__globals__:
             value = thing.__globals__[name]
-            if isinstance(value, (Tensor, nn.Module, FunctionType, float, int, list, tuple)) and not _of_torch(value):
+            if isinstance(value, dict):  # its tensors alone: whatever else a program keeps there may change at any time
+                value = {key: one for key, one in value.items() if isinstance(one, Tensor)}
+            if isinstance(value, (Tensor, nn.Module, FunctionType, float, int, list, tuple, dict)) and not _of_torch(
+                value
+            ):
                 yield from held_by(value, (*path, "globals", name), seen)
     for index, value in enumerate(thing.__defaults__ or ()):
         yield from held_by(value, (*path, "default", index), seen)
@@ -118,14 +124,19 @@ class Bindings:
 
     @staticmethod
     def find(function: Any, module: fx.GraphModule) -> Bindings:
-        """By identity; what is found nowhere was made by the step itself, and stays what it is."""
+        """By identity; what is found nowhere was made by the step itself, and stays what it is. Not so what autograd
+        made before the step: that is another tensor in every call.
+        """
         where = {id(value): path for path, value in held_by(function) if isinstance(value, Tensor)}
         names = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
         tensors = {name: getattr(module, name) for name in names}
         paths = {name: where[id(tensor)] for name, tensor in tensors.items() if id(tensor) in where}
         for name in paths:  # the module keeps nothing of the user's alive
             delattr(module, name)
-        return Bindings(paths, {name: tensor for name, tensor in tensors.items() if name not in paths})
+        fixed = {name: tensor for name, tensor in tensors.items() if name not in paths}
+        if any(tensor.requires_grad and not tensor.is_leaf for tensor in fixed.values()):
+            raise NotFused("it computes with a tensor made outside of it, out of sight: hold that in a module")
+        return Bindings(paths, fixed)
 
     def tensors(self, function: Any) -> dict[str, Tensor]:
         """The tensors that the function holds now."""

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
-from timeloom.compile.remember import compiled_for, doubted, rounding_of
+from timeloom.compile.refusal import NotFused
+from timeloom.compile.remember import compiled_for, doubted, refuse, rounding_of
 from timeloom.kernels.cpu import build
 from timeloom.kernels.cpu import fused as cpu
 from timeloom.kernels.cuda import fused as cuda
@@ -76,7 +77,11 @@ def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor, fewest: int | None 
     if missing is not None:  # the normal form in torch would be slower than the step itself
         return missing
     flat = xs.flatten(0, 1)
-    weights, u = compiled.prepare(cell.function, flat, initial)
+    try:
+        weights, u = compiled.prepare(cell.function, flat, initial)
+    except NotFused as error:  # an operation that serves so many rows as it was traced with, and no others
+        refuse(cell.function, str(error))
+        return str(error)
     return replace(problem, cell=FusedCell(compiled.fused, weights), u=u.view(*xs.shape[:2], -1), initial=initial)
 
 

@@ -156,9 +156,9 @@ class Adjoint:
 
 def kept(graph: Graph, outputs: list[Place]) -> list[Place]:
     """What each unit keeps of itself over a step: the derivative of its next state by its own, past all products and
-    sums. Where that is nothing there is no place.
+    sums. Of a part none of whose units keeps anything there is no place.
     """
-    found = []
+    shares = []
     for place in outputs:
         back = _Reverse(graph)
         own = graph.add("state", detail=(place.part, place.offset), width=place.width)
@@ -166,7 +166,10 @@ def kept(graph: Graph, outputs: list[Place]) -> list[Place]:
         for index in range(back.last, -1, -1):
             if graph[index].op not in ("product", "pull", "total"):
                 back.through(index)
-        share = back.of.get(own)
-        if share is not None and share != graph.number(0):
-            found.append(Place(place.part, place.offset, place.width, share))
-    return found
+        shares.append(back.of.get(own, graph.number(0)))
+    keeping = {place.part for place, share in zip(outputs, shares, strict=True) if share != graph.number(0)}
+    return [
+        Place(place.part, place.offset, place.width, share)
+        for place, share in zip(outputs, shares, strict=True)
+        if place.part in keeping
+    ]

@@ -26,12 +26,15 @@ class Pack:
 
 
 def stored_inputs(fused: Fused) -> dict[int, int]:
-    """Inputs whose gradients nobody reads again, and where they stand among what is written out: a loop of their own
-    can store them where they belong.
+    """Inputs whose gradients nobody reads again, and where they stand among what is written out: whoever makes them can
+    store them where they belong.
     """
     graph = fused.adjoint.graph
     values = {place.offset: place.value for place in fused.adjoint.written}
-    return {i: at for i, at in enumerate(fused.input_at) if graph[values[at]].op == "pull"}
+    read = {arg for index in graph.needed(fused.adjoint.roots) for arg in graph[index].args}
+    summed = {*fused.unit_at, *[at for stack in fused.product_at for at in stack]}
+    own = [at for at in fused.input_at if fused.input_at.count(at) == 1 and at not in summed and values[at] not in read]
+    return {fused.input_at.index(at): at for at in own if graph[values[at]].op == "pull"}
 
 
 class StepText:
@@ -61,6 +64,7 @@ class StepText:
         self.products: set[tuple[int, int]] = set()
         """Columns of the products that are made apart, and of all of their loop."""
         self.adds = self.back and overlap(program, fused.parts)
+        self.stored: set[Item] = {("written", 0, at) for at in stored_inputs(fused).values()}
 
     def emit(self) -> str:
         texts, calls = [], []
@@ -75,8 +79,7 @@ class StepText:
 
     def _stored(self, loop: Loop) -> bool:
         """Whether a loop leaves nothing but gradients of inputs: it is then run where somebody wants them."""
-        places = {("written", 0, at) for at in stored_inputs(self.fused).values()}
-        return self.back and bool(loop.leaves) and {item for item, _ in loop.leaves} <= places
+        return self.back and bool(loop.leaves) and {item for item, _ in loop.leaves} <= self.stored
 
     def _loop(self, name: str, loop: Loop) -> str:
         columns, firsts = self._columns(loop)
@@ -293,12 +296,11 @@ ONCE void {name}_loop(const fused_args *a, group *g, const int decay, const int 
             if at == 0:
                 return f"if ({when} && unit == 0) *({place}) = out[{number}][0];"
             return f"if ({when}) store_units({place} + unit, out[{number}], lanes);"
-        if kind == "written" and self._is_stored:
+        if item in self.stored:
             to = self.sizes(self.offsets[self.fused.input_at.index(offset)])
             own = f"a->input_grads + g->token[row] * a->input_stride + {to}"
-            return (
-                f"store_units((a->written ? g->out[row] + {self.sizes(offset)} : {own}) + unit, out[{number}], lanes);"
-            )
+            apart = "a->written" if self._is_stored else "a->written || !a->input_grads || !real_step"
+            return f"store_units(({apart} ? g->out[row] + {self.sizes(offset)} : {own}) + unit, out[{number}], lanes);"
         if kind == "written":
             return f"store_units(g->out[row] + {self.sizes(offset)} + unit, out[{number}], lanes);"
         if kind == "slot" and at in self.written_at:

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
 from timeloom.compile.bindings import Bindings
 from timeloom.compile.hoist import ByRows, Constants, Evaluation, in_single, widened
 from timeloom.compile.lanes import Lanes
 from timeloom.compile.lower import Hoisted, Lowering, stack
-from timeloom.compile.program import Fused, complete, evaluate, gathered
+from timeloom.compile.program import Fused, complete
 from timeloom.compile.refusal import NotFused
-from timeloom.compile.trace import rows_for, trace
+from timeloom.compile.trace import some_rows, trace, traced_by_rows
 from timeloom.torch_state.precision import HALF
 
 Function = Callable[[Any, Tensor], Any]
@@ -46,7 +47,8 @@ class Compiled:
         if self.index() is not None:
             return False
         try:
-            module = trace(function, tuple(_rows(part, self.rows) for part in state), is_tuple, _rows(x, self.rows))
+            examples = tuple(some_rows(part, self.rows) for part in state)
+            module = trace(function, examples, is_tuple, some_rows(x, self.rows))
         except NotFused:
             return False
         bindings = Bindings.find(function, module)
@@ -143,10 +145,8 @@ def compile_step(
         raise NotFused(f"states of {like.dtype}: kernels for a step of one's own are for floating-point numbers")
     if any(part.dtype != like.dtype for part in state) or (x.is_floating_point() and x.dtype != like.dtype):
         raise NotFused(f"x of {x.dtype} for states of {like.dtype}")
-    rows = rows_for(*state, x)
-    example = tuple(_rows(part, rows) for part in state)
-    inputs = _rows(x, rows)
-    module = trace(function, example, is_tuple, inputs)
+    module, rows = traced_by_rows(function, state, is_tuple, x)
+    example, inputs = tuple(some_rows(part, rows) for part in state), some_rows(x, rows)
     text = module.code
     bindings = Bindings.find(function, module)
     wide = like.dtype in HALF
@@ -172,12 +172,6 @@ def compile_step(
         verify(compiled, function, example, is_tuple, inputs, function)
     lanes.forget()
     return compiled
-
-
-def _rows(tensor: Tensor, rows: int) -> Tensor:
-    """So many rows of an example, spread over it."""
-    at = torch.linspace(0, len(tensor) - 1, rows).round().long()
-    return tensor.detach()[at.to(tensor.device)].clone()
 
 
 class _Widened(fx.Interpreter):
@@ -213,22 +207,27 @@ def verify(
         part + 0.5 * torch.randn(part.shape, generator=generator, dtype=part.dtype).to(part.device) for part in state
     ]
     probe = [torch.randn(part.shape, generator=generator, dtype=part.dtype).to(part.device) for part in state]
-    expected, by_state = _by_autograd(step, near, probe, is_tuple, x)
-    fused = compiled.fused
-    flat, grads = [_as_rows(part) for part in near], [_as_rows(part) for part in probe]
-    with torch.no_grad():
+    x = x.detach().requires_grad_(x.is_floating_point())
+    own = [] if step is not holder else _parameters(compiled.bindings.tensors(holder))
+    outer = [tensor for tensor in (x, *own) if tensor.requires_grad]
+    expected, by_state, by_outer = _by_autograd(step, near, probe, is_tuple, x, outer)
+    flat, grads = (torch.cat([_as_rows(part) for part in parts], -1) for parts in (near, probe))
+    with torch.enable_grad():
         weights, u = compiled.prepare(holder, x, near[0])
-        matrices = weights[: len(fused.matrices)]
-        leaves = {"state": flat, "grad": grads, "input": u.split(fused.inputs, -1), "unit": weights[len(matrices) :]}
-        found = evaluate(fused.forward.graph, fused.forward.roots, leaves, matrices)
-        back = evaluate(fused.adjoint.graph, fused.adjoint.roots, leaves, matrices)
-    tolerance = AGREES[near[0].dtype]
-    for part, value in enumerate(expected):
-        given = gathered(fused.forward.next, part, found, flat[part])
+    with torch.no_grad():
+        cell = FusedCell(compiled.fused, weights)
+        found = cell.step(flat, u)
+        back, gates = cell.vjp(flat, u, grads)
+        by_weight = cell.weight_grads(flat.split(cell.parts, -1), gates)
+    through = _pulled_back([u, *weights], [cell.input_grads(gates), *by_weight], outer)
+    tolerance, what = AGREES[near[0].dtype], "its gradient by {} (a torch.autograd.Function of its own?)"
+    for given, value in zip(found.split(cell.parts, -1), expected, strict=True):
         _compare(given, _as_rows(value), tolerance, "its result")
-    for part, value in enumerate(by_state):
-        given = gathered(fused.adjoint.next, part, back, flat[part])
-        _compare(given, _as_rows(value), 10 * tolerance, "its gradient (a torch.autograd.Function of its own?)")
+    for given, value in zip(back.split(cell.parts, -1), by_state, strict=True):
+        _compare(given, _as_rows(value), 10 * tolerance, what.format("the state"))
+    largest = max(_largest(grad) for grad in (*by_state, *by_outer))
+    for tensor, given, value in zip(outer, through, by_outer, strict=True):  # of a bias below a norm all is rounding
+        _compare(given, value, 10 * tolerance, what.format("x" if tensor is x else "what it refers to"), largest / 10)
 
 
 def apart(cell: GenericCell, state: Tensor, x: Tensor, following: Tensor, dtype: torch.dtype) -> float:
@@ -247,26 +246,43 @@ def _as_rows(part: Tensor) -> Tensor:
     return part.reshape(len(part), -1)
 
 
+def _parameters(tensors: dict[str, Tensor]) -> list[Tensor]:
+    """Those that have a gradient, each once."""
+    return list({id(tensor): tensor for tensor in tensors.values() if tensor.requires_grad}.values())
+
+
 def _by_autograd(
-    function: Function, state: list[Tensor], probe: list[Tensor], is_tuple: bool, x: Tensor
-) -> tuple[list[Tensor], list[Tensor]]:
+    function: Function, state: list[Tensor], probe: list[Tensor], is_tuple: bool, x: Tensor, outer: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """The next state, and the gradients of the state and of others."""
     with torch.enable_grad():
         leaves = [part.detach().requires_grad_() for part in state]
         out = function(tuple(leaves) if is_tuple else leaves[0], x)
         out = list(out) if isinstance(out, tuple) else [out]
     if [o.shape for o in out] != [leaf.shape for leaf in leaves]:
         raise NotFused("it returns a state of another shape")
-    tracked = [(o, p) for o, p in zip(out, probe, strict=True) if o.requires_grad]
-    grads: Sequence[Tensor | None] = [None] * len(leaves)
-    if tracked:
-        grads = torch.autograd.grad([o for o, _ in tracked], leaves, [p for _, p in tracked], allow_unused=True)
-    zeros = [torch.zeros_like(leaf) for leaf in leaves]
-    return [o.detach() for o in out], [z if g is None else g for g, z in zip(grads, zeros, strict=True)]
+    found = _pulled_back(out, probe, [*leaves, *outer])
+    return [o.detach() for o in out], found[: len(leaves)], found[len(leaves) :]
 
 
-def _compare(given: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
-    finite = expected.isfinite()
-    scale = expected[finite].abs().max().clamp(min=1e-3) if bool(finite.any()) else 1.0
-    difference = float(((given - expected)[finite].abs() / scale).max()) if bool(finite.any()) else 0.0
+def _pulled_back(values: Sequence[Tensor], grads: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of the leaves, zeros where there are none."""
+    tracked = [(value, grad) for value, grad in zip(values, grads, strict=True) if value.requires_grad]
+    found: Sequence[Tensor | None] = [None] * len(leaves)
+    if tracked and leaves:
+        found = torch.autograd.grad([v for v, _ in tracked], leaves, [g for _, g in tracked], allow_unused=True)
+    return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]
+
+
+def _compare(given: Tensor, expected: Tensor, tolerance: float, what: str, least: float = 0.0) -> None:
+    """`least`: numbers below this are not told apart by their own size."""
+    gaps = (given - expected)[expected.isfinite()].abs()
+    difference = float(gaps.max()) / max(_largest(expected), 1e-3, least) if gaps.numel() else 0.0
     if not difference <= tolerance:
         raise NotFused(f"the compiled step differs from the step itself by {difference:.1e} (relative) in {what}")
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest number that is one."""
+    finite = tensor[tensor.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0

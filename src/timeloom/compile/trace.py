@@ -10,12 +10,15 @@ from torch import Tensor, fx
 from torch._decomp import get_decompositions
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 from timeloom.compile.refusal import NotFused
 
 aten = torch.ops.aten
 PRIMES = (13, 11, 7, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 """Numbers of rows to trace with: one that divides no width, so that it can be told apart in the trace."""
+MOST_TRACES = 4
+"""Numbers of rows that are tried."""
 
 _DECOMPOSED = [
     aten.addcmul, aten.addcdiv, aten.gelu, aten.silu, aten.hardsigmoid, aten.hardswish, aten.leaky_relu, aten.threshold,
@@ -38,18 +41,45 @@ def trace(
         out = function(tuple(parts) if is_tuple else parts[0], inputs)
         if isinstance(out, tuple) != is_tuple:
             raise NotFused("the cell returns a tuple for a tensor, or a tensor for a tuple")
-        return out if isinstance(out, tuple) else (out,)
+        out = out if isinstance(out, tuple) else (out,)
+        if not all(isinstance(part, Tensor) for part in out):
+            raise NotFused("the cell returns what is no tensor")
+        return out
 
     table: Any = get_decompositions(_DECOMPOSED)
     try:
         with torch.no_grad():
             module = make_fx(functionalize(step, remove="mutations"), table, tracing_mode="real")(*state, x)
+        with torch.enable_grad(), _Unshown():
+            step(*(_tracked(tensor) for tensor in (*state, x)))
     except NotFused:
         raise
     except Exception as error:  # whatever a user's step does that cannot be traced: it runs as it is
         raise NotFused(_why(error)) from error
     _refuse(module)
     return module
+
+
+def _tracked(tensor: Tensor) -> Tensor:
+    """The same numbers, with a gradient; no leaf, so that they may be changed in place."""
+    return tensor.detach().requires_grad_(tensor.is_floating_point()).clone()
+
+
+class _Unshown(TorchFunctionMode):
+    """Says no to what changes a step's gradient and leaves nothing in its trace."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if func is torch._C._set_grad_enabled and not args[0]:
+            raise NotFused("torch.no_grad inside of the step: write .detach() where the gradient ends")
+        if func == _DATA:
+            raise NotFused("the .data of a tensor: write .detach() where the gradient ends")
+        if name == "register_hook":
+            raise NotFused("a hook on a gradient inside of the step (register_hook)")
+        return func(*args, **(kwargs or {}))
+
+
+_DATA: Any = vars(torch.Tensor.__base__)["data"].__get__
 
 
 def _why(error: Exception) -> str:
@@ -90,8 +120,42 @@ def name_of(node: fx.Node) -> str:
     return f"torch.{node.target._schema.name.split('::')[-1]}" if hasattr(node.target, "_schema") else str(node.target)
 
 
-def rows_for(*tensors: Tensor) -> int:
-    """How many rows to trace with, so that no width is a multiple of it."""
+def traced_by_rows(
+    function: Callable[[Any, Tensor], Any], state: tuple[Tensor, ...], is_tuple: bool, x: Tensor
+) -> tuple[fx.GraphModule, int]:
+    """The step's operations, and how many rows they were traced with: so many that sizes which count rows can be told
+    from all others, where that is possible.
+    """
+    found: list[tuple[int, int, fx.GraphModule]] = []
+    for rows in _numbers_of_rows(*state, x)[:MOST_TRACES]:
+        module = trace(function, tuple(some_rows(part, rows) for part in state), is_tuple, some_rows(x, rows))
+        found.append((_mistakable(module, rows), rows, module))
+        if found[-1][0] == 0:
+            break
+    _, rows, module = min(found, key=lambda one: one[0])
+    return module, rows
+
+
+def some_rows(tensor: Tensor, rows: int) -> Tensor:
+    """So many rows of an example, spread over it."""
+    at = torch.linspace(0, len(tensor) - 1, rows).round().long()
+    return tensor.detach()[at.to(tensor.device)].clone()
+
+
+def _numbers_of_rows(*tensors: Tensor) -> list[int]:
+    """How many rows to trace with: no width is a multiple of them."""
     widths = {size for tensor in tensors for size in tensor.shape[1:]}
     widths |= {tensor[:1].numel() for tensor in tensors}
-    return next((prime for prime in PRIMES if all(width % prime for width in widths)), 53)
+    return [prime for prime in PRIMES if all(width % prime for width in widths)] or [53]
+
+
+def _mistakable(module: fx.GraphModule, rows: int) -> int:
+    """Sizes in a trace that may or may not count rows: of constants, and beside another one of a tensor."""
+    count, depending = 0, set[fx.Node]()
+    for node in module.graph.nodes:
+        if node.op == "placeholder" or any(arg in depending for arg in node.all_input_nodes):
+            depending.add(node)
+        value = getattr(module, str(node.target)) if node.op == "get_attr" else node.meta.get("val")
+        if isinstance(value, Tensor):
+            count += max(sum(size % rows == 0 for size in value.shape) - (node in depending), 0)
+    return count

@@ -202,3 +202,17 @@ def test_autocast_rounds_nothing() -> None:
         plain = tl.linear_scan(a, b, method=method)
         with torch.autocast("cpu", torch.bfloat16):
             assert torch.equal(tl.linear_scan(a, b, method=method), plain)
+
+
+def test_autocast_around_the_backward_passes_rounds_nothing() -> None:
+    live = [torch.randn(20, 2, 3, 3) / 3, torch.randn(20, 2, 3), torch.randn(2, 3)]
+    live = [part.requires_grad_() for part in live]
+
+    def gradients(lowered: bool) -> list[torch.Tensor]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=lowered):
+            first = torch.autograd.grad(tl.linear_scan(*live).square().sum(), live, create_graph=True)
+            second = torch.autograd.grad(torch.stack([one.square().sum() for one in first]).sum(), live)
+        return [*(one.detach() for one in first), *second]
+
+    for one, other in zip(gradients(True), gradients(False), strict=True):
+        assert torch.equal(one, other)

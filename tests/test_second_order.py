@@ -232,3 +232,23 @@ def test_single_precision_in_the_layers_own_kernels(kind: str) -> None:
     for one, other in zip(*found, strict=True):
         assert float((one - other).norm() / other.norm()) < 2e-5
     assert "torch" not in ours.reports[0].reason
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+@pytest.mark.parametrize("around", ["first", "second"])
+def test_autocast_around_the_backward_passes_rounds_nothing(kind: str, around: str) -> None:
+    torch.manual_seed(0)
+    layer = getattr(tl, kind)(D, H, num_layers=2, solver=CHUNKS)
+    x = draw(11, B, D, seed=1).float().requires_grad_()
+    live = [x, *layer.parameters()]
+
+    def gradients(inside: str) -> list[Tensor]:
+        loss = layer(x)[0].square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside == "first"):
+            first = grad(loss, live, create_graph=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside == "second"):
+            second = grad(torch.stack([one.square().sum() for one in first]).sum(), live)
+        return [*(one.detach() for one in first), *second]
+
+    for one, other in zip(gradients(around), gradients("neither"), strict=True):
+        assert torch.equal(one, other)

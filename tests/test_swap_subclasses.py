@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import warnings
 from abc import ABC, abstractmethod
 from typing import Any
@@ -268,3 +269,71 @@ def test_a_step_without_a_loop_is_nobodys_business() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tl.parallelize(Step())
+
+
+class Counting(nn.GRUCell):
+    pass
+
+
+class While(Decoder):
+    def forward(self, xs: Tensor, h: Tensor) -> Tensor:
+        step = 0
+        while step < len(xs):
+            h = self.cell(xs[step], h)
+            step += 1
+        return h
+
+
+class Own(Decoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = Counting(D, H)
+
+
+class ByMethods(Decoder):
+    def further(self, h: Tensor, x: Tensor) -> Tensor:
+        return self.step(h, x)
+
+    def forward(self, xs: Tensor, h: Tensor) -> Tensor:
+        for x in xs:
+            h = self.further(h, x)
+        return h
+
+
+class OneStep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(D, H)
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        return self.cell(x, h)
+
+
+class ByModules(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = OneStep()
+
+    def forward(self, xs: Tensor, h: Tensor) -> Tensor:
+        for x in xs:
+            h = self.inner(x, h)
+        return h
+
+
+LOOPS = {
+    "while": (While, r"While\.forward .*over self\.cell, an nn\.GRUCell"),
+    "own cell": (Own, r"Decoder\.forward .*over self\.cell, an nn\.GRUCell"),
+    "methods": (
+        ByMethods,
+        r"ByMethods\.forward .*over self\.further, which calls an nn\.GRUCell.*\(self\.body, h0",
+    ),
+    "modules": (ByModules, r"ByModules\.forward .*over self\.inner, which calls an nn\.GRUCell"),
+}
+
+
+@pytest.mark.parametrize(("make", "told"), LOOPS.values(), ids=LOOPS)
+def test_other_loops_are_found(make: Any, told: str) -> None:
+    with pytest.warns(UserWarning, match=r"cannot see into the loop") as caught:
+        tl.parallelize(make())
+    assert sum(bool(re.search(told, str(warning.message))) for warning in caught) == 1
+    assert not any("nothing is changed" in str(warning.message) for warning in caught)

@@ -55,8 +55,8 @@ class _Project(torch.autograd.Function):
         flat, rows = grad.flatten(0, -2)[:, :wide], x.flatten(0, -2)[:, :inputs]
         behind = x.shape[-1] - inputs
         if torch.is_grad_enabled():  # to be differentiated again
-            d_x = pad(grad[..., :wide] @ weight, (0, behind))
-            return d_x, flat.t() @ rows, flat.sum(0) if ctx.needs_input_grad[2] else None
+            d_x = pad(_Product.apply(flat, weight).unflatten(0, x.shape[:-1]), (0, behind))
+            return d_x, _Product.apply(flat.t(), rows), flat.sum(0) if ctx.needs_input_grad[2] else None
         with without_autocast(x.device):  # it may be on around the backward pass
             if ctx.needs_input_grad[0]:
                 d_x = empty(*x.shape, like=grad)
@@ -67,3 +67,19 @@ class _Project(torch.autograd.Function):
             if ctx.needs_input_grad[2]:
                 d_bias = flat.sum(0)
         return d_x, d_weight, d_bias
+
+
+class _Product(torch.autograd.Function):
+    """`a @ b` of two matrices, as often differentiable as one likes, and never lowered by autocast."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        with without_autocast(a.device):
+            return a @ b
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        return _Product.apply(grad, b.t()), _Product.apply(a.t(), grad)

@@ -178,7 +178,7 @@ class _LinearScan(torch.autograd.Function):
         d_h0 = None
         if wants_h0:
             first_a = a[first] if way.transpose else el.transpose(a[first], structure)
-            d_h0 = el.apply(first_a.conj(), adjoint[first], structure)
+            d_h0 = _transferred(first_a.conj(), adjoint[first], structure)
         return d_a, adjoint, d_h0, None
 
 
@@ -189,3 +189,8 @@ def _outer(grad: Tensor, h: Tensor, structure: Structure) -> Tensor:
     if structure == "dense":
         return grad.unsqueeze(-1) * h.unsqueeze(-2)
     return grad.unsqueeze(-2) * h.unsqueeze(-3)
+
+
+def _transferred(a: Tensor, h: Tensor, structure: Structure) -> Tensor:
+    """One transfer of a state, without a product of matrices: autocast, which may be on here, would lower one."""
+    return (a * h.unsqueeze(-2)).sum(-1) if structure == "dense" else el.apply(a, h, structure)

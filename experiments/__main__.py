@@ -6,6 +6,7 @@ python -m experiments run deer.grid --device cuda --minutes 4   # one; further o
 python -m experiments page                                      # docs/papers.md from the stored results
 python -m experiments page --check                              # fails where the page is older than they are
 python -m experiments draw build/experiments/deer.grid/grid_cuda.json   # table and picture of a result once more
+python -m experiments draw                                      # those of all stored results
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from experiments import page
 from experiments.catalogue import EXPERIMENTS, Experiment, find
 from experiments.harness import BUILD
+from experiments.readings import all_stored
 
 
 def listing() -> str:
@@ -85,17 +87,18 @@ def _out(more: list[str]) -> tuple[list[str], Path | None]:
     return more[:at] + more[at + 2 :], Path(more[at + 1])
 
 
-def draw(path: Path) -> None:
-    """The table and the picture of a result, by the script that it names."""
+def draw(path: Path, table_at: Path | None = None) -> None:
+    """The table and the picture of a result, by the script that it names: beside it, or as the table is told to be."""
     results = json.loads(path.read_text())
     if "made_by" not in results:
         raise ValueError(
             f"{path} does not say which script made it: it is older than this command, or no result of an experiment"
         )
     table, picture = (getattr(importlib.import_module(module), name) for module, name in results["made_by"])
-    path.with_suffix(".md").write_text(table(results))
-    picture(results, path.with_suffix(".png"))
-    print(f"written: {path.with_suffix('.md')}, {path.with_suffix('.png')}")
+    written = table_at or path.with_suffix(".md")
+    written.write_text(table(results))
+    picture(results, written.with_suffix(".png"))
+    print(f"written: {written}, {written.with_suffix('.png')}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,8 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     running.add_argument("names", nargs="+", metavar="NAME", help="or all")
     writing = verbs.add_parser("page", help="write docs/papers.md from the stored results")
     writing.add_argument("--check", action="store_true", help="write nothing; fail where the page is out of date")
-    drawing = verbs.add_parser("draw", help="table and picture of a stored result once more")
-    drawing.add_argument("file", type=Path)
+    drawing = verbs.add_parser("draw", help="tables and pictures of results once more")
+    drawing.add_argument("files", type=Path, nargs="*", help="(default: all stored results)")
     given, more = parser.parse_known_args(arguments)
     try:
         if given.verb == "run":
@@ -117,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.verb == "page":
             return page.main(given.check)
         if given.verb == "draw":
-            draw(given.file)
+            for file in given.files or all_stored():
+                draw(file)
         else:
             print(listing())
     except ValueError as error:

@@ -127,6 +127,11 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     return {"fastest": min(values), "median": statistics.median(values)}
 
 
+def times(ratio: float) -> str:
+    """How many times as fast, in three digits."""
+    return f"{ratio:,.0f}×" if ratio >= 1000 else f"{ratio:.3g}×"
+
+
 # Rows
 
 

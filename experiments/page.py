@@ -37,18 +37,18 @@ def text() -> str:
     lines = [HEAD]
     for paper, title in PAPERS.items():
         lines += [f"## {title}", ""]
-        cells = []
-        for claim in CLAIMS:
-            if claim.paper == paper:
-                found, source = claim.found()
-                folder, _, name = (source or "").partition("/")
-                file = FOLDER / folder / "results" / f"{name}.md"
-                link = f" ([table](../experiments/{folder}/results/{name}.md))" if source and file.exists() else ""
-                cells.append([claim.says, claim.number, found + link, claim.differs, f"`{claim.command}`"])
-        lines += [
-            *markdown(["claim", "the paper", "ours", "what differs and why", "`python -m experiments.` …"], cells, 5),
-            "",
-        ]
+        cells, more = list[list[str]](), list[str]()
+        for number, claim in enumerate((one for one in CLAIMS if one.paper == paper), 1):
+            found, source = claim.found()
+            folder, _, name = (source or "").partition("/")
+            file = FOLDER / folder / "results" / f"{name}.md"
+            link = f" ([table](../experiments/{folder}/results/{name}.md))" if source and file.exists() else ""
+            cells.append(
+                [f"{number}. {claim.says}", claim.number, found.short + link, claim.differs, f"`{claim.command}`"]
+            )
+            more += [f"- {number}: {line}." for line in found.more]
+        head = ["claim", "the paper", "ours", "what differs and why", "`python -m experiments.` …"]
+        lines += [*markdown(head, cells, 5), "", *(["More of the same results:", "", *more, ""] if more else [])]
     for path, title in PICTURES:
         if (FOLDER / path).exists():
             lines += [f"![{title}](../experiments/{path})", ""]

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.harness import Results, good
+from experiments.harness import Results, good, times
 
 FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a result says of a claim: its heart for a table's cell, and the rest for those who want it all."""
+
+    short: str
+    more: tuple[str, ...] = ()
 
 
 def stored(name: str) -> Results | None:
@@ -18,53 +27,79 @@ def stored(name: str) -> Results | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
+def all_stored() -> list[Path]:
+    """The files of all kept results."""
+    return sorted(FOLDER.glob("*/results/*.json"))
+
+
 def device(results: Results) -> str:
-    machine = results.get("machine") or results.get("facts") or {}
-    name = machine.get("device", "unknown")
-    return "one CPU thread" if name in ("x86_64", "aarch64") else name
+    """Where it was measured, and the load that it met there, where one is known and worth a word."""
+    machine = results["machine"]
+    name, threads, load, cores = (machine.get(key) for key in ("device", "threads", "load", "cores"))
+    if name in ("x86_64", "aarch64"):
+        name = "one CPU thread" if threads == 1 else f"{threads} CPU threads"
+    busy = load and cores and load > (threads if name.endswith("CPU thread") else 1) + 1
+    return f"{name} (load {load:.0f} on {cores} cores)" if busy else name
 
 
 # Multigrid
 
 
-def ranks_speedup(results: Results) -> str:
-    from experiments.mgrit.rank_report import best_alone, best_serial, pure
+SAME, CLASSIC = "the best serial run of the same network", "torch's serial GRU"
+SERIAL = {SAME: "implicit GRU", CLASSIC: "GRU"}
+"""What processes are compared with, and how the names of those rows begin."""
+FRAMES = 128
+"""Steps of the paper's sequences."""
 
-    rows = [row for row in pure(results["rows"]) if row["ranks"] > 1]
-    longest, parts = max(row["steps"] for row in rows), []
-    bases = {
-        "torch's serial GRU": best_serial(results["rows"], longest, "GRU"),
-        "the best serial run of the same network": best_serial(results["rows"], longest, "implicit GRU"),
-        "its best on one process": best_alone(results["rows"], longest),
-    }
-    for way in dict.fromkeys(row["way"] for row in rows):
-        most = max((row for row in rows if (row["way"], row["steps"]) == (way, longest)), key=lambda row: row["ranks"])
-        told = [f"{base['both_ms'] / most['both_ms']:.3g}× over {name}" for name, base in bases.items() if base]
-        parts.append(f"{way} {most['both_ms']:.1f} ms on {most['ranks']} processes ({', '.join(told)})")
+
+def ranks_speedup(results: Results) -> Told:
+    from experiments.mgrit.rank_report import WAYS, best_serial, most_processes, pure
+
+    rows, sizes = results["rows"], results["sizes"]
+    longest = most_processes(rows)[-1]
+    steps, ranks = longest["steps"], longest["ranks"]
     cores = (results.get("machine") or {}).get("cores")
-    sizes = results["sizes"]
-    told = f"T = {longest:,}, {sizes['hidden']} units, batch {sizes['batch']}, {cores} cores: " + "; ".join(parts)
-    return told + by_length(results["rows"])
+    short = f"{_over(longest, _bases(rows, steps))} at T = {steps:,} by {longest['way']} on {ranks} processes "
+    short += f"({sizes['hidden']} units, batch {sizes['batch']}, {cores} cores)"
+    here = {row["steps"]: row for row in most_processes(rows)}
+    if FRAMES in here:
+        short += f"; at T = {FRAMES}, the paper's length, {_over(here[FRAMES], _bases(rows, FRAMES))}"
+    ways = [row for row in pure(rows) if row["steps"] == steps and row["ranks"] > 1]
+    more = []
+    for way in dict.fromkeys(row["way"] for row in ways):
+        most = max((row for row in ways if row["way"] == way), key=lambda row: row["ranks"])
+        told = _over(most, _bases(rows, steps))
+        more.append(f"T = {steps:,}, {way}: {most['both_ms']:.1f} ms on {most['ranks']} processes, {told}")
+    for words, way in SERIAL.items():
+        pairs = [(row, best_serial(rows, row["steps"], way)) for row in here.values()]
+        told = ", ".join(
+            f"{times(base['both_ms'] / row['both_ms'])} at {row['steps']:,}" for row, base in pairs if base
+        )
+        more += [f"{WAYS[0]} on {ranks} processes over {words}, by length: {told}"] if told and len(here) > 1 else []
+    return Told(short, (*more, *_model_of_ranks(rows)))
 
 
-def by_length(rows: list[Results]) -> str:
-    """The most processes against the serial networks at every length, and the model at the one it has not seen."""
-    from experiments.mgrit.rank_report import WAYS, best_serial, most_processes, predict
+def _bases(rows: list[Results], steps: int) -> dict[str, Results | None]:
+    from experiments.mgrit.rank_report import best_alone, best_serial
 
-    here = most_processes(rows)
-    if len(here) < 2:
-        return ""
-    parts = []
-    for words, way in (("torch's serial GRU", "GRU"), ("the best serial run of the same network", "implicit GRU")):
-        bases = [(row, best_serial(rows, row["steps"], way)) for row in here]
-        told = [f"{base['both_ms'] / row['both_ms']:.3g}× at {row['steps']:,}" for row, base in bases if base]
-        parts.append(f"over {words} {', '.join(told)}")
+    found = {words: best_serial(rows, steps, way) for words, way in SERIAL.items()}
+    return {**found, "its best on one process": best_alone(rows, steps)}
+
+
+def _over(row: Results, bases: dict[str, Results | None]) -> str:
+    return ", ".join(f"{times(base['both_ms'] / row['both_ms'])} over {name}" for name, base in bases.items() if base)
+
+
+def _model_of_ranks(rows: list[Results]) -> list[str]:
+    """How the model of the time does at the length that it has not seen."""
+    from experiments.mgrit.rank_report import WAYS, predict
+
     ratios = [one["ratio"] for one in predict(rows, WAYS[0]) if one["held_out"]]
-    model = f". A model of the time says {min(ratios):.2f} to {max(ratios):.2f} of it at a length it has not seen"
-    return f". {WAYS[0]} on {here[0]['ranks']} processes by length: " + "; ".join(parts) + (model if ratios else "")
+    told = f"A model of the time says {min(ratios):.2f} to {max(ratios):.2f} of it" if ratios else ""
+    return [f"{told} at a length it has not seen"] if ratios else []
 
 
-def preprocessors(results: Results) -> str:
+def preprocessors(results: Results) -> Told:
     from experiments.mgrit_hmdb51.nets import speedups
 
     found = speedups(results["rows"])
@@ -75,34 +110,35 @@ def preprocessors(results: Results) -> str:
         if ranks == most
     ]
     cores = (results.get("machine") or {}).get("cores")
-    return f"{most} processes on {cores} cores: " + "; ".join(told)
+    return Told(f"{most} processes on {cores} cores: " + "; ".join(told))
 
 
-def ways_accuracy(results: Results) -> str:
-    told = [
-        f"{name} {one['accuracy']:.0%} ({1e3 * one['seconds_a_step']:.0f} ms a step)"
-        for name, one in results["ways"].items()
-        if "accuracy" in one
-    ]
-    return f"{results['data']}, {device(results)}: " + ", ".join(told)
+def ways_accuracy(results: Results) -> Told:
+    ways = {name: one for name, one in results["ways"].items() if "accuracy" in one}
+    told = ", ".join(f"{name} {one['accuracy']:.0%}" for name, one in ways.items())
+    seconds = ", ".join(f"{name} {1e3 * one['seconds_a_step']:.0f} ms" for name, one in ways.items())
+    return Told(f"{results['data']}, {device(results)}: {told}", (f"A training step: {seconds}",))
 
 
-def accuracy_cost(results: Results) -> str:
+def accuracy_cost(results: Results) -> Told:
     parts = []
     for name, found in results["sets"].items():
         means = {way: sum(run["serial inference"] for run in runs) / len(runs) for way, runs in found["ways"].items()}
         parts.append(f"{name}: " + ", ".join(f"{way} {mean:.0%}" for way, mean in means.items()))
-    return "; ".join(parts)
+    return Told("; ".join(parts))
 
 
-def gradient_errors(results: Results) -> str:
+def gradient_errors(results: Results) -> Told:
     rows = [row for row in results["rows"] if row["method"] == "as published"]
-    return "gradients as published are off by " + ", ".join(
-        f"{row['error']:.0%} ({row['network']}, {row['regime']})" for row in rows
+    found, told = (
+        [row["error"] for row in rows],
+        [f"{row['error']:.0%} ({row['network']}, {row['regime']})" for row in rows],
     )
+    short = f"gradients as published are off by {min(found):.0%} to {max(found):.0%}"
+    return Told(short, (f"Gradients as published are off by {', '.join(told)}",))
 
 
-def length_speedup(results: Results) -> str:
+def length_speedup(results: Results) -> Told:
     parts = []
     for regime, rows in results["regimes"].items():
         here = [row for row in rows if "torch.nn.GRU" in row and "multigrid" in row]
@@ -111,46 +147,52 @@ def length_speedup(results: Results) -> str:
         ]
         parts.append(
             f"{regime}: "
-            + ", ".join(f"{r:.3g}× at T = {t:,}" for t, r in (ratios[0], ratios[len(ratios) // 2], ratios[-1]))
+            + ", ".join(f"{times(r)} at T = {t:,}" for t, r in (ratios[0], ratios[len(ratios) // 2], ratios[-1]))
         )
-    return f"{device(results)}: " + "; ".join(parts)
+    return Told(f"{device(results)}: " + "; ".join(parts))
 
 
-def coarse_steps(results: Results) -> str:
+def coarse_steps(results: Results) -> Told:
     parts: dict[int, list[str]] = {}
     for row in good(results["rows"]):
         parts.setdefault(row["factor"], []).append(f"{row['step']} {row['residuals'][-1]:.0e}")
     told = [f"{factor} steps in one: {', '.join(steps)}" for factor, steps in parts.items()]
-    return f"residual after {results['sizes']['cycles']} cycles or where it stopped; " + "; ".join(told)
+    about = f"residual after {results['sizes']['cycles']} cycles or where it stopped; "
+    return Told(about + told[-1], (f"R{about[1:]}" + "; ".join(told),))
 
 
 # BPPSA
 
 
-def best_of(key: str) -> Callable[[Results], str]:
-    def told(results: Results) -> str:
+def best_of(key: str) -> Callable[[Results], Told]:
+    def told(results: Results) -> Told:
         rows = good(results["rows"])
         parts = []
         for family, words in (("scan", "by a scan"), ("", "by any way")):
             here = [row for row in rows if row["way"].startswith(family)]
             best = max(here, key=lambda row: row[f"torch_{key}_ms"] / row[f"{key}_ms"])
             ratio = best[f"torch_{key}_ms"] / best[f"{key}_ms"]
-            parts.append(f"{ratio:.2f}× {words} ({best['way']}, T = {best['steps']:,}, B = {best['batch']})")
-        return f"{device(results)}, at best: " + "; ".join(parts)
+            parts.append(f"{times(ratio)} {words} ({best['way']}, T = {best['steps']:,}, B = {best['batch']})")
+        return Told(f"{device(results)}, at best: " + "; ".join(parts))
 
     return told
 
 
-def bitstream_backward(results: Results) -> str:
+def bitstream_backward(results: Results) -> Told:
     parts = []
     for steps, found in results["backward"].items():
         base = found["torch"]["ms"]
         told = ", ".join(f"{name} {base / one['ms']:.2g}×" for name, one in found.items() if name != "torch")
-        parts.append(f"T = {steps}: {told}")
-    return f"{device(results)}: " + "; ".join(parts)
+        parts.append(f"T = {int(steps):,}: {told}")
+    return _longest_first(device(results), parts)
 
 
-def bitstream_training(results: Results) -> str:
+def _longest_first(about: str, parts: list[str]) -> Told:
+    """The last of the parts in short, all of them behind it."""
+    return Told(f"{about}, {parts[-1]}", ("; ".join(parts),) if len(parts) > 1 else ())
+
+
+def bitstream_training(results: Results) -> Told:
     ways = results["training"]["ways"]
     base = ways["torch"]["elapsed"][-1] / len(ways["torch"]["elapsed"])
     told = [
@@ -158,10 +200,10 @@ def bitstream_training(results: Results) -> str:
         for name, one in ways.items()
         if name != "torch"
     ]
-    return f"{device(results)}: " + ", ".join(told) + f"; torch {ways['torch']['accuracy']:.0%} right"
+    return Told(f"{device(results)}: " + ", ".join(told) + f"; torch {ways['torch']['accuracy']:.0%} right")
 
 
-def instruments(results: Results) -> str:
+def instruments(results: Results) -> Told:
     parts = []
     for steps, length in results["lengths"].items():
         base, ways = length["methods"]["torch"], length["methods"]
@@ -170,11 +212,11 @@ def instruments(results: Results) -> str:
             for name, one in ways.items()
             if name != "torch"
         ]
-        parts.append(f"T = {steps}: {', '.join(told)}")
-    return f"{results['data']}, {device(results)}, backward pass: " + "; ".join(parts)
+        parts.append(f"T = {int(steps):,}: {', '.join(told)}")
+    return _longest_first(f"{results['data']}, {device(results)}, backward pass", parts)
 
 
-def exactness(results: Results) -> str:
+def exactness(results: Results) -> Told:
     worst = max(
         max(one["gradient_error"].values())
         for length in results["lengths"].values()
@@ -183,13 +225,13 @@ def exactness(results: Results) -> str:
     unlike = sum(
         one["answers_unlike_torch"] for length in results["lengths"].values() for one in length["methods"].values()
     )
-    return (
+    return Told(
         f"gradients off by {worst:.1e} at most against float64, torch's own included; {unlike} answers unlike torch's "
         "after training"
     )
 
 
-def pruned_vgg(results: Results) -> str:
+def pruned_vgg(results: Results) -> Told:
     levels, dense = results["levels"], results["serial_dense_flops"]
     best = min(levels, key=lambda row: row["critical_flops"])
     share = results.get("sizes", results.get("options", {}))["share"]
@@ -205,12 +247,10 @@ def pruned_vgg(results: Results) -> str:
         told += (
             f". By the clock in one process {fastest['ms']:.0f} ms at best, autograd {results['autograd_ms']:.0f} ms"
         )
-    return told
+    return Told(told)
 
 
-def zeros(results: Results) -> str:
-    if "jacobians" not in results:
-        return "not measured yet"
+def zeros(results: Results) -> Told:
     rows = results["jacobians"]
     by_kind: dict[str, list[Results]] = {}
     for row in rows:
@@ -219,10 +259,10 @@ def zeros(results: Results) -> str:
     for kind, here in by_kind.items():
         ratio = sum(row["autograd_ms"] for row in here) / sum(row["ms"] for row in here)
         told.append(f"{kind} {min(row['zeros'] for row in here):.2%} and more, {ratio:.0f}×")
-    return "zeros, and how much faster than autograd's columns: " + "; ".join(told)
+    return Told("zeros, and how much faster than autograd's columns: " + "; ".join(told))
 
 
-def workers(results: Results) -> str:
+def workers(results: Results) -> Told:
     from experiments.bppsa_vgg.ranks import modelled
 
     rows, parts = good(results["rows"]), []
@@ -235,4 +275,4 @@ def workers(results: Results) -> str:
             f"{way}: {measured:.2f}× on {last['ranks']} over {first['ranks']} by the clock, {flops:.2f}× by FLOPs"
         )
     cores = (results.get("machine") or {}).get("cores")
-    return f"{cores} cores: " + "; ".join(parts)
+    return Told(f"{cores} cores: " + "; ".join(parts))

@@ -5,33 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from experiments.harness import Results, good
-from experiments.readings import device
+from experiments.harness import Results, good, times
+from experiments.readings import Told, device
 
 
-def grid_best(*ways: str, base: str = "torch") -> Callable[[Results], str]:
-    def told(results: Results) -> str:
-        from experiments.deer.grid_report import by_place
+def grid_best(*ways: str, base: str = "torch", key: str = "both_ms") -> Callable[[Results], Told]:
+    def told(results: Results) -> Told:
+        from experiments.deer.grid_report import PASSES, extremes
 
-        places, parts = by_place(results["rows"]), []
-        for way in ways:
-            found = [
-                (here[base]["both_ms"] / here[way]["both_ms"], place)
-                for place, here in places.items()
-                if base in here and way in here
-            ]
-            if found:
-                best, (n, steps, batch) = max(found)
-                parts.append(
-                    f"{way} {best:.3g}× at best (n = {n}, T = {steps:,}, B = {batch}), {min(found)[0]:.2g}× at worst"
-                )
-        note = results.get("note") or device(results)
-        return f"{note.rstrip('.')}: " + ("; ".join(parts) or "not measured yet")
+        parts = [
+            f"{way} {best} at best ({at}), {worst} at worst"
+            for way in ways
+            for best, at, worst in extremes(results["rows"], way, base, key)
+        ]
+        about = f"{results.get('note', '').rstrip('.') or device(results)}, {PASSES[key][0]}"
+        more = (f"{PASSES[key][0]}: {'; '.join(parts)}",) if len(parts) > 1 else ()
+        return Told(f"{about}: {parts[0]}", more) if parts else Told(f"{about}: not measured yet")
 
     return told
 
 
-def small_and_long(results: Results) -> str:
+def small_and_long(results: Results) -> Told:
     """DEER against torch's layer where states are small and one sequence is long."""
     from experiments.deer.grid_report import by_place
 
@@ -43,33 +37,32 @@ def small_and_long(results: Results) -> str:
                 found.setdefault(steps, []).append(here["torch"]["both_ms"] / here[way]["both_ms"])
         told = [f"{min(some):.1f}–{max(some):.1f}× at T = {steps:,}" for steps, some in sorted(found.items())]
         parts.append(f"{words} {', '.join(told)}")
-    return f"{device(results)}, n = 1 … 16, B = 1, forward + backward: " + "; ".join(parts)
+    return Told(f"{device(results)}, n = 1 … 16, B = 1, forward + backward: " + "; ".join(parts))
 
 
-def worms(results: Results) -> str:
+def worms(results: Results) -> Told:
     runs = results["runs"]
     timed = [run for run in runs.values() if run.get("speedup")]
     told = [f"{run['speedup']:.0f}× a training step at {run['length']:,} steps" for run in timed]
-    return f"{results['data']}, {device(results)}: " + ", ".join(told)
+    return Told(f"{results['data']}, {device(results)}: " + ", ".join(told))
 
 
-def worms_accuracy(results: Results) -> str:
+def worms_accuracy(results: Results) -> Told:
     if "accuracy" in results:
-        return f"{results['data']}: " + ", ".join(
-            f"{name} {mean:.1%} ± {spread:.1%}" for name, (mean, spread, _) in results["accuracy"].items()
-        )
-    return f"{results['data']}: " + ", ".join(
-        f"{name} {run['test_quality']:.0%}" for name, run in results["runs"].items()
-    )
+        told = [f"{name} {mean:.1%} ± {spread:.1%}" for name, (mean, spread, _) in results["accuracy"].items()]
+    else:
+        told = [f"{name} {run['test_quality']:.0%}" for name, run in results["runs"].items()]
+    return Told(f"{results['data']}: " + ", ".join(told))
 
 
-def two_bodies(results: Results) -> str:
+def two_bodies(results: Results) -> Told:
     found, sizes = results["found"], results["sizes"]
     ratios = [one["loop_seconds"] / one["our_seconds"] for one in found["compared"]]
     compared = found["compared"][-1].get("steps", sizes["steps"])
     orbits = sizes["orbits"] if isinstance(sizes["orbits"], int) else sizes["orbits"][0]
     told = (
-        f"{device(results)}, {orbits} orbits, {len(found['losses'])} training steps: "
+        f"{device(results)}, {orbits} orbits, {len(found['losses'])} training steps"
+        f"{'' if _learned(results) else ', too few to learn from'}: "
         f"{min(ratios):.0f}–{max(ratios):.0f}× over a loop of Runge–Kutta steps"
     )
     if compared < sizes["steps"]:
@@ -79,28 +72,42 @@ def two_bodies(results: Results) -> str:
             f" of {compared} steps; of all {sizes['steps']:,} a training step takes {ours:.2f} s, and the loop, "
             f"scaled, {loop:.0f} s ({loop / ours:.0f}×)"
         )
-    return f"{told}; gradients apart by {max(one['gradient_difference'] for one in found['compared']):.0e}"
+    return Told(f"{told}; gradients apart by {max(one['gradient_difference'] for one in found['compared']):.0e}")
 
 
-def two_bodies_learned(results: Results) -> str:
+def _learned(results: Results) -> bool:
+    """Whether every orbit was trained on at least once."""
+    orbits = results["sizes"]["orbits"]
+    return len(results["found"]["losses"]) * results["sizes"].get("batch", orbits) >= (
+        orbits if isinstance(orbits, int) else orbits[0]
+    )
+
+
+def two_bodies_learned(results: Results) -> Told:
     found = results["found"]
     check, losses = found["validation"], found["losses"]
-    return (
+    return Told(
         f"{device(results)}: loss {losses[0]:.2g} at first, {losses[-1]:.2g} after {len(losses)} training steps; "
         f"error on new orbits {check['error']:.2g} (standing still: {check['standing_still']:.2g})"
     )
 
 
-def pixel_images(results: Results) -> str:
+def pixel_images(results: Results) -> Told:
+    """Losses are compared over the steps that both ways took: a time limit ends the slower one sooner."""
     ways = {name: one for name, one in results["ways"].items() if "error" not in one}
-    base, told = ways["torch"]["seconds_a_step"], []
+    torch, told = ways["torch"], []
     for name, one in ways.items():
         learned = f"{one['accuracy_by_epoch'][-1]:.0%} after {len(one['losses'])} steps"
-        told.append(f"{name} {learned}, a step {base / one['seconds_a_step']:.2g}× as fast as torch's")
-    return f"{results['data']}, {device(results)}: " + "; ".join(told)
+        if one is not torch:
+            pairs = list(zip(one["losses"], torch["losses"], strict=False))
+            apart = max(abs(a - b) for a, b in pairs)
+            learned += f" (losses of the first {len(pairs)} apart by {apart:.0e}), a step "
+            learned += f"{times(torch['seconds_a_step'] / one['seconds_a_step'])} as fast as torch's"
+        told.append(f"{name} {learned}")
+    return Told(f"{results['data']}, {device(results)}: " + "; ".join(told))
 
 
-def warm_starts(results: Results) -> str:
+def warm_starts(results: Results) -> Told:
     rows: dict[str, dict[bool, Any]] = {}
     for row in good(results["rows"]):
         rows.setdefault(row["solver"], {})[row["warm"]] = row
@@ -111,14 +118,14 @@ def warm_starts(results: Results) -> str:
             sweeps = f"{pair[False]['sweeps'][-1]:.1f} → {pair[True]['sweeps'][-1]:.1f}"
             told.append(f"{name} {sweeps} (an epoch {1e3 * cold:.3g} → {1e3 * warm:.3g} ms)")
     where = device(results)
-    return f"{where}, sweeps of the last epoch without and with the last epoch's states: " + ", ".join(told)
+    return Told(f"{where}, sweeps of the last epoch without and with the last epoch's states: " + ", ".join(told))
 
 
-def sweeps(results: Results) -> str:
+def sweeps(results: Results) -> Told:
     rows = [row for row in results["rows"] if row["network"] in ("as initialised", "trained to remember")]
     told = [
         f"{row['layer']} {row['network']}: DEER {row['solvers']['DEER']['sweeps']}, quasi-DEER "
         f"{row['solvers']['quasi-DEER']['sweeps']}"
         for row in rows
     ]
-    return "sweeps to 1e-6: " + "; ".join(told)
+    return Told("sweeps to 1e-6: " + "; ".join(told))

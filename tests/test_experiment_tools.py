@@ -7,14 +7,20 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy
 import pytest
 import torch
+from matplotlib.image import imread
 
 from experiments import __main__ as command_line
 from experiments import cifar, harness, page, processes
+from experiments.__main__ import draw
 from experiments.catalogue import EXPERIMENTS, find
+from experiments.deer import grid_report
 from experiments.mgrit import rank_report
+from experiments.readings import all_stored, device
+from experiments.readings_deer import pixel_images
 
 
 def test_all_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,6 +56,59 @@ def test_one_that_fails_does_not_stop_the_others(
 
 def test_the_page_is_what_the_stored_results_make_it() -> None:
     assert page.main(check=True) == 0
+
+
+@pytest.mark.parametrize("stored", all_stored(), ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
+def test_stored_tables_and_pictures_are_what_their_results_make_them(stored: Path, tmp_path: Path) -> None:
+    draw(stored, tmp_path / "again.md")
+    assert (tmp_path / "again.md").read_text() == stored.with_suffix(".md").read_text()
+    if matplotlib.__version__ == drawn_with():  # another one draws other pixels
+        again, kept = (imread(path) for path in (tmp_path / "again.png", stored.with_suffix(".png")))
+        assert again.shape == kept.shape
+        assert numpy.array_equal(again, kept)
+
+
+def drawn_with() -> str:
+    """The matplotlib of constraints.txt, by which the stored pictures are drawn."""
+    lines = (harness.ROOT / "constraints.txt").read_text().splitlines()
+    (version,) = (line.partition("==")[2] for line in lines if line.startswith("matplotlib=="))
+    return version
+
+
+def test_every_stored_table_and_picture_has_its_result() -> None:
+    kept = {path for path in (harness.ROOT / "experiments").glob("*/results/*") if path.suffix in (".md", ".png")}
+    assert kept == {path.with_suffix(suffix) for path in all_stored() for suffix in (".md", ".png")}
+
+
+def test_a_graph_that_ran_in_order_is_not_shown_as_newtons_method() -> None:
+    place = {"T": 1000, "B": 1, "forward_ms": 1.0, "both_ms": 2.0}
+    rows = [
+        {"way": way, "n": n, **place, "sweeps": sweeps}
+        for n, sweeps in ((16, [5, 2]), (64, [1, 1]))
+        for way in ("torch", "DEER, captured")
+    ]
+    assert "DEER, captured" in grid_report.by_place(rows)[16, 1000, 1]
+    assert set(grid_report.by_place(rows)[64, 1000, 1]) == {"torch"}
+    page_of_it = grid_report.table({"rows": rows, "note": "Here."})
+    assert "1 graphs of DEER ran from step to step, and are not shown as DEER." in page_of_it
+
+
+def test_the_load_that_a_result_met_is_told() -> None:
+    machine = {"device": "x86_64", "threads": 1, "cores": 2, "load": 0.9}
+    assert device({"machine": machine}) == "one CPU thread"
+    assert device({"machine": {**machine, "threads": 2}}) == "2 CPU threads"
+    assert device({"machine": {**machine, "load": 8.7}}) == "one CPU thread (load 9 on 2 cores)"
+    assert device({"machine": {**machine, "device": "NVIDIA H200", "cores": 16, "load": None}}) == "NVIDIA H200"
+
+
+def test_losses_are_compared_over_the_steps_that_both_ways_took() -> None:
+    ways = {
+        "torch": {"losses": [2.0, 1.0], "accuracy_by_epoch": [0.5], "seconds_a_step": 3.0},
+        "parallel": {"losses": [2.0, 1.5, 0.1], "accuracy_by_epoch": [1.0], "seconds_a_step": 1.0},
+    }
+    told = pixel_images({"data": "images", "machine": {"device": "GPU", "threads": 1}, "ways": ways}).short
+    assert "50% after 2 steps" in told
+    assert "100% after 3 steps (losses of the first 2 apart by 5e-01), a step 3× as fast" in told
 
 
 def test_stored_results_are_replaced_only_when_told() -> None:

@@ -183,6 +183,8 @@ def case(way: str, place: Place, clock: Clock) -> Results:
     held = way == "ELK" or (way.startswith("DEER") and (device == "cpu" or hidden > FUSED))
     if held and steps * place.batch * hidden**2 > MOST_JACOBIANS:
         raise MemoryError(f"not run: Jacobians of {steps * place.batch * hidden**2 * 4 / 2**30:.0f} GiB")
+    if way == CAPTURED and hidden > FUSED:
+        raise ValueError(f"not run: beyond {FUSED} units a graph holds a run from step to step, not DEER")
     layer = nn.GRU(INPUTS, hidden) if way == "torch" else tl.GRU(INPUTS, hidden, solver=SOLVERS[way])
     layer.load_state_dict(place.state)
     layer = layer.to(device)

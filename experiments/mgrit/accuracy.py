@@ -133,7 +133,7 @@ def table(results: Results) -> str:
             cells.append([f"{name} ({found['steps']} steps)", way, *spread])
     about = results["settings"]
     return "\n".join([
-        f"{about['hidden']} units, {about['epochs']} epochs of Adam at {about['rate']}; {made_on(results['facts'])}.",
+        f"{about['hidden']} units, {about['epochs']} epochs of Adam at {about['rate']}; {made_on(results['machine'])}.",
         "",
         *markdown(["set", "way", "as trained", "serial inference"], cells, 2),
     ]) + "\n"  # fmt: skip
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{GENERATED}: " + ("--fast" if options.fast else "aeon, whose wheel holds the real ones, is not installed")
         )
     settings = {"hidden": HIDDEN, "rate": RATE, "batch": "about 64", **sizes}
-    results = {"settings": settings, "facts": facts(), "sets": measure(sizes, real)}
+    results = {"settings": settings, "machine": facts(), "sets": measure(sizes, real)}
     write("accuracy" if real else "generated_accuracy", results, folder_of(options, __file__), table, draw)
 
 

@@ -92,7 +92,7 @@ def table(results: Results) -> str:
             [
                 f"Relative error of the recurrent weights' gradient: random inputs, T = {sizes['T']}, n = "
                 f"{sizes['n']}, "
-                f"B = {sizes['B']}, float64, medians of {sizes['seeds']} seed(s). {made_on(results['facts'])}.",
+                f"B = {sizes['B']}, float64, medians of {sizes['seeds']} seed(s). {made_on(results['machine'])}.",
                 "",
                 *markdown(
                     [
@@ -114,7 +114,7 @@ def table(results: Results) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = begin(command(__doc__), arguments)
     sizes = FAST if options.fast else FULL
-    results = {"sizes": sizes, "facts": facts(), "rows": measure(sizes)}
+    results = {"sizes": sizes, "machine": facts(), "rows": measure(sizes)}
     write("gradient_error", results, folder_of(options, __file__), table, draw)
 
 

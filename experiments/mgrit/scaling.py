@@ -89,22 +89,28 @@ def step(layer: nn.GRU, x: torch.Tensor, device: str) -> float:
     return time.perf_counter() - began
 
 
+def measured(results: Results) -> list[str]:
+    """Ways that were timed at some length."""
+    return [name for name in SOLVERS if any(name in row for rows in results["regimes"].values() for row in rows)]
+
+
 def table(results: Results) -> str:
     """A line for each regime and length."""
+    ways = measured(results)
     cells = [
-        [regime, row["steps"], *(f"{row[name]['milliseconds']:.3g} ms" if name in row else "–" for name in SOLVERS)]
+        [regime, row["steps"], *(f"{row[name]['milliseconds']:.3g} ms" if name in row else "–" for name in ways)]
         for regime, rows in results["regimes"].items()
         for row in rows
     ]
-    about = f"Forward + backward, random inputs, n = {results['n']}, B = {results['B']}. {made_on(results['facts'])}."
-    return "\n".join([about, "", *markdown(["network", "T", *SOLVERS], cells)]) + "\n"
+    about = f"Forward + backward, random inputs, n = {results['n']}, B = {results['B']}. {made_on(results['machine'])}."
+    return "\n".join([about, "", *markdown(["network", "T", *ways], cells)]) + "\n"
 
 
 def draw(results: Results, path: Path) -> None:
     rows = results["regimes"]
     drawn, axes = figure(5.2 * len(rows), 4, 1, len(rows), sharey=True)
     for axis, (regime, points) in zip(axes[0], rows.items(), strict=True):
-        for color, name in zip(COLOURS, SOLVERS, strict=False):
+        for color, name in zip(COLOURS, measured(results), strict=False):
             here = [point for point in points if name in point]
             axis.loglog(
                 [point["steps"] for point in here], [point[name]["milliseconds"] for point in here],
@@ -115,13 +121,13 @@ def draw(results: Results, path: Path) -> None:
         axis.set_xlabel("steps")
     axes[0][0].set_ylabel("forward + backward, ms")
     axes[0][0].legend()
-    drawn.supxlabel(made_on(results["facts"]), fontsize=8)
+    drawn.supxlabel(made_on(results["machine"]), fontsize=8)
     drawn.savefig(path, dpi=110)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = begin(command(__doc__), arguments)
-    results: dict[str, Any] = {"n": SIZE, "B": 1, "facts": facts(options.device), "regimes": {r: [] for r in BIASES}}
+    results: dict[str, Any] = {"n": SIZE, "B": 1, "machine": facts(options.device), "regimes": {r: [] for r in BIASES}}
     name, folder = f"scaling_{options.device}", folder_of(options, __file__)
     if not options.fast:  # kernels of a network are made where enough work asks for them: let nothing below see that
         measure(KERNELS_FROM, 0.0, options.device)

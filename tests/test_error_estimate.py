@@ -12,7 +12,7 @@ import zoo
 from benchmarks.certificate.audit import audit
 from benchmarks.certificate.draw import CORRECTIONS, Case, drawn
 from timeloom.solve.residual import error_estimate, rate_of_warmup
-from timeloom.solvers import Shooting
+from timeloom.solvers import MGRIT, Shooting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,6 +44,29 @@ def test_jumps_add_up_over_a_long_memory_and_the_report_knows(tol: float, correc
     for found in audit(case.problem(), case.solver):
         if not found.report.fell_back:
             assert found.error <= 30 * tol, "the driver goes on until jumps add up to little"
+
+
+@pytest.mark.parametrize("seed", [1556, 2676, 3656, 4679])
+def test_what_cannot_be_told_is_run_one_step_after_the_other(seed: int) -> None:
+    """Networks that amplify: gradients off by 29 were told to be off by 0.02, errors of 2e-4 to be one of 0.95."""
+    judge(drawn(seed))
+
+
+@pytest.mark.parametrize("seed", [33, 115, 153, 175, 191])
+def test_cycles_go_on_where_jumps_add_up(seed: int) -> None:
+    """Networks of long memory whose jumps met the tolerance while states or gradients were off by ten of it, or whose
+    cycles alone told too little.
+    """
+    case = drawn(seed)
+    cycle, relaxation = ("F" if seed // 2 % 2 else "V"), ("FCF" if seed % 2 else "F")
+    solver = MGRIT(coarsening=2 + seed % 3, relaxation=relaxation, cycle=cycle, tol=case.tol)  # type: ignore[arg-type]
+    for found in audit(case.problem(), solver):
+        if found.told:
+            assert not found.too_little, str(found.report)
+            assert not found.too_much, str(found.report)
+            assert found.error <= 10 * case.tol + found.floor, str(found.report)
+        else:
+            assert found.report.fell_back
 
 
 def test_outputs_inside_chunks_are_no_further_off() -> None:

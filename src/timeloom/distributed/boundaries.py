@@ -155,6 +155,10 @@ class RankBoundaries(Boundaries):
         self._settle(self.at_entry(self.starts))
         return rows
 
+    def moved_from(self, starts: Tensor) -> float:
+        """The same on all ranks: one collective."""
+        return float(self.line.gather(self.starts.new_full((1,), super().moved_from(starts))).max())
+
     def rests(self, moved: Tensor) -> bool:
         """Never: other ranks may have something to run."""
         return False

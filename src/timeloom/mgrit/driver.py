@@ -22,8 +22,9 @@ from timeloom.mgrit.relax import Level
 from timeloom.report import SolveReport
 from timeloom.solve.boundaries import Boundaries
 from timeloom.solve.chain import Chain
-from timeloom.solve.driver import certified, conclude, march
+from timeloom.solve.driver import WORTH_MENDING, certified, conclude, march, smaller_demand, with_gains
 from timeloom.solve.plan import Plan
+from timeloom.solve.residual import error_estimate
 
 Stack = Callable[[list[Level], float, str, Callable[[Tensor], float]], Hierarchy]
 """`Hierarchy`, or what stands in for it over many ranks."""
@@ -61,7 +62,7 @@ def cycle(chain: Chain, plan: Plan) -> SolveReport:
         report = None if chain.certify is None else certified(chain.certify(*entered[:2]), plan, began)
         if report is not None:
             return report
-    state = Boundaries(chain, entered)
+    state = Boundaries(chain, entered, plan)
     return Cycles(chain, plan, state, state.solvable if entered is None else None, began).run()
 
 
@@ -87,7 +88,13 @@ class Cycles:
         self.rows = rows
         self.stack = stack
         self.residual = math.inf
+        self.demanded = plan.tolerance
+        """Jumps to go on for: smaller ones, where those that meet the tolerance add up to more."""
         self.residuals: list[float] = []
+        self.moves: list[float] = []
+        """How far each cycle moved the starts."""
+        self.estimates: list[float] = []
+        """Errors behind the cycles that met the tolerance."""
         self.levels: list[tuple[float, ...]] = []
 
     @cached_property
@@ -110,23 +117,56 @@ class Cycles:
         if plan.skip_down:
             self._end_cycle()  # the way up was the first
         given_up = ""
-        polished = plan.limited
-        while not state.converged or (not polished and self.residual > plan.polish):
+        while not (self._meets_tolerance and self._rests()):
             given_up = self._why_stop()
             if given_up:
                 break
-            if state.converged:
-                polished = True
-                state.demand(plan.polish)
+            before, left = state.starts, self.residual
             self._cycle()
             self._end_cycle()
-        given_up = "" if state.converged else given_up
+            if not plan.limited:
+                self._note_move(state.moved_from(before), left)
+        if self._meets_tolerance:
+            given_up = ""
+            state.accept()
         if not self.residuals:
             self._end_cycle()
         sensible = state.converged or not math.isfinite(self.residual)
         advice = "" if sensible else diagnose(self.levels, plan.coarsening, plan.relaxations, plan.kind)
         report = conclude(state, plan, plan.method, self.residuals, given_up, self.began)
-        return replace(report, levels=tuple(self.levels), advice=advice)
+        error = self.estimates[-1] if self.estimates and self._meets_tolerance else None
+        return replace(report, levels=tuple(self.levels), advice=advice, error_estimate=error)
+
+    @property
+    def _meets_tolerance(self) -> bool:
+        return self.residual <= self.plan.tolerance
+
+    def _rests(self) -> bool:
+        """Whether jumps that meet the tolerance are small enough: one more cycle, where its plan wants it or where they
+        add up to much more than the tolerance, is for smaller ones.
+        """
+        plan, state = self.plan, self.state
+        if plan.limited or self.residual == 0:
+            return True
+        polished = self.demanded < plan.tolerance
+        residuals = self.residuals or [self.residual]
+        most, estimates = WORTH_MENDING * plan.tolerance, self.estimates or [0.0]
+        demand = smaller_demand(state, plan, most, residuals, self.moves, estimates, polished)
+        if demand is None:
+            return True
+        self.demanded = min(demand, plan.tolerance)
+        state.demand(self.demanded)
+        return False
+
+    def _note_move(self, moved: float, left: float) -> None:
+        """What a cycle has shown: jumps of size `left` added up to a move of the starts of this size, as what is left
+        of them will, and so much less will all later ones.
+        """
+        self.moves.append(moved)
+        if self._meets_tolerance:
+            following = self.residual * max(moved / left, 1.0)
+            series = error_estimate([*self.moves, following], self.chain.links - len(self.moves))
+            self.estimates.append(with_gains(self.state, series))
 
     def _guess(self) -> None:
         """First starts from the coarse levels, where they are finite."""
@@ -157,7 +197,7 @@ class Cycles:
 
     def _move(self, delta: Tensor) -> bool:
         """Move the chunk starts and relax the chunks that moved; returns whether there is something left to do."""
-        rows = self.state.move(delta, self.plan.tolerance)
+        rows = self.state.move(delta, self.demanded)
         if self.state.rests(rows):
             return False
         self._sweep(rows)
@@ -166,7 +206,7 @@ class Cycles:
     def _sweep(self, rows: Tensor) -> None:
         """F-relaxation, and the residual at the C-points that comes with it."""
         self.state.run(rows, False)
-        self.residual = self.state.measure(self.plan.tolerance)
+        self.residual = self.state.measure(self.demanded)
 
     def _size_of(self, missing: Tensor) -> float:
         """Largest entry of a coarse level's residual, relative to the state's scale as on the fine grid."""

@@ -135,6 +135,10 @@ class Boundaries:
         self.starts = torch.where(moved.unsqueeze(-1), starts, self.starts)
         return moved.reshape(-1).nonzero().squeeze(-1).cpu()
 
+    def moved_from(self, starts: Tensor) -> float:
+        """The largest relative distance of the starts from where they were."""
+        return float(certificate(self._relative(self.starts - starts)))
+
     def foreseen(self) -> Tensor:
         """The relative size of the correction that would be next, `(C, B)`, by the best that is known of the links:
         nothing is swept.

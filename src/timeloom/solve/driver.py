@@ -26,7 +26,11 @@ MOST_BY_GAINS = 100.0
 LARGE_MOVE = 0.1
 """A relative move that tells nothing of how links amplify small ones: where they do at all, one more sweep shows it."""
 WORTH_MENDING = 3.0
-"""Times the tolerance that small jumps may add up to, where a user gave the tolerance of a jump."""
+"""Times the tolerance that small jumps may add up to, where a user gave the tolerance of a jump, and in multigrid,
+where a cycle is many sweeps."""
+UNCERTAIN = 10.0
+"""Times what jumps may add up to that estimates may say in the end, since they are not exact; beyond, a certificate
+would be worth nothing, and the rest is run one step after the other."""
 SLOW = 0.3
 """Factor of a sweep from which `correction="auto"` looks for a stronger correction."""
 ROUNDING = {torch.float32: 1e-6, torch.float64: 2e-15}
@@ -76,8 +80,13 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             state.accept()
             break
         if state.converged:
-            smaller = _demand(state, plan, residuals, moves, estimates, polished)
+            most = plan.tolerance if plan.counts_errors else WORTH_MENDING * plan.tolerance
+            smaller = smaller_demand(state, plan, most, residuals, moves, estimates, polished)
             if smaller is None or len(residuals) >= plan.max_iters:
+                rounding = residuals[-1] <= ROUNDING.get(state.starts.dtype, 0.0)
+                if estimates[-1] > UNCERTAIN * most and not rounding and plan.on_divergence == "sequential":
+                    state.converged = False
+                    given_up = f"gave up: the jumps left may add up to {estimates[-1]:.1e}, and sweeps no longer help"
                 break
             polished, demand = True, smaller
             state.demand(demand)
@@ -107,7 +116,11 @@ def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list
         moved = min(moves[-1], 1.0) if moves else 1.0  # from a guess near zero, a move may be any multiple of that
         following = residuals[-1] * (moved / residuals[-2] if moves and residuals[-2] > 0 else 1.0)
     rate = rate_of_warmup(residuals[0], plan.warmup, plan.chunk)
-    series = error_estimate([*moves, following], state.chain.links - len(residuals), rate)
+    return with_gains(state, error_estimate([*moves, following], state.chain.links - len(residuals), rate))
+
+
+def with_gains(state: Boundaries, series: float) -> float:
+    """The error by a series of corrections, or by what jumps add up to where links have shown that this is more."""
     return max(series, min(float(certificate(state.added_up())), MOST_BY_GAINS * series))
 
 
@@ -118,19 +131,19 @@ def _add_up_to_less(plan: Plan, residuals: list[float], estimates: list[float]) 
     return estimates[-1] < STANDS_STILL * estimates[-2]
 
 
-def _demand(
-    state: Boundaries, plan: Plan, residuals: list[float], moves: list[float], estimates: list[float], polished: bool
-) -> float | None:
-    """The jumps to go on for where they meet the tolerance and what they add up to does not, or is not seen yet; None
-    where they do, or where going on does not help, since what is left is rounding: as many sweeps as halve the jumps
-    have left most of it.
+def smaller_demand(
+    state: Boundaries, plan: Plan, most: float,
+    residuals: list[float], moves: list[float], estimates: list[float], polished: bool,
+) -> float | None:  # fmt: skip
+    """The jumps to go on for where they meet the tolerance and add up to more than `most`, or that is not seen yet;
+    None where they do not, or where going on does not help, since what is left is rounding: as many sweeps as halve the
+    jumps have left most of it.
     """
     residual, estimate = residuals[-1], estimates[-1]
     unseen = not polished and moves and moves[-1] > LARGE_MOVE and state.amplifies
     otherwise = 0.5 * residual if unseen else None
     if not polished and residual > plan.polish:
         return plan.polish
-    most = plan.tolerance if plan.counts_errors else WORTH_MENDING * plan.tolerance
     pace = min(_sweeps_to_halve(residuals), plan.patience)
     met_rounding = pace == 1 and residual <= ROUNDED_STEP * torch.finfo(state.starts.dtype).eps
     if estimate <= most or (plan.linearization is not None and met_rounding):

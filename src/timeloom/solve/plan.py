@@ -83,9 +83,9 @@ class Plan(Cutting):
     @property
     def learns_gains(self) -> bool:
         """Whether links are to show how much they amplify, since no transfers of all directions tell: secants know
-        those alone that the starts have moved along.
+        those alone that the starts have moved along, tangents those that they were asked for.
         """
-        return self.linearization is None and self.correction in ("auto", "none", "diag", "secant")
+        return self.linearization is None and self.correction != "newton"
 
     @property
     def damped(self) -> bool:

@@ -1,6 +1,6 @@
-"""A training run over ranks that resumes from its last checkpoint: `torchrun … rank_training.py FOLDER [die]`.
+"""Two training runs over ranks that resume from their last checkpoints: `torchrun … rank_training.py PLAIN KILLED`.
 
-With `die`, rank 1 of the first attempt is killed in the middle of it.
+In the middle of the second one, rank 1 of the first attempt is killed.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ def train(folder: Path, die: bool) -> None:
                 (folder / "new.pt").replace(kept)  # never half a checkpoint
                 with (folder / "log.txt").open("a") as log:
                     log.write(f"{os.environ['TORCHELASTIC_RESTART_COUNT']}:{step}\n")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    train(Path(sys.argv[1]), die="die" in sys.argv[2:])
+    train(Path(sys.argv[1]), die=False)
+    train(Path(sys.argv[2]), die=True)
+    dist.destroy_process_group()

@@ -432,8 +432,6 @@ def test_lone_chunks_run_all_steps_in_one(pretended_gpu: None) -> None:
 def test_contenders_agree_with_float64(pretended_gpu: None, name: str) -> None:
     row = race.measure(contenders.CONTENDERS[name], Case(48, 2, 5))
     assert row["error_to_float64"] < 5e-6
-    assert row["both_ms"] > 0
-    assert row["forward_ms"] > 0
     assert ("graph_ms" in row) == contenders.CONTENDERS[name].in_a_graph
     json.dumps(row)
 

@@ -138,6 +138,30 @@ def test_every_link_to_a_file_leads_somewhere(name: str) -> None:
             assert ((ROOT / name).parent / target).exists(), target
 
 
+def files_named(text: str) -> set[str]:
+    """Paths of sources in marks of code, those with a part left open aside."""
+    named = re.findall(r"`([\w./*]+\.(?:py|c|h|cu|cuh))`", text)
+    return {name for name in named if "*" not in name}
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/design.md"])
+def test_every_source_that_is_named_exists(name: str) -> None:
+    package = ROOT / "src" / "timeloom"
+    held = {path.name for path in package.rglob("*.*")}
+    for path in files_named((ROOT / name).read_text()):
+        known = path in held if "/" not in path else (package / path).exists() or (ROOT / path).exists()
+        assert known, f"{name} names {path}, which is not there"
+
+
+@pytest.mark.parametrize("folder", ["solve", "auto"])
+def test_the_page_on_the_design_tells_of_every_file(folder: str) -> None:
+    """Of those that a call goes through."""
+    text = (ROOT / "docs" / "design.md").read_text().partition("\n## Who does what")[2].partition("\n### ")[0]
+    told = {Path(name).stem for name in re.findall(r"`([\w./]+)`", text)}
+    files = {path.stem for path in (ROOT / "src" / "timeloom" / folder).glob("*.py")} - {"__init__"}
+    assert not files - told
+
+
 def table(page: str, head: str) -> list[list[str]]:
     """The rows of a page's first table whose first line begins so, without marks of emphasis."""
     lines = (ROOT / page).read_text().partition(f"\n{head}")[2].splitlines()[2:]

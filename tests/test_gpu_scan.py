@@ -156,7 +156,7 @@ def test_every_run_gives_the_same_bits() -> None:
 
 MATRICES: list[tuple[Structure, int, tuple[int, ...], int]] = [
     ("dense", 1, (2,), 3), ("dense", 7, (), 2), ("dense", 8, (1,), 4), ("dense", 25, (2,), 3), ("dense", 9, (), 16),
-    ("dense", 40, (2,), 1), ("dense", 11, (2, 2), 9), ("dense", 9, (2,), 20),
+    ("dense", 40, (2,), 1), ("dense", 9, (1, 2), 9), ("dense", 9, (), 20),
     ("dense", 10, (), 32), ("block", 1, (), 1), ("block", 9, (3,), 1),
     ("block", 25, (2,), 3), ("block", 22, (2, 1), 5),
 ]  # fmt: skip
@@ -241,7 +241,8 @@ def test_only_what_asks_gets_a_gradient() -> None:
 
 @pytest.mark.usefixtures("by_kernels")
 @pytest.mark.parametrize("structure", ["diagonal", "dense", "block"])
-def test_derivatives_of_both_orders(structure: Structure) -> None:
+def test_derivatives_of_both_orders(structure: Structure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "THREADS", 4)  # many scans of few steps
     for reverse, transpose in ((False, True), (True, False)):
         inputs = tuple(tensor.requires_grad_() for tensor in draw(structure, 8, (1,), 2, torch.float64))
 

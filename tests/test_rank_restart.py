@@ -13,28 +13,24 @@ import torch
 EXAMPLE = Path(__file__).parents[1] / "examples" / "many_ranks.py"
 
 
-def start(*command: str) -> subprocess.Popen[str]:
+def said_by(*command: str) -> str:
+    """What a command said that must end well, run by two ranks that may be started once more."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    return subprocess.Popen([*launcher, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def end(runs: list[subprocess.Popen[str]]) -> list[str]:
-    """What runs said that must end well."""
+    run = subprocess.Popen([*launcher, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        said = [run.communicate(timeout=180)[0] for run in runs]
-        assert [run.returncode for run in runs] == [0] * len(runs), said
+        said = run.communicate(timeout=180)[0]
+        assert run.returncode == 0, said
         return said
     finally:
-        for run in runs:
-            run.terminate()  # and with it the ranks, where one of them hangs
-            run.communicate()
+        run.terminate()  # and with it the ranks, where one of them hangs
+        run.communicate()
 
 
 def test_a_killed_run_resumes_from_its_checkpoint_and_ends_with_the_same_weights(tmp_path: Path) -> None:
     plain, killed = tmp_path / "plain", tmp_path / "killed"
     for folder in (plain, killed):
         folder.mkdir()
-    end([start(rank_training.__file__, str(plain)), start(rank_training.__file__, str(killed), "die")])
+    said_by(rank_training.__file__, str(plain), str(killed))
     steps, at = range(rank_training.STEPS), rank_training.KILLED_AT
     assert (plain / "log.txt").read_text().split() == [f"0:{step}" for step in steps]
     assert (killed / "log.txt").read_text().split() == [f"{int(step >= at)}:{step}" for step in steps]
@@ -44,7 +40,7 @@ def test_a_killed_run_resumes_from_its_checkpoint_and_ends_with_the_same_weights
 
 
 def test_the_example_trains() -> None:
-    (said,) = end([start(str(EXAMPLE))])
+    said = said_by(str(EXAMPLE))
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+); \w+\[\w+\] over 2 ranks", said)]
     assert len(losses) == 3, said
     assert losses[-1] < losses[0]

@@ -149,7 +149,7 @@ def _cut(steps: int, lengths: Tensor, chunk: int, backwards: bool) -> Segments:
 
 def empty_states(steps: int, initial: Tensor, parts: tuple[int, ...], zeroed: bool = False) -> list[Tensor]:
     """Room for all states from `initial` `(B, S)` on, which is there already: `(T + 1, B, part)` for each part."""
-    states = [empty(steps + 1, len(initial), width, like=initial) for width in parts]
+    states = [empty(steps + 1, initial.shape[0], width, like=initial) for width in parts]
     for state, first in zip(states, parts_of(initial, parts), strict=True):
         if zeroed:
             state.zero_()

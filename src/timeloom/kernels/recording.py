@@ -66,6 +66,16 @@ class Recording:
         self._lent: list[ReferenceType[Tensor]] = []
 
     @property
+    def inputs(self) -> list[Tensor | None]:
+        """Where a pass reads x and the initial state: they are given first."""
+        return self.given[:2]
+
+    @property
+    def incoming(self) -> list[Tensor]:
+        """Where a backward pass reads the gradients by outputs and final state, those that there are: behind them."""
+        return [place for place in self.given[2:4] if place is not None]
+
+    @property
     def fresh(self) -> list[Tensor | None]:
         """Where a forward pass reads weights that are made for every call: behind x, initial and known states."""
         return self.given[3:]
@@ -219,7 +229,7 @@ def places_for(given: Sequence[Tensor | None], ground: Recording | None) -> list
     places: list[Any] = [None] * len(given)
     if ground is not None:
         kept = len(given) - 4 - len(ground.fresh)
-        places = [*ground.given[:2], None, None, *ground.results[:kept], *ground.fresh]
+        places = [*ground.inputs, None, None, *ground.results[:kept], *ground.fresh]
     return [
         torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) if place is None and tensor is not None
         else place for place, tensor in zip(places, given, strict=True)

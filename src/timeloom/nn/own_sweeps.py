@@ -34,7 +34,7 @@ from timeloom.report import SolveReport
 from timeloom.solve import functional
 from timeloom.solve.warm_starts import Guess
 from timeloom.torch_state.autocast import without_autocast
-from timeloom.torch_state.precision import products_in, returned_in, solved_in
+from timeloom.torch_state.precision import cast, products_in, returned_in, solved_in
 
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
@@ -121,9 +121,9 @@ def _solve(
         return out[..., : widths[0]] if whole_states else out, final
 
     with without_autocast(x.device):
-        y, final = module._run_layers(x.to(compute), hidden, solve_one, lengths)
+        y, final = module._run_layers(cast(x, compute), hidden, solve_one, lengths)
     module.__dict__["reports"] = reports
-    return y.to(returned[0]), tuple(part.to(dtype) for part, dtype in zip(final, returned, strict=True))
+    return cast(y, returned[0]), tuple(cast(part, dtype) for part, dtype in zip(final, returned, strict=True))
 
 
 def _agree(

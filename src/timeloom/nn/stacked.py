@@ -21,7 +21,7 @@ from timeloom.problem import joined, parts_of
 from timeloom.solve.inputs import Inputs
 from timeloom.solve.trunk import LayerSolve
 from timeloom.solvers.base import Solver
-from timeloom.torch_state.precision import solved_in
+from timeloom.torch_state.precision import cast, solved_in
 
 Hidden = tuple[Tensor, ...]
 """Initial or final states, one `(layers · directions, B, part)` for each part of the state: h, or h and c."""
@@ -60,11 +60,16 @@ class Stacked(DropsInside, nn.RNNBase):
     def _weights_of(self, index: int) -> Weights:
         """Present weights of one layer and direction, parametrizations evaluated."""
         suffix = self._suffix(index)
-        w_ih, w_hh = getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix)
-        b_ih = getattr(self, "bias_ih" + suffix) if self.bias else None
-        b_hh = getattr(self, "bias_hh" + suffix) if self.bias else None
-        w_hr = getattr(self, "weight_hr" + suffix) if self.proj_size else None
+        w_ih, w_hh = self._weight("weight_ih" + suffix), self._weight("weight_hh" + suffix)
+        b_ih = self._weight("bias_ih" + suffix) if self.bias else None
+        b_hh = self._weight("bias_hh" + suffix) if self.bias else None
+        w_hr = self._weight("weight_hr" + suffix) if self.proj_size else None
         return w_ih, w_hh, b_ih, b_hh, w_hr
+
+    def _weight(self, name: str) -> Any:
+        """A parameter, past torch's lookup of attributes, which takes a microsecond; or what stands in its place."""
+        held = self._parameters.get(name)
+        return getattr(self, name) if held is None else held
 
     def _present_weights(self) -> list[Weights]:
         """Of all layers and directions; in training with this call's share of the recurrent ones left out."""
@@ -107,8 +112,8 @@ class Stacked(DropsInside, nn.RNNBase):
             if resets is not None:
                 following = None if span is None else span.following(resets[0])
                 resets = reverse_resets(resets, lengths, following)
-        cast: Any = [None if weight is None else weight.to(x.dtype) for weight in weights]
-        return Inputs._make([x, initial, *cast, lengths, resets])
+        own: Any = [None if weight is None else cast(weight, x.dtype) for weight in weights]
+        return Inputs._make([x, initial, *own, lengths, resets])
 
     def _run_layers(
         self, y: Tensor, hidden: Hidden, solve_one: SolveOne, lengths: Tensor | None = None
@@ -120,9 +125,9 @@ class Stacked(DropsInside, nn.RNNBase):
             outputs = []
             for _ in range(2 if self.bidirectional else 1):
                 index = len(finals)
-                initial = joined([part[index] for part in hidden]).to(solved_in(y))
+                initial = cast(joined([part[index] for part in hidden]), solved_in(y))
                 out, final = solve_one(index, y, initial)
-                outputs.append(out.to(compute))
+                outputs.append(cast(out, compute))
                 finals.append(final)
             y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
             if self.dropout > 0 and self.training and layer < self.num_layers - 1:

@@ -59,7 +59,7 @@ def first_sweep(
 def _as_planned(
     sweep: Callable[[Plan], tuple[Result, Tensor | float]], layer: Layer, plan: Plan, experience: Experience
 ) -> Swept[Result]:
-    steps = len(layer.x)
+    steps = layer.x.shape[0]
     if not _is_likely_to_do(layer, plan, steps, experience):
         if not capturing(layer.x.device):
             return Swept(None, plan, None)  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def _replanning(
     experience: Experience,
     replan: Callable[[], Plan],
 ) -> Swept[Result]:
-    steps, began = len(layer.x), time.perf_counter()
+    steps, began = layer.x.shape[0], time.perf_counter()
     watched = watch_for(plan, experience, layer.x.device)
     result, error = sweep(plan)
     if watched is not None:

@@ -78,7 +78,7 @@ class SteadyLayer:
         kept = recording.results[:-1]
         finals = [part[-1:] for part in kept[: len(layer.parts)]]  # type: ignore[index]
         wanted, lent = [kept[0][1:], *finals], len(kept) if taped else 0  # type: ignore[index]
-        places = [*recording.given[:2], *recording.fresh]
+        places = [*recording.inputs, *recording.fresh]
         found = Pass.of(standing, experience, recording, places, wanted, lent)
         return SteadyLayer(layer, solve, found, taped)
 
@@ -175,7 +175,7 @@ class SteadyLayer:
             self._backward.pop(kind, None)
             return
         wanted = [result for result, asked in zip(recording.results, kind[0], strict=False) if asked]
-        places = [place for place in recording.given[2:4] if place is not None]
+        places = recording.incoming
         self._backward[kind] = Pass.of(standing, experience, recording, places, wanted)
 
 

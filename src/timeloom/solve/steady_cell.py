@@ -248,7 +248,7 @@ class SteadyCell:
         results = recording.results[:-1]
         self._wanted[way] = [asked and grad is not None for grad, asked in zip(results, wanted, strict=True)]
         found = [grad for grad, asked in zip(results, self._wanted[way], strict=True) if asked]
-        places = [place for place in recording.given[2:4] if place is not None]
+        places = recording.incoming
         self._backward[way] = Pass.of(standing, experience, recording, places, found)
 
     def recorded_gradients(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Gradients:

@@ -131,7 +131,7 @@ def replayed_gradients(
             if not ground.has(given[2]):  # another call came between, and what was lent is a copy by now
                 ground.take_back()
                 kept = len(given) - 2 - len(ground.fresh)
-                places: list[Any] = [*ground.given[:2], *ground.results[:kept], *ground.fresh]
+                places: list[Any] = [*ground.inputs, *ground.results[:kept], *ground.fresh]
                 copy(places, given)
                 ground.at_zero = False
             results, turn = found.run([grad for grad in grads if grad is not None])

@@ -188,7 +188,7 @@ class LayerSolve:
         self, kind: type[Layer], inputs: Inputs, sizes: Recurrence, plan: Plan, taped: bool
     ) -> tuple[list[Tensor], SolveReport]:
         """Kept tensors and report: by the planned sweeps where they are certified, else from there by the driver."""
-        cell, known, steps = sizes.cell, sizes.guess, len(inputs.x)
+        cell, known, steps = sizes.cell, sizes.guess, sizes.steps
         layer, found, experience = layer_of(kind, cell, inputs), Found(), self.experience.beginning(known is not None)
         replan = partial(plan_from_known, self.solver, sizes, experience) if self.solver.adapts else None
         if known is not None and plan.chunk < steps and (plan.linearization is not None or not layer.begins_anywhere):

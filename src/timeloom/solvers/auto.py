@@ -91,6 +91,7 @@ class Auto(Solver):
 
     def _decide_anew(self, problem: Recurrence, experience: Experience, tolerance: float, linear: bool) -> Plan:
         chosen = decide(problem, experience, tolerance, self.tol is not None, linear)
+        cut = chosen.chunk < problem.steps  # one chunk has nothing to correct
         return Plan(  # in one go: it is made anew for every call
             chunk=chosen.chunk,
             warmup=chosen.warmup,
@@ -105,8 +106,8 @@ class Auto(Solver):
             reason=chosen.reason,
             accepts=chosen.accepts,
             expected=chosen.expected,
-            decay_is_cheap=decay_is_cheap(problem),
-            newton_up_to=newton_up_to(problem),
+            decay_is_cheap=cut and decay_is_cheap(problem),
+            newton_up_to=newton_up_to(problem) if cut else 0,
         )
 
     def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:

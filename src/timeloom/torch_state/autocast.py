@@ -14,4 +14,5 @@ def without_autocast(device: torch.device) -> AbstractContextManager[None]:
 
 def autocast_on(device: torch.device) -> bool:
     """Whether it is on for this kind of device, which may know of none."""
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    kind = device.type
+    return (kind == "cpu" or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)

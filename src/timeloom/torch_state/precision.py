@@ -21,6 +21,11 @@ def solved_in(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype in HALF else x.dtype
 
 
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor.to(dtype)`, which takes torch a microsecond where there is nothing to do."""
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
+
+
 def products_in(x: Tensor) -> torch.dtype:
     """What a GPU's kernels multiply in: half precision where x is, or where autocast wants it, as torch's layers do."""
     device = x.device.type
@@ -33,10 +38,9 @@ def returned_in(
     layer: Any, projected: bool, weight: Tensor, x: Tensor, hidden: tuple[Tensor, ...]
 ) -> tuple[torch.dtype, ...]:
     """What torch's layer would return each part of the state in; the outputs have the first part's."""
-    device = x.device.type
     if not autocast_on(x.device) or x.dtype == torch.float64:
         return (x.dtype,) * len(hidden)
-    parts = tuple(part.dtype for part in hidden)
+    device, parts = x.device.type, tuple(part.dtype for part in hidden)
     return _under_autocast(layer, projected, device, torch.get_autocast_dtype(device), weight.dtype, x.dtype, parts)
 
 

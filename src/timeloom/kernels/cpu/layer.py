@@ -70,10 +70,10 @@ class CPULayer(Layer):
 
     def _empty_tape(self, keep: bool) -> list[Tensor]:
         """Room for what is kept, where something is to be; zero where rows are longer than what they keep."""
-        steps, batch = self.x.shape[:2]
-        kept, width = _kept(self.cell), self.tape_width(self.cell)
-        if not keep or not width:
+        kept = _kept(self.cell) if keep else 0
+        if not kept:
             return []
+        (steps, batch, _), width = self.x.shape, aligned(kept)
         tape = empty(steps, batch, width, like=self.initial)
         if kept < width:
             tape[..., kept:] = 0
@@ -82,7 +82,7 @@ class CPULayer(Layer):
     def forward(
         self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
     ) -> tuple[list[Tensor], float]:
-        states, tape = empty_states(len(self.x), self.initial, self.parts), self._empty_tape(keep)
+        states, tape = empty_states(self.x.shape[0], self.initial, self.parts), self._empty_tape(keep)
         floor = floor_of(self.cell, share_of_box)
         starts, ends, jump = self._run("forward", cutting, self.initial, states + tape, floor, {})
         if found is not None:

@@ -198,6 +198,22 @@ def test_clips_given_as_files_by_the_papers_shares_and_over_processes(
     assert together["accuracy"] == alone["accuracy"]
 
 
+@pytest.mark.parametrize(("protocol", "trained_on", "tested_on"), [("given", 32, 40), ("paper", 56, 12)])
+def test_worms_are_shared_out_as_their_protocol_says(
+    protocol: str, trained_on: int, tested_on: int, tmp_path: Path
+) -> None:
+    for part in ("TRAIN", "TEST"):
+        lines = [f"{i % 7},{i % 5},1:{i % 3},0,{i}:{'ab'[i % 2]}" for i in range(40)]
+        head = ["@problemName Few", "@timeStamps false", "@univariate false", "@classLabel true a b", "@data"]
+        (tmp_path / f"Few_{part}.ts").write_text("\n".join([*head, *lines]) + "\n")
+    given = ["--data", str(tmp_path / "Few_TRAIN.ts"), "--protocol", protocol, "--seeds", "1", "--fast"]
+    find("deer_eigenworms").module().main([*given, "--out", str(tmp_path / "out")])
+    results = json.loads((tmp_path / "out" / "few.json").read_text())
+    assert results["data"] == "Few: 80 series of 3 steps, 2 channels, 2 classes"
+    run = results["runs"]["parallel, seed 0"]
+    assert (run["steps"], run["test_series"]) == (trained_on // 4, tested_on)
+
+
 def test_a_pruned_network_with_norms(tmp_path: Path) -> None:
     find("bppsa_vgg").module().main(["--fast", "--norm", "--out", str(tmp_path)])
     results = json.loads((tmp_path / "generated_norm.json").read_text())

@@ -109,7 +109,7 @@ CLAIMS = (
         MGRIT,
         "Accuracy on HMDB51 is that of serial training",
         "classic ≈ implicit ≈ parallel",
-        ("mgrit_hmdb51/HMDB51_hmdb6", "mgrit_hmdb51/generated"),
+        ("mgrit_hmdb51/HMDB51_hmdb6_9_1", "mgrit_hmdb51/HMDB51_hmdb6", "mgrit_hmdb51/generated"),
         ways_accuracy,
         f"{GENERATED} The net on them has random weights.",
         "mgrit_hmdb51.run",

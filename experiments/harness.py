@@ -258,14 +258,17 @@ def curve(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def plot_losses(runs: Mapping[str, Mapping[str, Any]], title: str, path: Path, accuracy: str | None = None) -> None:
-    """Losses of all runs over steps and over time, and the list `accuracy` of each by epoch, if it is named."""
+    """Losses of all runs over steps and over time, and by epoch the list `accuracy` of those that have it, if named."""
     drawn, axes = figure(13 if accuracy else 9, 3.6, 1, 3 if accuracy else 2)
     for number, (label, run) in enumerate(runs.items()):
         # Curves lie upon one another: each is drawn thinner than the one below it.
         axes[0][0].plot(run["losses"], label=label, linewidth=max(4 - number, 1), alpha=0.8)
         axes[0][1].plot(run["elapsed"], run["losses"], linewidth=1)
-        if accuracy:
-            axes[0][2].plot(range(1, 1 + len(run[accuracy])), run[accuracy], marker=".", linewidth=max(3 - number, 1))
+        if accuracy and accuracy in run:
+            axes[0][2].plot(
+                range(1, 1 + len(run[accuracy])), run[accuracy], marker=".", color=f"C{number}",
+                linewidth=max(3 - number, 1),
+            )  # fmt: skip
     axes[0][0].set(xlabel="training step", ylabel="loss")
     axes[0][1].set(xlabel="seconds of training", xscale="log")
     if accuracy:

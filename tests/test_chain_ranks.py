@@ -72,9 +72,11 @@ def differ(rank: int) -> str:
     return "no error"
 
 
-@pytest.mark.parametrize(("training", "levels"), [(False, None), (False, 1), (True, None)])
-def test_processes_share_the_products(training: bool, levels: int | None) -> None:
-    assert launch(share, 3, training, levels) == [{}] * 3
+@pytest.mark.parametrize(
+    ("training", "levels", "ranks"), [(False, None, 3), (False, 1, 4), (True, None, 2), (False, None, 1)]
+)
+def test_processes_share_the_products(training: bool, levels: int | None, ranks: int) -> None:
+    assert launch(share, ranks, training, levels) == [{}] * ranks
 
 
 def test_processes_with_other_batches_are_told() -> None:

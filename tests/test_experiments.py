@@ -17,6 +17,7 @@ from experiments.__main__ import draw
 from experiments.bppsa_vgg import ranks as vgg_ranks
 from experiments.catalogue import EXPERIMENTS, find
 from experiments.mgrit import rank_report
+from experiments.mgrit_hmdb51 import standin
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = sorted({one.name for one in EXPERIMENTS if "." not in one.name} - {"ode"})
@@ -35,7 +36,7 @@ def clips(results: dict[str, Any], page: str) -> None:
     exact, serial = ways["implicit GRU, exact multigrid"], ways["implicit GRU, in order"]
     assert exact["losses"] == pytest.approx(serial["losses"], rel=1e-3)
     assert exact["accuracy"] == exact["accuracy_in_order"] == serial["accuracy"]
-    assert all(len(way["validation_accuracy"]) == results["setting"]["epochs"] for way in ways.values())
+    assert all(len(way["test_accuracy"]) == results["setting"]["epochs"] for way in ways.values())
 
 
 def processes(results: dict[str, Any], page: str) -> None:
@@ -178,6 +179,40 @@ def test_each_experiment_runs_in_small(name: str, tmp_path: Path, monkeypatch: p
     draw(path)  # what is stored is enough to make the page and the picture once more
     assert path.with_suffix(".md").read_text() == page
     assert path.with_suffix(".png").stat().st_size > 1000
+
+
+def test_clips_given_as_files_by_the_papers_shares_and_over_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The video experiment end to end: clips in folders, 9:1, features and time shared by two processes."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    standin.write_clips(tmp_path / "set", 10, 32, ("leave", "blink"))
+    net = standin.write_net(tmp_path / "net", 20, width=8)
+    given = ["--data", str(tmp_path / "set" / "clips"), "--classes", "leave+blink", "--net", str(net), "--split", "9:1"]
+    find("mgrit_hmdb51").module().main([*given, "--fast", "--ranks", "2", "--out", str(tmp_path / "out")])
+    results = json.loads((tmp_path / "out" / "clips_leave_blink_net_9_1.json").read_text())
+    assert results["data"] == "clips, leave+blink, net, 9:1 split"
+    shares = {key: results["setting"][key] for key in ("train", "valid", "test", "frames", "epochs")}
+    assert shares == {"train": 16, "valid": 2, "test": 2, "frames": 32, "epochs": 2}
+    alone, together = (results["ways"][f"implicit GRU, multigrid as published{more}"] for more in ("", ", 2 processes"))
+    assert together["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+    assert together["accuracy"] == alone["accuracy"]
+
+
+@pytest.mark.parametrize(("protocol", "trained_on", "tested_on"), [("given", 32, 40), ("paper", 56, 12)])
+def test_worms_are_shared_out_as_their_protocol_says(
+    protocol: str, trained_on: int, tested_on: int, tmp_path: Path
+) -> None:
+    for part in ("TRAIN", "TEST"):
+        lines = [f"{i % 7},{i % 5},1:{i % 3},0,{i}:{'ab'[i % 2]}" for i in range(40)]
+        head = ["@problemName Few", "@timeStamps false", "@univariate false", "@classLabel true a b", "@data"]
+        (tmp_path / f"Few_{part}.ts").write_text("\n".join([*head, *lines]) + "\n")
+    given = ["--data", str(tmp_path / "Few_TRAIN.ts"), "--protocol", protocol, "--seeds", "1", "--fast"]
+    find("deer_eigenworms").module().main([*given, "--out", str(tmp_path / "out")])
+    results = json.loads((tmp_path / "out" / "few.json").read_text())
+    assert results["data"] == "Few: 80 series of 3 steps, 2 channels, 2 classes"
+    run = results["runs"]["parallel, seed 0"]
+    assert (run["steps"], run["test_series"]) == (trained_on // 4, tested_on)
 
 
 def test_a_pruned_network_with_norms(tmp_path: Path) -> None:

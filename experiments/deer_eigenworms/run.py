@@ -64,6 +64,7 @@ def train(data: str, folder: Path, solver: str, epochs: int, compared: int, *mor
         "speedup",
         "loss_difference",
         "steps",
+        "test_series",
     )
     return {
         **{key: summary[key] for key in (*kept, "most_sweeps", "fallbacks", "data_share")},
@@ -134,7 +135,7 @@ def on_real(options: Any, place: Path, results: Results, keep: Callable[[], obje
     seeds = options.seeds or (3 if paper else 1)
     more = ["--patience", str(options.patience if options.patience is not None else (50 if paper else 0))]
     more += ["--device", options.device]
-    more += ["--pool", "--valid-fraction", "0.15", "--test-fraction", "0.15"] if paper else []
+    more += [] if paper else ["--no-pool"]  # the preset's own shares are the paper's, 70/15/15 of all series
     epochs = options.epochs or (1 if options.fast else 1000)
     for seed in range(seeds):
         for name, solver in (("parallel", "auto"), ("torch", "sequential"))[: 2 if options.twin else 1]:

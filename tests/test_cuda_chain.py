@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from emulated_chain import run_chain
-from emulated_rows import COMPILER
+from emulator import COMPILER
 from torch import Tensor
 
 from timeloom.kernels.cuda.programs import ChainArgs

@@ -28,7 +28,7 @@ from timeloom.app.train import checkpoint, comparison
 from timeloom.app.train.checkpoint import BEST, LAST, Checkpoint, Progress
 from timeloom.app.train.config import OptimConfig, TrainConfig
 from timeloom.app.train.metrics_file import Metrics, read
-from timeloom.app.train.ranks import Share
+from timeloom.app.train.share import Share
 from timeloom.app.train.summary import Summary
 
 SMALL = ["--data", "turning:length=128,train=16,valid=8,test=8", "--hidden", "8", "--compare", "0"]

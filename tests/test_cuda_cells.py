@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_cuda import COMPILER, ROOM, EmulatedSweeper
+from emulated_cuda import ROOM, EmulatedSweeper
+from emulator import COMPILER
 from random_cells import RandomCell
 from test_fused_cells import INPUTS, UNITS, make
 from torch import Tensor

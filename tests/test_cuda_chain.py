@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from emulated_chain import run_chain
-from emulated_rows import COMPILER
+from emulator import COMPILER
 from torch import Tensor
 
 from timeloom.kernels.cuda.programs import ChainArgs
@@ -24,8 +26,10 @@ def compared(measured: Tensor, parts: int, floor: float, fading: bool, in_revers
 
 
 @pytest.mark.parametrize("fading", [False, True], ids=["states", "gradients"])
-@pytest.mark.parametrize(("batch", "parts"), [(1, 1), (5, 2), (20, 2)])
-@pytest.mark.parametrize("links", [1, 33, 1024])
+@pytest.mark.parametrize(
+    ("links", "batch", "parts"),
+    [*itertools.product([1, 33], [1], [1]), *itertools.product([1, 33], [5, 20], [2]), (1024, 1, 1), (1024, 5, 2)],
+)
 def test_the_largest_jump_beside_its_scale(links: int, batch: int, parts: int, fading: bool) -> None:
     """Values and jumps that grow or fade by a factor of thousands along a chain, a few of which stand out."""
     torch.manual_seed(links)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-import emulated_rows
 import pytest
 import torch
 from emulated_rows import EmulatedRows
+from emulator import COMPILER
 from test_masked_kernels import ALL_MASKS, masked_problem, single, sweep_all
 
 from timeloom.cells.base import NO_MASKS, Masks
@@ -22,7 +22,7 @@ CASES = [*(("gru", masks) for masks in ALL_MASKS), ("lstm", BOTH), ("tanh", BOTH
 """All masks of one cell; of the others, whose skeletons are the same, all at once."""
 
 
-@pytest.mark.skipif(emulated_rows.COMPILER is None, reason="no C++ compiler")
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize(("n", "resets", "saves"), [(5, False, True), (12, True, False)], ids=["saved", "computed"])
 @pytest.mark.parametrize(("kind", "masks"), [*((kind, NO_MASKS) for kind in ("gru", "lstm", "tanh", "relu")), *CASES])
 def test_sweeps_are_the_readable_twin_s(

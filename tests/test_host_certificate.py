@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from timeloom.kernels import host_certificate
-from timeloom.kernels.host_certificate import UNREAD, arrives, listening, memory_of, tell
+from timeloom.kernels.host_certificate import UNREAD, arrives, listening, read_in_place, tell
 from timeloom.kernels.recording import Recording
 from timeloom.torch_state import streams
 
@@ -80,7 +80,7 @@ def test_another_replay_hides_the_certificate(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("place", range(3))
 def test_all_numbers_are_waited_for(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = memory_of(torch.ones(3))
+    numbers = read_in_place(torch.ones(3))
     assert arrives(numbers)
     numbers[place] = UNREAD
     monkeypatch.setattr(host_certificate, "LOOKS", 5)

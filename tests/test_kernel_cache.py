@@ -256,8 +256,8 @@ for _ in range(3):
 
 def test_processes_that_build_at_once_do_not_meet(first: Path) -> None:
     environment = dict(os.environ, TMPDIR=str(first.parents[1]))
-    processes = [subprocess.Popen([sys.executable, "-c", PROCESS, "cpu-1"], env=environment) for _ in range(3)]
-    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    processes = [subprocess.Popen([sys.executable, "-c", PROCESS, "cpu-1"], env=environment) for _ in range(2)]
+    assert [process.wait(120) for process in processes] == [0, 0]
     assert len(list(first.iterdir())) == 1
 
 

@@ -10,7 +10,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are firs
 import pytest
 import torch
 from emulated_chain import run_chain
-from emulated_rows import COMPILER
+from emulator import COMPILER
 from torch import Tensor
 
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell

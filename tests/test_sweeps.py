@@ -475,13 +475,24 @@ def run_apart(cache: Path, **environment: str) -> tuple[str, list[float]]:
     return why, [float(value) for value in values]
 
 
-def test_without_kernels_results_are_the_same(tmp_path: Path) -> None:
+Built = tuple[Path, list[tuple[str, list[float]]]]
+
+
+@pytest.fixture(scope="module")
+def built_at_once(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A cache that two processes have filled at the same time, and what each of them found."""
+    cache = tmp_path_factory.mktemp("cache")
+    with ThreadPoolExecutor(2) as pool:
+        return cache, list(pool.map(run_apart, [cache, cache]))
+
+
+def test_without_kernels_results_are_the_same(tmp_path: Path, built_at_once: Built) -> None:
     """Switched off, no working compiler, or a compiler that fails: sweeps run in torch; it is tried only once."""
     failing = tmp_path / "failing-cc"
     calls = tmp_path / "calls"
     failing.write_text(f'#!/bin/sh\necho "$@" >> {calls}\necho no such thing >&2\nexit 1\n')
     failing.chmod(0o755)
-    built = run_apart(tmp_path / "a")
+    (_, built), _ = built_at_once[1]
     off = run_apart(tmp_path / "b", TIMELOOM_NATIVE="0")
     failed = run_apart(tmp_path / "c", CC=str(failing))
     assert "TIMELOOM_NATIVE=0" in off[0]
@@ -489,22 +500,22 @@ def test_without_kernels_results_are_the_same(tmp_path: Path) -> None:
     builds = [line for line in calls.read_text().splitlines() if "--version" not in line]
     assert len(builds) == 1, "a compiler that failed was called again"
     assert not list((tmp_path / "c").rglob("*.so")), "a failed build left a file"
-    assert off[1] == pytest.approx(built[1], rel=1e-5)
-    assert failed[1] == pytest.approx(built[1], rel=1e-5)
+    assert off[1] == pytest.approx(built, rel=1e-5)
+    assert failed[1] == pytest.approx(built, rel=1e-5)
 
 
 @needs_kernels
-def test_two_processes_may_build_at_once(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(run_apart, [tmp_path, tmp_path]))
+def test_two_processes_may_build_at_once(built_at_once: Built) -> None:
+    cache, results = built_at_once
     assert [why for why, _ in results] == ["None", "None"]
     assert results[0][1] == results[1][1]
-    assert len(list(tmp_path.rglob("*"))) == 3, "one directory, the library and that of the step are left"
+    assert len(list(cache.rglob("*"))) == 3, "one directory, the library and that of the step are left"
 
 
 @needs_kernels
-def test_a_damaged_library_is_built_anew(tmp_path: Path) -> None:
-    _, before = run_apart(tmp_path)
+def test_a_damaged_library_is_built_anew(tmp_path: Path, built_at_once: Built) -> None:
+    filled, ((_, before), _) = built_at_once
+    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
     libraries = list(tmp_path.rglob("*.so"))
     assert len(libraries) == 2
     for library in libraries:

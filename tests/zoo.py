@@ -309,9 +309,9 @@ def truth(
 
 
 def gradients(
-    net: Network, x: Tensor, initial: Tensor, outputs: Tensor, final: Tensor, loss: str = "both"
+    net: Network, x: Tensor, initial: Tensor, outputs: Tensor, final: Tensor, loss: str = "both", more: bool = False
 ) -> dict[str, Tensor]:
-    """Gradients of a loss on all `outputs`, on the `last` state or on `both`, by every leaf."""
+    """Gradients of a loss on all `outputs`, on the `last` state or on `both`; `more`: the graph is used once more."""
     generator = torch.Generator().manual_seed(2)
     weights = [
         torch.randn(part.shape, generator=generator, dtype=torch.float64).to(part.dtype) for part in (outputs, final)
@@ -319,7 +319,7 @@ def gradients(
     on_outputs, on_final = (outputs * weights[0]).sum(), (final * weights[1]).sum()
     value = {"outputs": on_outputs, "last": on_final, "both": on_outputs + on_final}[loss]
     named = {"x": x, "initial": initial, **net.parameters}
-    grads = torch.autograd.grad(value, list(named.values()), allow_unused=True)
+    grads = torch.autograd.grad(value, list(named.values()), allow_unused=True, retain_graph=more)
     return {
         name: torch.zeros_like(tensor) if grad is None else grad
         for (name, tensor), grad in zip(named.items(), grads, strict=True)

@@ -5,7 +5,8 @@ from timeloom.bppsa import chain_backward
 from timeloom.check import CellReport, check_cell
 from timeloom.forcing import TeacherForcing
 from timeloom.inspection.lyapunov import lyapunov_exponents
-from timeloom.inspection.trials import Inspection, inspect
+from timeloom.inspection.outcome import Inspection
+from timeloom.inspection.trials import inspect
 from timeloom.nn import GRU, LSTM, RNN, ImplicitGRU, Layer, parallelize, sequentialize
 from timeloom.ode import odeint
 from timeloom.report import ConvergenceError, GradientCheck, SolveReport

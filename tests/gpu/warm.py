@@ -40,6 +40,8 @@ def warm_starts() -> list[Check]:
 
 
 def _epochs(kind: str, n: int, steps: int, batch: int, solver: Any, how: dict[str, Any], device: str) -> str:
+    if device == "cpu" and solver == "auto":
+        raise Unfit("on a CPU `auto` does not begin at known states")
     own, theirs, exact = trio(kind, n, device, solver)
     store, said, began = tl.WarmStarts(**how), "", False
     samples = [torch.randn(steps, batch, 8, device=device) for _ in range(2)]
@@ -50,8 +52,6 @@ def _epochs(kind: str, n: int, steps: int, batch: int, solver: Any, how: dict[st
             began = BEGUN in own.layer.reports[0].reason
             said = as_good_as_torch(found, results(theirs, x), results(exact, x.double()))
         _move(own, theirs, exact)
-    if not began and device == "cpu":
-        raise Unfit("on a CPU `auto` does not begin at known states")
     if not began:
         raise AssertionError(f"it did not begin at known states: {own.layer.reports[0]}")
     return f"{said}; {own.layer.reports[0].warmup} steps of warm-up, {own.layer.reports[0].iterations} sweeps"

@@ -66,7 +66,7 @@ class Certificate:
 
     def __init__(self, numbers: Tensor | float | None, stream: torch.cuda.Stream) -> None:
         self._always = numbers if isinstance(numbers, float) else None
-        self._memory = memory_of(numbers) if isinstance(numbers, Tensor) else None
+        self._numbers = read_in_place(numbers) if isinstance(numbers, Tensor) else None
         self._stream = stream
         self.awaited = False
         """Whether nobody has read yet what the last replay is to write."""
@@ -74,30 +74,30 @@ class Certificate:
 
     @property
     def readable(self) -> bool:
-        return self._always is not None or self._memory is not None
+        return self._always is not None or self._numbers is not None
 
     def expect(self) -> None:
         """A replay is about to begin. One that nobody has read may still write, and over a mark, too."""
-        if self._memory is not None:
+        if self._numbers is not None:
             self._marked, self.awaited = not self.awaited, True
             if self._marked:
-                self._memory[:] = [UNREAD] * len(self._memory)
+                self._numbers[:] = [UNREAD] * len(self._numbers)
 
     def read(self) -> list[float] | None:
         """Wait for the last replay, or for one that came after."""
-        if self._memory is None:
+        if self._numbers is None:
             return None if self._always is None else [self._always]
-        if not self._marked or not arrives(self._memory):
+        if not self._marked or not arrives(self._numbers):
             self._stream.synchronize()
-        return list(self._memory)
+        return list(self._numbers)
 
 
-def memory_of(numbers: Tensor) -> ctypes.Array[ctypes.c_float]:
-    """The memory of a few numbers of the host's, to be looked at without a call of torch's."""
+def read_in_place(numbers: Tensor) -> ctypes.Array[ctypes.c_float]:
+    """A few numbers of the host's where they lie, to be looked at without a call of torch's."""
     assert numbers.dtype == torch.float32
-    memory = (ctypes.c_float * numbers.numel()).from_address(numbers.data_ptr())
-    memory.tensor = numbers  # type: ignore[attr-defined]  # which has it
-    return memory
+    found = (ctypes.c_float * numbers.numel()).from_address(numbers.data_ptr())
+    found.tensor = numbers  # type: ignore[attr-defined]  # whose memory it is
+    return found
 
 
 def arrives(numbers: ctypes.Array[ctypes.c_float]) -> bool:

@@ -33,7 +33,7 @@ class AllStates:
             x, h = reverse(x, self.lengths), reverse(h, self.lengths)
             resets = None if resets is None else reverse_resets(resets, self.lengths)
         h0, c0 = (part.to(h.dtype) for part in initial)
-        c = memory_of(x, h, h0, c0, weights, resets)
+        c = cell_states(x, h, h0, c0, weights, resets)
         if self.lengths is not None:
             c = mask_padding(c, self.lengths)
         self.parts.append(tuple(reverse(part, self.lengths) if back else part for part in (h, c)))
@@ -46,7 +46,7 @@ class AllStates:
         return tuple(part.transpose(1, 2) for part in found) if batch_first else found
 
 
-def memory_of(
+def cell_states(
     x: Tensor, h: Tensor, h0: Tensor, c0: Tensor, weights: tuple[Tensor | None, ...], resets: Tensor | None
 ) -> Tensor:
     """An LSTM's c after every step `(T, B, n)`, from its inputs and outputs: between known outputs,

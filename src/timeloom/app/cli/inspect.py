@@ -20,7 +20,8 @@ from timeloom.app.train.chart import Line, bar_chart, line_chart
 from timeloom.app.train.config import at_least
 from timeloom.app.train.inference import data_of, restore
 from timeloom.app.train.timeline import timeline
-from timeloom.inspection.trials import Inspection, inspect
+from timeloom.inspection.outcome import Inspection
+from timeloom.inspection.trials import inspect
 from timeloom.report import SolveReport
 
 SECONDS = 2.0

@@ -15,7 +15,7 @@ import tyro
 from timeloom.app.cli import first_rank
 from timeloom.app.cli.display import CONSOLE, training_bar
 from timeloom.app.cli.output import go_on_without
-from timeloom.app.cli.words import value_of, whole_number, without
+from timeloom.app.cli.unparsed import value_of, whole_number, without
 from timeloom.app.data import Splits, Table, load, prepare, split
 from timeloom.app.device import device_of
 from timeloom.app.errors import InputError

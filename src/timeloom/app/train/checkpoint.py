@@ -143,7 +143,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
 def experience_of(model: nn.Module, held_by: Experiences) -> dict[str, dict[str, Any]]:
     """What `auto` has learned, by the name of the layer and the index of its recurrence."""
     return {
-        name: {str(index): asdict(memory) for index, memory in held_by(module).items()}
+        name: {str(index): asdict(learned) for index, learned in held_by(module).items()}
         for name, module in model.named_modules()
         if isinstance(module, Recurrent)
     }
@@ -155,8 +155,8 @@ def restore_experience(model: nn.Module, experience: dict[str, dict[str, Any]], 
         if isinstance(module, Recurrent):
             held = held_by(module)
             held.clear()
-            for index, memory in experience.get(name, {}).items():
-                sides = {side: _experience(kept) for side, kept in memory.items() if kept is not None}
+            for index, learned in experience.get(name, {}).items():
+                sides = {side: _experience(kept) for side, kept in learned.items() if kept is not None}
                 held[int(index)] = LayerExperience(sides["forward"], sides["backward"], sides.get("warm"))
 
 

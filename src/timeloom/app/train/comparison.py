@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from timeloom.app.train.model import SequenceModel
-from timeloom.app.train.ranks import Share
+from timeloom.app.train.share import Share
 from timeloom.nn import sequentialize
 
 MOST_SECONDS = 60.0

@@ -23,7 +23,7 @@ from timeloom.solvers.base import Solver, resolve
 from timeloom.solvers.mgrit import MGRIT
 
 if TYPE_CHECKING:
-    from timeloom.app.train.ranks import Part
+    from timeloom.app.train.share import Part
 
 _CELLS: dict[str, type[Recurrent]] = {"gru": GRU, "implicit-gru": ImplicitGRU, "lstm": LSTM, "rnn": RNN}
 

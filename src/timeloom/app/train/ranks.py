@@ -1,4 +1,4 @@
-"""A training over the processes of torchrun: what each of them has of a batch, and how results come together.
+"""A training over the processes of torchrun: how a batch is shared, and how results come together.
 
 The processes form a mesh: those in its dimension "time" share every series, those in "data" have other series of a
 batch. Each computes its part of the sum that the loss of the whole batch is; gradients are added up once a step.
@@ -9,27 +9,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
-from timeloom.app.data import Batch, Examples
+from timeloom.app.data import Examples
 from timeloom.app.data.batches import collate
 from timeloom.app.data.records import NUMERIC, PER_STEP, Task
 from timeloom.app.errors import InputError
 from timeloom.app.train.config import TrainConfig
 from timeloom.app.train.model import SequenceModel
 from timeloom.app.train.objective import Score, counted, loss_of
+from timeloom.app.train.share import Part, Share
 from timeloom.auto.experience import LayerExperience
 from timeloom.distributed import (
     RankError,
-    last_over_time,
-    mean_over_time,
     slice_of,
     sum_over_time,
     time_mesh,
@@ -45,52 +42,6 @@ SEED_STRIDE = 7_368_787
 """Between the seeds of two ranks' dropout."""
 
 Context = Callable[[], AbstractContextManager[Any]]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A slice in time of series whose other steps are on other ranks."""
-
-    begin: int
-    mesh: DeviceMesh
-
-    def last(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """The last real step of every series, `(T_local, B, n)` to `(B, n)`, the same on all time ranks."""
-        if lengths is None:
-            return last_over_time(x, self.mesh)
-        places = lengths.to(x.device) - 1 - self.begin
-        here = (places >= 0) & (places < len(x))
-        found = x[places.clamp(0, len(x) - 1), torch.arange(x.shape[1], device=x.device)]
-        return sum_over_time(found.masked_fill(~here.unsqueeze(-1), 0), self.mesh)
-
-    def mean(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """The mean over the real steps of every series, the same on all time ranks."""
-        if lengths is None:
-            return mean_over_time(x, self.mesh)
-        ends = lengths.to(x.device)
-        real = torch.arange(self.begin, self.begin + len(x), device=x.device).unsqueeze(1) < ends
-        return sum_over_time((x * real.unsqueeze(-1)).sum(dim=0), self.mesh) / ends.unsqueeze(-1)
-
-
-@dataclass(frozen=True)
-class Share:
-    """What a process has of a batch."""
-
-    batch: Batch | None
-    """None where a batch has fewer series than there are data ranks."""
-    part: Part | None
-    """None where this process has all steps."""
-    labels: int
-    """Classes or numbers to learn in the whole batch, on all ranks."""
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> Share:
-        return Share(None if self.batch is None else self.batch.to(device, dtype), self.part, self.labels)
-
-    def answers(self, model: SequenceModel, batch: Batch) -> Tensor:
-        if self.part is not None:
-            return model.answers_of(batch.inputs, batch.lengths, self.part)
-        answers: Tensor = model(batch.inputs, batch.lengths)
-        return answers
 
 
 class Alone:

@@ -33,9 +33,10 @@ from timeloom.app.train.ending import resume_command
 from timeloom.app.train.metrics_file import Metrics
 from timeloom.app.train.model import SequenceModel, solver_of
 from timeloom.app.train.objective import Score, balancing, check_objective
-from timeloom.app.train.ranks import Alone, Share
+from timeloom.app.train.ranks import Alone
 from timeloom.app.train.run_files import FOLD
 from timeloom.app.train.setup import autocast, build_model, learning_rate, make_optimizer
+from timeloom.app.train.share import Share
 from timeloom.app.train.solved import Solved
 from timeloom.inspection.trials import reports_of
 from timeloom.report import of_reports

@@ -1,0 +1,51 @@
+"""CUDA texts compiled as C++ for a CPU, their threads as fibers (cuda_emulator/emulator.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "cuda_emulator"
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+OPTIONS = ("-std=c++17", "-O0", "-w", "-fPIC")
+ONE_MEMORY = "#undef __shared__\n#define __shared__ static\n"
+"""Before kernels that declare their shared memory: one for all fibers."""
+
+
+@cache
+def _emulator() -> Path:
+    """A folder with the emulator's headers, its own compiled once for all texts."""
+    assert COMPILER is not None
+    folder = Path(tempfile.mkdtemp(prefix="timeloom-emulator-"))
+    for path in FOLDER.iterdir():
+        shutil.copy(path, folder)
+    header = folder / "emulator.h"
+    subprocess.run([COMPILER, *OPTIONS, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
+    return folder
+
+
+@cache
+def _headers_at(headers: tuple[tuple[str, str], ...]) -> Path:
+    """A folder with the headers of kernels, but for those that the emulator has instead."""
+    folder = Path(tempfile.mkdtemp(prefix="timeloom-emulated-"))
+    for name, text in headers:
+        if not (FOLDER / name).exists():
+            (folder / name).write_text(text)
+    return folder
+
+
+def library(text: str, headers: Iterable[tuple[str, str]] = ()) -> ctypes.CDLL:
+    """The library of a text with such headers, which has `emulate…` functions."""
+    folders = _emulator(), _headers_at(tuple(headers))
+    path = folders[1] / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+    include = ["-include", str(folders[0] / "emulator.h"), *(f"-I{folder}" for folder in folders)]
+    command = [str(COMPILER), *OPTIONS, "-shared", *include, "-x", "c++", "-", "-o", str(path)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(str(path))

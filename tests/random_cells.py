@@ -19,7 +19,10 @@ UNARY: list[Callable[[Tensor], Tensor]] = [
     lambda a: (a.abs() + 0.2).pow(1.7), lambda a: (a.abs() + 0.2).log(), torch.erf, lambda a: 1 - a,
     lambda a: 2.5 / (a.abs() + 1),
     lambda a: torch.expm1(0.3 * a), lambda a: torch.where(a > 0.1, a, 0.2 * a.square()),
-    lambda a: F.relu6(a + 3) / 6,  # F.hardsigmoid's own gradient is good to float32 alone, in float64 too
+    lambda a: F.celu(a, 2.0), lambda a: torch.exp2(-a.abs()), lambda a: torch.log2(a.abs() + 0.3),
+    lambda a: torch.log10(a.square() + 0.3), lambda a: torch.logit(0.1 + 0.8 * torch.sigmoid(a)),
+    lambda a: a.masked_fill(a > 0.4, 0.3), lambda a: F.glu(torch.cat([a, 0.5 - a], -1)),
+    lambda a: F.relu6(a + 3) / 6,  # of F.hardsigmoid, and of F.celu by 1 / 1.3, torch's gradient is good to float32
 ]  # fmt: skip
 BINARY: list[Callable[[Tensor, Tensor], Tensor]] = [
     torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, lambda a, b: a / (b.abs() + 0.5),
@@ -75,6 +78,9 @@ class RandomCell(nn.Module):
         elif kind == "n":
             w, bias = self._weight(width), self._weight(width)
             self._add(width, lambda v: F.layer_norm(v[a], (width,), self.weights[w], self.weights[bias], 0.1))
+        elif kind == "r" and width % 2 == 0:
+            w = self._weight(width)
+            self._add(width, lambda v: F.group_norm(v[a], 2, self.weights[w], None, 0.1))
         elif kind == "r":
             self._add(width, lambda v: v[a] * torch.rsqrt(v[a].square().mean(-1, keepdim=True) + 0.1))
         elif kind == "s" and width > 1:

@@ -16,7 +16,7 @@ from timeloom.torch_state.precision import HALF
 
 _SIZED = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "repeat", "full", "zeros", "ones", "empty",
-    "new_zeros", "new_ones", "new_full", "new_empty", "arange", "constant_pad_nd",
+    "new_zeros", "new_ones", "new_full", "new_empty", "arange", "constant_pad_nd", "native_group_norm",
 }  # fmt: skip
 """Operations that are told sizes: where these count rows, they count as many as there are now."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,22 @@ def _elu(lanes: Lanes, node: fx.Node, a: Any, alpha: float = 1, scale: float = 1
     return lanes.pointwise("select", above, lanes.scaled(value, scale), curved)
 
 
+def _celu(lanes: Lanes, node: fx.Node, a: Any, alpha: float = 1) -> Tensor:
+    return _elu(lanes, node, a, alpha, 1, 1 / alpha)
+
+
+def _exp2(lanes: Lanes, node: fx.Node, a: Any) -> Tensor:
+    return lanes.pointwise("exp", lanes.scaled(lanes.of(a), math.log(2)))
+
+
+def _log2(lanes: Lanes, node: fx.Node, a: Any) -> Tensor:
+    return lanes.scaled(lanes.pointwise("log", lanes.of(a)), 1 / math.log(2))
+
+
+def _log10(lanes: Lanes, node: fx.Node, a: Any) -> Tensor:
+    return lanes.scaled(lanes.pointwise("log", lanes.of(a)), 1 / math.log(10))
+
+
 def _prelu_kernel(lanes: Lanes, node: fx.Node, a: Any, weight: Any) -> Tensor:
     value = lanes.of(a)
     below = lanes.pointwise("mul", value, lanes.of(weight))
@@ -193,6 +210,10 @@ RULES: dict[str, Callable[..., Any]] = {
     "mish": _mish,
     "logaddexp": _logaddexp,
     "elu": _elu,
+    "celu": _celu,
+    "exp2": _exp2,
+    "log2": _log2,
+    "log10": _log10,
     "_prelu_kernel": _prelu_kernel,
     "full_like": _full_like,
     "zeros_like": _zeros_like,

@@ -43,8 +43,7 @@ def _mean(lanes: Lanes, node: fx.Node, a: Any, dim: Any = None, keepdim: bool = 
     return lanes.scaled(found, 1 / terms)
 
 
-def _variance(lanes: Lanes, a: Any, dim: Any, correction: Any, keepdim: bool) -> tuple[Tensor, Tensor]:
-    value = lanes.of(a)
+def _variance(lanes: Lanes, value: Tensor, dim: Any, correction: Any, keepdim: bool) -> tuple[Tensor, Tensor]:
     whole, terms = total(lanes, value, dim, True)
     mean = lanes.scaled(whole, 1 / terms)
     apart = lanes.pointwise("sub", value, mean)
@@ -58,22 +57,22 @@ def _variance(lanes: Lanes, a: Any, dim: Any, correction: Any, keepdim: bool) ->
 def _var_mean(
     lanes: Lanes, node: fx.Node, a: Any, dim: Any = None, correction: Any = None, keepdim: bool = False
 ) -> Any:
-    return _variance(lanes, a, dim, correction, keepdim)
+    return _variance(lanes, lanes.of(a), dim, correction, keepdim)
 
 
 def _var(lanes: Lanes, node: fx.Node, a: Any, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Tensor:
-    return _variance(lanes, a, dim, correction, keepdim)[0]
+    return _variance(lanes, lanes.of(a), dim, correction, keepdim)[0]
 
 
 def _std(lanes: Lanes, node: fx.Node, a: Any, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Tensor:
-    return lanes.pointwise("sqrt", _variance(lanes, a, dim, correction, keepdim)[0])
+    return lanes.pointwise("sqrt", _variance(lanes, lanes.of(a), dim, correction, keepdim)[0])
 
 
 def _native_layer_norm(
     lanes: Lanes, node: fx.Node, a: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As torch's: also the mean and 1 / standard deviation."""
-    variance, mean = _variance(lanes, a, _last(shape), 0, True)
+    variance, mean = _variance(lanes, lanes.of(a), _last(shape), 0, True)
     scale = lanes.pointwise("rsqrt", lanes.pointwise("add", variance, lanes.of(eps)))
     apart = lanes.pointwise("sub", lanes.of(a), mean)
     return _affine(lanes, lanes.pointwise("mul", apart, scale), weight, bias), mean, scale
@@ -87,6 +86,22 @@ def _fused_rms_norm(
     squares, terms = total(lanes, lanes.pointwise("mul", value, value), _last(shape), True)
     scale = lanes.pointwise("rsqrt", lanes.pointwise("add", lanes.scaled(squares, 1 / terms), lanes.of(least)))
     return _affine(lanes, lanes.pointwise("mul", value, scale), weight, None), scale
+
+
+def _native_group_norm(
+    lanes: Lanes, node: fx.Node, a: Any, weight: Any, bias: Any, rows: int, channels: int, each: int, groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """As torch's: also the mean and 1 / standard deviation of every group. Rows come first."""
+    value = lanes.of(a)
+    grouped = value.reshape(rows, groups, -1)
+    variance, mean = _variance(lanes, grouped, -1, 0, True)
+    scale = lanes.pointwise("rsqrt", lanes.pointwise("add", variance, lanes.of(eps)))
+    found = lanes.pointwise("mul", lanes.pointwise("sub", grouped, mean), scale).reshape(rows, channels, each)
+    weight, bias = (None if one is None else lanes.of(one).unsqueeze(-1) for one in (weight, bias))
+    found = found if weight is None else lanes.pointwise("mul", found, weight)
+    found = found if bias is None else lanes.pointwise("add", found, bias)
+    return found.reshape(value.shape), mean.squeeze(-1), scale.squeeze(-1)
 
 
 def _last(shape: Sequence[int]) -> list[int]:
@@ -105,6 +120,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "var": _var,
     "std": _std,
     "native_layer_norm": _native_layer_norm,
+    "native_group_norm": _native_group_norm,
     "_fused_rms_norm": _fused_rms_norm,
 }
 """As in `rules_pointwise`."""

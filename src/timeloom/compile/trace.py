@@ -22,7 +22,7 @@ MOST_TRACES = 4
 
 _DECOMPOSED = [
     aten.addcmul, aten.addcdiv, aten.gelu, aten.silu, aten.hardsigmoid, aten.hardswish, aten.leaky_relu, aten.threshold,
-    aten.softshrink, aten.hardshrink, aten.native_group_norm,
+    aten.softshrink, aten.hardshrink, aten.glu, aten.masked_fill, aten.logit, aten.sgn,
 ]  # fmt: skip
 """What torch takes apart itself. Not where its parts overflow while the whole does not (softplus, elu), nor norms:
 of x alone torch's own are far faster than their parts."""

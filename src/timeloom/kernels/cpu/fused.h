@@ -161,12 +161,12 @@ INLINE void multiply(const int rows, const int alone, const int fresh, const int
   __asm__("" : "+r"(depth)); /* unrolled in full, loops over few terms are several times slower */
   if (rows == 1 && alone) { /* one sum waits for itself: four do not. Beside others a row is rounded as they are */
     V part[3][8] = {};
-    for (; k + 4 <= depth; k += 4)
-      UNROLL for (int c = 0; c < columns; c++) {
-        const V *wk = (const V *)(w + (k * columns + c) * WIDE);
-        sum[0][c] += v_const(a[0][k]) * wk[0];
-        UNROLL for (int i = 0; i < 3; i++) part[i][c] += v_const(a[0][k + 1 + i]) * wk[(i + 1) * columns];
-      }
+    for (; k + 4 <= depth; k += 4) { /* weights as they lie: beyond the first cache, memory is fetched in that order */
+      const V *wk = (const V *)(w + k * columns * WIDE);
+      UNROLL for (int c = 0; c < columns; c++) sum[0][c] += v_const(a[0][k]) * wk[c];
+      UNROLL for (int i = 0; i < 3; i++)
+        UNROLL for (int c = 0; c < columns; c++) part[i][c] += v_const(a[0][k + 1 + i]) * wk[(i + 1) * columns + c];
+    }
     UNROLL for (int c = 0; c < columns; c++) sum[0][c] += (part[0][c] + part[1][c]) + part[2][c];
   }
   for (; k < depth; k++) {

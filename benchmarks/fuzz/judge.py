@@ -35,6 +35,8 @@ PROMISED_GRADIENT = 30.0
 ANOTHER = 0.5
 """Share of the largest number from which on a torch run's outputs are those of another trajectory: a chaotic network's.
 Gradients along it are as large as that trajectory makes them, so no factor of torch's bounds ours."""
+CHANGED = 1e-3
+"""By how much of other inputs those of warm starts change from call to call."""
 KINKED = ("RNN_RELU", "LiGRU")
 """Cells whose derivative jumps where a unit crosses zero."""
 
@@ -152,10 +154,14 @@ class _Problem:
         if case.resets:
             self.ragged["resets"] = (torch.rand(case.T, batch) < 3 / case.T).to(device)
         self.inputs = [self._rounded(case.T, batch, case.inputs, scale=case.x_scale) for _ in range(case.calls)]
+        if case.feature == "warm starts":  # of samples that come back
+            self.inputs[:-1] = [self.inputs[-1] + CHANGED * x for x in self.inputs[:-1]]
         stacked = () if case.cell in USER_CELLS else (case.layers * case.directions,)
         shapes = [(*stacked, batch, width) for width in state_widths(case)]
         self.h0 = tuple(self._rounded(*shape, scale=0.5) for shape in shapes) if case.h0 else None
         self.upstream: list[Tensor] = []
+        self.direction = torch.randn_like(self.inputs[-1]) if case.feature == "second order" else None
+        """Along which the gradient of x is differentiated once more."""
 
     def _rounded(self, *shape: int, scale: float) -> Tensor:
         numbers = torch.randn(*shape, dtype=torch.float64) * scale
@@ -219,7 +225,11 @@ class _Problem:
         values = list(results.values())
         if case.grad and [value.shape for value in values] == [grad.shape for grad in self.upstream]:
             upstream = [turned(grad).to(value.dtype) for grad, value in zip(self.upstream, values, strict=True)]
-            torch.autograd.backward(values, upstream)
+            if self.direction is None:
+                torch.autograd.backward(values, upstream)
+            else:
+                (first,) = torch.autograd.grad(values, [x], upstream, create_graph=True)
+                torch.autograd.backward([first], [turned(self.direction).to(first.dtype)])
             leaves = {"x": x, **{f"h0 {index}": part for index, part in enumerate(given or ())}}
             leaves |= dict(module.named_parameters())
             results |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,19 @@ class _Off(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad * (1 + ctx.by), None
+
+
+def test_numbers_that_the_dtype_cannot_hold_are_no_finding() -> None:
+    """A gradient of 1.06e5, where float16 ends at 6.55e4; torch's is 3.8e3, of outputs that are off by 1.5."""
+    assert judging.beyond(torch.tensor([1.0, -1.055e5]), torch.float16)
+    assert not judging.beyond(torch.tensor([1.0, -6.5e4]), torch.float16)
+    case = Case(
+        cell="LSTM", n=65, inputs=7, T=600, B=1, resets=True, dtype="float16", tf32=False, gate_bias=4.0, scale=3.0,
+        solver="QuasiELK", seed=370205991,
+    )  # fmt: skip
+    answer = judge(case, "cpu")
+    assert math.isnan(answer["errors"]["grad bias_ih_l0"][0])
+    assert answer["findings"] == []
 
 
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,25 @@ import timeloom as tl
 from benchmarks.fuzz import __main__ as fuzz
 from benchmarks.fuzz import judge as judging
 from benchmarks.fuzz import networks, record, segments
-from benchmarks.fuzz.case import DTYPES, Case
-from benchmarks.fuzz.draw import LIMITS, draw
+from benchmarks.fuzz.case import DTYPES, FEATURES, Case
+from benchmarks.fuzz.draw import LIMITS, draw, draw_feature
 from benchmarks.fuzz.judge import judge
 from benchmarks.fuzz.log import Log
 from benchmarks.fuzz.worker import Worker
 
 KNOWN = Path(fuzz.__file__).with_name("known.json")
 RAGGED = Case(n=5, T=30, B=3, layers=2, bidirectional=True, ragged="lengths", resets=True, h0=True, batch_first=True)
+
+DRAWN = [
+    '{"cell": "RNN", "n": 65, "inputs": 33, "layers": 2, "batch_first": true, "T": 11, "B": 5, "dtype": "float64", '
+    '"scale": 4.0, "solver": "DEER", "seed": 1338781979}',
+    '{"cell": "RNN_RELU", "n": 5, "inputs": 5, "layers": 2, "T": 171, "B": 1, "ragged": "packed", "tf32": false, '
+    '"scale": 3.0, "solver": "QuasiDEER", "seed": 546393247}',
+    '{"cell": "ImplicitGRU", "n": 65, "inputs": 1, "layers": 2, "batch_first": true, "T": 8, "B": 26, "ragged": '
+    '"packed", "scale": 2.0, "x_scale": 4.0, "calls": 3, "seed": 933119279}',
+    '{"cell": "LSTM", "n": 3, "inputs": 2, "bidirectional": true, "bias": false, "T": 3, "B": 1, "dtype": "bfloat16", '
+    '"solver": "ELK", "seed": 395118601}',
+]
 
 pytestmark = pytest.mark.usefixtures("one_thread", "settings_stay")
 
@@ -41,6 +53,22 @@ def test_drawn_cases_are_the_same_twice_and_within_their_limits(device: str) -> 
     assert any(draw(7, index, device).T > 5000 for index in range(4000))
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_drawn_features_are_numbers_of_their_own(device: str) -> None:
+    cases = [draw_feature(7, index, device) for index in range(400)]
+    assert cases == [draw_feature(7, index, device) for index in range(400)]
+    assert {case.feature for case in cases} == set(FEATURES)
+    assert all(Case.of(case.line()) == case for case in cases)
+    assert all(case.cell in networks.USER_CELLS for case in cases if case.feature == "layer")
+    assert not any(case.feature for case in (draw(7, index, device) for index in range(400)))
+
+
+def test_earlier_seeds_draw_what_they_drew() -> None:
+    """Records name seeds and numbers: what these stand for must not change."""
+    drawn = [draw(seed, index, "cpu").line() for seed, index in ((7, 0), (192, 15507), (194, 7310), (197, 5000))]
+    assert drawn == DRAWN
+
+
 def test_a_case_with_an_unknown_word_is_refused() -> None:
     with pytest.raises(ValueError, match="a case has no hidden"):
         Case.of('{"hidden": 3}')
@@ -56,6 +84,21 @@ def test_a_case_with_an_unknown_word_is_refused() -> None:
         Case(cell="PeepholeLSTM", n=4, T=30, solver="Shooting", options={"chunk": 8}),
         Case(n=33, dtype="bfloat16", grad=False, calls=2),
         Case(n=8, trained=3, T=50),
+        Case(n=5, T=40, feature="second order", solver="Shooting", options={"chunk": 8}),
+        Case(n=5, T=300, layers=2, feature="warm starts", calls=3, solver="Shooting", options={"chunk": 32}),
+        Case(cell="LSTM", n=5, T=40, batch_first=True, feature="states", solver="Shooting", options={"chunk": 8}),
+        Case(
+            cell="PeepholeLSTM",
+            n=4,
+            T=40,
+            B=3,
+            h0=True,
+            ragged="lengths",
+            resets=True,
+            feature="layer",
+            solver="Shooting",
+            options={"chunk": 8},
+        ),
     ],
     ids=lambda case: case.cell,
 )
@@ -65,6 +108,27 @@ def test_what_is_right_has_no_finding(case: Case) -> None:
     assert "skipped" not in answer
     assert ("grad x" in answer["errors"]) == case.grad
     assert len(json.dumps(answer)) > 0
+
+
+def test_features_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Case(cell="LSTM", n=4, T=20, solver="Shooting", options={"chunk": 4})
+    torch.manual_seed(0)
+    first = judging._Problem(plain, "cpu").truth()
+    torch.manual_seed(0)
+    second = judging._Problem(replace(plain, feature="second order"), "cpu").truth()
+    assert torch.equal(first["y"], second["y"])
+    assert float((first["grad weight_hh_l0"] - second["grad weight_hh_l0"]).abs().max()) > 0.01
+    states = judging._Problem(replace(plain, feature="states", batch_first=True), "cpu")
+    assert {name: value.shape for name, value in states.ours()[0].items() if name in ("final 2", "final 3")} == {
+        "final 2": (1, 20, 2, 4), "final 3": (1, 20, 2, 4),
+    }  # fmt: skip
+    begun, batch = list[Any](), tl.WarmStarts.batch
+    monkeypatch.setattr(tl.WarmStarts, "batch", lambda *given: begun.append(given) or batch(*given))
+    problem = judging._Problem(replace(plain, feature="warm starts", calls=3, T=40), "cpu")
+    reports = problem.ours()[1]
+    assert len(begun) == 3
+    assert "begun at known states" in str(reports[0])
+    assert 0 < float((problem.inputs[0] - problem.inputs[-1]).abs().max()) < 0.1
 
 
 def _broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
@@ -103,6 +167,19 @@ class _Off(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad * (1 + ctx.by), None
+
+
+def test_numbers_that_the_dtype_cannot_hold_are_no_finding() -> None:
+    """A gradient of 1.06e5, where float16 ends at 6.55e4; torch's is 3.8e3, of outputs that are off by 1.5."""
+    assert judging.beyond(torch.tensor([1.0, -1.055e5]), torch.float16)
+    assert not judging.beyond(torch.tensor([1.0, -6.5e4]), torch.float16)
+    case = Case(
+        cell="LSTM", n=65, inputs=7, T=600, B=1, resets=True, dtype="float16", tf32=False, gate_bias=4.0, scale=3.0,
+        solver="QuasiELK", seed=370205991,
+    )  # fmt: skip
+    answer = judge(case, "cpu")
+    assert math.isnan(answer["errors"]["grad bias_ih_l0"][0])
+    assert answer["findings"] == []
 
 
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,3 +181,17 @@ def test_a_meta_device_is_silent() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert layer(torch.empty(5, B, D, device="meta"))[0].shape == (5, B, H)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_states_are_of_the_final_states_dtype(name: str, dtype: torch.dtype, autocast: bool) -> None:
+    kind, more = LAYERS[name]
+    layer = getattr(tl, kind)(D, H, solver=Shooting(chunk=4), **more).to(torch.float32 if autocast else dtype)
+    x = draw(T, B, D).to(torch.float32 if autocast else dtype)
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        y, final, states = layer(x, return_states=True)
+    found = [(every.dtype, last.dtype) for every, last in zip(parts_of(states), parts_of(final), strict=True)]
+    assert all(every == last for every, last in found), found
+    assert parts_of(states)[0][0].equal(y)

@@ -1,5 +1,6 @@
 """`python -m benchmarks.fuzz --device cuda|cpu --minutes 5 --seed S`: random configurations, judged against float64.
 
+--features      those that use one beside: second order, warm starts, return_states, Layer over a user's cell
 --count 20000   configurations of the seed in all: those in the log are not judged again, so runs can be gone on with
 --again         the log's findings first, once more: what is mended is told so
 --case JSON     one configuration, told in full (as printed for a finding)
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.fuzz.case import Case
-from benchmarks.fuzz.draw import draw
+from benchmarks.fuzz.draw import draw, draw_feature
 from benchmarks.fuzz.judge import judge
 from benchmarks.fuzz.log import Log
 from benchmarks.fuzz.record import facts, reproduce, summary, write
@@ -43,7 +44,7 @@ class Task:
     """A case to judge: number `index` of a seed, or one of a file."""
 
     case: Case
-    seed: int | None = None
+    seed: int | str | None = None
     index: int | None = None
 
 
@@ -53,7 +54,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _one(Case.of(given.case), given.device)
     log = Log(given.log or given.out / f"fuzz-{given.device}.jsonl")
     if given.minutes > 0:
-        told = {"cases": given.cases.name if given.cases else "random", "seed": given.seed, "workers": given.workers}
+        told = {
+            "cases": given.cases.name if given.cases else "random",
+            "seed": _stream(given),
+            "workers": given.workers,
+        }
         log.begin(facts(given.device) | told)
         run(_tasks(given, log), log, given.device, given.minutes, given.workers, given.threads)
     page, result = write(given.out, given.device, log), summary(log)
@@ -121,10 +126,16 @@ def _tasks(given: argparse.Namespace, log: Log) -> Iterator[Task]:
     if given.cases is not None:
         yield from [Task(Case.of(entry)) for entry in json.loads(given.cases.read_text())]
         return
-    done = log.done(given.seed)
+    seed, drawn = _stream(given), draw_feature if given.features else draw
+    done = log.done(seed)
     for index in islice(count(given.first), given.count):
         if index not in done:
-            yield Task(draw(given.seed, index, given.device), given.seed, index)
+            yield Task(drawn(given.seed, index, given.device), seed, index)
+
+
+def _stream(given: argparse.Namespace) -> int | str:
+    """What a seed's configurations are kept by: those with features are others."""
+    return f"features {given.seed}" if given.features else int(given.seed)
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -137,6 +148,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=whole, default=None, help="configurations of the seed, with those before")
     parser.add_argument("--workers", type=whole, default=None, help="processes at once (4 on a GPU, 1 on a CPU)")
     parser.add_argument("--threads", type=whole, default=None, help="of each process (all cores shared out)")
+    parser.add_argument("--features", action="store_true", help="draw configurations that use a feature beside")
     parser.add_argument("--case", help="one configuration as JSON")
     parser.add_argument("--cases", type=Path, help="a JSON file of configurations")
     parser.add_argument("--again", action="store_true", help="judge the log's findings once more, first of all")

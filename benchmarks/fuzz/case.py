@@ -12,6 +12,7 @@ MODULES = ("GRU", "LSTM", "RNN", "RNN_RELU", "ImplicitGRU")
 """Cells that are modules; those of `networks.USER_CELLS` are run by `unroll`."""
 TWINS = MODULES[:4]
 """Modules that torch has too."""
+FEATURES = ("second order", "warm starts", "states", "layer")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -55,8 +56,13 @@ class Case:
     calls: int = 1
     """Calls of the same module; the last one is judged, on its own input."""
     seed: int = 0
+    feature: str = ""
+    """What is used beside, one of `FEATURES`: gradients of gradients; `WarmStarts`, of inputs that changed a little;
+    `return_states`; `Layer` over a user's cell, which takes lengths and resets there."""
 
     def __post_init__(self) -> None:
+        if self.feature not in ("", *FEATURES):
+            raise ValueError(f"feature must be one of {', '.join(FEATURES)} or '', got {self.feature!r}")
         if self.dtype not in DTYPES or self.autocast not in ("", "float16", "bfloat16"):
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, autocast '', float16 or bfloat16")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from benchmarks.fuzz.case import TWINS, Case
+from benchmarks.fuzz.case import FEATURES, TWINS, Case
 from benchmarks.fuzz.networks import USER_CELLS
 
 WIDTHS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 40, 63, 64, 65, 96, 100, 127, 128, 129, 160, 200, 255, 256, 257)
@@ -42,6 +42,8 @@ LIMITS = {
 }
 LONG, LONGEST = 1000, 9000
 """Most steps of usual cases, and of long ones."""
+FEATURE_STEPS, FEATURE_UNITS = 80, 65
+"""Most steps and units where the truth of a feature is a loop in Python, or a graph of gradients."""
 DENSE_UNITS, DENSE_UNITS_OWN = 65, 8
 """Most units where every step has a matrix, and the same of users' cells: theirs are differentiated row by row."""
 STEPWISE_UNITS_OWN = 33
@@ -50,7 +52,21 @@ STEPWISE_UNITS_OWN = 33
 
 def draw(seed: int, index: int, device: str) -> Case:
     """The configuration number `index` of a seed: the same on every machine."""
-    random, limits = Random(f"{seed}:{index}"), LIMITS[device]
+    return _drawn(Random(f"{seed}:{index}"), device)
+
+
+def draw_feature(seed: int, index: int, device: str) -> Case:
+    """The same of those that use a feature: numbers of their own, so that those without stay what they are."""
+    random = Random(f"features:{seed}:{index}")
+    feature = random.choice(FEATURES)
+    case = _using(feature, _drawn(random, device), random)
+    if case.options.get("coarse") == "implicit" and case.cell not in ("GRU", "ImplicitGRU"):  # the cell was changed
+        return replace(case, options={**case.options, "coarse": "frozen"})
+    return case
+
+
+def _drawn(random: Random, device: str) -> Case:
+    limits = LIMITS[device]
     case = _network(random)
     case = replace(case, seed=random.randrange(2**31), **_regime(random, case, limits))
     case = replace(case, **_precision(random, case, device))
@@ -58,6 +74,25 @@ def draw(seed: int, index: int, device: str) -> Case:
     solver, options = _solver(random, case, device)
     case = replace(case, solver=solver, options=options, calls=random.choice((1, 1, 2, 3)) if solver == "auto" else 1)
     return _bounded(case, 10 ** random.uniform(*limits.work), limits, random.random() < 0.35)
+
+
+def _using(feature: str, case: Case, random: Random) -> Case:
+    """A case that can use the feature: of the layers that have it, and no longer than its truth, a loop in Python."""
+    own = case.cell in USER_CELLS
+    if feature == "warm starts":
+        return replace(case, feature=feature, calls=3, B=max(case.B, 1))
+    case = replace(case, feature=feature, calls=1, T=min(case.T, FEATURE_STEPS), B=max(case.B, 1))
+    if feature == "second order":
+        case = replace(case, dtype=random.choice(("float32", "float64")), autocast="", grad=True)
+        return replace(case, n=min(case.n, FEATURE_UNITS), proj=min(case.proj, FEATURE_UNITS - 1))
+    if feature == "layer":
+        cell = case.cell if own else random.choice(tuple(USER_CELLS))
+        case = replace(case, ragged=random.choice(("", "lengths")), resets=random.random() < 0.5)
+        case = replace(case, cell=cell, n=min(case.n, STEPWISE_UNITS_OWN), proj=0, trained=0, autocast="")
+        return replace(case, layers=1, bidirectional=False, bias=True, batch_first=False)
+    if case.cell not in TWINS:
+        case = replace(case, cell=random.choice(TWINS))
+    return replace(case, layers=1, bidirectional=False, ragged="", resets=False)
 
 
 def _network(random: Random) -> Case:

@@ -33,7 +33,7 @@ class Log:
     def begin(self, run: dict[str, Any]) -> None:
         self._write({"run": run})
 
-    def add(self, answer: Answer, seed: int | None = None, index: int | None = None) -> None:
+    def add(self, answer: Answer, seed: int | str | None = None, index: int | None = None) -> None:
         """Of a case: number `index` of a seed, or from a file."""
         kept = {name: value for name, value in answer.items() if name not in ("errors", "report", "broken")}
         if not kept["findings"]:
@@ -44,7 +44,7 @@ class Log:
         kept["worst"] = {kind: pair for kind, pair in found.items() if pair is not None}
         self._write({"seed": seed, "index": index, **kept})
 
-    def done(self, seed: int) -> set[int]:
+    def done(self, seed: int | str) -> set[int]:
         """Which configurations of a seed have been judged."""
         return {answer["index"] for answer in self.answers.values() if answer["seed"] == seed}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -124,14 +125,17 @@ def ours(case: Case, state: dict[str, Tensor], ragged: dict[str, Tensor]) -> tup
     """Timeloom's module or cell, how to call it, and where its last reports will be."""
     dtype, device = DTYPES[case.dtype], next(iter(state.values())).device
     kind = getattr(tl.solvers, "Auto" if case.solver == "auto" else case.solver)
-    solver, reports = kind(**case.options), list[Any]()
+    solver, reports, warm = kind(**case.options), list[Any](), tl.WarmStarts(always=True)
+    if case.feature == "layer":
+        return _own_layer(case, state, ragged, solver)
     if case.cell in USER_CELLS:
         cell = loaded(USER_CELLS[case.cell](case.inputs, case.n), state, dtype)
 
         def unroll(x: Tensor, h0: tuple[Tensor, ...] | None) -> Result:
             initial = h0 or _zeros(case, x)
             given: Any = initial if len(initial) > 1 else initial[0]
-            states, report = tl.unroll(cell, given, x, solver)
+            with warm.batch(range(x.shape[1])) if case.feature == "warm starts" else nullcontext():
+                states, report = tl.unroll(cell, given, x, solver)
             reports[:] = [report]
             parts = states if isinstance(states, tuple) else (states,)
             return torch.cat(parts, -1), tuple(part[-1] for part in parts)
@@ -143,23 +147,52 @@ def ours(case: Case, state: dict[str, Tensor], ragged: dict[str, Tensor]) -> tup
     module = loaded(layer.to(device), state, dtype)
 
     def call(x: Tensor, h0: tuple[Tensor, ...] | None) -> Result:
-        result = _call(case, module, x, h0, ragged)
+        with warm.batch(range(x.shape[1])) if case.feature == "warm starts" else nullcontext():
+            result = _call(case, module, x, h0, ragged)
         reports[:] = module.reports
         return result
 
     return module, call, reports
 
 
+def _own_layer(
+    case: Case, state: dict[str, Tensor], ragged: dict[str, Tensor], solver: Any
+) -> tuple[nn.Module, Forward, list[Any]]:
+    """A user's cell in a `Layer`."""
+    cell, reports = loaded(USER_CELLS[case.cell](case.inputs, case.n), state, DTYPES[case.dtype]), list[Any]()
+    widths = state_widths(case)
+
+    def initial(batch: int) -> Any:
+        parts = tuple(next(cell.parameters()).new_zeros(batch, width) for width in widths)
+        return parts if len(parts) > 1 else parts[0]
+
+    cell.initial = initial
+    layer = tl.Layer(cell, solver=solver)
+
+    def call(x: Tensor, h0: tuple[Tensor, ...] | None) -> Result:
+        stacked = None if h0 is None else tuple(part.unsqueeze(0) for part in h0)
+        y, final = layer(x, stacked if stacked is None or len(stacked) > 1 else stacked[0], **ragged)
+        reports[:] = layer.reports
+        return y, tuple(part.squeeze(0) for part in (final if isinstance(final, tuple) else (final,)))
+
+    return cell, call, reports
+
+
 def torchs(
     case: Case, state: dict[str, Tensor], ragged: dict[str, Tensor], dtype: torch.dtype
 ) -> tuple[nn.Module, Forward]:
     """The same in torch, in a dtype: its layer, or a loop over steps where it has none."""
+    if case.feature == "layer":
+        cell = loaded(USER_CELLS[case.cell](case.inputs, case.n), state, dtype)
+        return cell, lambda x, h0: _loop_marked(cell, x, h0 or _zeros(case, x), ragged)
     if case.cell in USER_CELLS:
         cell = loaded(USER_CELLS[case.cell](case.inputs, case.n), state, dtype)
         return cell, lambda x, h0: _loop_user(cell, x, h0 or _zeros(case, x))
     layer = loaded(twin(case), state, dtype)
     if ragged:
         return layer, lambda x, h0: run_segments(case, layer, _run_implicit, x, h0 or _zeros(case, x), ragged)
+    if case.feature == "states":
+        return layer, lambda x, h0: _stepped(case, layer, x, h0 or _zeros(case, x))
     if case.cell in TWINS:
         return layer, lambda x, h0: _call(case, layer, x, h0, {})
     return layer, lambda x, h0: _run_implicit(case, layer, x, h0 or _zeros(case, x))
@@ -198,10 +231,48 @@ def _call(case: Case, module: Any, x: Tensor, h0: tuple[Tensor, ...] | None, rag
         keywords = dict(ragged)
         if case.batch_first and "resets" in keywords:
             keywords["resets"] = keywords["resets"].T
+        if case.feature == "states":
+            y, final, states = module(given, hx, **keywords, return_states=True)
+            y = y.transpose(0, 1) if case.batch_first else y
+            return y, (*_parts(final), *(_time_first(part, case) for part in _parts(states)))
         y, final = module(given, hx, **keywords)
     y = y.unsqueeze(1) if case.B == 0 else y.transpose(0, 1) if case.batch_first else y
     parts = final if isinstance(final, tuple) else (final,)
     return y, tuple(part.unsqueeze(1) for part in parts) if case.B == 0 else parts
+
+
+def _parts(state: Any) -> tuple[Tensor, ...]:
+    return state if isinstance(state, tuple) else (state,)
+
+
+def _time_first(states: Tensor, case: Case) -> Tensor:
+    """States `(1, T, B, part)`, or `(1, B, T, part)` if batch_first, as the former."""
+    return states.transpose(1, 2) if case.batch_first else states
+
+
+def _stepped(case: Case, layer: Any, x: Tensor, h0: tuple[Tensor, ...]) -> Result:
+    """Torch's layer step by step, and behind its final state the states of all steps, `(1, T, B, part)` each."""
+    state: Any = h0 if case.cell == "LSTM" else h0[0]
+    outputs, found = [], []
+    for step in x.unsqueeze(1):
+        y, state = layer(step.transpose(0, 1) if case.batch_first else step, state)
+        outputs.append(y.transpose(0, 1) if case.batch_first else y)
+        found.append(_parts(state))
+    return torch.cat(outputs), (*_parts(state), *(torch.stack(part, 1) for part in zip(*found, strict=True)))
+
+
+def _loop_marked(cell: nn.Module, x: Tensor, h0: tuple[Tensor, ...], ragged: dict[str, Tensor]) -> Result:
+    """A user's cell step by step: put back to h0 before marked steps, and left alone in the padding."""
+    state, outputs = h0, []
+    always = torch.ones(x.shape[1], dtype=torch.bool, device=x.device)
+    for t, step in enumerate(x):
+        alive = (t < ragged["lengths"] if "lengths" in ragged else always).unsqueeze(-1)
+        mark = (ragged["resets"][t] if "resets" in ragged else ~always).unsqueeze(-1)
+        before = tuple(torch.where(mark, first, part) for first, part in zip(h0, state, strict=True))
+        new = _parts(cell(before if len(before) > 1 else before[0], step))
+        outputs.append(torch.where(alive, new[0], 0))
+        state = tuple(torch.where(alive, part, old) for part, old in zip(new, state, strict=True))
+    return torch.stack(outputs), state
 
 
 def _loop_user(cell: nn.Module, x: Tensor, h0: tuple[Tensor, ...]) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
 from collections import Counter
@@ -17,6 +18,7 @@ from benchmarks.fuzz.case import Case
 from benchmarks.fuzz.log import KINDS, Answer, Log
 from benchmarks.results import machine_facts
 
+SOURCES = (".py", ".c", ".h", ".cu", ".cuh")
 SLOWEST = 10
 """Configurations named for the time they took."""
 RULE = """\
@@ -28,11 +30,19 @@ changed; the line beside a finding does so for ever."""
 
 def facts(device: str) -> dict[str, Any]:
     """What the findings depend on."""
-    found = machine_facts() | {"timeloom": timeloom.__version__, "device": device}
+    found = machine_facts() | {"timeloom": timeloom.__version__, "code": code(), "device": device}
     if device == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
         found["cudnn"] = torch.backends.cudnn.version()
     return found
+
+
+def code() -> str:
+    """A digest of timeloom's sources: runs between which they changed have others."""
+    root, found = Path(timeloom.__file__).parent, hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in SOURCES):
+        found.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return found.hexdigest()[:10]
 
 
 def reproduce(device: str, case: str) -> str:
@@ -108,6 +118,7 @@ def _kinds_of_input(case: Case) -> list[str]:
         "layers": case.layers > 1,
         "both directions": case.bidirectional,
         case.ragged: bool(case.ragged),
+        case.feature: bool(case.feature),
         "resets": case.resets,
         "h0": case.h0,
         "gradients": case.grad,
@@ -169,7 +180,7 @@ def document(device: str, result: dict[str, Any]) -> str:
         f"({len(result['mended'])} mended), {sum(result['skipped'].values())} skipped; {result['seconds']:,} s.",
         "",
     ]
-    lines += _table("run | seed | timeloom | torch | on", [_run_cells(run) for run in result["runs"]])
+    lines += _table("run | seed | timeloom | of sources | torch | on", [_run_cells(run) for run in result["runs"]])
     lines += ["Judged:", ""]
     lines += [f"- seed {seed}: {numbers}" for seed, numbers in result["seeds"].items()]
     for name, counts in result["counts"].items():
@@ -192,7 +203,14 @@ def document(device: str, result: dict[str, Any]) -> str:
 
 def _run_cells(run: dict[str, Any]) -> list[str]:
     seed = str(run["seed"]) if run["cases"] == "random" else run["cases"]
-    return [run["date"], seed, run["timeloom"], run["torch"], run.get("gpu") or run["processor"]]
+    return [
+        run["date"],
+        seed,
+        run["timeloom"],
+        run.get("code", "earlier"),
+        run["torch"],
+        run.get("gpu") or run["processor"],
+    ]
 
 
 def _error_cells(row: dict[str, Any]) -> list[str]:

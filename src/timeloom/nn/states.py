@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,10 @@ class AllStates:
     resets: Tensor | None
     parts: list[tuple[Tensor, ...]] = field(default_factory=list)
     """Of each layer and direction, `(T, B, part)` in the order of time."""
+
+    def to(self, dtypes: Sequence[torch.dtype]) -> None:
+        """In the dtypes that final states are returned in, one for each part."""
+        self.parts = [tuple(part.to(dtype) for part, dtype in zip(parts, dtypes, strict=True)) for parts in self.parts]
 
     def add(
         self, x: Tensor, h: Tensor, initial: tuple[Tensor, ...], weights: tuple[Tensor | None, ...], back: bool

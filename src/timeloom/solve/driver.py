@@ -83,10 +83,9 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             most = plan.tolerance if plan.counts_errors else WORTH_MENDING * plan.tolerance
             smaller = smaller_demand(state, plan, most, residuals, moves, estimates, polished)
             if smaller is None or len(residuals) >= plan.max_iters:
-                rounding = residuals[-1] <= ROUNDING.get(state.starts.dtype, 0.0)
-                if estimates[-1] > UNCERTAIN * most and not rounding and plan.on_divergence == "sequential":
-                    state.converged = False
-                    given_up = f"gave up: the jumps left may add up to {estimates[-1]:.1e}, and sweeps no longer help"
+                if plan.on_divergence == "sequential":
+                    given_up = _why_doubt(state, residuals, estimates[-1], most)
+                    state.converged = not given_up
                 break
             polished, demand = True, smaller
             state.demand(demand)
@@ -151,6 +150,21 @@ def smaller_demand(
     if len(estimates) > pace and not estimate < STANDS_STILL * estimates[-1 - pace]:
         return otherwise
     return residual * most / estimate
+
+
+def _why_doubt(state: Boundaries, residuals: list[float], estimate: float, most: float) -> str:
+    """Why jumps that meet the tolerance, and are more than rounding, tell too little of the error to stop there; or
+    nothing. Each sweep makes one more link exact by itself: where links amplify, and sweeps for three quarters of them
+    left jumps as large as states half of the way, they did nothing else, and of the links behind little is known.
+    """
+    if residuals[-1] <= ROUNDING.get(state.starts.dtype, 0.0):
+        return ""
+    if estimate > UNCERTAIN * most:
+        return f"gave up: the jumps left may add up to {estimate:.1e}, and sweeps no longer help"
+    sweeps, links = len(residuals), state.chain.links
+    if state.amplifies and 4 * sweeps >= 3 * links and residuals[sweeps // 2] > LARGE_MOVE:
+        return f"gave up: {sweeps} sweeps for {links} chunks that amplify"
+    return ""
 
 
 def conclude(

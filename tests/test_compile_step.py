@@ -498,3 +498,17 @@ def test_a_cell_that_is_diagonal_on_dry_days_alone_is_found_out(wet: int) -> Non
     states, report = tl.unroll(flood, h0, xs, solver="deer")
     assert torch.allclose(states, plain(flood, h0, xs), rtol=1e-10)
     assert not report.fell_back
+
+
+@needs_kernels
+def test_one_function_around_many_kinds_of_cells_is_compiled_for_each() -> None:
+    """Classes are not values that change from call to call: a step that is handed another one is another step."""
+    torch.manual_seed(0)
+    kinds = [type(f"Own{index}", (nn.RNNCell,), {}) for index in range(remember.MOST_AT_ONCE + 3)]
+
+    def step_of(cell: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda h, x, cell=cell: cell(x, h)
+
+    xs, h0 = torch.randn(600, 2, 3), torch.zeros(2, 3)
+    told = [tl.unroll(step_of(kind(3, 3)), h0, xs)[1].reason for kind in kinds]
+    assert all(reason.endswith("; fused") for reason in told), told

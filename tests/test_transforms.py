@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +72,25 @@ def test_linear_scan_runs_in_plain_operations(method: str) -> None:
     torch.testing.assert_close(grad(lambda a: scan(a).sum())(a), grad(lambda a: plain(a).sum())(a))
     many = draw(4, 6, 2, 3, 3, seed=3)
     torch.testing.assert_close(vmap(scan)(many), torch.stack([plain(a) for a in many]))
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "dense", "block"])
+def test_linear_scan_over_many_chunks(structure: Any) -> None:
+    """So many steps that chunks run side by side."""
+    shapes = {"diagonal": ((2, 3), (2, 3)), "dense": ((2, 3, 3), (2, 3)), "block": ((2, 2, 2, 3), (2, 2, 3))}[structure]
+    a, b, h0 = draw(150, *shapes[0]) / 4, draw(150, *shapes[1], seed=1), draw(*shapes[1], seed=2)
+
+    def loss(*given: Tensor) -> Tensor:
+        return tl.linear_scan(*given, structure=structure).sin().sum()
+
+    live = [part.requires_grad_() for part in (a.clone(), b.clone(), h0.clone())]
+    expected = torch.autograd.grad(loss(*live), live)
+    found = grad(loss, argnums=(0, 1, 2))(a, b, h0)
+    torch.testing.assert_close(found, expected)
+    _, slope = jvp(loss, (a, b, h0), (a, b, h0))
+    torch.testing.assert_close(slope, sum((one * other).sum() for one, other in zip(found, (a, b, h0), strict=True)))
+    by_a = vmap(grad(loss), in_dims=(0, None, None))(torch.stack([a, a / 2]), b, h0)
+    torch.testing.assert_close(by_a, torch.stack([found[0], grad(loss)(a / 2, b, h0)]))
 
 
 def test_odeint_refuses_and_its_sequential_run_does_not() -> None:

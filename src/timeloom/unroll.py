@@ -25,7 +25,7 @@ from timeloom.solve.steady_cell import SteadyCell
 from timeloom.solve.warm_starts import GivenStates, Guess, WarmBatch, check_batch, check_states
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.eager import eager
-from timeloom.torch_state.transforms import WHERE, transformed
+from timeloom.torch_state.wrapped import why_step_by_step
 
 _experiences: WeakKeyDictionary[Any, dict[Any, LayerExperience]] = WeakKeyDictionary()
 
@@ -69,8 +69,9 @@ def unroll(
         plan = resolved.plan_over_ranks(problem.detach(), experience.forward, span.sizes)
         states, _ = run_over_ranks(problem, resolved, experience, reports.append, ranks, plan)
         return generic.shaped(states), reports[0]
-    if transformed() and not resolved.on_tape:
-        states, _ = on_tape(problem, reports.append, f"no sweeps {WHERE}")
+    reason = None if resolved.on_tape else why_step_by_step(xs, problem.initial)
+    if reason is not None:
+        states, _ = on_tape(problem, reports.append, reason)
     elif resolved.on_tape:
         states, _ = run(problem, resolved, _experience_of(cell), reports.append, begin)
     else:

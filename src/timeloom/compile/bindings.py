@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from timeloom.compile.refusal import NotFused
+from timeloom.torch_state.wrapped import wrapped
 
 PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
 _FOLLOWED = (Tensor, nn.Module, FunctionType, float, int, list, tuple, dict)
@@ -108,6 +109,8 @@ def fingerprint(function: Any) -> tuple[Any, ...]:
                 f"the step refers to more than {MOST_HELD} things: give it what it needs, or make it a module"
             )
         if isinstance(value, Tensor):
+            if wrapped((value,)):
+                raise NotFused(f"the step holds a {type(value).__name__}, which has no memory of its own")
             found.append((path, tuple(value.shape), value.dtype, value.device))
         elif isinstance(value, float) and value != value:
             found.append((path, "nan"))

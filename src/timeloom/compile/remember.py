@@ -80,14 +80,15 @@ def compiled_for(
     if kept.steps < (FEWEST_STEPS if fewest is None else fewest):
         return f"too few steps so far to be worth compiling ({kept.steps} of {FEWEST_STEPS})"
     before = owner.compiled.setdefault(kind, [])
-    if fewest is None and len(before) >= MOST_AT_ONCE and kept.calls < CALLS_THAT_PAY:
-        return f"{_changed(before[-1], seen)}, and would be compiled anew for each: hold it in a tensor"
+    alike = [other for other in before if _same_code(other, seen)]
+    if fewest is None and len(alike) >= MOST_AT_ONCE and kept.calls < CALLS_THAT_PAY:
+        return f"{_changed(alike[-1], seen)}, and would be compiled anew for each: hold it in a tensor"
     inferring = torch.is_inference_mode_enabled()
     try:
         with torch.inference_mode(False):  # gradients are compared, too
             folds = xs.device.type == "cpu"
             kept.compiled = compile_step(function, state, is_tuple, xs.flatten(0, 1), folds)
-        before[:] = [*before[-MOST_AT_ONCE:], seen]
+        before[:] = [*before[1 - MOST_KEPT :], seen]
     except NotFused as error:
         kept.reason = str(error)
     except RuntimeError:
@@ -148,6 +149,13 @@ def _look_up(
         others = [key for key, one in owner.variants.items() if one is not kept]
         owner.variants.pop(next((key for key in others if owner.variants[key].compiled is None), others[0]))
     return owner, kept, kind, seen
+
+
+def _same_code(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    """Whether plain values alone tell two steps apart, not the classes or the code of what they refer to."""
+    if [path for path, *_ in before] != [path for path, *_ in now]:
+        return False
+    return all(one == other for one, other in zip(before, now, strict=True) if one[0][-1] in ("type", "code"))
 
 
 def _changed(before: tuple[Any, ...], now: tuple[Any, ...]) -> str:

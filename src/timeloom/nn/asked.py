@@ -57,7 +57,7 @@ def check(module: Recurrent, asked: Asked) -> str | None:
         raise ValueError("a PackedSequence carries its own lengths: give a padded tensor to use lengths= or resets=")
     if not isinstance(data, Tensor) and not hasattr(type(data), "__torch_function__"):
         raise TypeError(f"input must be a Tensor or a PackedSequence, got {type(data).__name__}")
-    obstacle = torch_layer.obstacle(data, asked.hx)
+    obstacle = torch_layer.obstacle(module, data, asked.hx)
     if asked.inside:
         _refuse_inside(module, asked)
     if obstacle:
@@ -89,6 +89,7 @@ def _refuse_without_sweeps(module: Recurrent, asked: Asked, obstacle: str) -> No
         raise NotImplementedError(f"{given} for timeloom's own sweeps, and there are {obstacle}")
     traced = torch._C._get_tracing_state() is not None  # of a loop over steps it would keep their number
     strange = type(data) not in (Tensor, nn.Parameter) or data.layout != torch.strided
+    strange = strange or torch_layer.wrapped_weight(module) is not None
     if module._masks and (traced or strange):
         raise NotImplementedError(
             f"recurrent_dropout= and zoneout= are for timeloom's own steps, and there are {obstacle}: set them to 0"

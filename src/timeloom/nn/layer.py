@@ -24,7 +24,8 @@ from timeloom.solve.recurrence import Seen, on_tape, run
 from timeloom.solve.steady_cell import SteadyCell
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.eager import eager
-from timeloom.torch_state.transforms import WHERE, refuse_transforms, transformed
+from timeloom.torch_state.transforms import refuse_transforms
+from timeloom.torch_state.wrapped import why_step_by_step
 
 
 class Layer(nn.Module):
@@ -212,8 +213,11 @@ class Layer(nn.Module):
 
         if lengths is not None or resets is not None:
             refuse_transforms("timeloom.Layer with lengths or resets", "neither of them there, or a loop over the cell")
-        if transformed():
-            (output,), final = on_tape(problem, self._record(index), f"no sweeps {WHERE}", parts=1)
+        reason = why_step_by_step(x, problem.initial)
+        if reason is not None:
+            if lengths is not None or resets is not None:
+                raise NotImplementedError(f"lengths= and resets= are for timeloom's own sweeps, and there are {reason}")
+            (output,), final = on_tape(problem, self._record(index), reason, parts=1)
         else:
             (output,), final = run_fused(cell, problem, x, solve)
         runs.append(Run(cell, problem, x, self._experiences[index]))

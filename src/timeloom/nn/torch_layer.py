@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.report import SolveReport
 from timeloom.torch_state.precision import SOLVED
+from timeloom.torch_state.wrapped import wrapped
 
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
@@ -28,11 +29,14 @@ SWEPT = ("cpu", "cuda")
 """Kinds of devices that timeloom has sweeps for."""
 
 
-def obstacle(data: Tensor, hx: Any) -> str | None:
+def obstacle(module: Recurrent, data: Tensor, hx: Any) -> str | None:
     """What timeloom's sweeps cannot run on or inside of, or None."""
     for given in (data, *(hx if isinstance(hx, tuple | list) else (hx,))):
         if type(given) not in (Tensor, nn.Parameter) and hasattr(type(given), "__torch_function__"):
             return f"no sweeps for a {type(given).__name__} of layout {getattr(given, 'layout', 'its own')}"
+    standing_in = wrapped_weight(module)
+    if standing_in is not None:
+        return f"no sweeps for weights that are a {standing_in.__name__}"
     if data.device.type not in SWEPT:
         _tell_once(data.device.type)
         return f"no sweeps on {data.device.type}"
@@ -43,6 +47,11 @@ def obstacle(data: Tensor, hx: Any) -> str | None:
     if torch._C._get_tracing_state() is not None:
         return "no sweeps inside torch.jit.trace"
     return None
+
+
+def wrapped_weight(module: Recurrent) -> type | None:
+    """The class of a weight that stands for other tensors; None where none does."""
+    return wrapped(module.parameters() if module._modules else module._parameters.values())
 
 
 @cache

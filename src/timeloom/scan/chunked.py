@@ -30,14 +30,15 @@ def scan(a: Tensor, b: Tensor, h0: Tensor, structure: Structure) -> Tensor:
     # (chunk, chunks, ...): step j of all chunks side by side
     transfers = a[:whole].unflatten(0, (chunks, chunk)).transpose(0, 1)
     sources = b[:whole].unflatten(0, (chunks, chunk)).transpose(0, 1)
-    local, product = torch.empty_like(sources), torch.empty_like(transfers)
-    local[0], product[0] = sources[0], transfers[0]
-    for j in range(1, chunk):
-        local[j] = apply(transfers[j], local[j - 1], structure) + sources[j]
-        product[j] = compose(transfers[j], product[j - 1], structure)
-    ends = scan(product[-1], local[-1], h0, structure)
+    state, transfer = sources[0], transfers[0]
+    local, product = [state], [transfer]  # written into nowhere: torch.func differentiates it
+    for a_j, b_j in zip(transfers.unbind(0)[1:], sources.unbind(0)[1:], strict=True):
+        state, transfer = apply(a_j, state, structure) + b_j, compose(a_j, transfer, structure)
+        local.append(state)
+        product.append(transfer)
+    ends = scan(transfer, state, h0, structure)
     starts = torch.cat([h0.unsqueeze(0), ends[:-1]])
-    states = (local + apply(product, starts, structure)).transpose(0, 1).flatten(0, 1)
+    states = (torch.stack(local) + apply(torch.stack(product), starts, structure)).transpose(0, 1).flatten(0, 1)
     if rest:
         states = torch.cat([states, sequential_scan(a[whole:], b[whole:], states[-1], structure)])
     return states

@@ -16,6 +16,7 @@ from timeloom.scan.elements import DIMS, Structure
 from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.eager import eager
 from timeloom.torch_state.transforms import transformed
+from timeloom.torch_state.wrapped import wrapped
 
 Method = Literal["auto", "reference", "chunked", "blelloch"]
 
@@ -47,7 +48,7 @@ def linear_scan(
     Returns h, `(T, B, n)`.
     """
     structure = _check(a, b, h0, structure, method, levels)
-    if transformed():  # plain operations, that any transform knows
+    if transformed() or wrapped((a, b, h0)):  # plain operations, that any transform and any tensor know
         plain: Method = "reference" if method == "reference" else "chunked"
         return _Way(structure, plain, None, reverse, transpose).run(a, b, h0)
     result: Tensor = _LinearScan.apply(a, b, h0, _Way(structure, method, levels, reverse, transpose))

@@ -249,6 +249,34 @@ def test_what_cannot_be_compiled_is_said_in_words(step: object, said: str) -> No
         compile_step(step, (draw(4, 3),), False, draw(4, 3))
 
 
+@pytest.mark.parametrize("step", [mixes, turned])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("solver", ["auto", "deer", tl.solvers.Shooting(chunk=5)])
+def test_rows_that_mix_are_refused_where_chunks_are_rows(step: object, batch: int, solver: object) -> None:
+    h0, xs = draw(batch, 3), draw(20, batch, 3)
+    with pytest.raises(ValueError, match=r"treat rows independently .* chunks of time are rows, too"):
+        tl.unroll(step, h0, xs, solver)  # type: ignore[arg-type]
+    h, states = h0, tl.unroll(step, h0, xs, "sequential")[0]
+    for x in xs:
+        h = step(h, x)
+    assert torch.allclose(states[-1], h)
+
+
+def test_rows_that_only_seem_to_mix_are_run() -> None:
+    """What a trace cannot tell is asked of the step itself."""
+
+    def there_and_back(h: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(0.5 * h.flip(0).flip(0) + x + 0 * h.sum(0))
+
+    h0, xs = draw(3, 3), draw(20, 3, 3)
+    states, report = tl.unroll(there_and_back, h0, xs)
+    assert "rows that mix" in report.reason
+    h = h0
+    for x in xs:
+        h = torch.tanh(0.5 * h + x)
+    assert torch.allclose(states[-1], h, atol=1e-6)
+
+
 def test_a_step_that_is_not_compiled_runs_and_the_report_says_why() -> None:
     h0, xs = draw(2, 3), draw(20, 2, 3)
     states, report = tl.unroll(stops, h0, xs)

@@ -54,6 +54,25 @@ class GenericCell(Cell):
         parts = tuple(p.reshape(*p.shape[:-1], *s) for p, s in zip(flat, self.shapes, strict=True))
         return parts if self.is_tuple else parts[0]
 
+    def check_rows(self, state: Tensor, u: Tensor) -> None:
+        """Raise where rows give another result alone than in the batch: as they are, and near there, since rows of an
+        initial state are often all alike.
+        """
+        generator = torch.Generator(device=state.device).manual_seed(0)
+        noise = torch.randn(2 * len(state), self.size, generator=generator, device=state.device, dtype=state.dtype)
+        for rows, inputs in ((state, u), (torch.cat([state, state]) + 0.01 * noise, torch.cat([u, u]))):
+            out = self.step(rows, inputs)
+            tolerance = 100 * torch.finfo(out.dtype).eps * max(1.0, float(out.abs().max()))
+            for row in range(min(len(out), PROBED_ROWS)):
+                alone = self.step(rows[[row, row]], inputs[[row, row]])  # twice: batch norm refuses a single row
+                difference = float((alone - out[row]).abs().max())
+                if difference > tolerance:
+                    raise ValueError(
+                        f"row {row} gives another result alone than in the batch (difference {difference:.1e}): a cell "
+                        f"must treat rows independently (batch norm? a reduction over dim 0?), since chunks of time "
+                        f'are rows, too. solver="sequential" runs such a cell step by step'
+                    )
+
     def step(self, state: Tensor, u: Tensor) -> Tensor:
         out = self.function(self.unpack(state), u.reshape(u.shape[0], *self.input_shape))
         self._check(out, state.shape[0])

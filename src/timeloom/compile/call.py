@@ -12,7 +12,7 @@ from torch import Tensor
 
 from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
-from timeloom.compile.refusal import NotFused
+from timeloom.compile.refusal import ROWS_MIX, NotFused
 from timeloom.compile.remember import compiled_for, doubted, refuse, rounding_of
 from timeloom.kernels.cpu import build
 from timeloom.kernels.cpu import fused as cpu
@@ -48,7 +48,16 @@ def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run, fewe
         if changed is None:
             return tuple(part.to(dtype) for part in parts), final.to(dtype)
         fused = changed
+    if fused.startswith(ROWS_MIX):
+        _check_rows(cell, problem, xs)
     return run(problem, f"not fused: {fused}", None)
+
+
+def _check_rows(cell: GenericCell, problem: Recurrence, xs: Tensor) -> None:
+    """Refuse a cell whose rows do mix: chunks are rows, too, and would change each other."""
+    rows = torch.arange(min(CHECKED_ROWS, len(xs) * problem.batch), device=xs.device)
+    with torch.no_grad():
+        cell.check_rows(problem.initial[rows % problem.batch], xs.flatten(0, 1)[rows])
 
 
 def telling(record: Record, told: str) -> Record:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from timeloom.compile import rules_pointwise, rules_products, rules_sums
-from timeloom.compile.refusal import NotFused
+from timeloom.compile.refusal import ROWS_MIX, NotFused
 from timeloom.compile.sources import ROW, Source
 from timeloom.compile.trace import name_of
 from timeloom.torch_state.precision import HALF
@@ -233,7 +233,7 @@ class Lanes:
         rows = ids // ROW
         expected = torch.arange(1, self.rows + 1)[:, None]
         if bool(((rows != expected) & (rows != 0)).any()) or bool((lanes != lanes[:1]).any()):
-            raise NotFused("rows that mix: a row of the next state is made of other rows")
+            raise NotFused(f"{ROWS_MIX}: a row of the next state is made of other rows")
         return lanes[0]
 
     # ---- operations --------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Lanes:
         together = torch.broadcast_tensors(*operands)
         rows = torch.stack([ids // ROW for ids in together]).amax(0)
         if any(bool(((ids // ROW != rows) & (ids // ROW != 0)).any()) for ids in together):
-            raise NotFused("rows that mix: a value of one row meets one of another")
+            raise NotFused(f"{ROWS_MIX}: a value of one row meets one of another")
         dim = self.row_dim(rows)
         lanes = [ids % ROW for ids in together]
         if any(bool((ids != ids.narrow(dim, 0, 1)).any()) for ids in lanes):
@@ -301,7 +301,7 @@ class Lanes:
                 expected = torch.arange(1, size + 1).view([-1 if d == dim else 1 for d in range(rows.dim())])
                 if bool((rows == expected).all()):
                     return dim
-        raise NotFused("rows that mix: a value is made of several rows, or of rows in another order")
+        raise NotFused(f"{ROWS_MIX}: a value is made of several rows, or of rows in another order")
 
     def scaled(self, ids: Tensor, factor: float) -> Tensor:
         """New lanes, these times a number."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from timeloom.compile.refusal import NotFused
+from timeloom.compile.refusal import ROWS_MIX, NotFused
 from timeloom.compile.sources import ROW
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ def _by_constant(lanes: Lanes, value: Tensor, weights: Tensor) -> Tensor:
     groups, vectors, _ = value.shape
     rows = value.amax(-1) // ROW
     if bool(((value // ROW != rows.unsqueeze(-1)) & (value >= ROW)).any()):
-        raise NotFused("rows that mix: a product sums over rows")
+        raise NotFused(f"{ROWS_MIX}: a product sums over rows")
     rows, value = rows.flatten(), value.flatten(0, 1) % ROW
     weights = weights.unsqueeze(1).expand(-1, vectors, -1, -1).flatten(0, 1)
     if len(rows) % lanes.rows or bool(
         (torch.bincount(rows, minlength=lanes.rows + 1)[1:] != len(rows) // lanes.rows).any()
     ):
-        raise NotFused("rows that mix: a product whose rows are not those of the state")
+        raise NotFused(f"{ROWS_MIX}: a product whose rows are not those of the state")
     order = torch.argsort(rows, stable=True).view(lanes.rows, -1)  # (rows, blocks)
     blocks, outputs = order.shape[1], weights.shape[1]
     operand, matrix = value[order[0]], weights[order[0]]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from timeloom.compile.refusal import NotFused
+from timeloom.compile.refusal import ROWS_MIX, NotFused
 from timeloom.compile.sources import ROW
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def total(lanes: Lanes, value: Tensor, dims: Any, keepdim: bool) -> tuple[Tensor
     summed = sorted(dim % value.dim() for dim in dims)
     row = lanes.row_dim(value // ROW)
     if row in summed:
-        raise NotFused("rows that mix: a reduction over dimension 0, that of the rows")
+        raise NotFused(f"{ROWS_MIX}: a reduction over dimension 0, that of the rows")
     kept = [dim for dim in range(value.dim()) if dim not in summed]
     moved = value.permute(*kept, *summed)
     terms = moved.flatten(len(kept))

@@ -90,7 +90,7 @@ def test_a_jump_near_the_tolerance_asks_for_a_longer_warmup_where_it_is_not_roun
 @pytest.mark.parametrize("batch", [1, 5, 64])
 @pytest.mark.parametrize("steps", [1, 7, 100, 1000, 16384])
 def test_cheapest_is_the_cheapest(steps: int, batch: int, warmup: int, overhead: float, threads: int) -> None:
-    """By the cost it documents, over the numbers of chunks it considers; one chunk where they gain too little."""
+    """By the cost it documents, over the numbers of chunks it considers."""
 
     def cost(chunk: int, lead: int) -> float:
         rows = math.ceil(math.ceil(steps / chunk) * batch / threads)
@@ -99,12 +99,27 @@ def test_cheapest_is_the_cheapest(steps: int, batch: int, warmup: int, overhead:
     chunk, lead = cheapest(steps, batch, warmup, StepCost(overhead, threads))
     assert 1 <= chunk <= steps
     assert (chunk, lead) == (steps, 0) or lead == warmup
-    assert chunk == steps or cost(chunk, lead) <= WORTH_CUTTING * cost(steps, 0)
-    least = WORTH_CUTTING * cost(steps, 0) if chunk == steps else cost(chunk, lead)
+    assert cost(chunk, lead) <= cost(steps, 0)
     chunks = 2
     while chunks <= steps // 4:
-        assert least <= cost(math.ceil(steps / chunks), warmup) + 1e-9
+        assert cost(chunk, lead) <= cost(math.ceil(steps / chunks), warmup) + 1e-9
         chunks *= 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "memory", "cut"), [(16, 48, True), (16, 200, False), (1, 200, True), (1, 7500, False)]
+)
+def test_a_long_warmup_must_be_worth_it(batch: int, memory: int, cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may turn out too short, so that a batch that fills the cores is not cut for a hundredth of its time."""
+    shared = StepCost(0.5, 2)
+    monkeypatch.setattr(auto_file, "step_cost", lambda *_: shared)
+    experience = Experience()
+    experience.note_look(memory, 1e-6 / 4)
+    plan = Auto().plan(problem_of(16384, batch), experience)
+    assert (plan.chunk < 16384) == cut
+    if cut and memory > FIRST_WARMUP:
+        one = cost_of(16384, batch, 16384, 0, shared)
+        assert cost_of(16384, batch, plan.chunk, plan.warmup, shared) <= WORTH_CUTTING * one
 
 
 def test_long_thin_problems_are_cut_and_short_or_wide_ones_are_not() -> None:

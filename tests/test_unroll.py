@@ -233,7 +233,7 @@ class Stepper:
 
 
 def test_what_was_learned_on_a_method_is_kept_with_its_object() -> None:
-    h0, xs = torch.zeros(1, WIDTH), torch.randn(2000, 1, WIDTH)  # time is cut for one sequence, whatever the cores
+    h0, xs = torch.zeros(BATCH, WIDTH), torch.randn(2000, BATCH, WIDTH)
     stepper = Stepper()
     assert "assumed" in tl.unroll(stepper.step, h0, xs)[1].reason
     assert "learned" in tl.unroll(stepper.step, h0, xs)[1].reason

@@ -31,7 +31,8 @@ COMPILED_STEP = 0.5
 TORCH_STEP, TORCH_STEP_ON_GPU = 60.0, 6000.0
 """Microseconds of a step by itself, in plain torch operations."""
 WORTH_CUTTING = 0.95
-"""Share of the time of one chunk on a CPU that several must not exceed: their warm-up may turn out too short."""
+"""Share of the time of one chunk on a CPU that several must not exceed behind a long warm-up, which may turn out too
+short."""
 MOST_STEPS = 2**40
 """No sequence is longer."""
 
@@ -84,7 +85,7 @@ class StepCost:
     copies_inputs: bool = False
     """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
     worth: ClassVar[float] = WORTH_CUTTING
-    """Share of one chunk's time that several chunks must not exceed."""
+    """Share of one chunk's time that several chunks must not exceed behind a long warm-up."""
 
     def fills(self, batch: int) -> int:
         """Chunks of so many sequences that fill the machine, where there is such a number; 0 where there is none."""
@@ -206,10 +207,10 @@ def cost_of_sweeps(steps: int, batch: int, chunk: int, sweeps: int, cost: Cost) 
 
 @lru_cache(maxsize=256)
 def cheapest(steps: int, batch: int, warmup: int, cost: Cost) -> tuple[int, int]:
-    """Chunk and warm-up that take least time, `(steps, 0)` for one chunk, where little would be gained, too; no warm-up
-    is longer than a chunk where that would cost memory.
+    """Chunk and warm-up that take least time, `(steps, 0)` for one chunk; no warm-up is longer than a chunk where that
+    would cost memory.
     """
-    best, best_cost = (steps, 0), cost.worth * cost_of(steps, batch, steps, 0, cost)
+    best, best_cost = (steps, 0), cost_of(steps, batch, steps, 0, cost)
     counts = {2**power for power in range(1, MOST_STEPS.bit_length())} | {cost.fills(batch)}
     for chunks in sorted(count for count in counts if 2 <= count <= steps // 4):
         chunk = math.ceil(steps / chunks)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from timeloom.auto.costs import cost_of, longest_warmup, step_cost
+from timeloom.auto.costs import cheapest, cost_of, longest_warmup, step_cost
 from timeloom.auto.experience import NEVER, NOISE, Experience, assumed_warmup
 from timeloom.kernels import in_compiled_code, sweeper
 from timeloom.kernels.cpu.layer import CPULayer
@@ -45,14 +45,14 @@ def look(inputs: Inputs, sizes: Recurrence, sides: Sequence[Experience], problem
     if inputs.x.dtype != torch.float32 or not in_compiled_code(sizes):
         return
     cost = step_cost(sizes)
-    longest = longest_warmup(steps, batch, cost.worth * cost_of(steps, batch, steps, 0, cost), cost)
-    if longest < first:
+    if cheapest(steps, batch, first, cost)[0] >= steps:
         return
     places = PLACES
+    longest = longest_warmup(steps, batch, cost.worth * cost_of(steps, batch, steps, 0, cost), cost)
     if not CPULayer.fits(sizes.cell.parts[0], inputs.x.shape[-1]):
-        places, longest = 1, min(longest, max(int(SHARE_OF_WIDE * steps), first))
+        places, longest = 1, min(longest, int(SHARE_OF_WIDE * steps))
     with torch.no_grad():
-        memory = steps_to_forget(apart(inputs, problem_of, places, first, longest))
+        memory = steps_to_forget(apart(inputs, problem_of, places, first, max(longest, first)))
     for side in asking:
         side.note_look(memory, ENOUGH)
 

@@ -215,13 +215,27 @@ def test_a_size_is_rehearsed_once_and_by_a_part_of_its_steps(monkeypatch: pytest
         run(ours, torch.randn(4096, 1, 3))
     assert steps == [256] * (1 + beside_torch.TURNS)
     run(ours, torch.randn(STEPS, 1, 3))
-    assert steps[-1] == 75
+    assert steps[-1] == 64
     with torch.no_grad():
         ours(torch.randn(4096, 1, 3))
     assert steps[-1] == 256  # without gradients it is another question
     again = len(steps)
     run(pair(1, [])[1], torch.randn(4096, 1, 3))
+    for length in (4097, 5000, 8000):  # rounded down to as many steps
+        run(ours, torch.randn(length, 1, 3))
     assert len(steps) == again
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_no_clock_decides_where_runs_are_to_repeat() -> None:
+    _, ours = pair(1, [0])
+    torch.use_deterministic_algorithms(True)
+    try:
+        run(ours, torch.randn(STEPS, 1, 3))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert BY_TORCH not in ours.reports[0].reason
+    assert not beside_torch._RATIOS
 
 
 @pytest.mark.usefixtures("rehearsed")

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from timeloom.distributed.group import TimeGroup
 from timeloom.nn import torch_layer
 from timeloom.solve.warm_starts import GivenStates, Guess, WarmBatch, check_batch, check_states
+from timeloom.torch_state.precision import SOLVED
 from timeloom.torch_state.transforms import WHERE
 
 if TYPE_CHECKING:
@@ -83,14 +84,17 @@ def _refuse_inside(module: Recurrent, asked: Asked) -> None:
 
 
 def _refuse_without_sweeps(module: Recurrent, asked: Asked, obstacle: str) -> None:
+    """On a device without sweeps, what torch's own layer has not is run step by step; not so where that cannot be."""
     data = asked.data
+    traced = torch._C._get_tracing_state() is not None  # of a loop over steps it would keep their number
+    strange = type(data) not in (Tensor, nn.Parameter) or data.layout != torch.strided
+    strange = strange or torch_layer.wrapped_weight(module) is not None or data.dtype not in SOLVED
+    if not traced and not strange:
+        return
     if asked.marked or asked.return_states:
         given = "lengths= and resets= are" if asked.marked else "return_states= is"
         raise NotImplementedError(f"{given} for timeloom's own sweeps, and there are {obstacle}")
-    traced = torch._C._get_tracing_state() is not None  # of a loop over steps it would keep their number
-    strange = type(data) not in (Tensor, nn.Parameter) or data.layout != torch.strided
-    strange = strange or torch_layer.wrapped_weight(module) is not None
-    if module._masks and (traced or strange):
+    if module._masks:
         raise NotImplementedError(
             f"recurrent_dropout= and zoneout= are for timeloom's own steps, and there are {obstacle}: set them to 0"
         )

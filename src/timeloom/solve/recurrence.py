@@ -95,11 +95,17 @@ def noting(report: SolveReport, solver: Planner, experience: LayerExperience, re
 def on_tape(
     problem: Recurrence, record: Record, reason: str, parts: int | None = None, seen: Seen | None = None
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The plain loop, on autograd's tape: differentiable any number of times, in every way that torch knows."""
-    state, states = problem.initial, []
-    for u in problem.u.unbind(0):
-        state = problem.cell.step(state, u)
-        states.append(state)
+    """The plain loop, on autograd's tape: differentiable any number of times, in every way that torch knows. Past the
+    end of a sequence outputs are zero, and the state stays.
+    """
+    state, states, resets = problem.initial, [], problem.resets
+    ends = None if problem.lengths is None else problem.lengths.to(problem.u.device).unsqueeze(-1)
+    for t, u in enumerate(problem.u.unbind(0)):
+        if resets is not None:
+            state = torch.where(resets[t].unsqueeze(-1), problem.initial, state)
+        following = problem.cell.step(state, u)
+        state = following if ends is None else torch.where(t < ends, following, state)
+        states.append(state if ends is None else torch.where(t < ends, state, 0))
     record(SolveReport.sequential(problem.steps, reason))
     outputs = torch.stack(states).split(problem.cell.parts, -1)
     if seen is not None:

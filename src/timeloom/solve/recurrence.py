@@ -101,9 +101,8 @@ def on_tape(
     state, states, resets = problem.initial, [], problem.resets
     ends = None if problem.lengths is None else problem.lengths.to(problem.u.device).unsqueeze(-1)
     for t, u in enumerate(problem.u.unbind(0)):
-        if resets is not None:
-            state = torch.where(resets[t].unsqueeze(-1), problem.initial, state)
-        following = problem.cell.step(state, u)
+        before = state if resets is None else torch.where(resets[t].unsqueeze(-1), problem.initial, state)
+        following = problem.cell.step(before, u)
         state = following if ends is None else torch.where(t < ends, following, state)
         states.append(state if ends is None else torch.where(t < ends, state, 0))
     record(SolveReport.sequential(problem.steps, reason))

@@ -482,6 +482,7 @@ Built = tuple[Path, list[tuple[str, list[float]]]]
 def built_at_once(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """A cache that two processes have filled at the same time, and what each of them found."""
     cache = tmp_path_factory.mktemp("cache")
+    quick_compiler()  # one for both: two threads would make two of it, and kernels are kept by their compiler
     with ThreadPoolExecutor(2) as pool:
         return cache, list(pool.map(run_apart, [cache, cache]))
 

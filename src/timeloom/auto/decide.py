@@ -70,9 +70,10 @@ def decide(problem: Recurrence, experience: Experience, tolerance: float, given:
         experience.skip_call()
         return _one_chunk(steps, experience, tolerance)
     chunk, warmup = cheapest(steps, batch, experience.warmup(tolerance), cost)
-    most = cost.worth * cost_of(steps, batch, steps, 0, cost)
-    if warmup > assumed_warmup(tolerance) and cost_of(steps, batch, chunk, warmup, cost) > most:
-        chunk, warmup = steps, 0
+    if warmup > assumed_warmup(tolerance):
+        most = cost.worth * cost_of(steps, batch, steps, 0, cost)
+        if cost_of(steps, batch, chunk, warmup, cost) > most:
+            chunk, warmup = steps, 0
     whole = problem.lengths is None and problem.resets is None  # only such layers make several sweeps at once
     kernels = has_kernels(problem)
     if experience.forgetting is not None and whole and kernels:

@@ -3,8 +3,8 @@
 A module's call, the operators of torch.compile's graphs and a layer over ranks all come this way. Kernels that run a
 whole layer make the first sweep (`first_sweep`). Most calls end there: the warm-up is long enough, as was learned, and
 one certificate shows it. After a sweep that is not certified, `auto` makes another plan from what it showed; other
-solvers hand what it found to the driver, which corrects it. What no
-such kernels can run is swept over projected inputs (`recurrence`). Whoever solved it, autograd saves the same tensors.
+solvers hand what it found to the driver, which corrects it. What no such kernels can run is swept over projected inputs
+(`recurrence`). Whoever solved it, autograd saves the same tensors.
 """
 
 from __future__ import annotations

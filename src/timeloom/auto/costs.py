@@ -15,7 +15,8 @@ from typing import ClassVar
 import torch
 
 from timeloom.cells.generic import GenericCell, spread
-from timeloom.kernels import FusedCUDASweeper, in_compiled_code, may_be_compiled
+from timeloom.kernels import FusedCUDASweeper, in_compiled_code, may_be_compiled, sweeper_kind
+from timeloom.kernels.cpu.teams import team_of
 from timeloom.kernels.cuda.dense import LARGEST
 from timeloom.kernels.cuda.fused import ROWS as ROWS_TOGETHER
 from timeloom.kernels.cuda.programs import ROWS as TILE_ROWS
@@ -30,6 +31,8 @@ COMPILED_STEP = 0.5
 """Cost of a compiled sweep's step by itself, in rows."""
 TORCH_STEP, TORCH_STEP_ON_GPU = 60.0, 6000.0
 """Microseconds of a step by itself, in plain torch operations."""
+MEETING = 15000.0
+"""What threads that share the units of a row lose by it in a step, in multiplications: they wait for each other."""
 WORTH_CUTTING = 0.95
 """Share of the time of one chunk on a CPU that several must not exceed behind a long warm-up, which may turn out too
 short."""
@@ -84,6 +87,8 @@ class StepCost:
     """Workers that share the rows."""
     copies_inputs: bool = False
     """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
+    work: int = 0
+    """Multiplications of a row's step, where workers can share its units."""
     worth: ClassVar[float] = WORTH_CUTTING
     """Share of one chunk's time that several chunks must not exceed behind a long warm-up."""
 
@@ -93,7 +98,8 @@ class StepCost:
 
     def of(self, rows: int, stores: bool = False) -> float:
         """`stores`: whether states or gradients are written, where that tells."""
-        return self.overhead + math.ceil(rows / self.threads)
+        together, members = team_of(rows, self.threads, self.work)
+        return self.overhead + (together if members == 1 else together / members + MEETING / self.work)
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,7 @@ def register_cost(kernel: str, n: int, device: int, backward: bool = False) -> R
 def step_cost(problem: Recurrence, backward: bool = False) -> Cost:
     """What a step of this problem costs, forward or backward where that differs."""
     if in_compiled_code(problem):
-        return compiled_cost()
+        return compiled_cost(sweeper_kind(problem).work(problem))
     size, n = problem.cell.size, problem.cell.parts[0]
     device = problem.u.device
     if FusedCUDASweeper.supports(problem):
@@ -182,9 +188,9 @@ def step_cost(problem: Recurrence, backward: bool = False) -> Cost:
     return StepCost(TORCH_STEP / row_in_torch(size), torch.get_num_threads(), copies_inputs=True)
 
 
-def compiled_cost() -> StepCost:
-    """What a step of compiled code costs on a CPU."""
-    return StepCost(COMPILED_STEP, torch.get_num_threads())
+def compiled_cost(work: int = 0) -> StepCost:
+    """What a step of compiled code costs on a CPU; `work` as in `StepCost`."""
+    return StepCost(COMPILED_STEP, torch.get_num_threads(), work=work)
 
 
 def row_in_torch(size: int) -> float:

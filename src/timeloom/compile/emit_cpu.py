@@ -35,6 +35,8 @@ class Source:
     tape: int
     sums: Sums
     """What the adjoint can sum on its way."""
+    sharable: bool
+    """Whether threads may share the units of a row: not where a row is summed up within a step."""
 
 
 def emit(fused: Fused) -> Source:
@@ -55,7 +57,7 @@ def source_of_programs(
     offsets = tuple(sum(fused.inputs[:i]) for i in range(len(fused.inputs)))
     packs: list[Pack] = []
     read = dict.fromkeys(("forward", "adjoint"), Read(frozenset(), False))
-    steps, plans, products, scratch, totals = [], [], set[tuple[int, int]](), "1", 1
+    steps, plans, products, scratch, totals = [], [], set[tuple[int, int]](), "1", 0
     for step, program in programs.items():
         plan = schedule(program, offsets, late=True)
         plans.append(plan)
@@ -72,14 +74,14 @@ def source_of_programs(
         f"#define NAME {name}",
         *_sizes_text(fused, sizes, tape, sums),
         f"#define SCRATCH {scratch}",
-        f"#define TOTALS {totals}",
+        f"#define TOTALS {max(totals, 1)}",
         f"#define ADJOINT_STEP {_adjoint_step(programs)}",
         f"#define LOSS_IN_STEP {int(all(map(_reads_gradients_once, plans)))}",
         '#include "fused_sums.h"',
         *[f"PRODUCTS({columns}, {every})" for columns, every in sorted(products)],
         *steps, _sum_steps(sums, sizes), '#include "fused_walk.h"', "",
     ])  # fmt: skip
-    return Source(text, tuple(packs), **read, tape=aligned(tape), sums=sums)
+    return Source(text, tuple(packs), **read, tape=aligned(tape), sums=sums, sharable=totals == 0)
 
 
 def aligned(tape: int) -> int:
@@ -132,10 +134,10 @@ def _sum_steps(sums: Sums, sizes: Sizes) -> str:
     for one in sums.all:
         columns = f"{sizes(one.column)}, {sizes(one.width)}, sums"
         if one.operand is None:
-            calls.append(f"  sums = column_sum(w, {columns});")
+            calls.append(f"  sums = column_sum(g, w, {columns});")
             continue
         part, offset = one.operand
         values = "w->written" if part is None else "w->inputs" if part == INPUT else f"w->before[{part}]"
-        calls.append(f"  sums = outer_sum(w, {values}, {sizes(offset)}, {sizes(one.depth)}, {columns});")
-    head = "static void sum_steps(const fused_args *a, const waiting *w, real *sums) {"
-    return "\n".join([head, *calls, "}"])
+        calls.append(f"  sums = outer_sum(g, w, {values}, {sizes(offset)}, {sizes(one.depth)}, {columns});")
+    head = "static void sum_steps(const fused_args *a, const group *g, const waiting *w) {"
+    return "\n".join([head, "  real *sums = g->sums;", *calls, "}"])

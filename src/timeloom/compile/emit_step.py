@@ -129,9 +129,11 @@ class StepText:
 }}
 ONCE void {name}_loop(const fused_args *a, group *g, const int decay, const int real_step) {{
 {before}#define TILE_CALL(rows) {name}_tile(rows, a, g, decay, real_step, r, j);
-  for (long j = 0; j * {span} * WIDE < {width}; j++) TILED({rows}, TILE_CALL)
+  const long tiles = ({width} + {span} * WIDE - 1) / ({span} * WIDE), end = share_of(g, tiles, 1);
+  for (long j = share_of(g, tiles, 0); j < end; j++) TILED({rows}, TILE_CALL)
 #undef TILE_CALL
-{after}}}"""
+{after}  meet(g);
+}}"""
 
     def _columns(self, loop: Loop) -> tuple[dict[int, int], list[int]]:
         """Which of the sums that a loop makes side by side for a unit each product is; where every stack begins, and

@@ -68,6 +68,11 @@ class Fused:
         """Width of what the adjoint writes at every step."""
         return sum(place.width for place in self.adjoint.written)
 
+    @property
+    def work(self) -> int:
+        """Multiplications of the products of a step."""
+        return sum(m.count * m.blocks * m.outputs * m.inputs for m in self.matrices)
+
     def describe(self) -> str:
         """The normal form in a line."""
         totals = sum(self.forward.graph[i].op == "total" for i in self.forward.graph.needed(self.forward.roots))

@@ -61,6 +61,11 @@ class ReferenceSweeper:
         """Numbers of every step that forward sweeps can keep for adjoint ones, in `problem.tape`."""
         return 0
 
+    @staticmethod
+    def work(problem: Recurrence) -> int:
+        """Multiplications of a row's step where threads can share its units, or 0 where they cannot."""
+        return 0
+
     def __init__(self, problem: Recurrence) -> None:
         self.problem = problem
         self.cell = problem.cell

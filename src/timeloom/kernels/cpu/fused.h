@@ -14,7 +14,7 @@
  *                       there, COPIED_FROM, and among the inputs, COPIED_TO
  *   LOSS_IN_STEP        whether the step itself adds what the loss adds to a gradient
  *   forward_step, ADJOINT_STEP (const fused_args *, group *, int decay, int real)
- *   sum_steps (const fused_args *, const waiting *, real *sums)
+ *   sum_steps (const fused_args *, const group *, const waiting *)
  *
  * Widths are numbers, or made of N and DEPTH: a text then serves a cell of any width, over x of any width.
  *
@@ -23,9 +23,11 @@
 #define TIMELOOM_FUSED_H
 #include <omp.h>
 #include "elements.h"
+#include "team.h"
 
 #define ONCE static __attribute__((noinline))
 #define GROUP 32 /* rows that walk together at most */
+#define MOST_TEAMS 64 /* groups of rows that threads share, at most */
 #define AHEAD 4L /* steps that memory is asked for in advance */
 #define SUM_TOKENS 64 /* steps of rows that wait in cache before they are summed */
 #define ROUND_UP(n) (((n) + WIDE - 1) / WIDE * WIDE)
@@ -45,6 +47,7 @@
 
 typedef struct {
   long batch, rows;
+  long together, members; /* rows that are walked together by so many threads, which share their units; 0: one thread each */
   long n, depth;          /* where the text is for any width: the units of a part of the state, and the width of x */
   long input_stride;      /* numbers from one row of inputs to the next: there may be masks behind them */
   long lead;              /* steps before a stretch (behind it, in an adjoint sweep) at which it is entered */
@@ -73,6 +76,8 @@ typedef struct {
 
 /* Rows that walk together, and their scratch: vectors of `count` rows, each padded to whole V's. */
 typedef struct {
+  team *others;       /* threads that share the units of these rows, or NULL */
+  long member, members, met; /* which of them this is, of how many, and how often they have met */
   long first, count, longest;
   int alone;          /* whether there is no other row in the whole sweep */
   real *state[PARTS], *next[PARTS], *grad[PARTS], *decay[PARTS];
@@ -226,6 +231,15 @@ INLINE long band_depth(long outputs, long inputs, long width, long units) {
 INLINE long band_begin(long outputs, long inputs, long whole, long depth, long unit) {
   const long begin = unit / outputs * inputs;
   return begin + depth > whole ? whole - depth : begin;
+}
+/* Where the units begin (or, behind all, end) that this thread computes. */
+INLINE long share_of(const group *g, long tiles, int end) {
+  return g->members == 1 ? end * tiles : tiles * (g->member + end) / g->members;
+}
+INLINE int leads(const group *g) { return g->member == 0; }
+/* What others wrote before is there to be read behind it. */
+INLINE void meet(group *g) {
+  if (g->others) team_meet(g->others, g->member, g->members, ++g->met);
 }
 INLINE void clear_totals(group *g, int first, int count) {
   for (long r = 0; r < g->count; r++)

@@ -80,6 +80,11 @@ class FusedSweeper(CompiledSweeper):
         return form is not None and why_not(form, u.dtype) is None
 
     @staticmethod
+    def work(problem: Recurrence) -> int:
+        form = form_of(problem)
+        return form.work if form is not None and source_of(form).sharable else 0
+
+    @staticmethod
     def tape_width(problem: Recurrence) -> int:
         form = form_of(problem)
         return 0 if form is None else source_of(form).tape
@@ -91,6 +96,7 @@ class FusedSweeper(CompiledSweeper):
         library = library_of(fused, dtype)
         assert not isinstance(library, str)
         self._library = library
+        self._work = self.work(problem)
         weights = [pack(cell.matrices[p.matrix], fused.matrices[p.matrix], p) for p in source_of(fused).packs]
         units = [unit.detach().contiguous() for unit in cell.units]
         self._held = (weights, units)
@@ -102,7 +108,7 @@ class FusedSweeper(CompiledSweeper):
             self._fixed["resets"] = problem.resets.contiguous().view(torch.uint8)
 
     def _launch(self, direction: str, segments: Segments, sizes: dict[str, int], given: Given) -> None:
-        launch(getattr(self._library, f"timeloom_fused_{direction}"), segments, sizes, given)
+        launch(getattr(self._library, f"timeloom_fused_{direction}"), segments, sizes, given, self._work)
 
     def new_sums(self) -> FusedSums | None:
         cell = self.problem.cell

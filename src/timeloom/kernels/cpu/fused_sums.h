@@ -40,9 +40,11 @@ INLINE void outer_tile(const int rows, const int vecs, const waiting *w, const r
 INLINE int sum_rows(long left) {
   return left >= SUM_ROWS && (SUM_ROWS < 6 || left != 8) ? SUM_ROWS : SUM_ROWS > 4 && left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
-/* The same for all i < depth and for `width` columns of what was written. Returns where the next sum lies. */
-static real *outer_sum(const waiting *w, const real *const *values, long offset, long depth, long column, long width,
+/* The same for all i < depth, as far as they are this thread's, and for `width` columns of what was written. Returns where
+ * the next sum lies. */
+static real *outer_sum(const group *g, const waiting *w, const real *const *values, long offset, long depth, long column, long width,
                       real *out) {
+  const long first = share_of(g, depth, 0), last = share_of(g, depth, 1);
   for (long at = 0; at < width;) {
     const long left = width - at;
     const int vecs = left > 2 * WIDE ? (left > 3 * WIDE ? 4 : 3) : left > WIDE ? 2 : 1;
@@ -50,8 +52,8 @@ static real *outer_sum(const waiting *w, const real *const *values, long offset,
 #define OUTER_TILE(rows, vecs) \
   outer_tile(rows, vecs, w, values, offset + i, column + at, lanes, out + at - offset * width, width)
 #define OUTER_TILES(vecs) \
-  for (long i = 0, rows; i < depth; i += rows) { \
-    rows = sum_rows(depth - i); \
+  for (long i = first, rows; i < last; i += rows) { \
+    rows = sum_rows(last - i); \
     if (rows == SUM_ROWS) OUTER_TILE(SUM_ROWS, vecs); \
     else if (rows == 4) OUTER_TILE(4, vecs); \
     else if (rows == 2) OUTER_TILE(2, vecs); \
@@ -65,8 +67,8 @@ static real *outer_sum(const waiting *w, const real *const *values, long offset,
   return out + depth * width;
 }
 /* Of the columns alone. */
-static real *column_sum(const waiting *w, long column, long width, real *out) {
-  for (long at = 0; at < width; at += WIDE) {
+static real *column_sum(const group *g, const waiting *w, long column, long width, real *out) {
+  for (long at = 0; leads(g) && at < width; at += WIDE) {
     V sum = {};
     for (long k = 0; k < w->count; k++) sum += *(const V *)(w->written[k] + column + at);
     store_units(out + at, load_units(out + at, width - at) + sum, width - at);

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from timeloom.kernels.cpu.teams import team_of
 from timeloom.problem import Segments
 
-_SIZES = "batch rows n depth input_stride lead incoming_width"
+_SIZES = "batch rows together members n depth input_stride lead incoming_width"
 _POINTERS = """
     seq begin end lengths resets origin final inputs masks mask_strides starts ends decay incoming written sums
     input_grads tape reset_grads states weights units
@@ -32,13 +33,16 @@ class _FusedArgs(ctypes.Structure):
 Kernel = Callable[[Any, int], int]
 
 
-def launch(kernel: Kernel, segments: Segments, sizes: dict[str, int], given: Given) -> None:
-    """Run a kernel over stretches; what is not given, or None, is NULL to it."""
+def launch(kernel: Kernel, segments: Segments, sizes: dict[str, int], given: Given, work: int) -> None:
+    """Run a kernel over stretches; what is not given, or None, is NULL to it. `work`: see `team_of`."""
+    rows, threads = len(segments), torch.get_num_threads()
+    together, members = team_of(rows, threads, work)
     held = {name: value for name, value in given.items() if value is not None}
     held |= zip(("seq", "begin", "end"), (column.contiguous() for column in segments.columns), strict=True)
-    args = _FusedArgs(rows=len(segments), **sizes, **{name: _address(value) for name, value in held.items()})
-    if kernel(ctypes.byref(args), torch.get_num_threads()) != 0:
-        raise MemoryError(f"no memory for the sweep's scratch space ({len(segments)} rows)")
+    pointers = {name: _address(value) for name, value in held.items()}
+    args = _FusedArgs(rows=rows, together=together, members=members, **sizes, **pointers)
+    if kernel(ctypes.byref(args), threads) != 0:
+        raise MemoryError(f"no memory for the sweep's scratch space ({rows} rows)")
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:

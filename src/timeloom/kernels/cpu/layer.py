@@ -24,6 +24,7 @@ from timeloom.kernels.cpu.sweeper import (
     CPUSweeper,
     call,
     given_masks,
+    kept_by,
     kernel_of,
     largest_jump,
     masks_of,
@@ -60,7 +61,7 @@ class CPULayer(Layer):
 
     @staticmethod
     def tape_width(cell: Cell) -> int:
-        return aligned(_kept(cell))
+        return aligned(kept_by(cell, over_x=True))
 
     def sweeper(
         self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
@@ -70,7 +71,7 @@ class CPULayer(Layer):
 
     def _empty_tape(self, keep: bool) -> list[Tensor]:
         """Room for what is kept, where something is to be; zero where rows are longer than what they keep."""
-        kept = _kept(self.cell) if keep else 0
+        kept = kept_by(self.cell, over_x=True) if keep else 0
         if not kept:
             return []
         (steps, batch, _), width = self.x.shape, aligned(kept)
@@ -130,7 +131,7 @@ class CPULayer(Layer):
         given |= {"states": addresses(kept[:parts]), "tape": kept[parts] if len(kept) > parts else None}
         sizes = {"batch": batch, "n": self.n, "depth": self.w_ih.shape[1], "input_stride": width, "lead": warmup}
         sizes["incoming_width"] = self.n
-        call(kernel, direction, segments, sizes, given)
+        call(kernel, made, direction, segments, sizes, given)
         if warmup == 0:
             return starts, ends, 0.0
         return starts, ends, largest_jump(starts, ends, batch, parts, floor, fading=direction == "adjoint")
@@ -154,9 +155,3 @@ class CPULayer(Layer):
         b_ih = unpack(sums, first + (made.fused.unit_at[0] or 0), bias)
         b_hh = unpack(sums, by_units.at, bias, made.turned)
         return *weights, b_ih.view(-1), b_hh.view(-1)
-
-
-def _kept(cell: Cell) -> int:
-    """Numbers that a step keeps for its adjoint. Hidden units may be a symbol of torch.compile's."""
-    kernel = kernel_of(cell, over_x=True)
-    return builtin(kernel.kind, 1, 1, kernel.masked).taped.width * cell.parts[0]

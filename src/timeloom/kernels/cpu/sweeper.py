@@ -14,6 +14,7 @@ from torch import Tensor
 
 from timeloom.cells.base import Cell
 from timeloom.compile.builtin import Builtin, builtin
+from timeloom.compile.emit_cpu import aligned
 from timeloom.kernels import faults
 from timeloom.kernels.cpu import build
 from timeloom.kernels.cpu.launch import Given, addresses, launch, numbers
@@ -111,17 +112,28 @@ class CPUSweeper(CompiledSweeper):
             and usable(problem.cell.kernel)
         )
 
+    @staticmethod
+    def tape_width(problem: Recurrence) -> int:
+        return aligned(kept_by(problem.cell, over_x=False))
+
+    @staticmethod
+    def work(problem: Recurrence) -> int:
+        return problem.cell.weights[0].numel()
+
     def __init__(self, problem: Recurrence, tape: Tensor | None = None) -> None:
-        """`tape` `(T, B, ·)` receives what whole layers keep, wherever forward sweeps write states."""
+        """`tape` `(T, B, ·)` receives what whole layers keep, wherever forward sweeps write states, in place of the
+        problem's own.
+        """
         super().__init__(problem)
         cell, u = problem.cell, problem.u.contiguous()
         self._kernel = kernel_of(cell, over_x=False)
-        made = builtin(self._kernel.kind, cell.parts[0], None, self._kernel.masked)
+        self._made = made = builtin(self._kernel.kind, cell.parts[0], None, self._kernel.masked)
         self._sizes = {"batch": problem.batch, "n": cell.parts[0], "input_stride": u.shape[-1]}
         self._pack = partial(packed, self._kernel, made=made, stacks=[cell.weights[0]])
         self._packed: dict[str, list[Tensor | None]] = {}
         self._units, self._masks = units_of(cell), masks_of(cell, u)
-        self._fixed = {"inputs": u, "origin": problem.initial.contiguous(), "tape": tape, **given_masks(self._masks)}
+        self._fixed = {"inputs": u, "origin": problem.initial.contiguous(), **given_masks(self._masks)}
+        self._tapes = {"forward": problem.tape if tape is None else tape, "adjoint": problem.tape}
         if problem.resets is not None:
             self._fixed["resets"] = problem.resets.contiguous().view(torch.uint8)
 
@@ -129,7 +141,7 @@ class CPUSweeper(CompiledSweeper):
         if direction not in self._packed:
             self._packed[direction] = self._pack(direction)
         weights: Given = {"weights": addresses(self._packed[direction]), "units": addresses([self._units])}
-        call(self._kernel, direction, segments, sizes, given | weights)
+        call(self._kernel, self._made, direction, segments, sizes, given | weights | {"tape": self._tapes[direction]})
 
     def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], float] | None:
         if self.problem.lengths is not None:
@@ -153,11 +165,19 @@ def kernel_of(cell: Cell, over_x: bool) -> Kernel:
     return Kernel(str(cell.kernel), over_x, cell.behind > 0)
 
 
-def call(kernel: Kernel, direction: str, segments: Segments, sizes: dict[str, int], given: Given) -> None:
+def kept_by(cell: Cell, over_x: bool) -> int:
+    """Numbers that a step keeps for its adjoint. Hidden units may be a symbol of torch.compile's."""
+    kernel = kernel_of(cell, over_x)
+    return builtin(kernel.kind, 1, 1 if over_x else None, kernel.masked).taped.width * cell.parts[0]
+
+
+def call(
+    kernel: Kernel, made: Builtin, direction: str, segments: Segments, sizes: dict[str, int], given: Given
+) -> None:
     """Run a kernel of the package over stretches."""
 
     def run() -> None:
-        launch(getattr(build.library(), f"timeloom_{kernel.name}_{direction}"), segments, sizes, given)
+        launch(getattr(build.library(), f"timeloom_{kernel.name}_{direction}"), segments, sizes, given, made.fused.work)
 
     faults.guarded(_told_as(kernel.kind), run)
 

@@ -37,13 +37,13 @@ KERNELS = {kernel.name: kernel for kernel in map(Kernel._make, product(EQUATIONS
 
 @lru_cache
 def source(kernel: Kernel) -> Source:
-    """The source of a kernel. Over x, gradients of weights are summed, and the tape is read; over u it is only written:
-    an adjoint sweep may be of states there that no forward sweep of the kernel has found.
+    """The source of a kernel. Over x, gradients of weights are summed, and the tape is read; over u it is where there
+    is one: an adjoint sweep may be of states there that no forward sweep of the kernel has found.
     """
     made = builtin(kernel.kind, UNITS, INPUTS if kernel.over_x else None, kernel.masked)
-    reads_tape = kernel.over_x or made.taped.width == 0
-    adjoint = {"taped": made.taped.adjoint} if reads_tape else {"adjoint": made.fused.adjoint}
-    programs = {"forward": made.taped.forward, **adjoint}
+    programs = {"forward": made.taped.forward, "taped": made.taped.adjoint}
+    if not kernel.over_x and made.taped.width > 0:
+        programs = {"forward": made.taped.forward, "adjoint": made.fused.adjoint, "taped": made.taped.adjoint}
     return source_of_programs(made.fused, programs, made.taped.width, named, kernel.name)
 
 

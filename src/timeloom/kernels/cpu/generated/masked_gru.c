@@ -12,9 +12,9 @@
 #define COPIED_WIDTHS {N, N, N}
 #define COPIED_FROM {0, N, (2 * N)}
 #define COPIED_TO {0, N, (2 * N)}
-#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N)), 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N))
+#define SCRATCH MOST(MOST(MOST(1, 0 + ROUND_UP(N)), 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N)), 0 + ROUND_UP(N))
 #define TOTALS 1
-#define ADJOINT_STEP adjoint_step
+#define ADJOINT_STEP (a->tape ? taped_step : adjoint_step)
 #define LOSS_IN_STEP 1
 #include "fused_sums.h"
 PRODUCTS(2, 2)
@@ -46,8 +46,10 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
 }
 ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
 #define TILE_CALL(rows) forward_0_tile(rows, a, g, decay, real_step, r, j);
-  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
+  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
 #undef TILE_CALL
+  meet(g);
 }
 INLINE void forward_1(const V *in, V *out, const int decay) {
   const V v7 = in[1] + in[0];
@@ -123,8 +125,10 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
 }
 ONCE void forward_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
 #define TILE_CALL(rows) forward_1_tile(rows, a, g, decay, real_step, r, j);
-  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
+  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
 #undef TILE_CALL
+  meet(g);
 }
 static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {
   forward_0_loop(a, g, decay, real_step);
@@ -168,8 +172,10 @@ INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const 
 }
 ONCE void adjoint_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
 #define TILE_CALL(rows) adjoint_0_tile(rows, a, g, decay, real_step, r, j);
-  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
+  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
 #undef TILE_CALL
+  meet(g);
 }
 INLINE void adjoint_1(const V *in, V *out, const int decay) {
   const V v7 = in[1] + in[0];
@@ -259,8 +265,10 @@ INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const 
 }
 ONCE void adjoint_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
 #define TILE_CALL(rows) adjoint_1_tile(rows, a, g, decay, real_step, r, j);
-  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
+  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
 #undef TILE_CALL
+  meet(g);
 }
 INLINE void adjoint_2(const V *in, V *out, const int decay) {
   const V v62 = in[1] * in[0];
@@ -299,14 +307,142 @@ INLINE void adjoint_2_tile(const int rows, const fused_args *a, group *g, const 
 }
 ONCE void adjoint_2_loop(const fused_args *a, group *g, const int decay, const int real_step) {
 #define TILE_CALL(rows) adjoint_2_tile(rows, a, g, decay, real_step, r, j);
-  for (long j = 0; j * 2 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+  const long tiles = (N + 2 * WIDE - 1) / (2 * WIDE), end = share_of(g, tiles, 1);
+  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
 #undef TILE_CALL
+  meet(g);
 }
 static void adjoint_step(const fused_args *a, group *g, const int decay, const int real_step) {
   adjoint_0_loop(a, g, decay, real_step);
   adjoint_1_loop(a, g, decay, real_step);
   adjoint_2_loop(a, g, decay, real_step);
 }
-static void sum_steps(const fused_args *a, const waiting *w, real *sums) {
+INLINE void taped_0(const V *in, V *out, const int decay) {
+  const V v15 = v_const(1.0) - in[3];
+  const V v16 = in[3] * v15;
+  const V v12 = in[0] * in[0];
+  const V v13 = v_const(1.0) - v12;
+  const V v9 = v_const(1.0) - in[2];
+  const V v18 = in[5] * in[4];
+  const V v19 = in[4] - v18;
+  const V v23 = v9 * v19;
+  const V v24 = v13 * v23;
+  const V v25 = in[6] * v24;
+  const V v28 = v16 * v25;
+  out[0] = v28;
+  const V v14 = in[2] * v9;
+  const V v6 = in[1] - in[0];
+  const V v20 = v6 * v19;
+  const V v27 = v14 * v20;
+  out[1] = v27;
+  out[2] = v24;
+  const V v26 = in[3] * v24;
+  out[3] = v26;
+  out[4] = v26;
+  out[5] = v28;
+  out[6] = v27;
+  const V v21 = in[2] * v19;
+  const V v22 = v18 + v21;
+  out[7] = v22;
+  if (decay) {
+    const V v10 = in[5] * v9;
+    const V v11 = in[2] + v10;
+    out[8] = v11;
+  }
+}
+INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 1];
+
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    {
+      const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
+      
+      V in[7], out[9];
+      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (3 * N) + unit);
+      __builtin_prefetch(g->before[0][row] + 0 + unit - AHEAD * a->batch * N);
+      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, N + unit);
+      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, 0 + unit);
+      fetch_ahead(a->masks[1], g->token[row], -AHEAD * a->batch, a->mask_strides[1], unit);
+      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (2 * N) + unit);
+      in[0] = load_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, lanes);
+      in[1] = load_units(g->before[0][row] + 0 + unit, lanes);
+      in[2] = load_units(a->tape + g->token[row] * TAPE + N + unit, lanes);
+      in[3] = load_units(a->tape + g->token[row] * TAPE + 0 + unit, lanes);
+      in[4] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
+      in[5] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      in[6] = load_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, lanes);
+      taped_0(in, out, decay);
+      store_units(g->out[row] + 0 + unit, out[0], lanes);
+      store_units(g->out[row] + N + unit, out[1], lanes);
+      store_units(g->out[row] + (2 * N) + unit, out[2], lanes);
+      store_units(g->out[row] + (3 * N) + unit, out[3], lanes);
+      
+      
+      
+      *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[7];
+      if (decay) {
+        store_units(g->decay[0] + row * padded(a, 0) + 0 + unit, *(const V *)(g->decay[0] + row * padded(a, 0) + 0 + unit) * out[8], lanes);
+      }
+    }
+  }
+}
+ONCE void taped_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) taped_0_tile(rows, a, g, decay, real_step, r, j);
+  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
+  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+  meet(g);
+}
+INLINE void taped_1(const V *in, V *out, const int decay) {
+  const V v30 = in[1] * in[0];
+  const V v31 = in[2] + v30;
+  out[0] = v31;
+}
+INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const int decay,
+    const int real_step, const long r0, const long j) {
+  V acc[ROWS * 2];
+  {
+    const long depth = N, k0 = 0;
+    const real *w = a->weights[1] + j * 3 * depth * 2 * WIDE, *from[ROWS];
+    for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + (3 * N) + k0;
+    multiply_2_2(rows, g->alone, 1, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
+    for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
+    multiply_2_2(rows, g->alone, 0, 2 * depth, from, w + 1 * depth * 2 * WIDE, acc + 0);
+  }
+  ROLL for (int r = 0; r < rows; r++) {
+    const long row = r0 + r;
+    if (!g->steps[row]) continue;
+    for (int s = 0; s < 2; s++) {
+      const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
+      if (lanes <= 0) break;
+      V in[3], out[1];
+      fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
+      in[0] = acc[r * 2 + 0 + s];
+      in[1] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
+      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + unit);
+      taped_1(in, out, decay);
+      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
+      if (decay) {
+
+      }
+    }
+  }
+}
+ONCE void taped_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
+#define TILE_CALL(rows) taped_1_tile(rows, a, g, decay, real_step, r, j);
+  const long tiles = (N + 2 * WIDE - 1) / (2 * WIDE), end = share_of(g, tiles, 1);
+  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
+#undef TILE_CALL
+  meet(g);
+}
+static void taped_step(const fused_args *a, group *g, const int decay, const int real_step) {
+  taped_0_loop(a, g, decay, real_step);
+  taped_1_loop(a, g, decay, real_step);
+}
+static void sum_steps(const fused_args *a, const group *g, const waiting *w) {
+  real *sums = g->sums;
 }
 #include "fused_walk.h"

@@ -100,8 +100,10 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
 }
 ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
 #define TILE_CALL(rows) forward_0_tile(rows, a, g, decay, real_step, r, j);
-  for (long j = 0; j * 1 * WIDE < N; j++) TILED((ROWS / 2), TILE_CALL)
+  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
+  for (long j = share_of(g, tiles, 0); j < end; j++) TILED((ROWS / 2), TILE_CALL)
 #undef TILE_CALL
+  meet(g);
 }
 static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {
   forward_0_loop(a, g, decay, real_step);
@@ -187,8 +189,10 @@ INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const in
 }
 ONCE void taped_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
 #define TILE_CALL(rows) taped_0_tile(rows, a, g, decay, real_step, r, j);
-  for (long j = 0; j * 1 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
+  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
 #undef TILE_CALL
+  meet(g);
 }
 INLINE void taped_1(const V *in, V *out, const int decay) {
   out[0] = in[0];
@@ -221,8 +225,10 @@ INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const in
 }
 ONCE void taped_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
 #define TILE_CALL(rows) taped_1_tile(rows, a, g, decay, real_step, r, j);
-  for (long j = 0; j * 2 * WIDE < N; j++) TILED(ROWS, TILE_CALL)
+  const long tiles = (N + 2 * WIDE - 1) / (2 * WIDE), end = share_of(g, tiles, 1);
+  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
 #undef TILE_CALL
+  meet(g);
 }
 INLINE void taped_2(const V *in, V *out, const int decay) {
   out[0] = in[0];
@@ -255,17 +261,20 @@ INLINE void taped_2_tile(const int rows, const fused_args *a, group *g, const in
 }
 ONCE void taped_2_loop(const fused_args *a, group *g, const int decay, const int real_step) {
 #define TILE_CALL(rows) taped_2_tile(rows, a, g, decay, real_step, r, j);
-  for (long j = 0; j * 2 * WIDE < DEPTH; j++) TILED(ROWS, TILE_CALL)
+  const long tiles = (DEPTH + 2 * WIDE - 1) / (2 * WIDE), end = share_of(g, tiles, 1);
+  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
 #undef TILE_CALL
+  meet(g);
 }
 static void taped_step(const fused_args *a, group *g, const int decay, const int real_step) {
   taped_0_loop(a, g, decay, real_step);
   taped_1_loop(a, g, decay, real_step);
   if (real_step && (a->input_grads || a->written)) taped_2_loop(a, g, decay, real_step);
 }
-static void sum_steps(const fused_args *a, const waiting *w, real *sums) {
-  sums = outer_sum(w, w->before[0], 0, N, 0, (4 * N), sums);
-  sums = outer_sum(w, w->inputs, 0, DEPTH, 0, (4 * N), sums);
-  sums = column_sum(w, 0, (4 * N), sums);
+static void sum_steps(const fused_args *a, const group *g, const waiting *w) {
+  real *sums = g->sums;
+  sums = outer_sum(g, w, w->before[0], 0, N, 0, (4 * N), sums);
+  sums = outer_sum(g, w, w->inputs, 0, DEPTH, 0, (4 * N), sums);
+  sums = column_sum(g, w, 0, (4 * N), sums);
 }
 #include "fused_walk.h"

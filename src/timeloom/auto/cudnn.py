@@ -1,7 +1,7 @@
 """When cuDNN's layer is the better answer on a GPU.
 
 Its numbers are of an H200: `python -m benchmarks.calibrate`, where there is a GPU, measures them anew beside the stored
-ones; SHARE and HALF_SHARE are the smallest ratios of `python -m benchmarks.gpu`.
+ones.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others in one exchange."""
 RING_UP_TO = 8
 """Ranks up to which torch gathers, round a ring in most backends, with a hop for every rank. Beyond, ranks double what
-they have in every round."""
+they have in every round (`python -m benchmarks.ranks`)."""
 SMALL = 4096
 """Numbers up to which many ranks form a sum by gathering."""
 SHARE_MEMORY = True

@@ -25,9 +25,10 @@ SHARE, FEWEST, MOST = 1 / 16, 64, 512
 TURNS = 2
 """Of each side, of which the faster one counts, after one that does not."""
 WIDE = {True: 1.4, False: 1.25}
-"""Time of our own one chunk beside torch's where it is not one call, with gradients and without."""
+"""Time of our own one chunk beside torch's where it is not one call, with gradients and without, as `python -m
+benchmarks.calibrate` measures it."""
 SIDE_BY_SIDE = 1.25
-"""What rows gain that a thread runs side by side, which the cost of a step does not tell."""
+"""What rows gain that a thread runs side by side, which the cost of a step does not tell; measured there, too."""
 
 Run = Callable[[Inputs], Tensor]
 """Outputs of a layer, on autograd's tape where that is on."""

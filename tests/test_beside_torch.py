@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import timeloom as tl
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.kernels.cpu import build
 from timeloom.solve import beside_torch, look, trunk
 from timeloom.solve.beside_torch import own_beside_torchs

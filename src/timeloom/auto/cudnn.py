@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from timeloom.auto.costs import fewest_to_cut, register_cost
-from timeloom.auto.experience import LayerExperience, assumed_warmup
+from timeloom.auto.experience import assumed_warmup
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.kernels import faults
 from timeloom.kernels.cuda.sweeper import fits, launches_each_step, told_as
 from timeloom.solve.tolerance import TOLERANCE

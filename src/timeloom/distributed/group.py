@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.distributed.faults import LOOK_EVERY, Faults, RankError
 from timeloom.distributed.lent_tensors import lend
 from timeloom.distributed.shared_memory import SharedMemory

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from timeloom.auto.costs import cost_of, step_cost
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.cells.base import Cell
 from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.problem import Recurrence

@@ -9,7 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.auto.experience import Experience, LayerExperience
+from timeloom.auto.experience import Experience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.kernels import with_tape
 from timeloom.problem import Recurrence
 from timeloom.report import ConvergenceError, SolveReport

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.cells.base import NO_MASKS, Cell, Masks
 from timeloom.cells.masked import MaskedCell
 from timeloom.compile.call import telling

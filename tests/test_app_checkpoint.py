@@ -9,7 +9,7 @@ import torch
 
 import timeloom as tl
 from timeloom.app.train.checkpoint import experience_of, restore_experience
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.nn.base import Recurrent
 
 

@@ -28,7 +28,8 @@ from timeloom.auto.costs import (
     cost_of_sweeps,
 )
 from timeloom.auto.decide import PATIENCE
-from timeloom.auto.experience import LONGEST_PAUSE, Experience, LayerExperience
+from timeloom.auto.experience import LONGEST_PAUSE, Experience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.auto.sweep_counts import FIRST_LOOK, TOO_MANY, SweepCounts
 from timeloom.cells import GenericCell
 from timeloom.kernels.cpu import build

@@ -25,7 +25,8 @@ from timeloom.auto.beginnings import (
     Beginning,
     savable,
 )
-from timeloom.auto.experience import Experience, LayerExperience
+from timeloom.auto.experience import Experience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.auto.sweep_counts import SweepCounts
 from timeloom.auto.warmups import WarmupSearch
 from timeloom.kernels import replay

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import timeloom as tl
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.kernels.cpu import build
-from timeloom.solve import beside_torch, look
+from timeloom.solve import beside_torch, look, trunk
 from timeloom.solve.beside_torch import own_beside_torchs
 from timeloom.solve.inputs import Inputs
+from timeloom.solve.plan import Plan
 from timeloom.solve.trunk import LayerSolve
+from timeloom.solvers.auto import Auto
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -224,6 +226,48 @@ def test_a_size_is_rehearsed_once_and_by_a_part_of_its_steps(monkeypatch: pytest
     for length in (4097, 5000, 8000):  # rounded down to as many steps
         run(ours, torch.randn(length, 1, 3))
     assert len(steps) == again
+
+
+@pytest.mark.parametrize("hidden", [8, 160], ids=["one call", "wide"])
+@pytest.mark.parametrize("taped", [True, False])
+def test_a_call_that_is_cut_is_looked_at_and_planned_once(
+    hidden: int, taped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plans that tell who runs it are those it is run by."""
+    plans: list[Plan] = []
+    asked: list[object] = []
+    decide, looked = Auto._decide, trunk.look
+
+    def deciding(*given: Any, **named: Any) -> Plan:
+        plans.append(decide(*given, **named))
+        return plans[-1]
+
+    monkeypatch.setattr(Auto, "_decide", deciding)
+    monkeypatch.setattr(trunk, "look", lambda *given: (asked.append(given), looked(*given)))
+    monkeypatch.setattr(beside_torch, "gains", lambda *_: True)
+    ours = tl.LSTM(3, hidden)
+    x = torch.randn(4 * STEPS, 1, 3)
+    if taped:
+        run(ours, x)
+    else:
+        with torch.no_grad():
+            ours(x)
+    report = ours.reports[0]
+    assert report.chunk == plans[0].chunk < len(x)
+    assert report.warmup == plans[0].warmup
+    assert len(plans) == 1 + taped
+    assert len(asked) == 1
+    if taped:
+        assert report.backward is not None
+        assert report.backward.chunk == plans[1].chunk
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_rehearsals_of_few_sizes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside_torch, "MOST_RATIOS", 2)
+    for hidden in (4, 5, 6):
+        run(tl.LSTM(3, hidden), torch.randn(STEPS, 1, 3))
+    assert {units for *_, units, _, _ in beside_torch._RATIOS} == {6}
 
 
 @pytest.mark.usefixtures("rehearsed")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import timeloom as tl
 from timeloom import kernels
 from timeloom.auto.costs import register_cost
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.kernels import faults, layer_kinds
 from timeloom.kernels.cuda import chain, nvrtc, programs
 from timeloom.kernels.cuda import sweeper as cuda

@@ -25,7 +25,7 @@ LAYERS = (
     ("problem", "known", "compile.hoist", "compile.fuse", "compile.remember"),
     ("kernels",),
     ("scan", "mgrit", "auto.warmups", "auto.sweep_counts", "auto.rounding", "auto.trials", "auto.costs"),
-    ("auto.experience",),
+    ("auto.experience", "auto.layer_experience"),
     ("solve", "compile.call"),
     ("mgrit.driver", "auto"),
     ("solvers",),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.cells import GenericCell, GRUCell, ImplicitGRUCell, LSTMCell, RNNCell
 from timeloom.problem import Recurrence, joined
 from timeloom.report import SolveReport

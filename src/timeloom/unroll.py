@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.cells.generic import GenericCell, State
 from timeloom.compile.call import run_fused, telling
 from timeloom.distributed.context import time_group

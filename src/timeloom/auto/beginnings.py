@@ -2,6 +2,9 @@
 
 States are looked up before such a call and kept behind it, and on a GPU it is not replayed as a whole. What that buys
 is a shorter warm-up or fewer sweeps, if the states have moved little since the samples were last there.
+
+`python -m benchmarks.calibrate` measures COST, `python -m benchmarks.gpu runs` the same on a GPU, and
+`python -m benchmarks.warm_starts` what is within REACH.
 """
 
 from __future__ import annotations

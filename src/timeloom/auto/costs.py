@@ -1,7 +1,7 @@
 """What sweeps cost, by the size of a problem and what runs them: decides chunks in microseconds, without measuring.
 
-Its numbers were measured on 2 cores of a Xeon and on an H200; `python -m benchmarks.calibrate` measures those of the
-CPU anew, beside the stored ones, and `python -m benchmarks.rows` those of CUDA kernels.
+Its numbers were measured on 2 cores of a Xeon and on an H200; `python -m benchmarks.calibrate` measures them anew,
+beside the stored ones, and `python -m benchmarks.rows` those of CUDA kernels by the rows that are walked side by side.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from timeloom.problem import Recurrence
 NEWTON_UP_TO = 16
 """Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
 NEWTON_UP_TO_ON_GPU = 64
+"""The same on a GPU."""
 COMPILED_STEP = 0.5
 """Cost of a compiled sweep's step by itself, in rows."""
 TORCH_STEP, TORCH_STEP_ON_GPU = 60.0, 6000.0
 """Microseconds of a step by itself, in plain torch operations."""
+TORCH_ROW = 6e-5, 0.01
+"""Microseconds of a row more in such a step: times the size of the state squared, and times the size."""
 MEETING = 15000.0
 """What threads that share the units of a row lose by it in a step, in multiplications: they wait for each other."""
 WORTH_CUTTING = 0.95
@@ -42,7 +45,7 @@ MOST_STEPS = 2**40
 
 SINGLE_STEP = ((0.12, 0.003), (0.13, 0.0036))
 """Microseconds of a step of a GRU's row by itself, forward and backward: at least, and for each unit. These and all of
-CUDA kernels below, of an H200: `python -m benchmarks.rows`, and the kernels' own times in trained networks."""
+CUDA kernels below are of an H200."""
 GATES = {1: 0.65, 3: 1.0, 4: 1.25}
 """The same of other cells, by the products of a step, beside a GRU's."""
 SHARING = 100.0, 1.9
@@ -195,7 +198,7 @@ def compiled_cost(work: int = 0) -> StepCost:
 
 def row_in_torch(size: int) -> float:
     """Microseconds of a row more in a step of plain torch operations, by the size of the state."""
-    return 6e-5 * size * size + 0.01 * size
+    return TORCH_ROW[0] * size * size + TORCH_ROW[1] * size
 
 
 def cost_of(steps: int, batch: int, chunk: int, warmup: int, cost: Cost) -> float:

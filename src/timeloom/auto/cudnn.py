@@ -1,7 +1,7 @@
 """When cuDNN's layer is the better answer on a GPU.
 
 Its numbers are of an H200: `python -m benchmarks.calibrate`, where there is a GPU, measures them anew beside the stored
-ones; SHARE and HALF_SHARE are the smallest ratios of `python -m benchmarks.gpu`.
+ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from timeloom.auto.costs import fewest_to_cut, register_cost
-from timeloom.auto.experience import LayerExperience, assumed_warmup
+from timeloom.auto.experience import assumed_warmup
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.kernels import faults
 from timeloom.kernels.cuda.sweeper import fits, launches_each_step, told_as
 from timeloom.solve.tolerance import TOLERANCE

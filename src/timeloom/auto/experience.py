@@ -1,11 +1,10 @@
-"""What earlier calls have shown of a layer: how fast it forgets, whether sweeps were enough. Changed by its own methods
-alone, from the reports of solves.
+"""What earlier calls have shown of one pass of a layer: how fast it forgets, whether sweeps were enough. Changed by its
+own methods alone, from the reports of solves.
 """
 
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -46,7 +45,7 @@ Basis = tuple[Any, ...]
 
 @dataclass
 class Experience:
-    """What the calls on one layer and direction have shown so far; never part of a state_dict."""
+    """What the calls on one layer and direction have shown of one pass so far; never part of a state_dict."""
 
     forgetting: float | None = None
     """Factor by which one step shrinks a difference between two states, as an upper bound."""
@@ -280,33 +279,3 @@ class Experience:
 def assumed_warmup(tolerance: float) -> int:
     """Steps after which a network nothing is known about has forgotten where it started."""
     return Experience().warmup(tolerance)
-
-
-@dataclass
-class LayerExperience:
-    """The experience with one layer and direction, forward and backward."""
-
-    forward: Experience = field(default_factory=Experience)
-    backward: Experience = field(default_factory=Experience)
-    warm: Experience | None = None
-    """Forward, of solves that begin at known states: they need shorter warm-ups and fewer sweeps."""
-
-    def beginning(self, known: bool) -> Experience:
-        """The experience with forward solves that begin at known states, first of all what is known of the others; or
-        with those that do not.
-        """
-        if known and self.warm is None:
-            self.warm = deepcopy(self.forward)
-            self.warm.look_below()
-        return self.warm if known and self.warm is not None else self.forward
-
-    def forget_known_states(self) -> None:
-        """No solves begin at known states any more."""
-        self.warm = None
-
-    def learn_backward(self, report: SolveReport) -> None:
-        """Take in what a backward solve showed; a gradient that was too far off costs both passes a cycle more."""
-        self.backward.learn(report)
-        if report.gradient is not None and report.gradient.too_far:
-            self.forward.add_cycle()
-            self.backward.add_cycle()

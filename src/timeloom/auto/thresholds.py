@@ -12,7 +12,7 @@ from torch import Tensor
 
 from timeloom.auto import cudnn
 from timeloom.auto.cudnn import Sized
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.kernels.cpu.build import unavailable
 from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.torch_state.precision import solved_in

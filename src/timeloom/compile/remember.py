@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from timeloom.compile.fuse import Compiled
 
 FEWEST_STEPS = 512
-"""Steps of a cell, over all calls, from which compiling it pays: that takes a second or two."""
+"""Steps of a cell, over all calls, after which kernels are made for it: that takes seconds, and more calls are taken
+to follow, as in a training."""
 MOST_KEPT = 16
 """Variants of one step that are kept: of other shapes, modes, dtypes."""
 MOST_AT_ONCE = 3

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.distributed.faults import LOOK_EVERY, Faults, RankError
 from timeloom.distributed.lent_tensors import lend
 from timeloom.distributed.shared_memory import SharedMemory
@@ -28,7 +28,7 @@ TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others in one exchange."""
 RING_UP_TO = 8
 """Ranks up to which torch gathers, round a ring in most backends, with a hop for every rank. Beyond, ranks double what
-they have in every round."""
+they have in every round (`python -m benchmarks.ranks`)."""
 SMALL = 4096
 """Numbers up to which many ranks form a sum by gathering."""
 SHARE_MEMORY = True

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.distributed.boundaries import Check, Marched, Settle
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.march import march_over_ranks, pipeline_over_ranks

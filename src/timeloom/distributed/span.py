@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.distributed.faults import RankError
 from timeloom.distributed.group import TimeGroup
 from timeloom.solvers.base import Solver

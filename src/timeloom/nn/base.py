@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.auto import cudnn
 from timeloom.auto.beginnings import Beginning
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.distributed.context import alone, time_group
 from timeloom.nn import by_samples, own_sweeps, steady, torch_layer
 from timeloom.nn.asked import Asked, check, guess_of

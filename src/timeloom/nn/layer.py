@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.cells.generic import GenericCell, State
 from timeloom.cells.step import Step
 from timeloom.compile.call import run_fused, telling

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.cells.base import Cell, Masks
 from timeloom.distributed.solve import Ranks
 from timeloom.distributed.span import Span

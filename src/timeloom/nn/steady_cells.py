@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.cells.generic import GenericCell
 from timeloom.compile.call import compiled_of
 from timeloom.compile.surroundings import Unseen

@@ -11,7 +11,7 @@ from timeloom.scan.elements import Structure, apply, compose
 from timeloom.scan.reference import scan as sequential_scan
 
 SHORTEST: dict[Structure, int] = {"diagonal": 32, "dense": 128, "block": 32}
-"""Lengths up to which the plain loop is faster; dense products cost n³."""
+"""Lengths up to which the plain loop is faster (`python -m benchmarks.calibrate`); dense products cost n³."""
 
 
 def scan(a: Tensor, b: Tensor, h0: Tensor, structure: Structure) -> Tensor:

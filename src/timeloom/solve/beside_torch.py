@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from timeloom.auto.costs import cost_of, step_cost
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.cells.base import Cell
 from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.problem import Recurrence
@@ -25,14 +26,25 @@ SHARE, FEWEST, MOST = 1 / 16, 64, 512
 TURNS = 2
 """Of each side, of which the faster one counts, after one that does not."""
 WIDE = {True: 1.4, False: 1.25}
-"""Time of our own one chunk beside torch's where it is not one call, with gradients and without."""
+"""Time of our own one chunk beside torch's where it is not one call, with gradients and without, as `python -m
+benchmarks.calibrate` measures it."""
 SIDE_BY_SIDE = 1.25
-"""What rows gain that a thread runs side by side, which the cost of a step does not tell."""
+"""What rows gain that a thread runs side by side, which the cost of a step does not tell; measured there, too."""
 
 Run = Callable[[Inputs], Tensor]
 """Outputs of a layer, on autograd's tape where that is on."""
 _RATIOS: dict[tuple[int, ...], float] = {}
 """What was found, by sizes, threads and whether gradients are asked for."""
+MOST_RATIOS = 512
+"""Sizes of which that is kept at a time."""
+
+
+class Beside(NamedTuple):
+    """Who runs a call: torch's own layer, for the reason `why`, or ours, by these plans where it took plans to tell."""
+
+    why: str | None = None
+    plans: tuple[Plan, ...] = ()
+    """Of the forward pass, and of the backward pass where there is one."""
 
 
 def is_rival(cell: Cell, inputs: Inputs) -> bool:
@@ -42,15 +54,13 @@ def is_rival(cell: Cell, inputs: Inputs) -> bool:
     return fused and inputs.whole and not inputs.masked and not saved_through_hooks()
 
 
-def why(cell: Cell, inputs: Inputs, solver: Planner, experience: LayerExperience, in_one_chunk: Run) -> str | None:
-    """Why torch's own layer is to run, or None: where either pass would gain too little by being cut, and our own one
-    chunk is slower.
-    """
+def choose(cell: Cell, inputs: Inputs, solver: Planner, experience: LayerExperience, in_one_chunk: Run) -> Beside:
+    """Torch's own layer where either pass would gain too little by being cut, and our own one chunk is slower."""
     ratio = own_beside_torchs(inputs, in_one_chunk)
-    return None if ratio <= 1 else _why_not_cut(cell, inputs, solver, experience, ratio)
+    return Beside() if ratio <= 1 else _cut_or_torchs(cell, inputs, solver, experience, ratio)
 
 
-def _why_not_cut(cell: Cell, inputs: Inputs, solver: Planner, experience: LayerExperience, ratio: float) -> str | None:
+def _cut_or_torchs(cell: Cell, inputs: Inputs, solver: Planner, experience: LayerExperience, ratio: float) -> Beside:
     steps, sizes = len(inputs.x), sizes_of(cell, inputs)
     sides = [experience.forward, experience.backward][: 1 + inputs.taped]
     if any(side.resting for side in sides):
@@ -60,11 +70,12 @@ def _why_not_cut(cell: Cell, inputs: Inputs, solver: Planner, experience: LayerE
     plans = [solver.plan(sizes, side, way) for side, way in zip(sides, directions, strict=False)]
     for plan, side in zip(plans, sides, strict=True):
         if plan.chunk >= steps:
-            return plan.reason
+            return Beside(plan.reason)
         if not gains(plan, sizes, ratio):
             side.rest()
-            return f"auto: {-(-steps // plan.chunk)} chunks after warm-ups of {plan.warmup} steps gain too little"
-    return None
+            chunks = f"{-(-steps // plan.chunk)} chunks after warm-ups of {plan.warmup} steps"
+            return Beside(f"auto: {chunks} gain too little")
+    return Beside(plans=tuple(plans))
 
 
 def gains(plan: Plan, sizes: Recurrence, ratio: float) -> bool:
@@ -88,11 +99,15 @@ def own_beside_torchs(inputs: Inputs, in_one_chunk: Run) -> float:
     rehearsed = min(max(int(SHARE * steps), FEWEST), MOST, steps)
     rehearsed = 1 << (rehearsed.bit_length() - 1)  # so that lengths that vary share a rehearsal
     key = (rehearsed, batch, width, units, taped, torch.get_num_threads())
-    if key not in _RATIOS:
+    ratio = _RATIOS.get(key)
+    if ratio is None:
         part = _apart(inputs, rehearsed)
         torchs, own = (_seconds(run, part, taped) for run in (lambda given: lstm(given)[0], in_one_chunk))
-        _RATIOS[key] = own / torchs
-    return _RATIOS[key]
+        ratio = own / torchs
+        if len(_RATIOS) >= MOST_RATIOS:
+            _RATIOS.clear()  # of sizes that come once, most are not asked for again
+        _RATIOS[key] = ratio
+    return ratio
 
 
 def _apart(inputs: Inputs, steps: int) -> Inputs:

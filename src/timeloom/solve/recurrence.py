@@ -9,7 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from timeloom.auto.experience import Experience, LayerExperience
+from timeloom.auto.experience import Experience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.kernels import with_tape
 from timeloom.problem import Recurrence
 from timeloom.report import ConvergenceError, SolveReport
@@ -35,12 +36,14 @@ def run(
     slot: int = 0,
     parts: int | None = None,
     seen: Seen | None = None,
+    plans: tuple[Plan, ...] = (),
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """Outputs, `(T, B, part)` of the leading `parts` of all states (None: those that the cell has out), and final state
     `(B, S)`, differentiable.
 
     `record` receives the report, and again with the backward report in it once the backward pass has run. `guess` tells
     where to begin, and takes in what was found, as the states of recurrence `slot`. `seen` is shown all that was found.
+    `plans`, where they have been made, are those of the forward and of the backward pass.
     """
     if solver.on_tape and problem.lengths is None and problem.resets is None:
         return on_tape(problem, record, "sequential, as asked for", parts, seen)
@@ -51,7 +54,7 @@ def run(
         detached = with_tape(detached)
     learned = experience.beginning(detached.guess is not None)
     with torch.no_grad():
-        plan = plan_from_known(solver, detached, learned)
+        plan = plans[0] if plans else plan_from_known(solver, detached, learned)
         states, report = replayed_states(detached, plan)
     learned.learn(report)
     raise_if_asked(report, solver)
@@ -63,7 +66,8 @@ def run(
     final = final_state(detached, states)
     if not needs_grad(problem):
         return outputs_of(detached, states, parts), final
-    adjoint = partial(replayed_sums, plan=solver.plan(detached, experience.backward, "backward"))
+    back = plans[1] if plans else solver.plan(detached, experience.backward, "backward")
+    adjoint = partial(replayed_sums, plan=back)
     note = noting(report, solver, experience, record)
     return attach(detached, states, final, adjoint, note, problem, parts)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
 from timeloom.compile.following import look_around

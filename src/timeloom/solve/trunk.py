@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.cells.base import NO_MASKS, Cell, Masks
 from timeloom.cells.masked import MaskedCell
 from timeloom.compile.call import telling
@@ -31,6 +31,7 @@ from timeloom.report import SolveReport
 from timeloom.solve import beside_torch
 from timeloom.solve.autograd import Adjoint, Note, Solved, Tape, attach, output_of
 from timeloom.solve.backward import solve_adjoint
+from timeloom.solve.beside_torch import Beside
 from timeloom.solve.first_sweep import first_sweep
 from timeloom.solve.forward import final_state, solve_states
 from timeloom.solve.inputs import Grads, Inputs, Solution, layer_of, sizes_of
@@ -75,29 +76,32 @@ class LayerSolve:
         if guess is not None and not self._begins(inputs, cell):
             guess.refuse()
             guess = None
-        if guess is None and self.solver.adapts and beside_torch.is_rival(cell, inputs):
-            self._look(inputs, cell, inputs.taped)
-            reason = beside_torch.why(cell, inputs, self.solver, self.experience, self._in_one_chunk)
-            if reason is not None:
-                record(SolveReport.sequential(len(inputs.x), f"{reason}; run by torch's own layer"))
-                return beside_torch.lstm(inputs)
-        return self._run_own(inputs, cell, record, guess)
+        if guess is not None:
+            return self._run_own(inputs, cell, record, guess=guess)
+        self._look(inputs, cell, inputs.taped)
+        chosen = Beside()
+        if self.solver.adapts and beside_torch.is_rival(cell, inputs):
+            chosen = beside_torch.choose(cell, inputs, self.solver, self.experience, self._in_one_chunk)
+        if chosen.why is not None:
+            record(SolveReport.sequential(len(inputs.x), f"{chosen.why}; run by torch's own layer"))
+            return beside_torch.lstm(inputs)
+        return self._run_own(inputs, cell, record, chosen.plans)
 
-    def _run_own(self, inputs: Inputs, cell: Cell, record: Record, guess: Guess | None = None) -> tuple[Tensor, Tensor]:
-        """The same by our own sweeps."""
+    def _run_own(
+        self, inputs: Inputs, cell: Cell, record: Record, plans: tuple[Plan, ...] = (), guess: Guess | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The same by our own sweeps, as planned where there are plans."""
         kind = None if self.whole_states else self.kind_of(inputs, cell)
         if kind is None:
-            if guess is None:
-                self._look(inputs, cell, inputs.taped)
             problem = self._problem(inputs)
             record = telling(record, problem.cell.told)
             parts = None if self.whole_states else 1
-            outputs, final = run(problem, self.solver, self.experience, record, guess, self.slot, parts)
+            outputs, final = run(problem, self.solver, self.experience, record, guess, self.slot, parts, plans=plans)
             return joined(outputs), final
         taped = inputs.taped
         with torch.no_grad():
-            solution = self.forward(inputs, taped, cell, kind, guess)
-        return self._on_tape(inputs, solution, record, taped)
+            solution = self._forward(inputs, taped, cell, kind, guess, plans)
+        return self._on_tape(inputs, solution, record, taped, plans)
 
     def _in_one_chunk(self, inputs: Inputs) -> Tensor:
         """Outputs by our own sweeps in one chunk, whatever is known of the network; nothing is learned."""
@@ -122,19 +126,27 @@ class LayerSolve:
         outputs, final = on_tape(self._problem(inputs), record, reason, None if self.whole_states else 1)
         return joined(outputs), final
 
-    def forward(
-        self, inputs: Inputs, taped: bool, cell: Cell, kind: type[Layer] | None, guess: Guess | None = None
-    ) -> Solution:
+    def forward(self, inputs: Inputs, taped: bool, cell: Cell, kind: type[Layer] | None) -> Solution:
         """Problem, plan, sweeps and certificate, by the kernels of this kind where there are any; to be called with
         gradients off.
         """
+        self._look(inputs, cell, taped)
+        return self._forward(inputs, taped, cell, kind)
+
+    def _forward(
+        self,
+        inputs: Inputs,
+        taped: bool,
+        cell: Cell,
+        kind: type[Layer] | None,
+        guess: Guess | None = None,
+        plans: tuple[Plan, ...] = (),
+    ) -> Solution:
         sizes = sizes_of(cell, inputs)
-        if guess is None:
-            self._look(inputs, cell, taped)
-        else:
+        if guess is not None:
             sizes = replace(sizes, guess=guess.load(self.slot, sizes))
         experience = self.experience.beginning(sizes.guess is not None)
-        plan = plan_from_known(self.solver, sizes, experience)
+        plan = plans[0] if plans else plan_from_known(self.solver, sizes, experience)
         if kind is not None:
             kept, report = self._sweep(kind, inputs, sizes, plan, taped)
             final = joined([part[-1] for part in kept[: len(cell.parts)]])
@@ -236,14 +248,17 @@ class LayerSolve:
         cast = (None if tensor is None else tensor.to(dtype) for tensor in inputs.live)
         return self._problem(inputs.with_live(cast))
 
-    def _on_tape(self, inputs: Inputs, solution: Solution, record: Record, taped: bool) -> tuple[Tensor, Tensor]:
+    def _on_tape(
+        self, inputs: Inputs, solution: Solution, record: Record, taped: bool, plans: tuple[Plan, ...] = ()
+    ) -> tuple[Tensor, Tensor]:
         """Report a solution, and put it on autograd's tape where that is on."""
         raise_if_asked(solution.report, self.solver)
         record(solution.report)
         if not taped:
             return solution.kept[0][1:], solution.final
         note = noting(solution.report, self.solver, self.experience, record)
-        back = partial(_back, self, self.plan_backward(inputs, solution.cell), note)
+        plan = plans[1] if plans else self.plan_backward(inputs, solution.cell)
+        back = partial(_back, self, plan, note)
         outputs, shared = output_of(solution.kept[: len(solution.cell.parts)])
         saved = {"inputs": inputs, "kept": solution.kept, "shared": (shared,)}
         tape = Tape((outputs,), back, saved, partial(_recorded, self.project, len(solution.cell.parts)))

@@ -12,7 +12,8 @@ from torch import Tensor
 from timeloom.auto import thresholds
 from timeloom.auto.costs import cheapest, decay_is_cheap, newton_up_to, step_cost
 from timeloom.auto.decide import PATIENCE, decide
-from timeloom.auto.experience import Experience, LayerExperience, Shown
+from timeloom.auto.experience import Experience, Shown
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.problem import Recurrence
 from timeloom.solve.driver import march
 from timeloom.solve.plan import Direction, Plan, RankPlan, StandingPlan

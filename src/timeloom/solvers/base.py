@@ -14,7 +14,8 @@ from typing import Any, ClassVar, TypeVar, get_args
 from torch import Tensor
 
 from timeloom.auto.costs import cheapest, compiled_cost, decay_is_cheap, newton_up_to, step_cost
-from timeloom.auto.experience import Experience, LayerExperience
+from timeloom.auto.experience import Experience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.auto.thresholds import Sized
 from timeloom.kernels import in_compiled_code, may_be_compiled
 from timeloom.options import check_choice, check_count, check_number, did_you_mean

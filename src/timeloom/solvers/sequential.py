@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from timeloom.auto.experience import Experience, LayerExperience
+from timeloom.auto.experience import Experience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.auto.thresholds import Sized
 from timeloom.problem import Recurrence
 from timeloom.solve.plan import Plan, RankPlan

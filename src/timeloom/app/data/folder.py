@@ -8,6 +8,7 @@ not trained on. What is wrong with its files is kept in the table, and told with
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
@@ -24,7 +25,6 @@ from timeloom.app.errors import InputError, Problems
 
 INDEX = "labels.csv"
 STEP_LABELS, STEP_TARGETS, STEP_MASK = ".labels.npy", ".targets.npy", ".mask.npy"
-SUFFIXES = (".csv", ".npy", ".parquet")
 
 
 def read_folder(folder: Path, reading: Reading) -> Table:
@@ -52,7 +52,7 @@ def read_folder(folder: Path, reading: Reading) -> Table:
                 named = f"{inner.name}/{path.name}"
                 records.append(replace(record, name=named, label=inner.name, counts=None))
     if not records and not problems.found:
-        raise InputError(f"{folder}: no .csv, .npy or .parquet files, and none in subfolders")
+        raise InputError(f"{folder}: no {ENDINGS} files, and none in subfolders")
     return Table(str(folder), "classification", records, tuple(problems.found))
 
 
@@ -67,15 +67,10 @@ def read_series(path: Path, reading: Reading) -> Record:
     """One file; its label is that of each step where it holds them, else None."""
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    suffix = path.suffix.lower()
-    if suffix == ".npy":
-        record = _read_npy(path, reading)
-    elif suffix == ".csv":
-        record = read_csv(path, reading)
-    elif suffix == ".parquet":
-        record = read_parquet(path, reading)
-    else:
-        raise InputError(f"{path}: expected a .csv, .npy or .parquet file")
+    read = READERS.get(path.suffix.lower())
+    if read is None:
+        raise InputError(f"{path}: expected a {ENDINGS} file")
+    record = read(path, reading)
     return replace(record, values=filled(record.values, reading.fill, str(path)))
 
 
@@ -106,7 +101,7 @@ def _positions(columns: tuple[str, ...], channels: int, path: Path) -> list[int]
 def _series_files(folder: Path) -> list[Path]:
     beside = (STEP_LABELS, STEP_TARGETS, STEP_MASK)
     return sorted(
-        p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and p.name != INDEX and not p.name.endswith(beside)
+        p for p in folder.iterdir() if p.suffix.lower() in READERS and p.name != INDEX and not p.name.endswith(beside)
     )
 
 
@@ -180,3 +175,8 @@ def _numbers(path: Path) -> numpy.ndarray:
     if found.size == 0:
         raise InputError(f"{path}: is empty; remove it")
     return found.reshape(len(found), -1)
+
+
+READERS: dict[str, Callable[[Path, Reading], Record]] = {".csv": read_csv, ".npy": _read_npy, ".parquet": read_parquet}
+"""What reads a series from a file, by the file's ending."""
+ENDINGS = ", ".join(list(READERS)[:-1]) + f" or {list(READERS)[-1]}"

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from timeloom.app.data.archive import from_archive
-from timeloom.app.data.folder import INDEX, SUFFIXES, read_folder, read_series
+from timeloom.app.data.folder import INDEX, READERS, read_folder, read_series
 from timeloom.app.data.reading import EVERYTHING, Reading, filled
 from timeloom.app.data.records import Split, Table
 from timeloom.app.data.ts import read_ts
@@ -38,7 +38,7 @@ def load(source: str, reading: Reading = EVERYTHING, labelled: bool = False) -> 
 
         return load_video(source.removeprefix("video:")).checked(labelled)
     path = Path(source)
-    holds_columns = path.suffix.lower() in SUFFIXES or (path.is_dir() and not any(path.glob("*.ts")))
+    holds_columns = path.suffix.lower() in READERS or (path.is_dir() and not any(path.glob("*.ts")))
     if (reading.columns or reading.time) and not holds_columns:
         raise InputError(f"{source} has no columns to choose from; --columns and --time are for folders of files")
     if path.is_dir():
@@ -55,7 +55,7 @@ def load(source: str, reading: Reading = EVERYTHING, labelled: bool = False) -> 
         return (_read_archive_files(pairs[0], reading) if pairs else read_folder(path, reading)).checked(labelled)
     if path.suffix == ".ts" and path.is_file():
         return _read_archive_files(path, reading).checked(labelled)
-    if path.suffix.lower() in SUFFIXES and path.is_file():
+    if path.suffix.lower() in READERS and path.is_file():
         return Table(source, None, [read_series(path, reading)]).checked(labelled)
     if ":" not in source and (path.suffix or "/" in source):
         raise InputError(f"{source}: no such file or folder")

@@ -18,7 +18,8 @@ from timeloom.app.errors import InputError
 from timeloom.app.files import write_whole
 from timeloom.app.train.config import TrainConfig
 from timeloom.app.train.run_files import folds_of
-from timeloom.auto.experience import Experience, LayerExperience
+from timeloom.auto.experience import Experience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.auto.rounding import Rounding
 from timeloom.auto.sweep_counts import SweepCounts
 from timeloom.auto.warmups import Miss, WarmupSearch

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from timeloom.app.data import load
-from timeloom.app.data.folder import SUFFIXES
+from timeloom.app.data.folder import READERS
 from timeloom.app.data.records import Record, Table, Task
 from timeloom.app.errors import InputError
 from timeloom.app.train.checkpoint import Checkpoint
@@ -61,7 +61,7 @@ def data_of(checkpoint: Checkpoint, source: str) -> Table:
     if source and checkpoint.columns and not reading.columns:  # what else the files hold is of no use
         reading = replace(reading, columns=tuple(name for name in checkpoint.columns if name != reading.time))
     path = Path(source)
-    if source and not path.is_dir() and path.suffix.lower() not in SUFFIXES:  # there are no columns to choose from
+    if source and not path.is_dir() and path.suffix.lower() not in READERS:  # there are no columns to choose from
         reading = replace(reading, columns=(), time="")
     return fitting(checkpoint, load(source or config.data, reading))
 

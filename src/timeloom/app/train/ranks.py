@@ -24,7 +24,7 @@ from timeloom.app.train.config import TrainConfig
 from timeloom.app.train.model import SequenceModel
 from timeloom.app.train.objective import Score, counted, loss_of
 from timeloom.app.train.share import Part, Share
-from timeloom.auto.experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience
 from timeloom.distributed import (
     RankError,
     slice_of,

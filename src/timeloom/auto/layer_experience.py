@@ -1,0 +1,39 @@
+"""What earlier calls have shown of a layer, forward and backward."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from timeloom.auto.experience import Experience
+from timeloom.report import SolveReport
+
+
+@dataclass
+class LayerExperience:
+    """The experience with one layer and direction, forward and backward."""
+
+    forward: Experience = field(default_factory=Experience)
+    backward: Experience = field(default_factory=Experience)
+    warm: Experience | None = None
+    """Forward, of solves that begin at known states: they need shorter warm-ups and fewer sweeps."""
+
+    def beginning(self, known: bool) -> Experience:
+        """The experience with forward solves that begin at known states, first of all what is known of the others; or
+        with those that do not.
+        """
+        if known and self.warm is None:
+            self.warm = deepcopy(self.forward)
+            self.warm.look_below()
+        return self.warm if known and self.warm is not None else self.forward
+
+    def forget_known_states(self) -> None:
+        """No solves begin at known states any more."""
+        self.warm = None
+
+    def learn_backward(self, report: SolveReport) -> None:
+        """Take in what a backward solve showed; a gradient that was too far off costs both passes a cycle more."""
+        self.backward.learn(report)
+        if report.gradient is not None and report.gradient.too_far:
+            self.forward.add_cycle()
+            self.backward.add_cycle()

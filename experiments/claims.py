@@ -229,9 +229,8 @@ CLAIMS = (
         ),
         instruments,
         f"{GENERATED} Eight instruments then; a rate of 0.02, clipped gradients, and a quarter of the recordings to "
-        "test on (the paper trains on all). `--features paper` has its 38, 24 and 12 inputs, which it scales clip by "
-        "clip, and we over all clips. On one CPU thread the gain is that of compiled kernels, not of parallelism in "
-        "time.",
+        "test on (the paper trains on all). `--features paper` has its 38, 24 and 12 inputs. On one CPU thread the "
+        "gain is that of compiled kernels, not of parallelism in time.",
         "bppsa_irmas.run",
     ),
     Claim(

@@ -30,9 +30,10 @@ the papers' own numbers and the column on what differs. `python -m experiments` 
 experiments run NAME` runs one (`--fast` in small, `--device cuda`, `--minutes`, `--out FOLDER`); stored results are
 replaced with `--store` only. `python -m experiments missing` tells what is not measured yet, and what it takes.
 
-How to read it: ratios are times of the baseline over ours, so below 1× ours is slower. What was missed is in bold in the
-column on what differs. Real data are not at hand where this was measured: accuracies on generated stand-ins compare ways
-to train, and say nothing about the papers' sets. No GPU run had the machine to itself; the load is told where it is known.
+How to read it: ratios are times of the baseline over ours, so below 1× ours is slower. What was missed is in bold in
+the column on what differs. Real data are not at hand where this was measured: accuracies on generated stand-ins compare
+ways to train, and say nothing about the papers' sets. No GPU run had the machine to itself; the load is told where it
+is known.
 """
 
 

@@ -203,8 +203,9 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[object]], left: int = 
 
 
 def facts(device: str = "cpu") -> Results:
-    """The machine and the versions that a result belongs to."""
+    """The machine, the day and the versions that a result belongs to."""
     return {
+        "day": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
@@ -219,7 +220,8 @@ def made_on(machine: Results) -> str:
     cores = f" of {machine['cores']} cores" if machine.get("cores") else ""
     load = f", load {machine['load']} as it began" if machine.get("load") is not None else ""
     clock = f", {machine['clock']}" if machine.get("clock") else ""
-    return f"{machine['device']}, {threads}{cores}{load}, torch {machine['torch']}{clock}"
+    day = f", {machine['day']}" if machine.get("day") else ""
+    return f"{machine['device']}, {threads}{cores}{load}, torch {machine['torch']}{clock}{day}"
 
 
 def folder_of(options: argparse.Namespace, script: str) -> Path:

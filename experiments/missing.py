@@ -7,8 +7,9 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from experiments.harness import BUILD, Clock
-from experiments.readings import FOLDER
+from experiments.catalogue import EXPERIMENTS
+from experiments.harness import BUILD, Clock, save
+from experiments.readings import FOLDER, read_result
 from experiments.wanted import WANTED, Wanted
 
 
@@ -66,14 +67,21 @@ def make(
 
 
 def keep(folder: Path, draw: Callable[[Path], None]) -> int:
-    """Results of `folder/NAME/` in the places of the stored ones, drawn anew; how many there were."""
-    names = {one.experiment for one in WANTED}
+    """Results of `folder/NAME/` in the places of the stored ones, drawn anew; how many there were.
+
+    A run that was cut short has rows, but does not name its script: a stored result of its kind does.
+    """
+    names = {one.name for one in EXPERIMENTS}
     files = sorted(path for path in folder.glob("*/*.json") if path.parent.name in names)
     if not files:
         raise ValueError(f"{folder} holds no results: a folder for each experiment is expected, as --out makes them")
     for file in files:
         target = FOLDER / file.parent.name.partition(".")[0] / "results" / file.name
-        print(f"{'replaced' if target.exists() else 'new'}: {target}")
-        shutil.copy(file, target)
+        results, stored = read_result(file), read_result(target)
+        if "made_by" not in (results or {}) and stored is None:
+            print(f"left out: {file}, which was cut short and does not say which script draws it")
+            continue
+        print(f"{'new' if stored is None else 'replaced'}: {target}")
+        save(target.stem, {"made_by": (stored or {}).get("made_by")} | (results or {}), target.parent)
         draw(target)
     return len(files)

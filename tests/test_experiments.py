@@ -135,6 +135,16 @@ def grid(results: dict[str, Any], page: str) -> None:
     assert "3 orders of magnitude" in page
 
 
+def tolerances(results: dict[str, Any], page: str) -> None:
+    rows = {(row["solver"], row["power"]): row for row in results["rows"]}
+    for solver in ("DEER", "quasi-DEER", "shooting"):
+        rough, fine = rows[solver, 1], rows[solver, 12]
+        assert fine["sweeps"][0] > rough["sweeps"][0]
+        assert max(fine["output_error"], fine["gradient_error"]) < 1e-11
+        assert rough["output_error"] > 1e-6
+        assert not fine["fell_back"]
+
+
 def images(results: dict[str, Any], page: str) -> None:
     ways = results["ways"]
     for name in ("parallel", "DEER"):
@@ -161,7 +171,7 @@ CHECKS: dict[str, Check] = {
     "mgrit_hmdb51": clips, "mgrit_har": clips, "mgrit.ranks": processes, "deer_eigenworms": worms, "ode": odes,
     "deer_two_body": two_bodies, "bppsa_bitstream": bit_streams, "bppsa_bitstream.grid": speedups,
     "bppsa_vgg": vgg, "bppsa_vgg.ranks": workers, "mgrit.instability": coarse_steps,
-    "deer.grid": grid, "deer_cifar": images, "deer.warm": warm,
+    "deer.grid": grid, "deer_cifar": images, "deer.tolerance": tolerances, "deer.warm": warm,
 }  # fmt: skip
 
 

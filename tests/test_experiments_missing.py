@@ -91,6 +91,15 @@ def test_missing_results_are_made_gone_on_with_and_kept(
     assert json.loads(grid.stored_at.read_text())["rows"] == rows
     assert grid.stored_at.with_suffix(".png").exists()
     assert "deer/grid_cpu" not in {one.result for one, _ in missing.absent()}
+    made = json.loads(grid.stored_at.read_text())
+    cut = {**made, "rows": rows[:3]}
+    del cut["made_by"]
+    (out / "deer.grid" / "grid_cpu.json").write_text(json.dumps(cut))  # killed before its end
+    (out / "deer.grid" / "grid_cuda.json").write_text(json.dumps(cut))
+    capsys.readouterr()
+    assert command_line.main(["store", str(out)]) == 0
+    assert "left out: " + str(out / "deer.grid" / "grid_cuda.json") in capsys.readouterr().out
+    assert json.loads(grid.stored_at.read_text()) == {**cut, "made_by": made["made_by"]}
     with pytest.raises(SystemExit):
         command_line.main(["store", str(tmp_path / "nothing")])
     assert "holds no results" in capsys.readouterr().err

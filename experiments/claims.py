@@ -393,7 +393,7 @@ CLAIMS = (
         "used, not measured",
         ("deer/warm_cuda", "deer/warm"),
         warm_starts,
-        "A small task that is learned on the way. Fewer sweeps are not always less time on a busy CPU.",
+        "A small task that is learned on the way. On one CPU thread fewer sweeps save little time.",
         "deer.warm",
     ),
 )

@@ -7,6 +7,9 @@ python -m experiments page                                      # docs/papers.md
 python -m experiments page --check                              # fails where the page is older than they are
 python -m experiments draw build/experiments/deer.grid/grid_cuda.json   # table and picture of a result once more
 python -m experiments draw                                      # those of all stored results
+python -m experiments missing                                   # what is not stored yet, with its minutes and command
+python -m experiments missing --run --minutes 9 --out FOLDER    # make what this machine can, most minutes in all
+python -m experiments store FOLDER                              # keep what lies there, in place of what is stored
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import page
+from experiments import missing, page
 from experiments.catalogue import EXPERIMENTS, Experiment, find
-from experiments.harness import BUILD
+from experiments.harness import BUILD, minutes
 from experiments.readings import all_stored
+from experiments.wanted import Wanted
 
 
 def listing() -> str:
@@ -38,6 +42,7 @@ def listing() -> str:
             *lines,
             "",
             "python -m experiments run NAME … | all   [--fast] [--device cuda] [--minutes M] [--out FOLDER | --store]",
+            "python -m experiments missing            what is not stored yet, and how to make it",
         ]
     )
 
@@ -77,6 +82,10 @@ def _succeeds(experiment: Experiment, arguments: Sequence[str]) -> bool:
     return True
 
 
+def _makes(wanted: Wanted, arguments: Sequence[str]) -> bool:
+    return _succeeds(find(wanted.experiment), arguments)
+
+
 def _out(more: list[str]) -> tuple[list[str], Path | None]:
     """--out is the folder of all folders here."""
     if "--out" not in more:
@@ -89,7 +98,12 @@ def _out(more: list[str]) -> tuple[list[str], Path | None]:
 
 def draw(path: Path, table_at: Path | None = None) -> None:
     """The table and the picture of a result, by the script that it names: beside it, or as the table is told to be."""
-    results = json.loads(path.read_text())
+    try:
+        results = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}; give the JSON file of a result") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is no JSON file ({error}); give that of a result") from error
     if "made_by" not in results:
         raise ValueError(
             f"{path} does not say which script made it: it is older than this command, or no result of an experiment"
@@ -103,7 +117,7 @@ def draw(path: Path, table_at: Path | None = None) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments", description=(__doc__ or "").splitlines()[0])
-    verbs = parser.add_subparsers(dest="verb", metavar="list | run | page | draw")
+    verbs = parser.add_subparsers(dest="verb", metavar="list | run | page | draw | missing | store")
     verbs.add_parser("list", help="names and what they show")
     running = verbs.add_parser("run", help="run experiments; options go on to them")
     running.add_argument("names", nargs="+", metavar="NAME", help="or all")
@@ -111,6 +125,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     writing.add_argument("--check", action="store_true", help="write nothing; fail where the page is out of date")
     drawing = verbs.add_parser("draw", help="tables and pictures of results once more")
     drawing.add_argument("files", type=Path, nargs="*", help="(default: all stored results)")
+    lacking = verbs.add_parser("missing", help="what is not stored yet; --run makes it")
+    lacking.add_argument("--device", choices=("cpu", "cuda"), help="only what is made there (default: all)")
+    lacking.add_argument("--run", action="store_true", help="make what this machine can, one after the other")
+    lacking.add_argument("--minutes", type=minutes, help="with --run: begin only what fits into so many in all")
+    lacking.add_argument("--out", type=Path, help="folder of folders for results; what it holds is not missing")
+    lacking.add_argument("--fast", action="store_true", help="with --run: all parts in small, in seconds")
+    keeping = verbs.add_parser("store", help="put the results of a folder in the places of the stored ones")
+    keeping.add_argument("folder", type=Path, help="as --out has made it: a folder for each experiment")
     given, more = parser.parse_known_args(arguments)
     try:
         if given.verb == "run":
@@ -119,7 +141,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"unknown options: {' '.join(more)}")
         if given.verb == "page":
             return page.main(given.check)
-        if given.verb == "draw":
+        if given.verb == "missing":
+            if not given.run:
+                print(missing.listing(given.device, given.out))
+                return 0
+            found = missing.absent(given.device, given.out)
+            return min(missing.make(found, _makes, given.minutes, given.out, given.fast), 1)
+        if given.verb == "store":
+            missing.keep(given.folder, draw)
+        elif given.verb == "draw":
             for file in given.files or all_stored():
                 draw(file)
         else:

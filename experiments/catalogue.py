@@ -52,6 +52,7 @@ EXPERIMENTS = (
     Experiment("deer_cifar", DEER, "images pixel by pixel by a multi-head strided GRU", "cifar-10-batches-bin"),
     Experiment("deer.warm", DEER, "what the last epoch's states save the next one"),
     Experiment("deer.iterations", DEER, "sweeps of every solver on every kind of network", gpu=False),
+    Experiment("deer.tolerance", DEER, "sweeps and errors by tolerance", gpu=False),
     Experiment("deer.scan", DEER, "time of `linear_scan` by its methods"),
     Experiment("ode", OURS, "neural ODEs against a loop of Runge–Kutta steps"),
 )

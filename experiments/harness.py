@@ -28,12 +28,16 @@ Results = dict[str, Any]
 # Options
 
 
-def command(doc: str | None) -> argparse.ArgumentParser:
-    """The options that all experiments have; the first line of the script's text is its description."""
+def command(doc: str | None, gpu: bool = True) -> argparse.ArgumentParser:
+    """The options that all experiments have; the first line of the script's text is its description.
+
+    gpu: whether it has a part for GPUs; without one, `--device cuda` is refused, not ignored.
+    """
     parser = argparse.ArgumentParser(description=(doc or "").strip().splitlines()[0])
     parser.add_argument("--fast", action="store_true", help="all parts in small, in seconds")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where it runs (default: cpu)")
-    parser.add_argument("--minutes", type=_minutes, help="begin nothing new after so many (default: no limit)")
+    devices = ("cpu", "cuda") if gpu else ("cpu",)
+    parser.add_argument("--device", choices=devices, default="cpu", help="where it runs (default: cpu)")
+    parser.add_argument("--minutes", type=minutes, help="begin nothing new after so many (default: no limit)")
     parser.add_argument("--threads", type=whole, default=1, help="of torch on the CPU (default: 1)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--out", type=Path, help="folder for the results (default: build/experiments/NAME)")
@@ -44,12 +48,23 @@ def command(doc: str | None) -> argparse.ArgumentParser:
 def begin(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options as given; the device is there, torch has its threads, and `clock` runs."""
     options = parser.parse_args(arguments)
+    if options.fast and options.store:
+        parser.error("--fast --store: results in small would take the place of measured ones; give --out FOLDER")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU on this machine; leave the option out to run on the CPU")
     if torch.get_num_threads() != options.threads:
         torch.set_num_threads(options.threads)
     options.clock = Clock(options.minutes)
     return options
+
+
+def only_with_data(parser: argparse.ArgumentParser, options: argparse.Namespace, *names: str) -> None:
+    """Refuse what generated data have no use for, where --data is not given."""
+    given = [name for name in names if getattr(options, name) != parser.get_default(name)]
+    if options.data is None and given:
+        parser.error(
+            f"--{', --'.join(given)}: only with --data, and none is given; generated data have sizes of their own"
+        )
 
 
 def whole(text: str) -> int:
@@ -59,7 +74,19 @@ def whole(text: str) -> int:
     return int(text)
 
 
-def _minutes(text: str) -> float:
+def share(text: str) -> float:
+    """A part of a whole, of the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"a share from 0 to below 1 is needed, got {text!r}")
+    return value
+
+
+def minutes(text: str) -> float:
+    """A time of the command line."""
     try:
         value = float(text)
     except ValueError:
@@ -176,8 +203,9 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[object]], left: int = 
 
 
 def facts(device: str = "cpu") -> Results:
-    """The machine and the versions that a result belongs to."""
+    """The machine, the day and the versions that a result belongs to."""
     return {
+        "day": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
@@ -188,10 +216,12 @@ def facts(device: str = "cpu") -> Results:
 
 def made_on(machine: Results) -> str:
     """The machine in words, for pages and pictures."""
+    threads = f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
     cores = f" of {machine['cores']} cores" if machine.get("cores") else ""
     load = f", load {machine['load']} as it began" if machine.get("load") is not None else ""
     clock = f", {machine['clock']}" if machine.get("clock") else ""
-    return f"{machine['device']}, {machine['threads']} thread(s){cores}{load}, torch {machine['torch']}{clock}"
+    day = f", {machine['day']}" if machine.get("day") else ""
+    return f"{machine['device']}, {threads}{cores}{load}, torch {machine['torch']}{clock}{day}"
 
 
 def folder_of(options: argparse.Namespace, script: str) -> Path:
@@ -248,6 +278,13 @@ def figure(width: float, height: float, rows: int = 1, columns: int = 1, **more:
     return drawn, drawn.subplots(rows, columns, squeeze=False, **more)
 
 
+def whole_numbers(axis: Any) -> None:
+    """Ticks of an axis that counts, and has no halves."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
 def curve(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     """The loss of every step of `timeloom train`, and the seconds of training until then."""
     steps = list(rows)
@@ -259,7 +296,7 @@ def curve(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 def plot_losses(runs: Mapping[str, Mapping[str, Any]], title: str, path: Path, accuracy: str | None = None) -> None:
     """Losses of all runs over steps and over time, and by epoch the list `accuracy` of those that have it, if named."""
-    drawn, axes = figure(13 if accuracy else 9, 3.6, 1, 3 if accuracy else 2)
+    drawn, axes = figure(13 if accuracy else 9, 4.2, 1, 3 if accuracy else 2)
     for number, (label, run) in enumerate(runs.items()):
         # Curves lie upon one another: each is drawn thinner than the one below it.
         axes[0][0].plot(run["losses"], label=label, linewidth=max(4 - number, 1), alpha=0.8)
@@ -270,9 +307,12 @@ def plot_losses(runs: Mapping[str, Mapping[str, Any]], title: str, path: Path, a
                 linewidth=max(3 - number, 1),
             )  # fmt: skip
     axes[0][0].set(xlabel="training step", ylabel="loss")
-    axes[0][1].set(xlabel="seconds of training", xscale="log")
+    axes[0][1].set(xlabel="seconds of training", ylabel="loss", xscale="log")
     if accuracy:
-        axes[0][2].set(xlabel="epoch", ylabel=accuracy.replace("_", " "))
-    axes[0][0].legend(fontsize="small")
+        axes[0][2].set(xlabel="epoch", ylabel=accuracy.replace("_by_epoch", " on the test set").replace("_", " "))
+        axes[0][2].set_xlim(0.5, None)
+        whole_numbers(axes[0][2])
+    whole_numbers(axes[0][0])
+    drawn.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")
     drawn.suptitle(title)
     drawn.savefig(path, dpi=100)

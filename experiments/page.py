@@ -28,7 +28,12 @@ HEAD = """# The papers, claim by claim
 Written by `python -m experiments page` from the results stored in `experiments/`; nothing here is typed in by hand but
 the papers' own numbers and the column on what differs. `python -m experiments` lists the experiments, `python -m
 experiments run NAME` runs one (`--fast` in small, `--device cuda`, `--minutes`, `--out FOLDER`); stored results are
-replaced with `--store` only.
+replaced with `--store` only. `python -m experiments missing` tells what is not measured yet, and what it takes.
+
+How to read it: ratios are times of the baseline over ours, so below 1× ours is slower. What was missed is in bold in
+the column on what differs. Real data are not at hand where this was measured: accuracies on generated stand-ins compare
+ways to train, and say nothing about the papers' sets. No GPU run had the machine to itself; the load is told where it
+is known.
 """
 
 

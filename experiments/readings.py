@@ -23,7 +23,11 @@ class Told:
 def stored(name: str) -> Results | None:
     """A kept result, as `bppsa_bitstream/grid_rnn_cuda`; None where nothing is kept yet."""
     folder, _, file = name.partition("/")
-    path = FOLDER / folder / "results" / f"{file}.json"
+    return read_result(FOLDER / folder / "results" / f"{file}.json")
+
+
+def read_result(path: Path) -> Results | None:
+    """A result as its script wrote it; None where there is none."""
     return json.loads(path.read_text()) if path.exists() else None
 
 
@@ -38,7 +42,9 @@ def device(results: Results) -> str:
     name, threads, load, cores = (machine.get(key) for key in ("device", "threads", "load", "cores"))
     if name in ("x86_64", "aarch64"):
         name = "one CPU thread" if threads == 1 else f"{threads} CPU threads"
-    busy = load and cores and load > (threads if name.endswith("CPU thread") else 1) + 1
+    busy = load and cores and load > (threads if "CPU thread" in name else 1) + 1
+    if machine.get("clock"):
+        name = f"{name}, {machine['clock']}"
     return f"{name} (load {load:.0f} on {cores} cores)" if busy else name
 
 
@@ -50,6 +56,8 @@ SERIAL = {SAME: "implicit GRU", CLASSIC: "GRU"}
 """What processes are compared with, and how the names of those rows begin."""
 FRAMES = 128
 """Steps of the paper's sequences."""
+JUMP = 1.5
+"""More time a step than at half the length by so much is told."""
 
 
 def ranks_speedup(results: Results) -> Told:
@@ -59,13 +67,16 @@ def ranks_speedup(results: Results) -> Told:
     longest = most_processes(rows)[-1]
     steps, ranks = longest["steps"], longest["ranks"]
     cores = (results.get("machine") or {}).get("cores")
-    short = f"{_over(longest, _bases(rows, steps))} at T = {steps:,} by {longest['way']} on {ranks} processes "
-    short += f"({sizes['hidden']} units, batch {sizes['batch']}, {cores} cores)"
+    short = f"{longest['way']}, {sizes['hidden']} units, batch {sizes['batch']}, {ranks} processes on {cores} cores; "
+    short += f"T = {steps:,}: {_over(longest, _bases(rows, steps))}"
     here = {row["steps"]: row for row in most_processes(rows)}
+    short += _jump(rows, list(here.values()))
     if FRAMES in here:
-        short += f"; at T = {FRAMES}, the paper's length, {_over(here[FRAMES], _bases(rows, FRAMES))}"
+        short += f"; T = {FRAMES}, the paper's length: {_over(here[FRAMES], _bases(rows, FRAMES))}"
     ways = [row for row in pure(rows) if row["steps"] == steps and row["ranks"] > 1]
-    more = []
+    by_count = sorted((row["ranks"], row["both_ms"]) for row in pure(rows) if _at(row) == (longest["way"], steps))
+    told = ", ".join(f"{ms:.1f} ms on {count}" for count, ms in by_count)
+    more = [f"T = {steps:,}, {longest['way']}, by processes: {told}"]
     for way in dict.fromkeys(row["way"] for row in ways):
         most = max((row for row in ways if row["way"] == way), key=lambda row: row["ranks"])
         told = _over(most, _bases(rows, steps))
@@ -79,6 +90,26 @@ def ranks_speedup(results: Results) -> Told:
     return Told(short, (*more, *_model_of_ranks(rows)))
 
 
+def _at(row: Results) -> tuple[str, int]:
+    return row["way"], row["steps"]
+
+
+def _jump(rows: list[Results], here: list[Results]) -> str:
+    """Where the serial run takes far more than twice as long over twice the steps, the gain rests on that: told."""
+    from experiments.mgrit.rank_report import best_serial
+
+    if len(here) < 2:
+        return ""
+    before, last = (best_serial(rows, row["steps"], SERIAL[SAME]) for row in here[-2:])
+    if not (before and last) or last["both_ms"] / before["both_ms"] < JUMP * last["steps"] / before["steps"]:
+        return ""
+    ratio = times(before["both_ms"] / here[-2]["both_ms"])
+    return (
+        f". That serial run jumps from {before['both_ms']:.1f} ms at T = {before['steps']:,}, where processes reach "
+        f"{ratio}, to {last['both_ms']:.1f} ms: the gain over it is this jump"
+    )
+
+
 def _bases(rows: list[Results], steps: int) -> dict[str, Results | None]:
     from experiments.mgrit.rank_report import best_alone, best_serial
 
@@ -87,7 +118,11 @@ def _bases(rows: list[Results], steps: int) -> dict[str, Results | None]:
 
 
 def _over(row: Results, bases: dict[str, Results | None]) -> str:
-    return ", ".join(f"{times(base['both_ms'] / row['both_ms'])} over {name}" for name, base in bases.items() if base)
+    return ", ".join(
+        f"{times(base['both_ms'] / row['both_ms'])} over {name}{' (scaled)' if base.get('scaled') else ''}"
+        for name, base in bases.items()
+        if base
+    )
 
 
 def _model_of_ranks(rows: list[Results]) -> list[str]:
@@ -104,13 +139,14 @@ def preprocessors(results: Results) -> Told:
 
     found = speedups(results["rows"])
     most = max(ranks for _, ranks in found)
-    told = [
-        f"{net} {found[net, ranks][0]:.2f}×, with features kept {found[net, ranks][1]:.2f}×"
-        for net, ranks in sorted(found)
-        if ranks == most
-    ]
-    cores = (results.get("machine") or {}).get("cores")
-    return Told(f"{most} processes on {cores} cores: " + "; ".join(told))
+    told = []
+    for net in dict.fromkeys(net for net, _ in sorted(found)):
+        both, kept = found[net, most]
+        alone = f", on one process {found[net, 1][1]:.2f}×" if (net, 1) in found and most > 1 else ""
+        told.append(f"{net} {both:.2f}× with its features made in every step; with features kept {kept:.2f}×{alone}")
+    sizes, cores = results["sizes"], (results.get("machine") or {}).get("cores")
+    about = f"{most} processes on {cores} cores, {sizes['size']} × {sizes['size']} pixels, batch {sizes['batch']}"
+    return Told(f"{about}, over torch's serial GRU: " + "; ".join(told))
 
 
 def ways_accuracy(results: Results) -> Told:
@@ -194,13 +230,16 @@ def _longest_first(about: str, parts: list[str]) -> Told:
 
 def bitstream_training(results: Results) -> Told:
     ways = results["training"]["ways"]
-    base = ways["torch"]["elapsed"][-1] / len(ways["torch"]["elapsed"])
+    about, base = results["training"], ways["torch"]["elapsed"][-1] / len(ways["torch"]["elapsed"])
+    streams = f"{about['sequences']:,} streams" if about.get("sequences") else "new streams in every step"
+    how = f"{len(ways['torch']['losses']):,} steps of {streams} of {about['length']:,} bits, Adam at {about['rate']:g}"
     told = [
         f"{name} {base * len(one['elapsed']) / one['elapsed'][-1]:.2g}× ({one['accuracy']:.0%} right)"
         for name, one in ways.items()
         if name != "torch"
     ]
-    return Told(f"{device(results)}: " + ", ".join(told) + f"; torch {ways['torch']['accuracy']:.0%} right")
+    right = f"torch {ways['torch']['accuracy']:.0%} right"
+    return Told(f"{device(results)}, {how}: a step {', '.join(told)}; {right}")
 
 
 def instruments(results: Results) -> Told:
@@ -213,7 +252,9 @@ def instruments(results: Results) -> Told:
             if name != "torch"
         ]
         parts.append(f"T = {int(steps):,}: {', '.join(told)}")
-    return _longest_first(f"{results['data']}, {device(results)}, backward pass", parts)
+    about = f"{results['data']}, {device(results)}, batch {results['batch']}"
+    inputs = results.get("features_in_words", "inputs not named")
+    return _longest_first(f"{about}, {inputs}; backward pass", parts)
 
 
 def exactness(results: Results) -> Told:
@@ -233,14 +274,17 @@ def exactness(results: Results) -> Told:
 
 def pruned_vgg(results: Results) -> Told:
     levels, dense = results["levels"], results["serial_dense_flops"]
-    best = min(levels, key=lambda row: row["critical_flops"])
-    share = results.get("sizes", results.get("options", {}))["share"]
+    share = results["sizes"]["share"]
+    by_level = [
+        f"{row['critical_flops'] / 1e6:,.2f} M in {row['critical_steps']} by the scan, levels={row['levels']}"
+        for row in levels
+        if row["levels"]
+    ]
     told = (
-        f"1/{share} of the channels, {results.get('data', 'generated images')}: {best['critical_flops'] / 1e6:.2f} M "
-        f"FLOPs along {best['critical_steps']} "
-        f"steps (levels={best['levels']}) against {dense / 1e6:.1f} M along {len(results['dense_steps'])} of dense "
-        "back-propagation; gradients differ "
-        f"by {results['largest_difference']:.0e}"
+        f"{'full width' if share == 1 else f'1/{share} of the channels'}, {results['data']}, along the critical path: "
+        f"{dense / 1e6:.1f} M FLOPs in {len(results['dense_steps'])} steps by dense back-propagation, "
+        f"{results['serial_sparse_flops'] / 1e6:.2f} M in as many by sparse Jacobians in order, "
+        f"{'; '.join(by_level)}; gradients differ by {results['largest_difference']:.0e}"
     )
     if "autograd_ms" in results:
         fastest = min(levels, key=lambda row: row["ms"])

@@ -18,11 +18,38 @@ def grid_best(*ways: str, base: str = "torch", key: str = "both_ms") -> Callable
             for way in ways
             for best, at, worst in extremes(results["rows"], way, base, key)
         ]
-        about = f"{results.get('note', '').rstrip('.') or device(results)}, {PASSES[key][0]}"
-        more = (f"{PASSES[key][0]}: {'; '.join(parts)}",) if len(parts) > 1 else ()
+        about = f"{results.get('note', '').rstrip('.') or device(results)}, {PASSES[key]}"
+        more = (f"{PASSES[key]}: {'; '.join(parts)}",) if len(parts) > 1 else ()
         return Told(f"{about}: {parts[0]}", more) if parts else Told(f"{about}: not measured yet")
 
     return told
+
+
+def beside_the_paper(results: Results) -> Told:
+    """DEER over a loop, where the paper's code has published its own numbers."""
+    from experiments.deer import published
+    from experiments.deer.grid_report import PASSES, by_place, extremes
+
+    short, more = list[str](), list[str]()
+    loops: dict[str, list[float]] = {key: [] for key in PASSES}
+    for key, words in PASSES.items():
+        parts = []
+        for (n, steps, batch), found in by_place(results["rows"]).items():
+            if "loop" in found:
+                loops[key].append(1e3 * found["loop"][key] / steps)
+            theirs = published.SPEEDUPS[key].get((n, steps))
+            if theirs and batch == published.BATCH and {"loop", "DEER"} <= set(found):
+                parts.append(
+                    f"n = {n}, T = {steps:,}: {times(found['loop'][key] / found['DEER'][key])} ({times(theirs)})"
+                )
+        more += (
+            [f"{words}, B = {published.BATCH}, ours and in brackets the paper's: {'; '.join(parts)}"] if parts else []
+        )
+        for best, at, worst in extremes(results["rows"], "DEER", "loop", key):
+            short.append(f"{words} {best} at best ({at}), {worst} at worst")
+        slow, fast = max(loops[key], default=0), min(loops[key], default=0)
+        more.append(f"{words}, a step of our loop takes {fast:.0f} to {slow:.0f} µs")
+    return Told(f"{device(results)}, over a loop of `GRUCell`: {'; '.join(short)}", tuple(more))
 
 
 def small_and_long(results: Results) -> Told:
@@ -42,8 +69,16 @@ def small_and_long(results: Results) -> Told:
 
 def worms(results: Results) -> Told:
     runs = results["runs"]
-    timed = [run for run in runs.values() if run.get("speedup")]
-    told = [f"{run['speedup']:.0f}× a training step at {run['length']:,} steps" for run in timed]
+    told = []
+    for name, run in runs.items():
+        twin = runs.get(name.replace("parallel", "torch")) if name.startswith("parallel") else None
+        if twin:  # whole trainings say more than the few steps that are repeated
+            ratio, by = twin["seconds_a_step"] / run["seconds_a_step"], "median steps of two whole trainings"
+        elif run.get("speedup"):
+            ratio, by = run["speedup"], "steps repeated by torch"
+        else:
+            continue
+        told.append(f"{times(ratio)} a training step at {run['length']:,} steps ({by})")
     return Told(f"{results['data']}, {device(results)}: " + ", ".join(told))
 
 
@@ -61,8 +96,9 @@ def two_bodies(results: Results) -> Told:
     compared = found["compared"][-1].get("steps", sizes["steps"])
     orbits = sizes["orbits"] if isinstance(sizes["orbits"], int) else sizes["orbits"][0]
     told = (
-        f"{device(results)}, {orbits} orbits, {len(found['losses'])} training steps"
-        f"{'' if _learned(results) else ', too few to learn from'}: "
+        f"{device(results)}, {orbits} orbits ({sizes.get('drawn', 'nearly circular')}), batch "
+        f"{sizes.get('batch', orbits)}, {len(found['losses'])} training steps"
+        f"{'' if learned_from_all(results) else ', too few to learn from'}: "
         f"{min(ratios):.0f}–{max(ratios):.0f}× over a loop of Runge–Kutta steps"
     )
     if compared < sizes["steps"]:
@@ -75,7 +111,7 @@ def two_bodies(results: Results) -> Told:
     return Told(f"{told}; gradients apart by {max(one['gradient_difference'] for one in found['compared']):.0e}")
 
 
-def _learned(results: Results) -> bool:
+def learned_from_all(results: Results) -> bool:
     """Whether every orbit was trained on at least once."""
     orbits = results["sizes"]["orbits"]
     return len(results["found"]["losses"]) * results["sizes"].get("batch", orbits) >= (
@@ -86,8 +122,11 @@ def _learned(results: Results) -> bool:
 def two_bodies_learned(results: Results) -> Told:
     found = results["found"]
     check, losses = found["validation"], found["losses"]
+    sizes = results["sizes"]
+    orbits = sizes["orbits"] if isinstance(sizes["orbits"], int) else sizes["orbits"][0]
     return Told(
-        f"{device(results)}: loss {losses[0]:.2g} at first, {losses[-1]:.2g} after {len(losses)} training steps; "
+        f"{device(results)}, {orbits} orbits, kinetic energy {sizes.get('kinetic', 'given')}: loss {losses[0]:.2g} at "
+        f"first, {losses[-1]:.2g} after {len(losses)} training steps; "
         f"error on new orbits {check['error']:.2g} (standing still: {check['standing_still']:.2g})"
     )
 
@@ -116,7 +155,7 @@ def warm_starts(results: Results) -> Told:
         if len(pair) == 2:
             cold, warm = (min(pair[key]["seconds"][1:] or pair[key]["seconds"]) for key in (False, True))
             sweeps = f"{pair[False]['sweeps'][-1]:.1f} → {pair[True]['sweeps'][-1]:.1f}"
-            told.append(f"{name} {sweeps} (an epoch {1e3 * cold:.3g} → {1e3 * warm:.3g} ms)")
+            told.append(f"{name} {sweeps} (an epoch {cold:.2f} → {warm:.2f} s)")
     where = device(results)
     return Told(f"{where}, sweeps of the last epoch without and with the last epoch's states: " + ", ".join(told))
 

@@ -121,6 +121,59 @@ def test_stored_results_are_replaced_only_when_told() -> None:
         harness.begin(parser, ["--store", "--out", "there"])
 
 
+def test_what_would_be_ignored_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, arguments, told in (
+        ("mgrit.instability", ["--fast", "--store"], "results in small would take the place of measured ones"),
+        ("mgrit.ranks", ["--device", "cuda"], "invalid choice: 'cuda'"),
+        ("deer_eigenworms", ["--twin", "--seeds", "3"], "--seeds, --twin: only with --data"),
+        ("mgrit_hmdb51", ["--split", "9:1"], "--split: only with --data"),
+        ("bppsa_vgg", ["--amount", "1.5"], "a share from 0 to below 1 is needed, got '1.5'"),
+    ):
+        with pytest.raises(SystemExit):
+            find(name).module().main([*arguments, *([] if "--store" in arguments else ["--out", str(tmp_path)])])
+        assert told in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_files_that_are_no_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cut.json").write_text("{")
+    (tmp_path / "other.json").write_text("{}")
+    for name, told in (("none", "cannot be read: No such file"), ("cut", "is no JSON file"), ("other", "does not say")):
+        with pytest.raises(SystemExit):
+            command_line.main(["draw", str(tmp_path / f"{name}.json")])
+        error = capsys.readouterr().err
+        assert told in error
+        assert f"{name}.json" in error
+
+
+def test_experiments_without_a_gpu_part_are_those_that_refuse_one() -> None:
+    for one in EXPERIMENTS:
+        refuses = "gpu=False" in Path(one.module().__file__ or "").read_text()
+        assert refuses == (not one.gpu), one.name
+
+
+LIMITED = (
+    "mgrit.gradient_error",
+    "mgrit.instability",
+    "mgrit.accuracy",
+    "deer.iterations",
+    "deer.scan",
+    "deer_two_body",
+)
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_time_that_is_over_leaves_a_page_of_what_there_is(name: str, tmp_path: Path) -> None:
+    find(name).module().main(["--fast", "--minutes", "1e-12", "--out", str(tmp_path)])
+    (path,) = tmp_path.glob("*.json")
+    results = json.loads(path.read_text())
+    rows = results.get("rows", results.get("sets", {}).get("generated series", {}).get("ways", []))
+    assert len(rows) == 0
+    assert len(results.get("found", {}).get("losses", [0])) == 1  # orbits: one step tells its time
+    assert path.with_suffix(".md").exists()
+    assert path.with_suffix(".png").exists()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_and_odd_numbers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, told in (

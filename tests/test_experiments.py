@@ -16,6 +16,7 @@ from benchmarks import pipeline
 from experiments.__main__ import draw
 from experiments.bppsa_vgg import ranks as vgg_ranks
 from experiments.catalogue import EXPERIMENTS, find
+from experiments.deer_two_body.hamiltonian import orbits
 from experiments.mgrit import rank_report
 from experiments.mgrit_hmdb51 import standin
 
@@ -134,6 +135,16 @@ def grid(results: dict[str, Any], page: str) -> None:
     assert "3 orders of magnitude" in page
 
 
+def tolerances(results: dict[str, Any], page: str) -> None:
+    rows = {(row["solver"], row["power"]): row for row in results["rows"]}
+    for solver in ("DEER", "quasi-DEER", "shooting"):
+        rough, fine = rows[solver, 1], rows[solver, 12]
+        assert fine["sweeps"][0] > rough["sweeps"][0]
+        assert max(fine["output_error"], fine["gradient_error"]) < 1e-11
+        assert rough["output_error"] > 1e-6
+        assert not fine["fell_back"]
+
+
 def images(results: dict[str, Any], page: str) -> None:
     ways = results["ways"]
     for name in ("parallel", "DEER"):
@@ -160,7 +171,7 @@ CHECKS: dict[str, Check] = {
     "mgrit_hmdb51": clips, "mgrit_har": clips, "mgrit.ranks": processes, "deer_eigenworms": worms, "ode": odes,
     "deer_two_body": two_bodies, "bppsa_bitstream": bit_streams, "bppsa_bitstream.grid": speedups,
     "bppsa_vgg": vgg, "bppsa_vgg.ranks": workers, "mgrit.instability": coarse_steps,
-    "deer.grid": grid, "deer_cifar": images, "deer.warm": warm,
+    "deer.grid": grid, "deer_cifar": images, "deer.tolerance": tolerances, "deer.warm": warm,
 }  # fmt: skip
 
 
@@ -209,10 +220,30 @@ def test_worms_are_shared_out_as_their_protocol_says(
         (tmp_path / f"Few_{part}.ts").write_text("\n".join([*head, *lines]) + "\n")
     given = ["--data", str(tmp_path / "Few_TRAIN.ts"), "--protocol", protocol, "--seeds", "1", "--fast"]
     find("deer_eigenworms").module().main([*given, "--out", str(tmp_path / "out")])
-    results = json.loads((tmp_path / "out" / "few.json").read_text())
+    results = json.loads((tmp_path / "out" / f"few{'_paper' * (protocol == 'paper')}.json").read_text())
     assert results["data"] == "Few: 80 series of 3 steps, 2 channels, 2 classes"
+    assert results["protocol"]["name"] == protocol
     run = results["runs"]["parallel, seed 0"]
     assert (run["steps"], run["test_series"]) == (trained_on // 4, tested_on)
+
+
+def test_orbits_of_the_papers_kind_grow_from_epoch_to_epoch(tmp_path: Path) -> None:
+    given = ["--fast", "--size", "paper", "--steps", "240", "--grow", "60", "--epochs", "5"]
+    find("deer_two_body").module().main([*given, "--out", str(tmp_path)])
+    results = json.loads((tmp_path / "two_body_paper.json").read_text())
+    sizes, found = results["sizes"], results["found"]
+    assert (sizes["activation"], sizes["kinetic"], sizes["layers"]) == ("softplus", "learned", 6)
+    assert [one["steps"] for one in found["compared"]] == [200, 200]  # fewer than an orbit's: the loop is scaled
+    assert max(one["gradient_difference"] for one in found["compared"]) < 1e-10
+    assert found["losses"][0] < found["losses"][-1]  # a short piece of an orbit at first
+    assert len(found["cold_newton_steps"]) == 1
+    first = orbits(1000, torch.Generator().manual_seed(0), "as in the paper")
+    radius, speed = first[:, :2].norm(dim=1), first[:, 4:6].norm(dim=1)
+    assert float(radius.min()) == pytest.approx(0.5, abs=0.01)
+    assert float(radius.max()) == pytest.approx(1.5, abs=0.01)
+    share = speed / (0.5 / radius.sqrt())
+    assert float(share.min()) == pytest.approx(0.7, abs=0.01)
+    assert float(share.max()) == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_pruned_network_with_norms(tmp_path: Path) -> None:

@@ -168,6 +168,27 @@ def test_the_folder_is_read(tmp_path: Path) -> None:
     assert torch.equal(by_hop[250][:, 13], mfcc(samples[:2400], TINY, 250))
 
 
+def test_the_papers_features_are_those_of_both_channels_scaled_clip_by_clip(tmp_path: Path) -> None:
+    sound = torch.rand(3 * 44100, 2, generator=torch.Generator().manual_seed(0)) - 0.5
+    wav.write(tmp_path / "both.wav", sound, 44100)
+    wav.write(tmp_path / "quiet.wav", 0.01 * sound[:, :1], 44100)
+    clips = [Clip(tmp_path / name, 0) for name in ("both.wav", "quiet.wav")]
+    by_hop, _ = features(clips, irmas.HOPS, kind="paper")
+    assert {hop: tuple(x.shape) for hop, x in by_hop.items()} == {
+        512: (259, 2, 38),
+        256: (517, 2, 24),
+        128: (1034, 2, 12),
+    }
+    for x in by_hop.values():
+        torch.testing.assert_close(x.mean(0), torch.zeros_like(x[0]), atol=1e-4, rtol=0)
+        torch.testing.assert_close(x.std(0, correction=0), torch.ones_like(x[0]), atol=1e-4, rtol=0)
+    samples, _ = wav.read_channels(clips[0].path)
+    right = mfcc(samples[:, 1].float().contiguous(), 44100, 128, window=1024, coefficients=7)[:, 1:]
+    right = (right - right.mean(0)) / right.std(0, correction=0)
+    torch.testing.assert_close(by_hop[128][:, 0, 6:], right, atol=1e-4, rtol=0)
+    assert torch.equal(by_hop[128][:, 1, :6], by_hop[128][:, 1, 6:])  # one channel counts twice
+
+
 def test_no_recording_is_both_trained_and_tested_on(tmp_path: Path) -> None:
     _, clips = find(_folder(tmp_path), most=100)
     train, test = split(clips)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot
+from matplotlib.ticker import MaxNLocator
 
 from benchmarks.gpu.compare import Row
 from benchmarks.gpu.record import load, stem
@@ -62,6 +63,7 @@ def picture(row: Row) -> Any:
         counted = [each[place] for each in ours["sweeps"]]
         sweeps.step(ours["updates"][: len(counted)], counted, where="post", label=label, color=(MET, MISSED)[place])
     sweeps.set_ylabel("sweeps")
+    sweeps.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     sweeps.legend(frameon=False, fontsize=8)
     for key, _, color in SIDES[1:]:
         for place, style in ((0, "-"), (1, ":")):
@@ -71,7 +73,9 @@ def picture(row: Row) -> Any:
     cuts.set_yscale("log")
     cuts.set_ylabel("steps, forward (log)")
     cuts.set_xlabel(_told(ours["decisions"]), fontsize=7, loc="left")
-    cuts.legend(frameon=False, fontsize=8)
+    low, high = cuts.get_ylim()
+    cuts.set_ylim(low, high * (high / low) ** 0.35)  # room for the names of the lines
+    cuts.legend(frameon=False, fontsize=8, ncols=4, loc="upper center")
     for place in (losses, sweeps, cuts):
         place.grid(alpha=0.25)
         place.spines[["top", "right"]].set_visible(False)
@@ -82,4 +86,4 @@ def _told(decisions: dict[str, str]) -> str:
     """What was decided, and at which update."""
     told = [f"update {int(at) + 1}: {reason}" for at, reason in decisions.items()]
     shown = told if len(told) <= MOST_TOLD else [*told[: MOST_TOLD - 1], "…", told[-1]]
-    return "\n".join(["update", *shown])
+    return "\n".join(["update (below: what was decided, and when)", *shown])

@@ -45,6 +45,8 @@ from experiments.harness import (
 from timeloom.solvers import Auto, Shooting, Solver
 
 LENGTHS, BATCHES = (1000, 3000, 10000, 30000), (16, 32, 64, 128, 256)
+PAPERS = (*((steps, 16) for steps in (10, 30, 100, 300)), *((1000, batch) for batch in (2, 4, 8)))
+"""`(T, B)` of the paper's two sweeps that are not among those above."""
 FAST_LENGTHS, FAST_BATCHES = (40, 90), (2, 3)
 WAYS: dict[str, Solver | None] = {**SOLVERS, "default": Auto()}
 WAYS["scan, 8 levels"] = Shooting(adjoint="scan", adjoint_levels=8)
@@ -103,6 +105,12 @@ def case(cell: str, way: str, steps: int, batch: int, device: str, clock: Clock)
     return found
 
 
+def order(lengths: Sequence[int], batches: Sequence[int]) -> list[tuple[int, int]]:
+    """All `(T, B)`, the corners first: a run that ends early has seen the whole range."""
+    ordered = sorted(batches, key=lambda b: (b not in (batches[0], batches[-1]), b))
+    return [(steps, batch) for batch in ordered for steps in sorted(lengths, reverse=True)]
+
+
 def table(results: Results) -> str:
     rows = results["rows"]
     lines = [
@@ -151,31 +159,31 @@ def table(results: Results) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Both speedups by length, a line for each batch; a row of pictures for each way."""
+    """Both speedups by length, a line for each batch; a column of pictures for each way."""
     rows = good(results["rows"])
-    ways = [way for way in dict.fromkeys(row["way"] for row in rows) if way != "torch"]
-    drawn, axes = figure(10, 3.0 * max(len(ways), 1), max(len(ways), 1), 2, sharex=True)
-    for line, way in zip(axes, ways, strict=False):
-        for axis, key in zip(line, PAPER, strict=True):
-            for colour, batch in zip(COLOURS, sorted({row["batch"] for row in rows}), strict=False):
+    ways = [way for way in dict.fromkeys(row["way"] for row in rows) if way != "torch"] or ["nothing measured"]
+    drawn, axes = figure(3.1 * len(ways) + 1, 7.2, 2, len(ways), sharex=True, sharey="row")
+    batches = sorted({row["batch"] for row in rows})
+    for line, (key, words) in zip(axes, (("backward", "backward pass"), ("both", "both passes")), strict=True):
+        for axis, way in zip(line, ways, strict=True):
+            for colour, batch in zip(COLOURS, batches, strict=False):
                 here = sorted(
                     (row["steps"], row[f"torch_{key}_ms"] / row[f"{key}_ms"])
                     for row in rows
                     if (row["way"], row["batch"]) == (way, batch)
                 )
-                axis.loglog([t for t, _ in here], [r for _, r in here], marker="o", color=colour, label=f"B = {batch}")
-            axis.axhline(
-                PAPER[key], color="black", linestyle="--", linewidth=0.8, label=f"paper, at best: {PAPER[key]:g}×"
-            )
+                axis.loglog([t for t, _ in here], [r for _, r in here], "o-", color=colour, label=f"B = {batch}")
+            axis.axhline(PAPER[key], color="black", linestyle="--", linewidth=0.9, label="the paper, at best")
+            axis.text(0.03, PAPER[key], f"the paper, at best: {PAPER[key]:g}×", va="bottom", fontsize=8,
+                      transform=axis.get_yaxis_transform())  # fmt: skip
             axis.axhline(1.0, color="grey", linewidth=0.6)
-            axis.set(
-                xlabel="steps",
-                ylabel="over torch's layer",
-                title=f"{way}: {'backward pass' if key == 'backward' else 'both passes'}",
-            )
-    axes[0][0].legend(fontsize=6)
-    drawn.suptitle(f"{results['cell'].upper()} of {HIDDEN} units, {made_on(results['machine'])}", fontsize=8)
-    drawn.savefig(path, dpi=100)
+            axis.set_title(f"{way}: {words}", fontsize=10)
+        line[0].set_ylabel("times as fast as torch's layer")
+    for axis in axes[-1]:
+        axis.set_xlabel("steps T")
+    drawn.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(batches) + 1)
+    drawn.suptitle(f"{results['cell'].upper()} of {HIDDEN} units, {made_on(results['machine'])}", fontsize=9)
+    drawn.savefig(path, dpi=90)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -197,19 +205,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.resume and (folder / f"{name}.json").exists():
         results["rows"] = json.loads((folder / f"{name}.json").read_text())["rows"]
     done = {(row["way"], row["steps"], row["batch"]) for row in results["rows"]}
-    # corners first: a run that ends early has seen the whole range
-    for batch in sorted(batches, key=lambda b: (b not in (batches[0], batches[-1]), b)):
-        for steps in sorted(lengths, reverse=True):
-            for way in ways:
-                if not options.clock.over and (way, steps, batch) not in done:
-                    where = {"way": way, "steps": steps, "batch": batch}
-                    results["rows"].append(
-                        attempt(
-                            where,
-                            lambda w=way, s=steps, b=batch: case(options.cell, w, s, b, options.device, options.clock),
-                        )
+    whole_grid = not (options.fast or options.steps or options.batch)
+    for steps, batch in [*order(lengths, batches), *(PAPERS if whole_grid else ())]:
+        for way in ways:
+            if not options.clock.over and (way, steps, batch) not in done:
+                where = {"way": way, "steps": steps, "batch": batch}
+                results["rows"].append(
+                    attempt(
+                        where,
+                        lambda w=way, s=steps, b=batch: case(options.cell, w, s, b, options.device, options.clock),
                     )
-                    save(name, results, folder)
+                )
+                save(name, results, folder)
     print(table(results))
     write(name, results, folder, table, draw)
 

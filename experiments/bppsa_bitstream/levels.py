@@ -61,9 +61,11 @@ def table(results: Results) -> str:
 def draw(results: Results, path: Path) -> None:
     drawn, axes = figure(6, 3.6)
     for colour, row in zip(COLOURS, results["rows"], strict=False):
-        axes[0][0].semilogy(list(SOLVERS), [row[name] for name in SOLVERS], "o-", color=colour, label=f"n = {row['n']}")
+        axes[0][0].semilogy(list(SOLVERS), [row[name] for name in SOLVERS], "o", color=colour, label=f"n = {row['n']}")
     axes[0][0].tick_params(axis="x", rotation=30)
-    axes[0][0].set(ylabel="backward pass, ms", title=f"T = {results['T']}, B = 1")
+    about = f"GRU, T = {results['T']:,}, B = 1; {made_on(results['machine'])}"
+    axes[0][0].set(ylabel="backward pass, ms", xlabel="way; scans by the levels that multiply matrices", title=about)
+    axes[0][0].title.set_fontsize(8)
     axes[0][0].legend()
     drawn.savefig(path, dpi=100)
 

@@ -22,7 +22,7 @@ FEATURES = {
     "ours": "20 MFCC of the mean of both channels, windows of 2048 samples at every length",
     "paper": "MFCC of each of two channels without the first: 19, 12 and 6 of windows of 4096, 2048 and 1024 "
     "samples, from "
-    "the longest hop to the shortest (a clip of one channel counts twice)",
+    "the longest hop to the shortest (a clip of one channel counts twice), scaled clip by clip",
 }
 """Kinds of inputs, in words."""
 PAPERS = ((20, 4096), (13, 2048), (7, 1024))
@@ -114,10 +114,13 @@ def features(
 
 
 def _papers(samples: Tensor, rate: int, hop: int, coefficients: int, window: int) -> Tensor:
-    """Of `(S, C)`, `(T, 2 (coefficients − 1))`: the first coefficient, the loudness, is left out."""
+    """Of `(S, C)`, `(T, 2 (coefficients − 1))`: the first coefficient, the loudness, is left out; each of the others
+    has mean 0 and deviation 1 over the clip.
+    """
     both = samples[:, :2] if samples.shape[1] > 1 else samples.expand(-1, 2)
     parts = [
         mfcc(one.float().contiguous(), rate, hop, window=window, coefficients=coefficients)[:, 1:]
         for one in both.unbind(1)
     ]
-    return torch.cat(parts, 1)
+    found = torch.cat(parts, 1)
+    return (found - found.mean(0)) / found.std(0, correction=0).clamp(min=1e-6)

@@ -54,18 +54,28 @@ def plot(results: dict[str, Any], path: Path) -> None:
     names = list(next(iter(lengths.values()))["methods"])
     figure, axes = plt.subplots(2, 3, figsize=(13, 7.5), layout="constrained")
     shown = (
-        ("backward_ms", "fastest", "backward pass, milliseconds"),
-        ("step_ms", "fastest", "whole training step, milliseconds"),
+        ("backward_ms", "fastest", "backward pass"),
+        ("step_ms", "fastest", "whole training step"),
         ("gradient_error", "as_trained", "error of gradients, trained weights"),
     )
     for ax, (kind, which, title) in zip(axes[0], shown, strict=True):
         for i, (name, colour) in enumerate(zip(names, COLOURS, strict=True)):
             values = [length["methods"][name][kind][which] for length in lengths.values()]
             ax.bar([place + 0.16 * (i - 2) for place in range(len(lengths))], values, 0.16, color=colour, label=name)
-        ax.set(yscale="log", xlabel="T", title=title)
+        ax.set(
+            yscale="log",
+            xlabel="steps T",
+            ylabel="ms" if kind.endswith("_ms") else "relative to the largest",
+            title=title,
+        )
         ax.set_xticks(range(len(lengths)), list(lengths))
     handles = axes[0, 0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=len(names), title=f"{results['data']} clips")
+    figure.legend(
+        *handles,
+        loc="outside upper center",
+        ncols=len(names),
+        title=f"{results['data']} clips; {made_on(results['machine'])}",
+    )
     for ax, (steps, length) in zip(axes[1], lengths.items(), strict=False):
         for i, (name, colour) in enumerate(zip(names, COLOURS, strict=True)):
             # Curves lie upon one another: each is drawn thinner than the one below it.

@@ -88,16 +88,21 @@ def draw(results: Results, path: Path) -> None:
             axes[0][0].plot(counts, said, ":", color=colour, label=f"{way}, FLOPs alone")
     axes[0][0].set(
         xlabel="processes",
-        ylabel="over the fewest",
-        title=f"pruned VGG-11, 1/{results['sizes']['share']} of its channels",
+        ylabel="times as fast as the fewest processes",
+        title=f"pruned VGG-11, 1/{results['sizes']['share']} of its channels, batch {results['sizes']['batch']}\n"
+        f"{made_on(results['machine'])}",
     )
+    axes[0][0].title.set_fontsize(8)
+    counts = sorted({row["ranks"] for row in rows})
     axes[0][0].set_xscale("log", base=2)
+    axes[0][0].set_xticks(counts, counts)
+    axes[0][0].axhline(1.0, color="grey", linewidth=0.6)
     axes[0][0].legend(fontsize=7)
     drawn.savefig(path, dpi=100)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = command(__doc__)
+    parser = command(__doc__, gpu=False)
     parser.add_argument("--ranks", type=whole, nargs="+", help=f"processes (default: {RANKS})")
     parser.add_argument("--share", type=whole, help="by what the channels are divided (default: 1)")
     parser.add_argument("--batch", type=whole, help="images (default: 2)")

@@ -32,7 +32,7 @@ import timeloom as tl
 from experiments import cifar
 from experiments.bppsa_vgg.report import draw, table
 from experiments.bppsa_vgg.zeros import jacobian_table
-from experiments.harness import Clock, Results, begin, command, facts, folder_of, now, save, whole, write
+from experiments.harness import Clock, Results, begin, command, facts, folder_of, now, save, share, whole, write
 from timeloom.bppsa.scan import ScanTrace
 
 CHANNELS = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
@@ -213,6 +213,7 @@ def measure(data: Data, test: Data, sizes: dict[str, int], options: Any, keep: C
     losses, differences, traces = retrain(twins, data, sizes, generator, clock)
     last, dense = traces[-1], dense_flops(twins["scan"])
     found: Results = {
+        "trained_steps": len(first),
         "accuracy": {"trained": before, "pruned": cut, "retrained": accuracy(twins["scan"], test)},
         "losses": losses,
         "largest_difference": max(differences),
@@ -238,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--norm", action="store_true", help="BatchNorm behind every convolution")
     parser.add_argument(
-        "--amount", type=float, default=0.97, help="share of the weights that are pruned (default: 0.97)"
+        "--amount", type=share, default=0.97, help="share of the weights that are pruned (default: 0.97)"
     )
     for name, what in (
         ("share", "by what the channels are divided"),

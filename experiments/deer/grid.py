@@ -197,6 +197,9 @@ def case(way: str, place: Place, clock: Clock) -> Results:
         states, gradient = place.truth
         found["output_error"] = _difference(y, states)
         found["gradient_error"] = _difference(layer.weight_hh_l0.grad, gradient)
+    if device == "cuda":  # of all that the case holds: inputs, outputs, and what the way itself needs
+        found["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        torch.cuda.reset_peak_memory_stats()
     if way != "torch":
         report = layer.reports[0]
         found["sweeps"] = [report.iterations, report.backward.iterations if report.backward else 0]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from experiments.deer import published
 from experiments.harness import COLOURS, Results, errors, figure, good, made_on, markdown, times
 
 CAPTURED = "DEER, captured"
 WAYS = ("torch", "loop", "DEER", CAPTURED, "quasi-DEER", "ELK", "shooting", "default")
 PAPER = "its GPU evaluation up to 3 orders of magnitude faster than its sequential loop, training more than 10 times"
-PASSES = {"forward_ms": ("forward", 1000.0), "both_ms": ("forward + backward", 10.0)}
-"""In words, and how many times as fast as its own loop the paper says that is."""
+THEIRS = "the paper's DEER over its own loop (V100)"
+PASSES = {"forward_ms": "forward", "both_ms": "forward + backward"}
+OVER = {"torch": "torch's layer", "loop": "the plain loop"}
 
 
 def in_order(row: Results) -> bool:
@@ -54,7 +57,32 @@ def table(results: Results) -> str:
     )
     serial = sum(in_order(row) for row in good(results["rows"]))
     lines += ["", f"{serial} graphs of DEER ran from step to step, and are not shown as DEER."] if serial else []
-    return "\n".join([*lines, "", *verdict(results["rows"])]) + "\n"
+    return "\n".join([*lines, "", *verdict(results["rows"]), *beside_the_paper(results["rows"])]) + "\n"
+
+
+def beside_the_paper(rows: list[Results]) -> list[str]:
+    """Where the paper's code has published a number: its DEER over its loop, and ours over a loop of `GRUCell`."""
+    cells = []
+    for (n, steps, batch), found in by_place(rows).items():
+        row: list[object] = [n, steps]
+        for key in PASSES:
+            row.append(_times(published.SPEEDUPS[key].get((n, steps))))
+            row += [
+                _times(found["loop"][key] / found[way][key] if {"loop", way} <= set(found) else None)
+                for way in ("DEER", CAPTURED)
+            ]
+        if batch == published.BATCH and (n, steps) in published.SPEEDUPS["forward_ms"]:
+            cells.append(row)
+    head = ["n", "T", *(f"{words}: {who}" for words in PASSES.values() for who in ("the paper", "DEER", CAPTURED))]
+    about = (
+        f"B = {published.BATCH}, over a loop: the paper's DEER over JAX's scan on a V100, as published with its code "
+        "(means of five seeds), and ours over a loop of `GRUCell`."
+    )
+    return ["", about, "", *markdown(head, cells)] if cells else []
+
+
+def _times(ratio: float | None) -> str:
+    return "–" if ratio is None else times(ratio)
 
 
 def _cell(way: str, found: dict[str, Results]) -> str:
@@ -72,11 +100,11 @@ def _cell(way: str, found: dict[str, Results]) -> str:
 def verdict(rows: list[Results]) -> list[str]:
     """Where each way is best over torch's layer and over the loop."""
     lines = []
-    for base, over in (("torch", "torch's layer"), ("loop", "the loop")):
+    for base, over in OVER.items():
         for way in WAYS[2:]:
             told = [
                 f"{words} {best} at best ({at}), {worst} at worst"
-                for key, (words, _) in PASSES.items()
+                for key, words in PASSES.items()
                 for best, at, worst in extremes(rows, way, base, key)
             ]
             lines += [f"- {way} over {over}: {'; '.join(told)}."] if told else []
@@ -96,30 +124,63 @@ def extremes(rows: list[Results], way: str, base: str, key: str) -> list[tuple[s
     return [(times(best), f"n = {n}, T = {steps:,}, B = {batch}", times(min(ratios)[0]))]
 
 
+def drawn_sizes(places: dict[tuple[int, int, int], dict[str, Results]]) -> list[int]:
+    """Units with more than one length of some batch: a single point makes no line."""
+    lengths: dict[tuple[int, int], set[int]] = {}
+    for n, steps, batch in places:
+        lengths.setdefault((n, batch), set()).add(steps)
+    return sorted({n for (n, _), some in lengths.items() if len(some) > 1})
+
+
 def draw(results: Results, path: Path) -> None:
-    """Each pass over torch's layer by length: a picture for each batch and number of units."""
+    """Each pass over torch's layer by length, a picture for each batch and number of units; below, over the plain loop,
+    beside the paper's own numbers. Of one length alone: by units.
+    """
     places = by_place(results["rows"])
-    sizes, batches = sorted({n for n, _, _ in places}), sorted({b for _, _, b in places})
     if not places:
         return
-    lines = [(key, batch) for key in PASSES for batch in batches]
-    drawn, axes = figure(2.6 * len(sizes) + 1, 2.4 * len(lines) + 0.8, len(lines), len(sizes), sharex=True, sharey=True)
-    for line, (key, batch) in zip(axes, lines, strict=True):
-        words, paper = PASSES[key]
-        for axis, n in zip(line, sizes, strict=True):
-            for colour, way in zip(COLOURS, WAYS[1:], strict=False):
-                here = sorted(
-                    (steps, found["torch"][key] / found[way][key])
-                    for (size, steps, b), found in places.items()
-                    if (size, b) == (n, batch) and way in found and "torch" in found
-                )
-                axis.loglog([t for t, _ in here], [r for _, r in here], marker=".", color=colour, label=way)
-            axis.axhline(1.0, color="grey", linewidth=0.6)
-            axis.axhline(paper, color="black", linewidth=0.6, linestyle="--")
-            axis.set_title(f"n = {n}, B = {batch}, {words}", fontsize=8)
-        line[0].set_ylabel("over torch's layer", fontsize=8)
-    axes[-1][0].set_xlabel("steps")
-    drawn.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(WAYS))
-    paper = "dashed: the paper, over its own loop, up to 1,000× in evaluation and more than 10× in training"
-    drawn.suptitle(f"{results.get('note') or made_on(results['machine'])}; {paper}", fontsize=8)
+    sizes, batches = drawn_sizes(places), sorted({b for _, _, b in places})
+    if sizes:
+        lines = [("torch", key, batch) for key in PASSES for batch in batches]
+        lines += [("loop", key, published.BATCH) for key in PASSES if published.BATCH in batches]
+        drawn, axes = figure(
+            2.6 * len(sizes) + 1, 2.3 * len(lines) + 1.2, len(lines), len(sizes), sharex=True, sharey="row"
+        )
+        for line, (base, key, batch) in zip(axes, lines, strict=True):
+            for axis, n in zip(line, sizes, strict=True):
+                _lines(axis, {t: found for (m, t, b), found in places.items() if (m, b) == (n, batch)}, base, key)
+                if base == "loop":
+                    theirs = sorted((t, ratio) for (m, t), ratio in published.SPEEDUPS[key].items() if m == n)
+                    axis.loglog([t for t, _ in theirs], [r for _, r in theirs], "ks--", markersize=3, label=THEIRS)
+                axis.set_title(f"n = {n}, B = {batch}", fontsize=9)
+            line[0].set_ylabel(f"{PASSES[key]},\ntimes as fast as {OVER[base]}", fontsize=8)
+        for axis in axes[-1]:
+            axis.set_xlabel("steps T", fontsize=9)
+    else:
+        drawn, axes = figure(9, 4.2, 1, len(PASSES), sharey=True)
+        (steps, batch), *_ = {(t, b) for _, t, b in places}
+        for axis, (key, words) in zip(axes[0], PASSES.items(), strict=True):
+            _lines(axis, {n: found for (n, _, _), found in places.items()}, "torch", key)
+            axis.set(xlabel="units n", title=f"{words}, T = {steps:,}, B = {batch}")
+            axis.set_xticks(sorted(n for n, _, _ in places), sorted(n for n, _, _ in places))
+            axis.minorticks_off()
+        axes[0][0].set_ylabel(f"times as fast as {OVER['torch']}")
+    handles = {
+        label: one for axis in axes.flatten() for one, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    drawn.legend(handles.values(), handles, loc="outside lower center", ncols=4, fontsize=9)
+    drawn.suptitle((results.get("note") or made_on(results["machine"])).rstrip("."), fontsize=9)
     drawn.savefig(path, dpi=90)
+
+
+def _lines(axis: Any, found: dict[int, dict[str, Results]], base: str, key: str) -> None:
+    """A line for each way: by length or units, how many times as fast as `base`."""
+    for colour, way in zip(COLOURS, WAYS[1:], strict=False):
+        here = sorted(
+            (at, ways[base][key] / ways[way][key])
+            for at, ways in found.items()
+            if {base, way} <= set(ways) and way != base
+        )
+        if here:
+            axis.loglog([at for at, _ in here], [r for _, r in here], marker=".", color=colour, label=way)
+    axis.axhline(1.0, color="grey", linewidth=0.6)

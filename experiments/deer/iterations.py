@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.deer.networks import HIDDEN, LAYERS, REGIMES, TRAINED, build, latch
-from experiments.harness import Results, begin, command, facts, figure, folder_of, markdown, write
+from experiments.harness import Clock, Results, begin, command, facts, figure, folder_of, markdown, write
 from timeloom.solvers import DEER, ELK, Jacobi, Picard, QuasiDEER, QuasiELK, Shooting, Solver
 
 STEPS, FAST_STEPS, SEQUENCES, LIMIT, TOLERANCE = 1024, 48, 2, 200, 1e-6
@@ -33,12 +33,14 @@ def count(layer: nn.RNNBase, solver: Solver, x: Tensor) -> dict[str, object]:
     return {"sweeps": report.iterations, "converged": not report.fell_back, "seconds": round(report.seconds, 3)}
 
 
-def measure(steps: int, regimes: Sequence[str]) -> list[Results]:
-    """A row for each kind of layer and network."""
+def measure(steps: int, regimes: Sequence[str], clock: Clock) -> list[Results]:
+    """A row for each kind of layer and network, as far as the time goes."""
     x, _ = latch(steps, SEQUENCES, torch.Generator().manual_seed(1))
     rows = []
     for kind in LAYERS:
         for regime in regimes:
+            if clock.over:
+                return rows
             layer, told = build(kind, regime)
             counts = {name: count(layer, solver, x.double()) for name, solver in SOLVERS.items()}
             rows.append({"layer": kind, "network": regime, "training": told, "solvers": counts})
@@ -88,11 +90,11 @@ def plot(results: Results, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = begin(command(__doc__), arguments)
+    options = begin(command(__doc__, gpu=False), arguments)
     steps = FAST_STEPS if options.fast else STEPS
     regimes = [*REGIMES][:2] if options.fast else [*REGIMES, TRAINED]
     setting = {"steps": steps, "sequences": SEQUENCES, "limit": LIMIT, "tolerance": TOLERANCE, "dtype": "float64"}
-    results = {"setting": setting, "machine": facts(), "rows": measure(steps, regimes)}
+    results = {"setting": setting, "machine": facts(), "rows": measure(steps, regimes, options.clock)}
     write("iterations", results, folder_of(options, __file__), table, plot)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 import timeloom as tl
 from experiments.harness import (
     COLOURS,
+    Clock,
     Results,
     attempt,
     begin,
@@ -51,9 +52,12 @@ def fastest(run: Callable[[], object], device: str, seconds: float) -> float:
     return 1e3 * best
 
 
-def measure(seconds: float, steps_most: int, device: str) -> list[Results]:
+def measure(seconds: float, steps_most: int, device: str, clock: Clock) -> list[Results]:
+    """A row for each case, as far as the time goes."""
     rows = []
     for structure, steps, batch, n in CASES:
+        if clock.over:
+            break
         steps = min(steps, steps_most)
         shape = {"diagonal": (), "dense": (n,), "block": ()}[structure]
         b = torch.randn(steps, batch, *([2] if structure == "block" else []), n, device=device)
@@ -87,20 +91,24 @@ def table(results: Results) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-    drawn, axes = figure(8, 3.6)
+    drawn, axes = figure(8, 4.2)
     rows = good(results["rows"])
     labels = [f"{row['elements']}\n{row['T']}, {row['B']}, {row['n']}" for row in rows]
     for colour, name in zip(COLOURS, (*METHODS, "sum"), strict=False):
-        axes[0][0].semilogy(labels, [row[name] for row in rows], "o", color=colour, label=name)
+        words = {"reference": "loop", "sum": "one sum of the same size"}.get(name, name)
+        axes[0][0].semilogy(labels, [row[name] for row in rows], "o", color=colour, label=words)
     axes[0][0].tick_params(axis="x", labelsize=7)
-    axes[0][0].set_ylabel("ms")
-    axes[0][0].legend(fontsize=7)
+    axes[0][0].set(ylabel="ms", xlabel="elements; T, B, n", title=made_on(results["machine"]))
+    axes[0][0].title.set_fontsize(8)
+    drawn.legend(
+        *axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(METHODS) + 1, fontsize=8
+    )
     drawn.savefig(path, dpi=100)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = begin(command(__doc__), arguments)
-    rows = measure(0.01, 300, options.device) if options.fast else measure(0.5, 1 << 30, options.device)
+    rows = measure(*((0.01, 300) if options.fast else (0.5, 1 << 30)), options.device, options.clock)
     results = {"machine": facts(options.device), "rows": rows}
     write(
         "scan" if options.device == "cpu" else f"scan_{options.device}",

@@ -93,15 +93,21 @@ def table(results: Results) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-    drawn, axes = figure(9, 3.6, 1, 2)
+    drawn, axes = figure(9, 4.2, 1, 2)
     colours = dict(zip(SOLVERS, COLOURS, strict=False))
     for row in good(results["rows"]):
         style, label = ("-" if row["warm"] else ":"), f"{row['solver']}, {'warm' if row['warm'] else 'cold'}"
-        axes[0][0].plot(row["sweeps"], style, color=colours[row["solver"]], label=label)
-        axes[0][1].semilogy(row["seconds"], style, color=colours[row["solver"]])
-    axes[0][0].set(xlabel="epoch", ylabel="sweeps, mean")
-    axes[0][1].set(xlabel="epoch", ylabel="seconds")
-    axes[0][0].legend(fontsize=7)
+        axes[0][0].plot(
+            range(1, 1 + len(row["sweeps"])), row["sweeps"], style, color=colours[row["solver"]], label=label
+        )
+        axes[0][1].plot(range(1, 1 + len(row["seconds"])), row["seconds"], style, color=colours[row["solver"]])
+    axes[0][0].set(xlabel="epoch", ylabel="sweeps of a solve, mean", ylim=(0, None))
+    axes[0][1].set(xlabel="epoch", ylabel="seconds of an epoch", ylim=(0, None))
+    drawn.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    sizes = results["sizes"]
+    drawn.suptitle(
+        f"{sizes['n']} units, T = {sizes['T']:,}, batch {sizes['batch']}; {made_on(results['machine'])}", fontsize=9
+    )
     drawn.savefig(path, dpi=100)
 
 

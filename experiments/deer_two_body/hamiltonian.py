@@ -42,11 +42,18 @@ def attraction(t: Tensor, y: Tensor) -> Tensor:
     return torch.cat([y[:, 4:], force, -force], -1)
 
 
-def orbits(count: int, generator: torch.Generator) -> Tensor:
-    """First points `(count, 8)` of nearly circular orbits about the origin."""
+def orbits(count: int, generator: torch.Generator, drawn: str = "nearly circular") -> Tensor:
+    """First points `(count, 8)` of orbits about the origin: radii of 0.8 … 1.2 at about the speed of a circle; as in
+    the paper, of 0.5 … 1.5 at 0.7 … 1 of that speed.
+    """
     angle = 2 * torch.pi * torch.rand(count, generator=generator)
-    radius = 0.8 + 0.4 * torch.rand(count, generator=generator)
+    near, width = {"nearly circular": (0.8, 0.4), "as in the paper": (0.5, 1.0)}[drawn]
+    radius = near + width * torch.rand(count, generator=generator)
     place = torch.stack([radius * angle.cos(), radius * angle.sin()], -1)
-    speed = (0.25 / radius).sqrt() * (1 + 0.1 * torch.randn(count, generator=generator))
+    if drawn == "as in the paper":
+        share = 0.7 + 0.3 * torch.rand(count, generator=generator)
+    else:
+        share = 1 + 0.1 * torch.randn(count, generator=generator)
+    speed = (0.25 / radius).sqrt() * share
     motion = speed.unsqueeze(-1) * torch.stack([-angle.sin(), angle.cos()], -1)
     return torch.cat([place, -place, motion, -motion], -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.harness import Results, figure, made_on, markdown
+from experiments.harness import Results, figure, made_on, markdown, whole_numbers
 
 
 def table(results: Results) -> str:
@@ -62,7 +62,7 @@ def draw(results: Results, path: Path) -> None:
     """Loss, the time of a step, the error over time, and an orbit."""
     found = results["found"]
     whole = "by_time" in found["validation"]
-    drawn, axes = figure(17 if whole else 9, 3.6, 1, 4 if whole else 2)
+    drawn, axes = figure(17 if whole else 9, 3.9, 1, 4 if whole else 2)
     axes[0][0].plot(found["losses"])
     title = f"generated orbits of {results['sizes']['steps']:,} steps"
     axes[0][0].set(xlabel="training step", ylabel="mean squared error", yscale="log", title=title)
@@ -80,15 +80,22 @@ def draw(results: Results, path: Path) -> None:
     if whole:
         check = found["validation"]
         axes[0][2].semilogy(check["times"][1:], check["by_time"][1:])
+        axes[0][2].axhline(check["standing_still"], color="grey", linewidth=0.8, label="bodies that stand still (mean)")
         axes[0][2].set(xlabel="time", ylabel="mean squared error", title="orbits never seen")
+        axes[0][2].legend(fontsize=8)
         for name, style in (("true", "-"), ("learned", "--")):
             orbit = check["orbit"][name]
             for body, colour in ((0, "tab:blue"), (2, "tab:red")):
                 axes[0][3].plot(
                     orbit[body], orbit[body + 1], style, color=colour, label=f"body {body // 2 + 1}, {name}"
                 )
-        axes[0][3].set(title="one of them", aspect="equal")
-        axes[0][3].legend(fontsize=7)
+                if name == "learned":  # an orbit that stands still is no line
+                    axes[0][3].plot(orbit[body][-1], orbit[body + 1][-1], "x", color=colour, label="… its end")
+        axes[0][3].set(title="one of them", xlabel="x", ylabel="y", aspect="equal")
+        axes[0][3].legend(fontsize=7, loc="center")
+    for axis in axes[0][:2]:
+        whole_numbers(axis)
+    drawn.suptitle(made_on(results["machine"]), fontsize=9)
     drawn.savefig(path, dpi=100)
 
 

@@ -1,14 +1,13 @@
-"""What `experiments.mgrit.ranks` has measured, as a table, in words, beside a model of the times, and as a picture."""
+"""What `experiments.mgrit.ranks` has measured, as a table, in words, and beside a model of the times."""
 
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from experiments.harness import COLOURS, Results, errors, figure, good, made_on, markdown
+from experiments.harness import Results, errors, good, made_on, markdown
 from experiments.mgrit.rank_worker import REMEMBERS, WAYS
 
 PAPER = 6.5
@@ -200,74 +199,3 @@ def shared_with_data(rows: list[Results]) -> dict[tuple[int, int], list[tuple[in
             key = most // row["time_ranks"], row["time_ranks"]
             found.setdefault(key, []).append((row["steps"], row["both_ms"]))
     return found
-
-
-def draw(results: Results, path: Path) -> None:
-    """Speedup by processes for every way, the time of both passes by length, and time shared with data."""
-    rows = results["rows"]
-    shown = [way for way in WAYS if any(row["way"] == way for row in pure(rows))]
-    lines = -(-(len(shown) + 2) // 3)
-    drawn, grid = figure(17, 4.3 * lines, lines, 3)
-    axes = grid.flatten()
-    lengths = sorted({row["steps"] for row in good(rows)})
-    measured = any(best_serial(rows, steps, "implicit GRU") for steps in lengths)
-    for axis, way in zip(axes, shown, strict=False):
-        for number, steps in enumerate(lengths):
-            alone = [row for row in pure(rows) if (row["way"], row["steps"], row["ranks"]) == (way, steps, 1)]
-            base = best_serial(rows, steps, "implicit GRU") or next(iter(alone), None)
-            here = sorted(
-                (row["ranks"], row["both_ms"]) for row in pure(rows) if (row["way"], row["steps"]) == (way, steps)
-            )
-            if base and here:
-                shade = str(0.8 * (1 - (number + 1) / len(lengths)))
-                axis.loglog(
-                    [r for r, _ in here],
-                    [base["both_ms"] / ms for _, ms in here],
-                    marker="o",
-                    color=shade,
-                    label=f"T = {steps:,}",
-                    base=2,
-                )
-        axis.axhline(
-            PAPER, color=COLOURS[0], linestyle="--", label=f"paper, at best: {PAPER}× (128 frames, over its serial GRU)"
-        )
-        axis.axhline(1.0, color=COLOURS[5], linewidth=0.7)
-        axis.set(
-            xlabel="processes",
-            ylabel="over the best serial implicit GRU" if measured else "over one process",
-            title=way,
-        )
-        axis.set_yscale("log", base=2)
-        axis.set_ylim(top=2.0**6)  # room for the names of the lines
-        axis.legend(fontsize=6, loc="upper center", ncols=3)
-    right = axes[len(shown)]
-    ranks = max((row["ranks"] for row in pure(rows)), default=1)
-    chosen = [(way, ranks) for way in shown] + [
-        (way, 1) for way in sorted({row["way"] for row in good(rows) if "threads" not in row["way"]} - set(WAYS))
-    ]
-    for colour, (way, count) in zip(COLOURS, chosen, strict=False):
-        for key, style in (("forward_ms", ":"), ("backward_ms", "-")):
-            here = sorted(
-                (row["steps"], row[key])
-                for row in good(rows)
-                if (row["way"], row["ranks"]) == (way, count) and row.get(key) and row.get("time_ranks", 1) == count
-            )
-            label = f"{way}, {count} process(es)" if key == "backward_ms" else None
-            right.loglog([t for t, _ in here], [ms for _, ms in here], style, color=colour, label=label, marker=".")
-    right.set(xlabel="steps", ylabel="ms: dotted forward, solid backward", title="both passes apart")
-    right.set_xscale("log", base=2)
-    right.legend(fontsize=6)
-    mixed = axes[len(shown) + 1]
-    for colour, ((groups, time), points) in zip(COLOURS, shared_with_data(rows).items(), strict=False):
-        label = f"{groups} × {time}: {groups} part(s) of the batch, {time} of time"
-        mixed.loglog([t for t, _ in points], [ms for _, ms in points], marker="o", color=colour, label=label)
-    mixed.set(xlabel="steps", ylabel="ms of both passes", title=f"data × time on {ranks} processes, {WAYS[0]}")
-    mixed.set_xscale("log", base=2)
-    mixed.legend(fontsize=6)
-    for axis in axes[len(shown) + 2 :]:
-        axis.set_axis_off()
-    drawn.suptitle(
-        f"{results['sizes']['hidden']} units, batch {results['sizes']['batch']}; {made_on(results['machine'])}",
-        fontsize=9,
-    )
-    drawn.savefig(path, dpi=110)

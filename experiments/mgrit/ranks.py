@@ -33,7 +33,8 @@ from experiments.harness import (
     whole,
     write,
 )  # fmt: skip
-from experiments.mgrit.rank_report import draw, table
+from experiments.mgrit.rank_picture import draw
+from experiments.mgrit.rank_report import table
 from experiments.mgrit.rank_worker import PATIENCE, WARM, inputs_of, layer_of, make_kernels, solver_of
 from experiments.processes import options_of, rows_of_processes
 from timeloom.solvers import Shooting, Solver
@@ -128,7 +129,7 @@ def serial(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = command(__doc__)
+    parser = command(__doc__, gpu=False)
     parser.add_argument("--ranks", type=whole, nargs="+", help=f"processes (default: {RANKS})")
     parser.add_argument("--steps", type=whole, nargs="+", help=f"lengths (default: {LENGTHS})")
     parser.add_argument("--hidden", type=whole, help="units (default: 16)")

@@ -120,8 +120,8 @@ def draw(results: Results, path: Path) -> None:
         axis.set_title(f"n={SIZE}, B=1, {regime}")
         axis.set_xlabel("steps")
     axes[0][0].set_ylabel("forward + backward, ms")
-    axes[0][0].legend()
-    drawn.supxlabel(made_on(results["machine"]), fontsize=8)
+    drawn.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
+    drawn.suptitle(made_on(results["machine"]), fontsize=8)
     drawn.savefig(path, dpi=110)
 
 

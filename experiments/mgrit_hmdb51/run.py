@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import attempt, begin, command, facts, folder_of, whole, write
+from experiments.harness import attempt, begin, command, facts, folder_of, only_with_data, whole, write
 from experiments.mgrit.classify import all_ways, draw, over_ranks, setting, table
 from experiments.mgrit_hmdb51.standin import CLASSES, write_clips, write_net
 from timeloom.app.data import load, split
@@ -60,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--ranks", type=whole, help="multigrid once more under torchrun, time split over so many processes"
     )
     options = begin(parser, arguments)
+    only_with_data(parser, options, "net", "classes", "split")
+    if options.ranks and options.device == "cuda":
+        parser.error("--ranks: its processes run on the CPU, beside which times of a GPU say nothing; leave one out")
     clock, sizes = options.clock, FAST if options.fast else FULL
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)

@@ -205,8 +205,11 @@ def draw(results: Results, path: Path) -> None:
             [row["problem"] for row in here], [row["training_ratio"] for row in here], "o", color=colour, label=way
         )
     axes[0][0].axhline(1.0, color="grey", linewidth=0.6)
-    axes[0][0].set(ylabel="training, over a loop of rk4", title=f"{results['steps']:,} steps, float32")
-    axes[0][0].legend(fontsize=7)
+    about = f"{results['steps']:,} steps, float32, forward + backward; {made_on(results['machine'])}"
+    axes[0][0].set(ylabel="times as fast as a loop of rk4", title=about)
+    axes[0][0].title.set_fontsize(8)
+    axes[0][0].margins(x=0.15)
+    drawn.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     drawn.savefig(path, dpi=100)
 
 

@@ -1,0 +1,121 @@
+"""What is not stored yet: told, made where a machine can, gone on with, and kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import __main__ as command_line
+from experiments import missing, wanted
+from experiments.catalogue import find
+from experiments.claims import CLAIMS
+from experiments.readings import all_stored
+from experiments.wanted import WANTED, Wanted
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_every_result_that_is_wanted_has_its_experiment() -> None:
+    assert len({one.result for one in WANTED}) == len(WANTED)
+    for one in WANTED:
+        folder, _, name = one.result.partition("/")
+        assert find(one.experiment).name.partition(".")[0] == folder
+        assert find(one.experiment).gpu or one.device == "cpu"
+        assert name.endswith("_cuda") == (one.device == "cuda")
+
+
+def test_a_claim_reads_what_is_stored_or_wanted() -> None:
+    """But for runs on real data that are like a wanted one, and for results that take another's place."""
+    known = {one.result for one in WANTED} | {f"{path.parts[-3]}/{path.stem}" for path in all_stored()}
+    for claim in CLAIMS:
+        assert claim.results[-1] in known or claim.results[0] in known, claim.says
+        find(claim.command.split()[0].removesuffix(".run"))
+
+
+def test_what_is_missing_is_listed_with_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["missing", "--device", "cuda"]) == 0
+    told = capsys.readouterr().out
+    for one in WANTED:
+        assert (f"{one.result}: " in told) == (one.device == "cuda" and bool(one.missing()))
+    assert "python -m experiments run bppsa_irmas --device cuda" in told
+
+
+def test_what_stored_results_lack_is_told() -> None:
+    grid = {"rows": [{"way": "torch", "n": 1, "T": 1000, "B": 1}]}
+    assert wanted._speed_grid(grid) == "255 of 256 cases"
+    assert wanted._processes(16)({"rows": [{"ranks": 2}]}) == "no more than 2 processes"
+    assert wanted._processes(16)({"rows": [{"ranks": 16}]}) == ""
+    found: dict[str, Any] = {"sizes": {"orbits": [4, 1, 1], "batch": 2}, "found": {"losses": [1.0]}}
+    assert wanted._orbits(found) == "1 training steps, too few to learn from"
+    found["found"]["losses"] *= 2
+    assert wanted._orbits(found) == "not the paper's orbits"
+    found["sizes"]["drawn"] = "as in the paper"
+    assert wanted._orbits(found) == ""
+
+
+def test_missing_results_are_made_gone_on_with_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In small on this machine: one that resumes, one that needs more cores, one without time, and no second time."""
+
+    def lacks(results: dict[str, Any]) -> str:
+        return "" if len(results["rows"]) > 1 else "rows"
+
+    kept = tmp_path / "kept"
+    (kept / "deer" / "results").mkdir(parents=True)
+    monkeypatch.setattr(Wanted, "stored_at", property(lambda one: kept / "deer" / "results" / f"{one.result[5:]}.json"))
+    grid = Wanted("deer/grid_cpu", "deer.grid", ("--resume", "--ways", "torch", "shooting"), 1, "cpu", lacks=lacks)
+    pieces = (
+        grid,
+        Wanted("deer/warm", "deer.warm", (), 1, "cpu", cores=10**6),
+        Wanted("deer/scan", "deer.scan", (), 10**6, "cpu"),
+    )
+    monkeypatch.setattr(missing, "WANTED", pieces)
+    row = {"way": "torch", "n": 2, "T": 40, "B": 2, "forward_ms": 1.0, "both_ms": 2.0}
+    grid.stored_at.write_text(json.dumps({"machine": {}, "rows": [row]}))
+    out = tmp_path / "out"
+    assert command_line.main(["missing", "--run", "--fast", "--minutes", "5", "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "== deer/grid_cpu: rows" in told
+    assert "== deer/warm: needs 1000000 cores, left out" in told
+    assert "== deer/scan: its 1e+06 minutes are not left, left out" in told
+    rows = json.loads((out / "deer.grid" / "grid_cpu.json").read_text())["rows"]
+    assert rows[0] == row  # stored before, not measured again
+    assert len(rows) == 2 * 2 * 2
+    assert [one.result for one, _ in missing.absent(None, out)] == ["deer/warm", "deer/scan"]
+    monkeypatch.setattr(missing, "FOLDER", kept)
+    assert command_line.main(["store", str(out)]) == 0
+    assert json.loads(grid.stored_at.read_text())["rows"] == rows
+    assert grid.stored_at.with_suffix(".png").exists()
+    assert "deer/grid_cpu" not in {one.result for one, _ in missing.absent()}
+    made = json.loads(grid.stored_at.read_text())
+    cut = {**made, "rows": rows[:3]}
+    del cut["made_by"]
+    (out / "deer.grid" / "grid_cpu.json").write_text(json.dumps(cut))  # killed before its end
+    (out / "deer.grid" / "grid_cuda.json").write_text(json.dumps(cut))
+    capsys.readouterr()
+    assert command_line.main(["store", str(out)]) == 0
+    assert "left out: " + str(out / "deer.grid" / "grid_cuda.json") in capsys.readouterr().out
+    assert json.loads(grid.stored_at.read_text()) == {**cut, "made_by": made["made_by"]}
+    with pytest.raises(SystemExit):
+        command_line.main(["store", str(tmp_path / "nothing")])
+    assert "holds no results" in capsys.readouterr().err
+
+
+NAMED = (
+    "bppsa_bitstream/grid_gru_cuda",
+    "bppsa_irmas/generated_paper_features_batch_64_cuda",
+    "bppsa_vgg/generated_norm_cuda",
+)
+
+
+@pytest.mark.parametrize("result", NAMED)
+def test_options_of_wanted_results_make_files_of_their_names(result: str, tmp_path: Path) -> None:
+    """In small, on a CPU."""
+    (one,) = (one for one in WANTED if one.result == result)
+    find(one.experiment).module().main([*one.arguments, "--fast", "--out", str(tmp_path)])
+    name = result.partition("/")[2].removesuffix("_cuda")
+    assert {path.name for path in tmp_path.glob("*.json")} <= {f"{name}.json", f"{name}_cpu.json"}

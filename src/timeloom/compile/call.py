@@ -37,9 +37,9 @@ Run = Callable[[Recurrence, str, Seen | None], Solved]
 Record = Callable[[SolveReport], None]
 
 
-def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run, fewest: int | None = None) -> Solved:
+def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run) -> Solved:
     """Solve for a user's cell, by kernels made for it where that is possible."""
-    fused, dtype = fuse(cell, problem, xs, fewest), problem.initial.dtype
+    fused, dtype = fuse(cell, problem, xs), problem.initial.dtype
     if not isinstance(fused, str):
         gaps: list[float] = []
         compare = partial(gap, cell, fused, xs, dtype=dtype)
@@ -71,13 +71,13 @@ def telling(record: Record, told: str) -> Record:
     return tell
 
 
-def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor, fewest: int | None = None) -> Recurrence | str:
+def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Recurrence | str:
     """The same recurrence over the cell's normal form, or why it has none. On autograd's tape."""
     device = xs.device
     missing = cuda.hindrance(index_of(device)) if device.type == "cuda" else build.unavailable()
     if missing is not None:
         return missing
-    compiled = compiled_of(cell, problem, xs, fewest)
+    compiled = compiled_of(cell, problem, xs)
     if isinstance(compiled, str):
         return compiled
     initial = problem.initial.float() if problem.initial.dtype in HALF else problem.initial
@@ -94,9 +94,9 @@ def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor, fewest: int | None 
     return replace(problem, cell=FusedCell(compiled.fused, weights), u=u.view(*xs.shape[:2], -1), initial=initial)
 
 
-def compiled_of(cell: GenericCell, problem: Recurrence, xs: Tensor, fewest: int | None = None) -> Compiled | str:
+def compiled_of(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Compiled | str:
     """What was made of the cell's step, or why there is nothing."""
-    return compiled_for(cell.function, *_examples(cell, problem, xs), fewest)
+    return compiled_for(cell.function, *_examples(cell, problem, xs))
 
 
 def _examples(cell: GenericCell, problem: Recurrence, xs: Tensor) -> tuple[tuple[Tensor, ...], bool, Tensor]:

@@ -21,7 +21,7 @@ _called: WeakKeyDictionary[Any, TimeGroup] = WeakKeyDictionary()
 entered: list[TimeGroup] = []
 """Groups that some thread is in: what torch.compile, which can read neither of the above, looks at instead."""
 shared: list[bool] = []
-"""The same of `_called`: holds something where that does."""
+"""Not empty where `_called` is not: torch.compile cannot read `_called`, either."""
 
 
 @contextmanager

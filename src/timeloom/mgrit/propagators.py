@@ -49,7 +49,8 @@ class Propagator(Protocol):
 
 
 Gather = Callable[[Tensor], Tensor]
-"""`gather(values)`: of values for each interval, those of all ranks' last one, but the last rank's: `(R − 1, B, ·)`."""
+"""`gather(values)`: from values for each interval, that of every rank's last interval but the last rank's:
+`(R − 1, B, ·)`."""
 
 
 @dataclass(frozen=True)

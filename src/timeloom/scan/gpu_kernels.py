@@ -1,7 +1,8 @@
 # mypy: ignore-errors
 """The diagonal linear recurrence on a GPU, in Triton: `h[s] = a[s] h[s-1] + b[s]` for many lanes side by side.
 
-A program owns a chunk of time for LANES lanes, and walks over it in tiles of GROUPS · LENGTH steps. Every thread runs
+The algorithm is a chunked scan with decoupled look-back (Merrill and Garland, 2016), whose look-back is bounded. A
+program owns a chunk of time for LANES lanes, and walks over it in tiles of GROUPS · LENGTH steps. Every thread runs
 the LENGTH steps of one group and one lane on its own; the groups' transfers, few as they are, are composed; then every
 step adds what its group's start contributes. What a chunk does to a state is found first and left in memory for the
 chunks behind it, and a flag says so: a chunk composes those between it and the last of every WINDOW, which also tells

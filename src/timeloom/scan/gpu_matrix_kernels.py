@@ -47,7 +47,7 @@ def load_step(
 
 @triton.jit
 def weighted(x, h, PRODUCTS: tl.constexpr):
-    """`x h`; if x are PRODUCTS of many matrices that may have overflowed, they leave an exact zero what it is."""
+    """`x h`; if x are PRODUCTS of many matrices that may have overflowed, a zero in h stays zero: 0 · inf is NaN."""
     return moved(x, h) if PRODUCTS else x * h
 
 

@@ -29,7 +29,7 @@ class _Known(NamedTuple):
     """What an earlier launch compiled."""
 
     kernel: Any
-    """Kept, since it is told apart by its address."""
+    """Kept alive: keys hold its address, which another kernel could have after it."""
     compiled: Any
     constants: tuple[Any, ...]
     """In the kernel's order, as its arguments of that kind."""

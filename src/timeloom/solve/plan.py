@@ -61,8 +61,8 @@ class Plan(Cutting):
     patience: int = GIVE_UP_AFTER
     """Sweeps without halving the residual before it counts as not contracting."""
     accepts: float = 0.0
-    """Largest error of a start to accept behind them, as the next correction tells it: jumps add up over a long memory,
-    and errors tell what they add up to."""
+    """Largest error of a chunk's start to accept behind all planned sweeps. The error is the size of the next
+    correction: over a long memory jumps add up, and a correction is their sum."""
     counts_errors: bool = False
     """Whether what jumps add up to must be within the tolerance, not each of them alone: not where a user has said how
     large a jump may be."""

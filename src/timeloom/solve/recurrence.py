@@ -117,7 +117,9 @@ def on_tape(
 
 
 def raise_if_asked(report: SolveReport, solver: Planner) -> None:
-    """Not for what a CUDA graph will find: nobody knows yet, and `report.certified` tells."""
+    """Raise for a solve that did not converge, where the solver says so. The certificate of a solve inside a CUDA graph
+    is not known before a replay: `report.certified` tells it then.
+    """
     if solver.on_divergence == "raise" and not report.converged and report.certificate is None:
         raise ConvergenceError(report)
 

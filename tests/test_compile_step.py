@@ -529,6 +529,20 @@ def test_a_cell_that_is_diagonal_on_dry_days_alone_is_found_out(wet: int) -> Non
 
 
 @needs_kernels
+@pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+def test_torchs_own_cells_are_compiled(kind: type[nn.RNNCellBase]) -> None:
+    cell, xs = kind(4, 3, dtype=torch.float64), draw(20, 2, 4)  # type: ignore[call-arg]
+    h0 = (draw(2, 3), draw(2, 3)) if kind is nn.LSTMCell else draw(2, 3)
+    states, report = tl.unroll(lambda h, x: cell(x, h), h0, xs)
+    assert report.reason.endswith("; fused")
+    h = h0
+    for x in xs:
+        h = cell(x, h)
+    pairs = zip(states, h, strict=True) if isinstance(states, tuple) else [(states, h)]
+    assert all(torch.allclose(given[-1], last, atol=1e-12) for given, last in pairs)
+
+
+@needs_kernels
 def test_one_function_around_many_kinds_of_cells_is_compiled_for_each() -> None:
     """Classes are not values that change from call to call: a step that is handed another one is another step."""
     torch.manual_seed(0)

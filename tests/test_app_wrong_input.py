@@ -167,6 +167,11 @@ def test_an_unknown_solver_or_option_of_one(told: Tell) -> None:
     assert option.endswith("did you mean 'chunk'?")
 
 
+def test_data_without_its_option(told: Tell) -> None:
+    said = told("train", "my-folder", "--epochs", "2")
+    assert said == "error: 'my-folder' stands without an option; data are given by --data my-folder"
+
+
 def test_an_unknown_preset(told: Tell) -> None:
     said = told("train", "--preset", "eigenworm")
     assert "no preset 'eigenworm'; there are: default, eigenworms" in said

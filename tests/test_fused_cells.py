@@ -182,6 +182,31 @@ def test_a_state_dict_moves_to_another_layer() -> None:
     assert torch.equal(first(x)[0], second(x)[0])
 
 
+class Leaky(nn.Module):
+    """A state of one number for each sequence, `(B,)`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.4, dtype=torch.float64))
+
+    def initial(self, batch: int) -> Tensor:
+        return self.weight.new_zeros(batch)
+
+    def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(self.weight * h + x)
+
+
+def test_a_layer_of_one_number_for_each_sequence() -> None:
+    x, cell = draw(9, 2), Leaky()
+    y, final = tl.Layer(cell)(x)
+    h, states = cell.initial(2), []
+    for row in x:
+        h = cell(h, row)
+        states.append(h)
+    assert apart(y, torch.stack(states)) < 1e-12
+    assert apart(final, h.unsqueeze(0)) < 1e-12
+
+
 def test_padding_is_not_looked_at() -> None:
     layer = tl.Layer(make("LayerNormGRU"))
     x, lengths = draw(9, 2, INPUTS), torch.tensor([9, 4])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from timeloom.auto.layer_experience import LayerExperience
 from timeloom.cells.generic import GenericCell, State
 from timeloom.compile.call import run_fused, telling
+from timeloom.compile.watch import kept_with
 from timeloom.distributed.context import time_group
 from timeloom.distributed.solve import Ranks, run_over_ranks
 from timeloom.distributed.span import agree
@@ -86,12 +87,8 @@ def _known_calls(cell: Any) -> KnownCalls | None:
     owner, method = (cell.__self__, cell.__func__) if isinstance(cell, MethodType) else (cell, None)
     if not isinstance(owner, nn.Module | FunctionType):
         return None
-    whose, kept = vars(owner).get("_timeloom_calls", (None, {}))
-    if whose != id(owner):  # functools.wraps and copy take it along
-        kept = {}
-        vars(owner)["_timeloom_calls"] = id(owner), kept
-    found: KnownCalls = kept.setdefault(method, KnownCalls())
-    return found
+    kept: dict[Any, KnownCalls] = kept_with(owner, "_timeloom_calls", dict)
+    return kept.setdefault(method, KnownCalls())
 
 
 def _again(steady: SteadyCell, h0: State, xs: Tensor) -> tuple[State, SolveReport] | None:

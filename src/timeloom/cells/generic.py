@@ -54,6 +54,18 @@ class GenericCell(Cell):
         parts = tuple(p.reshape(*p.shape[:-1], *s) for p, s in zip(flat, self.shapes, strict=True))
         return parts if self.is_tuple else parts[0]
 
+    def check_repeats(self, state: Tensor, u: Tensor) -> Tensor:
+        """The next state; raises where the same rows give another one the second time."""
+        out, again = self.step(state, u), self.step(state, u)
+        difference = float((again - out).nan_to_num(posinf=0, neginf=0).abs().max())
+        if difference > _rounding(out):
+            raise ValueError(
+                f"the cell is not deterministic: two calls on the same input differ by {difference:.1e} (dropout? call "
+                f'.eval(), or draw its noise before and give it as a part of x). solver="sequential" runs such a cell '
+                f"step by step"
+            )
+        return out
+
     def check_rows(self, state: Tensor, u: Tensor) -> None:
         """Raise where rows give another result alone than in the batch: as they are, and near there, since rows of an
         initial state are often all alike.
@@ -62,7 +74,7 @@ class GenericCell(Cell):
         noise = torch.randn(2 * len(state), self.size, generator=generator, device=state.device, dtype=state.dtype)
         for rows, inputs in ((state, u), (torch.cat([state, state]) + 0.01 * noise, torch.cat([u, u]))):
             out = self.step(rows, inputs)
-            tolerance = 100 * torch.finfo(out.dtype).eps * max(1.0, float(out.abs().max()))
+            tolerance = _rounding(out)
             for row in range(min(len(out), PROBED_ROWS)):
                 alone = self.step(rows[[row, row]], inputs[[row, row]])  # twice: batch norm refuses a single row
                 difference = float((alone - out[row]).abs().max())
@@ -163,6 +175,11 @@ class GenericCell(Cell):
 
     def weight_grads(self, previous: Sequence[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
         return ()
+
+
+def _rounding(out: Tensor) -> float:
+    """Differences of a step's results that rounding may make."""
+    return 100 * torch.finfo(out.dtype).eps * max(1.0, float(out.abs().nan_to_num(posinf=0).max()))
 
 
 def spread(rows: int, device: torch.device) -> Tensor:

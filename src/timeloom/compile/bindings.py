@@ -17,6 +17,8 @@ from timeloom.torch_state.wrapped import wrapped
 PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
 _FOLLOWED = (Tensor, nn.Module, FunctionType, float, int, list, tuple, dict)
 """Of globals, what is looked into."""
+GRADIENT_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+"""Of modules, where hooks are that see gradients and leave no trace in a step's operations."""
 DEEPEST = 6
 """How far to look into what a function refers to."""
 MOST_HELD = 2000
@@ -42,6 +44,7 @@ def held_by(
                 children.setdefault(name, child)
         for name, child in children.items():
             yield from held_by(child, (*path, name), seen)
+        yield from (((*path, name), tuple(vars(thing)[name])) for name in GRADIENT_HOOKS if vars(thing).get(name))
         forward = type(thing).forward
         yield (*path, "code"), getattr(forward, "__code__", forward)
     elif isinstance(thing, MethodType):
@@ -84,9 +87,7 @@ def _held_by_function(
             value = thing.__globals__[name]
             if isinstance(value, dict):  # its tensors alone: whatever else a program keeps there may change at any time
                 value = {key: one for key, one in value.items() if isinstance(one, Tensor)}
-            if isinstance(value, (Tensor, nn.Module, FunctionType, float, int, list, tuple, dict)) and not _of_torch(
-                value
-            ):
+            if isinstance(value, _FOLLOWED) and not _of_torch(value):
                 yield from held_by(value, (*path, "globals", name), seen)
     for index, value in enumerate(thing.__defaults__ or ()):
         yield from held_by(value, (*path, "default", index), seen)

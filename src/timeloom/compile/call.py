@@ -12,8 +12,9 @@ from torch import Tensor
 
 from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
-from timeloom.compile.refusal import ROWS_MIX, NotFused
-from timeloom.compile.remember import compiled_for, doubted, refuse, rounding_of
+from timeloom.compile.refusal import BRANCHES, ROWS_MIX, NotFused
+from timeloom.compile.remember import compiled_for, doubted, forget, refuse, rounding_of
+from timeloom.compile.watch import unchanged
 from timeloom.kernels.cpu import build
 from timeloom.kernels.cpu import fused as cpu
 from timeloom.kernels.cuda import fused as cuda
@@ -48,16 +49,22 @@ def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run) -> S
         if changed is None:
             return tuple(part.to(dtype) for part in parts), final.to(dtype)
         fused = changed
-    if fused.startswith(ROWS_MIX):
-        _check_rows(cell, problem, xs)
+    _check(cell, problem, xs, alone=fused.startswith((ROWS_MIX, BRANCHES)))
     return run(problem, f"not fused: {fused}", None)
 
 
-def _check_rows(cell: GenericCell, problem: Recurrence, xs: Tensor) -> None:
-    """Refuse a cell whose rows do mix: chunks are rows, too, and would change each other."""
+def _check(cell: GenericCell, problem: Recurrence, xs: Tensor, alone: bool) -> None:
+    """Refuse a cell that does not repeat itself, since its steps are run more than once; and, where that may be so, one
+    whose rows mix: chunks are rows, too, and would change each other.
+    """
     rows = torch.arange(min(CHECKED_ROWS, len(xs) * problem.batch), device=xs.device)
+    if len(rows) == 0 or capturing(xs.device):
+        return
+    state, u = problem.initial.detach()[rows % problem.batch], xs.detach().flatten(0, 1)[rows]
     with torch.no_grad():
-        cell.check_rows(problem.initial[rows % problem.batch], xs.flatten(0, 1)[rows])
+        cell.check_repeats(state, u)
+        if alone:
+            cell.check_rows(state, u)
 
 
 def telling(record: Record, told: str) -> Record:
@@ -77,7 +84,7 @@ def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Recurrence | str
     missing = cuda.hindrance(index_of(device)) if device.type == "cuda" else build.unavailable()
     if missing is not None:
         return missing
-    compiled = compiled_of(cell, problem, xs)
+    compiled = _compiled_now(cell, problem, xs)
     if isinstance(compiled, str):
         return compiled
     initial = problem.initial.float() if problem.initial.dtype in HALF else problem.initial
@@ -92,6 +99,18 @@ def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Recurrence | str
         refuse(cell.function, str(error))
         return str(error)
     return replace(problem, cell=FusedCell(compiled.fused, weights), u=u.view(*xs.shape[:2], -1), initial=initial)
+
+
+def _compiled_now(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Compiled | str:
+    """What was made of the cell's step as it is now: of one that has changed since, something new."""
+    compiled = compiled_of(cell, problem, xs)
+    if isinstance(compiled, str) or capturing(xs.device):
+        return compiled
+    state, is_tuple, _ = given = _examples(cell, problem, xs)
+    if unchanged(cell.function, compiled, state, is_tuple, xs.detach().flatten(0, 1)):
+        return compiled
+    forget(cell.function, *given)
+    return compiled_of(cell, problem, xs)
 
 
 def compiled_of(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Compiled | str:

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
-from timeloom.compile.bindings import Bindings
+from timeloom.compile.bindings import GRADIENT_HOOKS, Bindings, held_by
 from timeloom.compile.hoist import ByRows, Constants, Evaluation, in_single, widened
 from timeloom.compile.lanes import Lanes
 from timeloom.compile.lower import Hoisted, Lowering, stack
@@ -41,11 +41,16 @@ class Compiled:
     bindings: Bindings
     text: str
     """The trace as it was."""
+    indexed: dict[str, Tensor]
+    """By its name in the trace, every tensor that the step refers to whose values are part of the normal form, as it
+    was. Of all others the normal form has the places alone."""
+
+    def indexes_alike(self, held: dict[str, Tensor]) -> bool:
+        """Whether these tensors, by their names in the trace, have the values that are part of the normal form."""
+        return all(torch.equal(held[name], values) for name, values in self.indexed.items())
 
     def traced_alike(self, function: Function, state: tuple[Tensor, ...], is_tuple: bool, x: Tensor) -> bool:
         """Whether a step, traced anew on examples of rows like those it was compiled from, is the same one."""
-        if self.index() is not None:
-            return False
         try:
             examples = tuple(some_rows(part, self.rows) for part in state)
             module = trace(function, examples, is_tuple, some_rows(x, self.rows))
@@ -53,7 +58,8 @@ class Compiled:
             return False
         bindings = Bindings.find(function, module)
         text, own, made = self.text, self.bindings, bindings.fixed
-        return text == module.code and own.paths == bindings.paths and _all_equal(own.fixed, made)
+        alike = text == module.code and own.paths == bindings.paths and _all_equal(own.fixed, made)
+        return alike and self.indexes_alike(bindings.tensors(function))
 
     def prepare(self, function: Function, x: Tensor, like: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Weights and inputs `(rows, K)` of the normal form, on autograd's tape, from x `(rows, ...)` and from what the
@@ -73,18 +79,9 @@ class Compiled:
         return (*weights, *units), joined.to(like)
 
     def index(self) -> str | None:
-        """One of the tensors that the step refers to whose values are part of the normal form; None if there is none.
-
-        Of all others the normal form has the places alone.
-        """
-        pending, seen = list(self.lanes.indices), set[fx.Node]()
-        while pending:
-            node = pending.pop()
-            if node.op == "get_attr" and str(node.target) in self.bindings.paths:
-                return ".".join(map(str, self.bindings.paths[str(node.target)]))
-            pending += [arg for arg in node.all_input_nodes if arg not in seen]
-            seen.update(node.all_input_nodes)
-        return None
+        """Where the step refers to a tensor whose values are part of the normal form; None if it does not."""
+        name = next(iter(self.indexed), None)
+        return None if name is None else ".".join(map(str, self.bindings.paths[name]))
 
     @cached_property
     def _gathered(self) -> _Gathered:
@@ -125,7 +122,25 @@ class _Gathered:
 
 
 def _all_equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
-    return some.keys() == others.keys() and all(torch.equal(some[name], others[name]) for name in some)
+    return some.keys() == others.keys() and all(_equal(some[name], others[name]) for name in some)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors serve a step alike: with a gradient, only the very same one does."""
+    return one is other or (not (one.requires_grad or other.requires_grad) and torch.equal(one, other))
+
+
+def _indexed(lanes: Lanes, held: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of those tensors whose values tell where lanes are moved to."""
+    pending, seen = list(lanes.indices), set[fx.Node]()
+    found: dict[str, Tensor] = {}
+    while pending:
+        node = pending.pop()
+        if node.op == "get_attr" and str(node.target) in held:
+            found[str(node.target)] = held[str(node.target)].detach().clone()
+        pending += [arg for arg in node.all_input_nodes if arg not in seen]
+        seen.update(node.all_input_nodes)
+    return found
 
 
 def _times(value: Tensor, weights: Constants | None, evaluate: Evaluation, like: Tensor) -> Tensor:
@@ -145,6 +160,8 @@ def compile_step(
         raise NotFused(f"states of {like.dtype}: kernels for a step of one's own are for floating-point numbers")
     if any(part.dtype != like.dtype for part in state) or (x.is_floating_point() and x.dtype != like.dtype):
         raise NotFused(f"x of {x.dtype} for states of {like.dtype}")
+    if any(path[-1] in GRADIENT_HOOKS for path, _ in held_by(function) if path):
+        raise NotFused("a hook on a gradient inside of the step (register_full_backward_hook)")
     module, rows = traced_by_rows(function, state, is_tuple, x)
     example, inputs = tuple(some_rows(part, rows) for part in state), some_rows(x, rows)
     text = module.code
@@ -164,7 +181,9 @@ def compile_step(
         lowering.parts, graph, outputs, matrices, [v.width for v in vectors], [v.width for v in lowering.units]
     )
     units = tuple(lowering.units)
-    compiled = Compiled(fused, module, lanes, rows, tuple(vectors), units, tuple(weights), bindings, text)
+    held = bindings.tensors(function)
+    indexed = _indexed(lanes, {name: held[name] for name in bindings.paths})
+    compiled = Compiled(fused, module, lanes, rows, tuple(vectors), units, tuple(weights), bindings, text, indexed)
     if wide:
         again = _Widened(module, bindings.tensors(function))
         verify(compiled, again, tuple(part.float() for part in example), is_tuple, again.given(inputs), function)

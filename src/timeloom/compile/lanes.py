@@ -29,11 +29,12 @@ _MOVES = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze",
     "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack", "clone", "alias", "flip", "roll",
     "narrow", "index_select", "select_scatter", "slice_scatter", "repeat", "unflatten", "flatten", "movedim",
-    "constant_pad_nd", "diagonal", "copy", "contiguous", "_to_copy", "lift_fresh_copy",
+    "constant_pad_nd", "diagonal", "copy", "contiguous", "_to_copy", "lift_fresh_copy", "unsafe_split",
+    "unsafe_split_with_sizes",
 }  # fmt: skip
 _FREE_MOVES = {
     "view", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select", "split",
-    "split_with_sizes", "unbind",
+    "split_with_sizes", "unbind", "unsafe_split", "unsafe_split_with_sizes",
 }  # fmt: skip
 """Those that are followed where nothing depends on the state, too: torch need not copy, then."""
 _UNARY = {

@@ -11,7 +11,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as every_module
 
+from timeloom.compile.bindings import GRADIENT_HOOKS
 from timeloom.compile.refusal import NotFused
 from timeloom.torch_state.precision import HALF
 
@@ -115,13 +117,19 @@ def doubted(
     with torch.inference_mode(False):
         alike = kept.compiled.traced_alike(function, state, is_tuple, xs.flatten(0, 1))
     if not alike:
-        kept.compiled, kept.calls = None, 0
+        forget(function, state, is_tuple, xs)
         return "the step is another one than when it was compiled"
     if gap <= AGREES[state[0].dtype]:
         kept.rounding = 4 * gap
         return None
     refuse(function, "the step gives other values than when it was compiled")
     return kept.reason
+
+
+def forget(function: Callable[[Any, Tensor], Any], state: tuple[Tensor, ...], is_tuple: bool, xs: Tensor) -> None:
+    """Let go of what was compiled of a step that is another one now."""
+    _, kept, _, _ = _look_up(function, state, is_tuple, xs)
+    kept.compiled, kept.calls = None, 0
 
 
 def rounding_of(dtype: torch.dtype) -> float:
@@ -176,6 +184,8 @@ def _hinders(state: tuple[Tensor, ...]) -> str | None:
         return f"generated kernels on {device} are for {kinds}, and the state is {state[0].dtype}"
     if torch.is_autocast_enabled(device):
         return "torch.autocast is on"
+    if any(getattr(every_module, f"_global{name}") for name in GRADIENT_HOOKS):
+        return "there are hooks on the gradients of all modules"
     return None
 
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from timeloom.compile.lanes import Lanes
 
 
+SOFTPLUS_IS_ITS_ARGUMENT = 20
+"""Torch's own threshold: from there on softplus is off its argument by less than 3e-9."""
+
+
 def _add(lanes: Lanes, node: fx.Node, a: Any, b: Any, alpha: float = 1) -> Tensor:
     right = lanes.of(b)
     return lanes.pointwise("add", lanes.of(a), right if alpha == 1 else lanes.scaled(right, alpha))
@@ -112,9 +116,13 @@ def _pow(lanes: Lanes, node: fx.Node, a: Any, b: Any) -> Tensor:
 
 def _softplus(lanes: Lanes, node: fx.Node, a: Any, beta: float = 1, threshold: float = 20) -> Tensor:
     value = lanes.of(a)
-    if beta == 1:
-        return lanes.pointwise("softplus", value)
-    return lanes.scaled(lanes.pointwise("softplus", lanes.scaled(value, beta)), 1 / beta)
+    inner = value if beta == 1 else lanes.scaled(value, beta)
+    found = lanes.pointwise("softplus", inner)
+    found = found if beta == 1 else lanes.scaled(found, 1 / beta)
+    if threshold >= SOFTPLUS_IS_ITS_ARGUMENT:
+        return found
+    linear = lanes.pointwise("gt", inner, torch.tensor(lanes.number(float(threshold))))
+    return lanes.pointwise("select", linear, value, found)
 
 
 def _log_sigmoid_forward(lanes: Lanes, node: fx.Node, a: Any) -> tuple[Tensor, Tensor]:

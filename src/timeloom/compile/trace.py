@@ -12,7 +12,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
-from timeloom.compile.refusal import NotFused
+from timeloom.compile.refusal import BRANCHES, NotFused
 
 aten = torch.ops.aten
 PRIMES = (13, 11, 7, 17, 19, 23, 29, 31, 37, 41, 43, 47)
@@ -85,7 +85,7 @@ _DATA: Any = vars(torch.Tensor.__base__)["data"].__get__
 def _why(error: Exception) -> str:
     text = str(error)
     if "trying to get value out of a tracing tensor" in text or "data-dependent" in text or ".item()" in text:
-        return "data-dependent control flow: the step makes a tensor a number of Python's (if, while, .item(), float())"
+        return f"{BRANCHES}: the step makes a tensor a number of Python's (if, while, .item(), float())"
     if "autograd.Function" in text:
         return "a torch.autograd.Function of the user's own, whose gradient need not be that of its operations"
     if "mutating a non-functional tensor" in text or "mutate" in text:

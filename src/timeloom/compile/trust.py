@@ -48,7 +48,14 @@ NATIVE = ("wrapper_descriptor", "method_descriptor", "member_descriptor")
 """What classes have that are not written in Python: their objects hold more than their attributes."""
 INERT = ("typing", "abc")
 """Modules of classes whose code reads nothing of an object."""
-BOOKKEEPING = ("_non_persistent_buffers_set", "_parameters", "_buffers", "_modules", "_timeloom_calls")
+BOOKKEEPING = (
+    "_non_persistent_buffers_set",
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_timeloom_calls",
+    "_timeloom_looks",
+)
 
 
 def computes(module: ModuleType, name: Any) -> bool:

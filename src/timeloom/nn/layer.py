@@ -158,9 +158,9 @@ class Layer(nn.Module):
                 return None
             y, *final = found
             calls.append(call)
-            finals.append([part.unflatten(-1, shape) if len(shape) != 1 else part for part, shape in
+            finals.append([part.reshape(*part.shape[:-1], *shape) for part, shape in
                            zip(final, steady.cell.shapes, strict=True)])  # fmt: skip
-            y = y if len(steady.cell.shapes[0]) == 1 else y.unflatten(-1, steady.cell.shapes[0])
+            y = y.reshape(*y.shape[:-1], *steady.cell.shapes[0])
             outputs.append(y.flip(0) if backwards else y)
             if len(outputs) == directions:
                 x, outputs = outputs[0] if directions == 1 else torch.cat(outputs, -1), []
@@ -221,7 +221,7 @@ class Layer(nn.Module):
         else:
             (output,), final = run_fused(cell, problem, x, solve)
         runs.append(Run(cell, problem, x, self._experiences[index]))
-        y = output.unflatten(-1, cell.shapes[0])
+        y = output.reshape(*output.shape[:-1], *cell.shapes[0])
         last = cell.unpack(final)
         return (reverse(y, lengths) if backwards else y), (last if isinstance(last, tuple) else (last,))
 

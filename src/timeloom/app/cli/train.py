@@ -43,6 +43,8 @@ RESUMED = ("--epochs", "--patience")
 
 def main(arguments: Sequence[str]) -> int:
     words = list(arguments)
+    if words and not words[0].startswith("-"):
+        raise InputError(f"{words[0]!r} stands without an option; data are given by --data {words[0]}")
     resume = value_of("--resume", words)
     if resume is not None:
         return _go_on(Path(resume), without("--resume", words))

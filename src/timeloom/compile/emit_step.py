@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from string import ascii_lowercase
 
 from timeloom.compile.graph import Matrix
 from timeloom.compile.program import Fused, Program, overlap
@@ -63,6 +64,8 @@ class StepText:
         self.reads_units = False
         self.products: set[tuple[int, int]] = set()
         """Columns of the products that are made apart, and of all of their loop."""
+        self._places: dict[str, tuple[str, str]] = {}
+        """Where a row's numbers of a kind begin, as the loop at hand says it: type and place by name."""
         self.adds = self.back and overlap(program, fused.parts)
         self.stored: set[Item] = {("written", 0, at) for at in stored_inputs(fused).values()}
 
@@ -98,6 +101,8 @@ class StepText:
             self._stack(loop, matrix, operand, first * span, span, every) for (matrix, operand), first in stacks
         ]
         products += [self._pull(loop, pull, columns[pull] * span, span, every) for pull in loop.pulls]
+        self._places = {}
+        fetches = "\n".join(self._fetches(loop))
         reads = "\n".join(f"      in[{i}] = {self._read(item, columns, span)};" for i, item in enumerate(loop.reads))
         leaves = "\n".join(f"      {self._leave(item, i)}" for i, (item, _) in enumerate(loop.leaves[: loop.decays]))
         decays = "\n".join(f"        {self._leave(item, i)}" for i, (item, _) in
@@ -105,19 +110,29 @@ class StepText:
         summed = sorted(self.total_at[item[1]] for item, _ in loop.leaves if item[0] == "total")
         before = "".join(f"  clear_totals(g, {i}, 1);\n" for i in summed)
         after = "".join(f"  add_totals(g, {i}, 1);\n" for i in summed)
+        places = "\n".join(f"      {kind}{name} = {place};" for name, (kind, place) in self._places.items())
         each = f"for (int s = 0; s < {span}; s++) " if span > 1 else ""
-        return f"""INLINE void {name}_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {{
-  V acc[ROWS * {every}];
-{chr(10).join(products)}
+        blocks = f"OWN_BLOCKS(j, {width}, {span})"
+        given, passed = "const fused_args *a, group *g, const int decay, const int real_step", "a, g, decay, real_step"
+        made, single, walk = "", "", f"  {blocks} {name}_rows((int)g->count, {passed}, 0, j, NULL);"
+        if products:
+            head = (
+                f"{name}_products(const int rows, const fused_args *a, group *g, const long r0, const long j, V *acc)"
+            )
+            made = f"INLINE void {head} {{\n{chr(10).join(products)}\n}}\n"
+            single = f"ONCE void {name}_single({given}) {{\n  {blocks} SINGLE({every}, {name})\n}}\n"
+            walk = f"  if (g->count == 1) {name}_single({passed});\n  else {blocks} TILES({rows}, {every}, {name})"
+        return f"""{made}INLINE void {name}_rows(const int rows, {given},
+    const long r0, const long j, const V *acc) {{
   ROLL for (int r = 0; r < rows; r++) {{
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     {each}{{
       const long unit = (j * {span} + {"s" if span > 1 else "0"}) * WIDE, lanes = {width} - unit;
       {"if (lanes <= 0) break;" if span > 1 else ""}
       V in[{max(len(loop.reads), 1)}], out[{max(len(loop.leaves), 1)}];
-{chr(10).join(self._fetches(loop))}
+{places}
+{fetches}
 {reads}
       {name}(in, out, decay);
 {leaves}
@@ -127,11 +142,8 @@ class StepText:
     }}
   }}
 }}
-ONCE void {name}_loop(const fused_args *a, group *g, const int decay, const int real_step) {{
-{before}#define TILE_CALL(rows) {name}_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = ({width} + {span} * WIDE - 1) / ({span} * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED({rows}, TILE_CALL)
-#undef TILE_CALL
+{single}ONCE void {name}_loop({given}) {{
+{before}{walk}
 {after}  meet(g);
 }}"""
 
@@ -149,24 +161,40 @@ ONCE void {name}_loop(const fused_args *a, group *g, const int decay, const int 
         firsts[-1] += len(loop.pulls)
         return columns, firsts
 
+    def _place(self, name: str) -> str:
+        """The name of where a row's numbers of a kind begin for a unit, which is said once before they are used."""
+        part = name.lstrip(ascii_lowercase)
+        places = {
+            "ahead": ("const long ", f"{'-' * self.back}AHEAD * a->batch"),
+            "tape": ("real *const ", "a->tape + token * TAPE + unit"),
+            "input": ("const real *const ", "a->inputs + token * a->input_stride + unit"),
+            "slots": ("real *const ", "g->slots + row * SLOT_STRIDE + unit"),
+            "written": ("real *const ", "g->out[row] + unit"),
+            f"before{part}": ("const real *const ", f"g->before[{part}][row] + unit"),
+            f"at{part}": ("const long ", f"row * padded(a, {part}) + unit"),
+        }
+        self._places[name] = places[name]
+        return name
+
     def _fetches(self, loop: Loop) -> list[str]:
         """Rows lie far apart in memory, and are too many for a processor to see where each is going: it is told."""
-        ahead, texts = "-AHEAD" if self.back else "AHEAD", []
+        texts = []
         for kind, number, offset in [*loop.reads, *[item for item, _ in loop.leaves]]:
-            at = f"+ {self.sizes(offset)} + unit"
+            at = self.sizes(offset)
             if kind == "tape" and number:
                 when = "" if self.back else "if (real_step && a->tape) "
-                texts.append(f"      {when}fetch_ahead(a->tape, g->token[row], {ahead} * a->batch, TAPE, {at[2:]});")
+                place, stride = f"{self._place('tape')} + {at}", "TAPE"
             elif kind == "state" and self.back:
-                row = self.sizes(self.fused.parts[number])
-                texts.append(f"      __builtin_prefetch(g->before[{number}][row] {at} - AHEAD * a->batch * {row});")
+                when, place = "", f"{self._place(f'before{number}')} + {at}"
+                stride = self.sizes(self.fused.parts[number])
             elif kind == "mask":
-                mask = f"a->masks[{number}], g->token[row], {ahead} * a->batch, a->mask_strides[{number}]"
-                texts.append(f"      fetch_ahead({mask}, unit);")
+                when, stride = "", f"a->mask_strides[{number}]"
+                place = f"a->masks[{number}] + token * {stride} + unit"
             elif kind == "input":
-                texts.append(
-                    f"      fetch_ahead(a->inputs, g->token[row], {ahead} * a->batch, a->input_stride, {at[2:]});"
-                )
+                when, place, stride = "", f"{self._place('input')} + {at}", "a->input_stride"
+            else:
+                continue
+            texts.append(f"      {when}__builtin_prefetch({place} + {self._place('ahead')} * {stride});")
         return texts
 
     def _pack(self, matrix: int, transposed: bool, span: int) -> int:
@@ -182,6 +210,9 @@ ONCE void {name}_loop(const fused_args *a, group *g, const int decay, const int 
         text, remaining, column = self._range(shape, loop.width, span), width, first
         text += f"    const real *w = a->weights[{pack}] + j * depth * {width} * WIDE, *from[ROWS];\n"
         text += f"    for (int r = 0; r < rows; r++) from[r] = {self._vector(operand)} + k0;\n"
+        if self.plan.graph[operand].op == "input":
+            when, ahead = "if (j == 0) " if shape.blocks == 1 else "", f"{'-' * self.back}AHEAD"
+            text += f"    {when}fetch_rows(rows, from, {ahead} * a->batch * a->input_stride, depth);\n"
         while remaining:  # more columns than registers hold go in several passes over the vector
             some = min(remaining, MOST_COLUMNS)
             if some == width:
@@ -254,62 +285,64 @@ ONCE void {name}_loop(const fused_args *a, group *g, const int decay, const int 
 
     def _read(self, item: Item, columns: dict[int, int], span: int) -> str:
         kind, number, offset = item
+        at = self.sizes(offset)
         if kind == "product":
             return f"acc[r * {self._columns_of_loop} + {columns[number] * span}{' + s' if span > 1 else ''}]"
         if kind == "state" and self.back:
-            return f"load_units(g->before[{number}][row] + {self.sizes(offset)} + unit, lanes)"
+            return f"load_units({self._place(f'before{number}')} + {at}, lanes)"
         if kind in ("state", "grad"):
-            held = f"*(const V *)(g->{kind}[{number}] + row * padded(a, {number}) + {self.sizes(offset)} + unit)"
-            return f"{held} + LOSS({number}, {self.sizes(offset)} + unit)" if kind == "grad" else held
+            held = f"*(const V *)(g->{kind}[{number}] + {self._place(f'at{number}')} + {at})"
+            return f"{held} + LOSS({number}, {at} + unit)" if kind == "grad" else held
         if kind == "after":
             width = self.sizes(self.fused.parts[number])
-            place = f"a->states[{number}] + (g->token[row] + a->batch) * {width} + {self.sizes(offset)}"
-            return f"load_units({place} + unit, lanes)"
+            return f"load_units(a->states[{number}] + (token + a->batch) * {width} + {at} + unit, lanes)"
         if kind == "mask":
-            return f"load_units(a->masks[{number}] + g->token[row] * a->mask_strides[{number}] + unit, lanes)"
+            row = f"token * a->mask_strides[{number}]"
+            return f"load_units(a->masks[{number}] + {row} + unit, lanes)"
         if kind == "slot" and number in self.written_at:
-            return f"*(const V *)(g->out[row] + {self.sizes(self.written_at[number])} + unit)"
+            return f"*(const V *)({self._place('written')} + {self.sizes(self.written_at[number])})"
         if kind == "slot":
-            return f"*(const V *)(g->slots + row * SLOT_STRIDE + {self.slot_at[number]} + unit)"
+            return f"*(const V *)({self._place('slots')} + {self.slot_at[number]})"
         if kind == "total":
             return f"v_const(g->totals[row * TOTALS + {self.total_at[number]}])"
         if kind == "unit":
             self.reads_units = True
             return f"load_units(a->units[{number}] + unit, lanes)"
         if kind == "tape":
-            place = f"a->tape + g->token[row] * TAPE + {self.sizes(offset)}"
-            return f"load_units({place} + unit, lanes)" if number else f"v_const(*({place}))"
-        return f"load_units(a->inputs + g->token[row] * a->input_stride + {self.sizes(offset)} + unit, lanes)"
+            place = f"{self._place('tape')} + {at}"
+            return f"load_units({place}, lanes)" if number else f"v_const(*({place} - unit))"
+        return f"load_units({self._place('input')} + {at}, lanes)"
 
     def _leave(self, item: Item, number: int) -> str:
-        kind, at, offset = item
+        kind, index, offset = item
+        at = self.sizes(offset)
         if kind == "next":
-            place = f"g->next[{at}] + row * padded(a, {at}) + {self.sizes(offset)} + unit"
+            place = f"g->next[{index}] + {self._place(f'at{index}')} + {at}"
             if self.adds:
                 return f"store_units({place}, *(const V *)({place}) + out[{number}], lanes);"
             text = f"store_units({place}, out[{number}], lanes);"
             if self.name == "forward":
-                width = self.sizes(self.fused.parts[at])
-                kept = f"a->states[{at}] + (g->token[row] + a->batch) * {width} + {self.sizes(offset)} + unit"
+                width = self.sizes(self.fused.parts[index])
+                kept = f"a->states[{index}] + (token + a->batch) * {width} + {at} + unit"
                 text += f" if (real_step) store_units({kept}, out[{number}], lanes);"
             return text
         if kind == "tape":
-            place, when = f"a->tape + g->token[row] * TAPE + {self.sizes(offset)}", "real_step && a->tape"
-            if at == 0:
+            place, when = f"{self._place('tape')} + {at}", "real_step && a->tape"
+            if index == 0:
                 return f"if ({when} && unit == 0) *({place}) = out[{number}][0];"
-            return f"if ({when}) store_units({place} + unit, out[{number}], lanes);"
+            return f"if ({when}) store_units({place}, out[{number}], lanes);"
         if item in self.stored:
             to = self.sizes(self.offsets[self.fused.input_at.index(offset)])
-            own = f"a->input_grads + g->token[row] * a->input_stride + {to}"
+            own = f"a->input_grads + token * a->input_stride + {to} + unit"
             apart = "a->written" if self._is_stored else "a->written || !a->input_grads || !real_step"
-            return f"store_units(({apart} ? g->out[row] + {self.sizes(offset)} : {own}) + unit, out[{number}], lanes);"
+            return f"store_units({apart} ? {self._place('written')} + {at} : {own}, out[{number}], lanes);"
         if kind == "written":
-            return f"store_units(g->out[row] + {self.sizes(offset)} + unit, out[{number}], lanes);"
-        if kind == "slot" and at in self.written_at:
+            return f"store_units({self._place('written')} + {at}, out[{number}], lanes);"
+        if kind == "slot" and index in self.written_at:
             return ""
         if kind == "slot":
-            return f"*(V *)(g->slots + row * SLOT_STRIDE + {self.slot_at[at]} + unit) = out[{number}];"
+            return f"*(V *)({self._place('slots')} + {self.slot_at[index]}) = out[{number}];"
         if kind == "total":
-            return f"g->partial[row * TOTALS + {self.total_at[at]}] += only(out[{number}], lanes);"
-        place = f"g->decay[{at}] + row * padded(a, {at}) + {self.sizes(offset)} + unit"
+            return f"g->partial[row * TOTALS + {self.total_at[index]}] += only(out[{number}], lanes);"
+        place = f"g->decay[{index}] + {self._place(f'at{index}')} + {at}"
         return f"store_units({place}, *(const V *)({place}) * out[{number}], lanes);"

@@ -132,9 +132,10 @@ INLINE void store_units(real *p, V v, long lanes) {
   if (lanes >= WIDE) *(V *)p = v;
   else store_some(p, v, lanes);
 }
-/* Asks for a number of a row that is `ahead` rows on. */
-INLINE void fetch_ahead(const real *rows, long row, long ahead, long stride, long at) {
-  __builtin_prefetch(rows + (row + ahead) * stride + at);
+/* Asks for all of some rows, `ahead` numbers on. */
+INLINE void fetch_rows(const int rows, const real *const *from, long ahead, long depth) {
+  for (int r = 0; r < rows; r++)
+    for (long k = 0; k < depth; k += 64 / (long)sizeof(real)) __builtin_prefetch(from[r] + ahead + k);
 }
 /* What the loss itself adds to the gradient by a part of a state. */
 INLINE V loss_of(const fused_args *a, const group *g, int part, long row, long at, long lanes) {
@@ -236,6 +237,10 @@ INLINE long band_begin(long outputs, long inputs, long whole, long depth, long u
 INLINE long share_of(const group *g, long tiles, int end) {
   return g->members == 1 ? end * tiles : tiles * (g->member + end) / g->members;
 }
+/* Blocks of `span` vectors of units, as far as they are this thread's. */
+#define BLOCKS(width, span) (((width) + (span) * WIDE - 1) / ((span) * WIDE))
+#define OWN_BLOCKS(j, width, span) \
+  for (long j = share_of(g, BLOCKS(width, span), 0), end = share_of(g, BLOCKS(width, span), 1); j < end; j++)
 INLINE int leads(const group *g) { return g->member == 0; }
 /* What others wrote before is there to be read behind it. */
 INLINE void meet(group *g) {
@@ -259,13 +264,27 @@ INLINE void add_totals(group *g, int first, int count) {
     for (int i = first; i < first + count; i++)
       g->totals[r * TOTALS + i] = sum_lanes(g->partial[r * TOTALS + i]);
 }
-/* `tile(rows, r)` for all rows of a group, `most` at a time */
-#define TILED(most, tile) \
+/* Rows of the next tile, of `left` ones: as many as have room for their sums in registers, or half as many, or two: a row
+ * by itself waits for its sums. */
+INLINE int tile_rows(const int most, long left) {
+  return left >= most ? most : most > 1 && left >= most / 2 ? most / 2 : most > 2 && left >= 2 ? 2 : 1;
+}
+/* The products of a tile's rows, then its pointwise part, for all rows of a group. */
+#define TILES(most, all, name) \
+  for (long r = 0, rows; r < g->count; r += rows) { \
+    V acc[(most) * (all)]; \
+    rows = tile_rows(most, g->count - r); \
+    if (rows == (most)) name##_products(most, a, g, r, j, acc); \
+    else if (rows == 1) name##_products(1, a, g, r, j, acc); \
+    else if ((most) > 4 && rows == 2) name##_products(2, a, g, r, j, acc); \
+    else name##_products((most) / 2, a, g, r, j, acc); \
+    name##_rows((int)rows, a, g, decay, real_step, r, j, acc); \
+  }
+/* A group of one row: its sums stay in registers. */
+#define SINGLE(all, name) \
   { \
-    long r = 0; \
-    for (; r + most <= g->count; r += most) tile(most) \
-    if (most > 2) \
-      for (; r + most / 2 <= g->count; r += most / 2) tile((most / 2 > 0 ? most / 2 : 1)) \
-    for (; r < g->count; r++) tile(1) \
+    V acc[all]; \
+    name##_products(1, a, g, 0, j, acc); \
+    name##_rows(1, a, g, decay, real_step, 0, j, acc); \
   }
 #endif

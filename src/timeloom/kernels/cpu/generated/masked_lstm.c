@@ -22,22 +22,23 @@ INLINE void forward_0(const V *in, V *out, const int decay) {
   const V v3 = in[1] * in[0];
   out[0] = v3;
 }
-INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 1];
-
+INLINE void forward_0_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
       V in[2], out[1];
-      fetch_ahead(a->masks[0], g->token[row], AHEAD * a->batch, a->mask_strides[0], unit);
-      in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
-      in[1] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
+      const long ahead = AHEAD * a->batch;
+      const long at0 = row * padded(a, 0) + unit;
+      real *const slots = g->slots + row * SLOT_STRIDE + unit;
+      __builtin_prefetch(a->masks[0] + token * a->mask_strides[0] + unit + ahead * a->mask_strides[0]);
+      in[0] = load_units(a->masks[0] + token * a->mask_strides[0] + unit, lanes);
+      in[1] = *(const V *)(g->state[0] + at0 + 0);
       forward_0(in, out, decay);
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
+      *(V *)(slots + 0) = out[0];
       if (decay) {
 
       }
@@ -45,10 +46,7 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
   }
 }
 ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) forward_0_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
-#undef TILE_CALL
+  OWN_BLOCKS(j, N, 1) forward_0_rows((int)g->count, a, g, decay, real_step, 0, j, NULL);
   meet(g);
 }
 INLINE void forward_1(const V *in, V *out, const int decay) {
@@ -84,62 +82,69 @@ INLINE void forward_1(const V *in, V *out, const int decay) {
     out[6] = v65;
   }
 }
-INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 4];
+INLINE void forward_1_products(const int rows, const fused_args *a, group *g, const long r0, const long j, V *acc) {
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 4 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
     multiply(rows, g->alone, 1, 4, 4, depth, from, w, acc + 0);
   }
+}
+INLINE void forward_1_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
       V in[12], out[7];
-      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, 0 + unit);
-      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, N + unit);
-      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, (3 * N) + unit);
-      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, (2 * N) + unit);
-      fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
-      fetch_ahead(a->masks[2], g->token[row], AHEAD * a->batch, a->mask_strides[2], unit);
-      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
-      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, N + unit);
-      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (2 * N) + unit);
-      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (3 * N) + unit);
-      in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
+      const real *const input = a->inputs + token * a->input_stride + unit;
+      const long ahead = AHEAD * a->batch;
+      real *const tape = a->tape + token * TAPE + unit;
+      const long at1 = row * padded(a, 1) + unit;
+      const long at0 = row * padded(a, 0) + unit;
+      __builtin_prefetch(input + 0 + ahead * a->input_stride);
+      __builtin_prefetch(input + N + ahead * a->input_stride);
+      __builtin_prefetch(input + (3 * N) + ahead * a->input_stride);
+      __builtin_prefetch(input + (2 * N) + ahead * a->input_stride);
+      __builtin_prefetch(a->masks[1] + token * a->mask_strides[1] + unit + ahead * a->mask_strides[1]);
+      __builtin_prefetch(a->masks[2] + token * a->mask_strides[2] + unit + ahead * a->mask_strides[2]);
+      if (real_step && a->tape) __builtin_prefetch(tape + 0 + ahead * TAPE);
+      if (real_step && a->tape) __builtin_prefetch(tape + N + ahead * TAPE);
+      if (real_step && a->tape) __builtin_prefetch(tape + (2 * N) + ahead * TAPE);
+      if (real_step && a->tape) __builtin_prefetch(tape + (3 * N) + ahead * TAPE);
+      in[0] = load_units(input + 0, lanes);
       in[1] = acc[r * 4 + 0];
-      in[2] = load_units(a->inputs + g->token[row] * a->input_stride + N + unit, lanes);
+      in[2] = load_units(input + N, lanes);
       in[3] = acc[r * 4 + 1];
-      in[4] = load_units(a->inputs + g->token[row] * a->input_stride + (3 * N) + unit, lanes);
+      in[4] = load_units(input + (3 * N), lanes);
       in[5] = acc[r * 4 + 3];
-      in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
+      in[6] = load_units(input + (2 * N), lanes);
       in[7] = acc[r * 4 + 2];
-      in[8] = *(const V *)(g->state[1] + row * padded(a, 1) + 0 + unit);
-      in[9] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
-      in[10] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
-      in[11] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
+      in[8] = *(const V *)(g->state[1] + at1 + 0);
+      in[9] = *(const V *)(g->state[0] + at0 + 0);
+      in[10] = load_units(a->masks[1] + token * a->mask_strides[1] + unit, lanes);
+      in[11] = load_units(a->masks[2] + token * a->mask_strides[2] + unit, lanes);
       forward_1(in, out, decay);
-      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
-      store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[1], lanes); if (real_step) store_units(a->states[1] + (g->token[row] + a->batch) * N + 0 + unit, out[1], lanes);
-      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[2], lanes);
-      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + N + unit, out[3], lanes);
-      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, out[4], lanes);
-      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, out[5], lanes);
+      store_units(g->next[0] + at0 + 0, out[0], lanes); if (real_step) store_units(a->states[0] + (token + a->batch) * N + 0 + unit, out[0], lanes);
+      store_units(g->next[1] + at1 + 0, out[1], lanes); if (real_step) store_units(a->states[1] + (token + a->batch) * N + 0 + unit, out[1], lanes);
+      if (real_step && a->tape) store_units(tape + 0, out[2], lanes);
+      if (real_step && a->tape) store_units(tape + N, out[3], lanes);
+      if (real_step && a->tape) store_units(tape + (2 * N), out[4], lanes);
+      if (real_step && a->tape) store_units(tape + (3 * N), out[5], lanes);
       if (decay) {
-        store_units(g->decay[1] + row * padded(a, 1) + 0 + unit, *(const V *)(g->decay[1] + row * padded(a, 1) + 0 + unit) * out[6], lanes);
+        store_units(g->decay[1] + at1 + 0, *(const V *)(g->decay[1] + at1 + 0) * out[6], lanes);
       }
     }
   }
 }
+ONCE void forward_1_single(const fused_args *a, group *g, const int decay, const int real_step) {
+  OWN_BLOCKS(j, N, 1) SINGLE(4, forward_1)
+}
 ONCE void forward_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) forward_1_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED((ROWS / 2), TILE_CALL)
-#undef TILE_CALL
+  if (g->count == 1) forward_1_single(a, g, decay, real_step);
+  else OWN_BLOCKS(j, N, 1) TILES((ROWS / 2), 4, forward_1)
   meet(g);
 }
 static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {
@@ -158,33 +163,36 @@ INLINE void adjoint_0(const V *in, V *out, const int decay) {
   out[3] = v72;
   out[4] = v76;
 }
-INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 1];
-
+INLINE void adjoint_0_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
       V in[6], out[5];
-      fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
-      __builtin_prefetch(g->before[0][row] + 0 + unit - AHEAD * a->batch * N);
-      fetch_ahead(a->masks[2], g->token[row], -AHEAD * a->batch, a->mask_strides[2], unit);
-      fetch_ahead(a->masks[1], g->token[row], -AHEAD * a->batch, a->mask_strides[1], unit);
-      in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
-      in[1] = load_units(g->before[0][row] + 0 + unit, lanes);
-      in[2] = *(const V *)(g->grad[1] + row * padded(a, 1) + 0 + unit) + LOSS(1, 0 + unit);
-      in[3] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
-      in[4] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
-      in[5] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      const long ahead = -AHEAD * a->batch;
+      const real *const before0 = g->before[0][row] + unit;
+      const long at1 = row * padded(a, 1) + unit;
+      const long at0 = row * padded(a, 0) + unit;
+      real *const slots = g->slots + row * SLOT_STRIDE + unit;
+      __builtin_prefetch(a->masks[0] + token * a->mask_strides[0] + unit + ahead * a->mask_strides[0]);
+      __builtin_prefetch(before0 + 0 + ahead * N);
+      __builtin_prefetch(a->masks[2] + token * a->mask_strides[2] + unit + ahead * a->mask_strides[2]);
+      __builtin_prefetch(a->masks[1] + token * a->mask_strides[1] + unit + ahead * a->mask_strides[1]);
+      in[0] = load_units(a->masks[0] + token * a->mask_strides[0] + unit, lanes);
+      in[1] = load_units(before0 + 0, lanes);
+      in[2] = *(const V *)(g->grad[1] + at1 + 0) + LOSS(1, 0 + unit);
+      in[3] = load_units(a->masks[2] + token * a->mask_strides[2] + unit, lanes);
+      in[4] = *(const V *)(g->grad[0] + at0 + 0) + LOSS(0, 0 + unit);
+      in[5] = load_units(a->masks[1] + token * a->mask_strides[1] + unit, lanes);
       adjoint_0(in, out, decay);
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[1];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit) = out[2];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[3];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[4];
+      *(V *)(slots + 0) = out[0];
+      *(V *)(slots + 0 + ROUND_UP(N)) = out[1];
+      *(V *)(slots + 0 + ROUND_UP(N) + ROUND_UP(N)) = out[2];
+      *(V *)(slots + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N)) = out[3];
+      *(V *)(slots + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N)) = out[4];
       if (decay) {
 
       }
@@ -192,10 +200,7 @@ INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const 
   }
 }
 ONCE void adjoint_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) adjoint_0_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
-#undef TILE_CALL
+  OWN_BLOCKS(j, N, 1) adjoint_0_rows((int)g->count, a, g, decay, real_step, 0, j, NULL);
   meet(g);
 }
 INLINE void adjoint_1(const V *in, V *out, const int decay) {
@@ -249,62 +254,70 @@ INLINE void adjoint_1(const V *in, V *out, const int decay) {
     out[9] = v65;
   }
 }
-INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 4];
+INLINE void adjoint_1_products(const int rows, const fused_args *a, group *g, const long r0, const long j, V *acc) {
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 4 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
     multiply(rows, g->alone, 1, 4, 4, depth, from, w, acc + 0);
   }
+}
+INLINE void adjoint_1_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
       V in[13], out[10];
-      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, 0 + unit);
-      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, N + unit);
-      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, (3 * N) + unit);
-      fetch_ahead(a->inputs, g->token[row], -AHEAD * a->batch, a->input_stride, (2 * N) + unit);
-      __builtin_prefetch(g->before[1][row] + 0 + unit - AHEAD * a->batch * N);
-      fetch_ahead(a->masks[2], g->token[row], -AHEAD * a->batch, a->mask_strides[2], unit);
-      in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
+      const real *const input = a->inputs + token * a->input_stride + unit;
+      const long ahead = -AHEAD * a->batch;
+      const real *const before1 = g->before[1][row] + unit;
+      real *const slots = g->slots + row * SLOT_STRIDE + unit;
+      const long at1 = row * padded(a, 1) + unit;
+      real *const written = g->out[row] + unit;
+      __builtin_prefetch(input + 0 + ahead * a->input_stride);
+      __builtin_prefetch(input + N + ahead * a->input_stride);
+      __builtin_prefetch(input + (3 * N) + ahead * a->input_stride);
+      __builtin_prefetch(input + (2 * N) + ahead * a->input_stride);
+      __builtin_prefetch(before1 + 0 + ahead * N);
+      __builtin_prefetch(a->masks[2] + token * a->mask_strides[2] + unit + ahead * a->mask_strides[2]);
+      in[0] = load_units(input + 0, lanes);
       in[1] = acc[r * 4 + 0];
-      in[2] = load_units(a->inputs + g->token[row] * a->input_stride + N + unit, lanes);
+      in[2] = load_units(input + N, lanes);
       in[3] = acc[r * 4 + 1];
-      in[4] = load_units(a->inputs + g->token[row] * a->input_stride + (3 * N) + unit, lanes);
+      in[4] = load_units(input + (3 * N), lanes);
       in[5] = acc[r * 4 + 3];
-      in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
+      in[6] = load_units(input + (2 * N), lanes);
       in[7] = acc[r * 4 + 2];
-      in[8] = load_units(g->before[1][row] + 0 + unit, lanes);
-      in[9] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
-      in[10] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit);
-      in[11] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
-      in[12] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
+      in[8] = load_units(before1 + 0, lanes);
+      in[9] = *(const V *)(slots + 0 + ROUND_UP(N));
+      in[10] = *(const V *)(slots + 0 + ROUND_UP(N) + ROUND_UP(N));
+      in[11] = *(const V *)(slots + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N));
+      in[12] = load_units(a->masks[2] + token * a->mask_strides[2] + unit, lanes);
       adjoint_1(in, out, decay);
-      store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[0], lanes);
-      store_units(g->out[row] + 0 + unit, out[1], lanes);
-      store_units(g->out[row] + N + unit, out[2], lanes);
-      store_units(g->out[row] + (2 * N) + unit, out[3], lanes);
-      store_units(g->out[row] + (3 * N) + unit, out[4], lanes);
+      store_units(g->next[1] + at1 + 0, out[0], lanes);
+      store_units(written + 0, out[1], lanes);
+      store_units(written + N, out[2], lanes);
+      store_units(written + (2 * N), out[3], lanes);
+      store_units(written + (3 * N), out[4], lanes);
       
       
       
       
       if (decay) {
-        store_units(g->decay[1] + row * padded(a, 1) + 0 + unit, *(const V *)(g->decay[1] + row * padded(a, 1) + 0 + unit) * out[9], lanes);
+        store_units(g->decay[1] + at1 + 0, *(const V *)(g->decay[1] + at1 + 0) * out[9], lanes);
       }
     }
   }
 }
+ONCE void adjoint_1_single(const fused_args *a, group *g, const int decay, const int real_step) {
+  OWN_BLOCKS(j, N, 1) SINGLE(4, adjoint_1)
+}
 ONCE void adjoint_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) adjoint_1_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED((ROWS / 2), TILE_CALL)
-#undef TILE_CALL
+  if (g->count == 1) adjoint_1_single(a, g, decay, real_step);
+  else OWN_BLOCKS(j, N, 1) TILES((ROWS / 2), 4, adjoint_1)
   meet(g);
 }
 INLINE void adjoint_2(const V *in, V *out, const int decay) {
@@ -312,39 +325,44 @@ INLINE void adjoint_2(const V *in, V *out, const int decay) {
   const V v95 = in[2] + v93;
   out[0] = v95;
 }
-INLINE void adjoint_2_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 2];
+INLINE void adjoint_2_products(const int rows, const fused_args *a, group *g, const long r0, const long j, V *acc) {
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[1] + j * 4 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
     multiply_2_2(rows, g->alone, 1, 4 * depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
   }
+}
+INLINE void adjoint_2_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     for (int s = 0; s < 2; s++) {
       const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
       if (lanes <= 0) break;
       V in[3], out[1];
-      fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
+      const long ahead = -AHEAD * a->batch;
+      real *const slots = g->slots + row * SLOT_STRIDE + unit;
+      const long at0 = row * padded(a, 0) + unit;
+      __builtin_prefetch(a->masks[0] + token * a->mask_strides[0] + unit + ahead * a->mask_strides[0]);
       in[0] = acc[r * 2 + 0 + s];
-      in[1] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
-      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
+      in[1] = load_units(a->masks[0] + token * a->mask_strides[0] + unit, lanes);
+      in[2] = *(const V *)(slots + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N));
       adjoint_2(in, out, decay);
-      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
+      store_units(g->next[0] + at0 + 0, out[0], lanes);
       if (decay) {
 
       }
     }
   }
 }
+ONCE void adjoint_2_single(const fused_args *a, group *g, const int decay, const int real_step) {
+  OWN_BLOCKS(j, N, 2) SINGLE(2, adjoint_2)
+}
 ONCE void adjoint_2_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) adjoint_2_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 2 * WIDE - 1) / (2 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
-#undef TILE_CALL
+  if (g->count == 1) adjoint_2_single(a, g, decay, real_step);
+  else OWN_BLOCKS(j, N, 2) TILES(ROWS, 2, adjoint_2)
   meet(g);
 }
 static void adjoint_step(const fused_args *a, group *g, const int decay, const int real_step) {
@@ -400,55 +418,57 @@ INLINE void taped_0(const V *in, V *out, const int decay) {
     out[10] = v24;
   }
 }
-INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 1];
-
+INLINE void taped_0_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
       V in[9], out[11];
-      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, N + unit);
-      __builtin_prefetch(g->before[1][row] + 0 + unit - AHEAD * a->batch * N);
-      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (2 * N) + unit);
-      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, 0 + unit);
-      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (3 * N) + unit);
-      fetch_ahead(a->masks[2], g->token[row], -AHEAD * a->batch, a->mask_strides[2], unit);
-      fetch_ahead(a->masks[1], g->token[row], -AHEAD * a->batch, a->mask_strides[1], unit);
-      in[0] = load_units(a->tape + g->token[row] * TAPE + N + unit, lanes);
-      in[1] = load_units(g->before[1][row] + 0 + unit, lanes);
-      in[2] = load_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, lanes);
-      in[3] = load_units(a->tape + g->token[row] * TAPE + 0 + unit, lanes);
-      in[4] = load_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, lanes);
-      in[5] = *(const V *)(g->grad[1] + row * padded(a, 1) + 0 + unit) + LOSS(1, 0 + unit);
-      in[6] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
-      in[7] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
-      in[8] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      real *const tape = a->tape + token * TAPE + unit;
+      const long ahead = -AHEAD * a->batch;
+      const real *const before1 = g->before[1][row] + unit;
+      const long at1 = row * padded(a, 1) + unit;
+      const long at0 = row * padded(a, 0) + unit;
+      real *const written = g->out[row] + unit;
+      real *const slots = g->slots + row * SLOT_STRIDE + unit;
+      __builtin_prefetch(tape + N + ahead * TAPE);
+      __builtin_prefetch(before1 + 0 + ahead * N);
+      __builtin_prefetch(tape + (2 * N) + ahead * TAPE);
+      __builtin_prefetch(tape + 0 + ahead * TAPE);
+      __builtin_prefetch(tape + (3 * N) + ahead * TAPE);
+      __builtin_prefetch(a->masks[2] + token * a->mask_strides[2] + unit + ahead * a->mask_strides[2]);
+      __builtin_prefetch(a->masks[1] + token * a->mask_strides[1] + unit + ahead * a->mask_strides[1]);
+      in[0] = load_units(tape + N, lanes);
+      in[1] = load_units(before1 + 0, lanes);
+      in[2] = load_units(tape + (2 * N), lanes);
+      in[3] = load_units(tape + 0, lanes);
+      in[4] = load_units(tape + (3 * N), lanes);
+      in[5] = *(const V *)(g->grad[1] + at1 + 0) + LOSS(1, 0 + unit);
+      in[6] = load_units(a->masks[2] + token * a->mask_strides[2] + unit, lanes);
+      in[7] = *(const V *)(g->grad[0] + at0 + 0) + LOSS(0, 0 + unit);
+      in[8] = load_units(a->masks[1] + token * a->mask_strides[1] + unit, lanes);
       taped_0(in, out, decay);
-      store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[0], lanes);
-      store_units(g->out[row] + 0 + unit, out[1], lanes);
-      store_units(g->out[row] + N + unit, out[2], lanes);
-      store_units(g->out[row] + (2 * N) + unit, out[3], lanes);
-      store_units(g->out[row] + (3 * N) + unit, out[4], lanes);
+      store_units(g->next[1] + at1 + 0, out[0], lanes);
+      store_units(written + 0, out[1], lanes);
+      store_units(written + N, out[2], lanes);
+      store_units(written + (2 * N), out[3], lanes);
+      store_units(written + (3 * N), out[4], lanes);
       
       
       
       
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[9];
+      *(V *)(slots + 0) = out[9];
       if (decay) {
-        store_units(g->decay[1] + row * padded(a, 1) + 0 + unit, *(const V *)(g->decay[1] + row * padded(a, 1) + 0 + unit) * out[10], lanes);
+        store_units(g->decay[1] + at1 + 0, *(const V *)(g->decay[1] + at1 + 0) * out[10], lanes);
       }
     }
   }
 }
 ONCE void taped_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) taped_0_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
-#undef TILE_CALL
+  OWN_BLOCKS(j, N, 1) taped_0_rows((int)g->count, a, g, decay, real_step, 0, j, NULL);
   meet(g);
 }
 INLINE void taped_1(const V *in, V *out, const int decay) {
@@ -456,39 +476,44 @@ INLINE void taped_1(const V *in, V *out, const int decay) {
   const V v46 = in[2] + v45;
   out[0] = v46;
 }
-INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 2];
+INLINE void taped_1_products(const int rows, const fused_args *a, group *g, const long r0, const long j, V *acc) {
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[1] + j * 4 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
     multiply_2_2(rows, g->alone, 1, 4 * depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
   }
+}
+INLINE void taped_1_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     for (int s = 0; s < 2; s++) {
       const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
       if (lanes <= 0) break;
       V in[3], out[1];
-      fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
+      const long ahead = -AHEAD * a->batch;
+      real *const slots = g->slots + row * SLOT_STRIDE + unit;
+      const long at0 = row * padded(a, 0) + unit;
+      __builtin_prefetch(a->masks[0] + token * a->mask_strides[0] + unit + ahead * a->mask_strides[0]);
       in[0] = acc[r * 2 + 0 + s];
-      in[1] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
-      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + unit);
+      in[1] = load_units(a->masks[0] + token * a->mask_strides[0] + unit, lanes);
+      in[2] = *(const V *)(slots + 0);
       taped_1(in, out, decay);
-      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
+      store_units(g->next[0] + at0 + 0, out[0], lanes);
       if (decay) {
 
       }
     }
   }
 }
+ONCE void taped_1_single(const fused_args *a, group *g, const int decay, const int real_step) {
+  OWN_BLOCKS(j, N, 2) SINGLE(2, taped_1)
+}
 ONCE void taped_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) taped_1_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 2 * WIDE - 1) / (2 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
-#undef TILE_CALL
+  if (g->count == 1) taped_1_single(a, g, decay, real_step);
+  else OWN_BLOCKS(j, N, 2) TILES(ROWS, 2, taped_1)
   meet(g);
 }
 static void taped_step(const fused_args *a, group *g, const int decay, const int real_step) {

@@ -22,22 +22,23 @@ INLINE void forward_0(const V *in, V *out, const int decay) {
   const V v3 = in[1] * in[0];
   out[0] = v3;
 }
-INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 1];
-
+INLINE void forward_0_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
       V in[2], out[1];
-      fetch_ahead(a->masks[0], g->token[row], AHEAD * a->batch, a->mask_strides[0], unit);
-      in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
-      in[1] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
+      const long ahead = AHEAD * a->batch;
+      const long at0 = row * padded(a, 0) + unit;
+      real *const slots = g->slots + row * SLOT_STRIDE + unit;
+      __builtin_prefetch(a->masks[0] + token * a->mask_strides[0] + unit + ahead * a->mask_strides[0]);
+      in[0] = load_units(a->masks[0] + token * a->mask_strides[0] + unit, lanes);
+      in[1] = *(const V *)(g->state[0] + at0 + 0);
       forward_0(in, out, decay);
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
+      *(V *)(slots + 0) = out[0];
       if (decay) {
 
       }
@@ -45,10 +46,7 @@ INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const 
   }
 }
 ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) forward_0_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
-#undef TILE_CALL
+  OWN_BLOCKS(j, N, 1) forward_0_rows((int)g->count, a, g, decay, real_step, 0, j, NULL);
   meet(g);
 }
 INLINE void forward_1(const V *in, V *out, const int decay) {
@@ -88,13 +86,12 @@ INLINE void forward_1(const V *in, V *out, const int decay) {
     out[6] = v74;
   }
 }
-INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 8];
+INLINE void forward_1_products(const int rows, const fused_args *a, group *g, const long r0, const long j, V *acc) {
   {
     const long depth = DEPTH, k0 = 0;
     const real *w = a->weights[0] + j * depth * 4 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = a->inputs + g->token[r0 + r] * a->input_stride + 0 + k0;
+    if (j == 0) fetch_rows(rows, from, AHEAD * a->batch * a->input_stride, depth);
     multiply(rows, g->alone, 1, 4, 8, depth, from, w, acc + 4);
   }
   {
@@ -103,19 +100,26 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
     for (int r = 0; r < rows; r++) from[r] = g->slots + (r0 + r) * SLOT_STRIDE + 0 + k0;
     multiply(rows, g->alone, 1, 4, 8, depth, from, w, acc + 0);
   }
+}
+INLINE void forward_1_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
       V in[16], out[7];
-      fetch_ahead(a->masks[1], g->token[row], AHEAD * a->batch, a->mask_strides[1], unit);
-      fetch_ahead(a->masks[2], g->token[row], AHEAD * a->batch, a->mask_strides[2], unit);
-      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, 0 + unit);
-      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, N + unit);
-      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (2 * N) + unit);
-      if (real_step && a->tape) fetch_ahead(a->tape, g->token[row], AHEAD * a->batch, TAPE, (3 * N) + unit);
+      const long ahead = AHEAD * a->batch;
+      real *const tape = a->tape + token * TAPE + unit;
+      const long at1 = row * padded(a, 1) + unit;
+      const long at0 = row * padded(a, 0) + unit;
+      __builtin_prefetch(a->masks[1] + token * a->mask_strides[1] + unit + ahead * a->mask_strides[1]);
+      __builtin_prefetch(a->masks[2] + token * a->mask_strides[2] + unit + ahead * a->mask_strides[2]);
+      if (real_step && a->tape) __builtin_prefetch(tape + 0 + ahead * TAPE);
+      if (real_step && a->tape) __builtin_prefetch(tape + N + ahead * TAPE);
+      if (real_step && a->tape) __builtin_prefetch(tape + (2 * N) + ahead * TAPE);
+      if (real_step && a->tape) __builtin_prefetch(tape + (3 * N) + ahead * TAPE);
       in[0] = load_units(a->units[0] + unit, lanes);
       in[1] = acc[r * 8 + 4];
       in[2] = acc[r * 8 + 0];
@@ -128,28 +132,29 @@ INLINE void forward_1_tile(const int rows, const fused_args *a, group *g, const 
       in[9] = load_units(a->units[2] + unit, lanes);
       in[10] = acc[r * 8 + 6];
       in[11] = acc[r * 8 + 2];
-      in[12] = *(const V *)(g->state[1] + row * padded(a, 1) + 0 + unit);
-      in[13] = *(const V *)(g->state[0] + row * padded(a, 0) + 0 + unit);
-      in[14] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
-      in[15] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
+      in[12] = *(const V *)(g->state[1] + at1 + 0);
+      in[13] = *(const V *)(g->state[0] + at0 + 0);
+      in[14] = load_units(a->masks[1] + token * a->mask_strides[1] + unit, lanes);
+      in[15] = load_units(a->masks[2] + token * a->mask_strides[2] + unit, lanes);
       forward_1(in, out, decay);
-      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
-      store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[1], lanes); if (real_step) store_units(a->states[1] + (g->token[row] + a->batch) * N + 0 + unit, out[1], lanes);
-      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + 0 + unit, out[2], lanes);
-      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + N + unit, out[3], lanes);
-      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, out[4], lanes);
-      if (real_step && a->tape) store_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, out[5], lanes);
+      store_units(g->next[0] + at0 + 0, out[0], lanes); if (real_step) store_units(a->states[0] + (token + a->batch) * N + 0 + unit, out[0], lanes);
+      store_units(g->next[1] + at1 + 0, out[1], lanes); if (real_step) store_units(a->states[1] + (token + a->batch) * N + 0 + unit, out[1], lanes);
+      if (real_step && a->tape) store_units(tape + 0, out[2], lanes);
+      if (real_step && a->tape) store_units(tape + N, out[3], lanes);
+      if (real_step && a->tape) store_units(tape + (2 * N), out[4], lanes);
+      if (real_step && a->tape) store_units(tape + (3 * N), out[5], lanes);
       if (decay) {
-        store_units(g->decay[1] + row * padded(a, 1) + 0 + unit, *(const V *)(g->decay[1] + row * padded(a, 1) + 0 + unit) * out[6], lanes);
+        store_units(g->decay[1] + at1 + 0, *(const V *)(g->decay[1] + at1 + 0) * out[6], lanes);
       }
     }
   }
 }
+ONCE void forward_1_single(const fused_args *a, group *g, const int decay, const int real_step) {
+  OWN_BLOCKS(j, N, 1) SINGLE(8, forward_1)
+}
 ONCE void forward_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) forward_1_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED((ROWS / 2), TILE_CALL)
-#undef TILE_CALL
+  if (g->count == 1) forward_1_single(a, g, decay, real_step);
+  else OWN_BLOCKS(j, N, 1) TILES((ROWS / 2), 8, forward_1)
   meet(g);
 }
 static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {
@@ -206,60 +211,63 @@ INLINE void taped_0(const V *in, V *out, const int decay) {
     out[11] = v26;
   }
 }
-INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 1];
-
+INLINE void taped_0_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
       V in[11], out[12];
-      fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
-      __builtin_prefetch(g->before[0][row] + 0 + unit - AHEAD * a->batch * N);
-      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, N + unit);
-      __builtin_prefetch(g->before[1][row] + 0 + unit - AHEAD * a->batch * N);
-      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (2 * N) + unit);
-      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, 0 + unit);
-      fetch_ahead(a->tape, g->token[row], -AHEAD * a->batch, TAPE, (3 * N) + unit);
-      fetch_ahead(a->masks[2], g->token[row], -AHEAD * a->batch, a->mask_strides[2], unit);
-      fetch_ahead(a->masks[1], g->token[row], -AHEAD * a->batch, a->mask_strides[1], unit);
-      in[0] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
-      in[1] = load_units(g->before[0][row] + 0 + unit, lanes);
-      in[2] = load_units(a->tape + g->token[row] * TAPE + N + unit, lanes);
-      in[3] = load_units(g->before[1][row] + 0 + unit, lanes);
-      in[4] = load_units(a->tape + g->token[row] * TAPE + (2 * N) + unit, lanes);
-      in[5] = load_units(a->tape + g->token[row] * TAPE + 0 + unit, lanes);
-      in[6] = load_units(a->tape + g->token[row] * TAPE + (3 * N) + unit, lanes);
-      in[7] = *(const V *)(g->grad[1] + row * padded(a, 1) + 0 + unit) + LOSS(1, 0 + unit);
-      in[8] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
-      in[9] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
-      in[10] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
+      const long ahead = -AHEAD * a->batch;
+      const real *const before0 = g->before[0][row] + unit;
+      real *const tape = a->tape + token * TAPE + unit;
+      const real *const before1 = g->before[1][row] + unit;
+      const long at1 = row * padded(a, 1) + unit;
+      const long at0 = row * padded(a, 0) + unit;
+      real *const written = g->out[row] + unit;
+      real *const slots = g->slots + row * SLOT_STRIDE + unit;
+      __builtin_prefetch(a->masks[0] + token * a->mask_strides[0] + unit + ahead * a->mask_strides[0]);
+      __builtin_prefetch(before0 + 0 + ahead * N);
+      __builtin_prefetch(tape + N + ahead * TAPE);
+      __builtin_prefetch(before1 + 0 + ahead * N);
+      __builtin_prefetch(tape + (2 * N) + ahead * TAPE);
+      __builtin_prefetch(tape + 0 + ahead * TAPE);
+      __builtin_prefetch(tape + (3 * N) + ahead * TAPE);
+      __builtin_prefetch(a->masks[2] + token * a->mask_strides[2] + unit + ahead * a->mask_strides[2]);
+      __builtin_prefetch(a->masks[1] + token * a->mask_strides[1] + unit + ahead * a->mask_strides[1]);
+      in[0] = load_units(a->masks[0] + token * a->mask_strides[0] + unit, lanes);
+      in[1] = load_units(before0 + 0, lanes);
+      in[2] = load_units(tape + N, lanes);
+      in[3] = load_units(before1 + 0, lanes);
+      in[4] = load_units(tape + (2 * N), lanes);
+      in[5] = load_units(tape + 0, lanes);
+      in[6] = load_units(tape + (3 * N), lanes);
+      in[7] = *(const V *)(g->grad[1] + at1 + 0) + LOSS(1, 0 + unit);
+      in[8] = load_units(a->masks[2] + token * a->mask_strides[2] + unit, lanes);
+      in[9] = *(const V *)(g->grad[0] + at0 + 0) + LOSS(0, 0 + unit);
+      in[10] = load_units(a->masks[1] + token * a->mask_strides[1] + unit, lanes);
       taped_0(in, out, decay);
-      store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[0], lanes);
-      store_units(g->out[row] + 0 + unit, out[1], lanes);
-      store_units(g->out[row] + N + unit, out[2], lanes);
-      store_units(g->out[row] + (2 * N) + unit, out[3], lanes);
-      store_units(g->out[row] + (3 * N) + unit, out[4], lanes);
-      store_units(g->out[row] + (4 * N + DEPTH) + unit, out[5], lanes);
+      store_units(g->next[1] + at1 + 0, out[0], lanes);
+      store_units(written + 0, out[1], lanes);
+      store_units(written + N, out[2], lanes);
+      store_units(written + (2 * N), out[3], lanes);
+      store_units(written + (3 * N), out[4], lanes);
+      store_units(written + (4 * N + DEPTH), out[5], lanes);
       
       
       
       
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[10];
+      *(V *)(slots + 0) = out[10];
       if (decay) {
-        store_units(g->decay[1] + row * padded(a, 1) + 0 + unit, *(const V *)(g->decay[1] + row * padded(a, 1) + 0 + unit) * out[11], lanes);
+        store_units(g->decay[1] + at1 + 0, *(const V *)(g->decay[1] + at1 + 0) * out[11], lanes);
       }
     }
   }
 }
 ONCE void taped_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) taped_0_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
-#undef TILE_CALL
+  OWN_BLOCKS(j, N, 1) taped_0_rows((int)g->count, a, g, decay, real_step, 0, j, NULL);
   meet(g);
 }
 INLINE void taped_1(const V *in, V *out, const int decay) {
@@ -267,75 +275,83 @@ INLINE void taped_1(const V *in, V *out, const int decay) {
   const V v49 = in[2] + v48;
   out[0] = v49;
 }
-INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 2];
+INLINE void taped_1_products(const int rows, const fused_args *a, group *g, const long r0, const long j, V *acc) {
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[2] + j * 4 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
     multiply_2_2(rows, g->alone, 1, 4 * depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
   }
+}
+INLINE void taped_1_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     for (int s = 0; s < 2; s++) {
       const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
       if (lanes <= 0) break;
       V in[3], out[1];
-      fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
+      const long ahead = -AHEAD * a->batch;
+      real *const slots = g->slots + row * SLOT_STRIDE + unit;
+      const long at0 = row * padded(a, 0) + unit;
+      __builtin_prefetch(a->masks[0] + token * a->mask_strides[0] + unit + ahead * a->mask_strides[0]);
       in[0] = acc[r * 2 + 0 + s];
-      in[1] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
-      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + unit);
+      in[1] = load_units(a->masks[0] + token * a->mask_strides[0] + unit, lanes);
+      in[2] = *(const V *)(slots + 0);
       taped_1(in, out, decay);
-      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
+      store_units(g->next[0] + at0 + 0, out[0], lanes);
       if (decay) {
 
       }
     }
   }
 }
+ONCE void taped_1_single(const fused_args *a, group *g, const int decay, const int real_step) {
+  OWN_BLOCKS(j, N, 2) SINGLE(2, taped_1)
+}
 ONCE void taped_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) taped_1_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 2 * WIDE - 1) / (2 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
-#undef TILE_CALL
+  if (g->count == 1) taped_1_single(a, g, decay, real_step);
+  else OWN_BLOCKS(j, N, 2) TILES(ROWS, 2, taped_1)
   meet(g);
 }
 INLINE void taped_2(const V *in, V *out, const int decay) {
   out[0] = in[0];
 }
-INLINE void taped_2_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 2];
+INLINE void taped_2_products(const int rows, const fused_args *a, group *g, const long r0, const long j, V *acc) {
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[3] + j * 4 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
     multiply_2_2(rows, g->alone, 1, 4 * depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
   }
+}
+INLINE void taped_2_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     for (int s = 0; s < 2; s++) {
       const long unit = (j * 2 + s) * WIDE, lanes = DEPTH - unit;
       if (lanes <= 0) break;
       V in[1], out[1];
+      real *const written = g->out[row] + unit;
 
       in[0] = acc[r * 2 + 0 + s];
       taped_2(in, out, decay);
-      store_units((a->written ? g->out[row] + (4 * N) : a->input_grads + g->token[row] * a->input_stride + 0) + unit, out[0], lanes);
+      store_units(a->written ? written + (4 * N) : a->input_grads + token * a->input_stride + 0 + unit, out[0], lanes);
       if (decay) {
 
       }
     }
   }
 }
+ONCE void taped_2_single(const fused_args *a, group *g, const int decay, const int real_step) {
+  OWN_BLOCKS(j, DEPTH, 2) SINGLE(2, taped_2)
+}
 ONCE void taped_2_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) taped_2_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (DEPTH + 2 * WIDE - 1) / (2 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
-#undef TILE_CALL
+  if (g->count == 1) taped_2_single(a, g, decay, real_step);
+  else OWN_BLOCKS(j, DEPTH, 2) TILES(ROWS, 2, taped_2)
   meet(g);
 }
 static void taped_step(const fused_args *a, group *g, const int decay, const int real_step) {

@@ -29,39 +29,44 @@ INLINE void forward_0(const V *in, V *out, const int decay) {
     out[1] = v9;
   }
 }
-INLINE void forward_0_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 1];
+INLINE void forward_0_products(const int rows, const fused_args *a, group *g, const long r0, const long j, V *acc) {
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[0] + j * depth * 1 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->state[0] + (r0 + r) * padded(a, 0) + 0 + k0;
     multiply(rows, g->alone, 1, 1, 1, depth, from, w, acc + 0);
   }
+}
+INLINE void forward_0_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
       V in[3], out[2];
-      fetch_ahead(a->inputs, g->token[row], AHEAD * a->batch, a->input_stride, 0 + unit);
-      in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
+      const real *const input = a->inputs + token * a->input_stride + unit;
+      const long ahead = AHEAD * a->batch;
+      const long at0 = row * padded(a, 0) + unit;
+      __builtin_prefetch(input + 0 + ahead * a->input_stride);
+      in[0] = load_units(input + 0, lanes);
       in[1] = acc[r * 1 + 0];
       in[2] = load_units(a->units[0] + unit, lanes);
       forward_0(in, out, decay);
-      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes); if (real_step) store_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, out[0], lanes);
+      store_units(g->next[0] + at0 + 0, out[0], lanes); if (real_step) store_units(a->states[0] + (token + a->batch) * N + 0 + unit, out[0], lanes);
       if (decay) {
-        store_units(g->decay[0] + row * padded(a, 0) + 0 + unit, *(const V *)(g->decay[0] + row * padded(a, 0) + 0 + unit) * out[1], lanes);
+        store_units(g->decay[0] + at0 + 0, *(const V *)(g->decay[0] + at0 + 0) * out[1], lanes);
       }
     }
   }
 }
+ONCE void forward_0_single(const fused_args *a, group *g, const int decay, const int real_step) {
+  OWN_BLOCKS(j, N, 1) SINGLE(1, forward_0)
+}
 ONCE void forward_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) forward_0_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
-#undef TILE_CALL
+  if (g->count == 1) forward_0_single(a, g, decay, real_step);
+  else OWN_BLOCKS(j, N, 1) TILES(ROWS, 1, forward_0)
   meet(g);
 }
 static void forward_step(const fused_args *a, group *g, const int decay, const int real_step) {
@@ -78,71 +83,71 @@ INLINE void taped_0(const V *in, V *out, const int decay) {
     out[2] = v5;
   }
 }
-INLINE void taped_0_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 1];
-
+INLINE void taped_0_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     {
       const long unit = (j * 1 + 0) * WIDE, lanes = N - unit;
       
       V in[3], out[3];
+      const long at0 = row * padded(a, 0) + unit;
+      real *const written = g->out[row] + unit;
 
-      in[0] = load_units(a->states[0] + (g->token[row] + a->batch) * N + 0 + unit, lanes);
-      in[1] = *(const V *)(g->grad[0] + row * padded(a, 0) + 0 + unit) + LOSS(0, 0 + unit);
+      in[0] = load_units(a->states[0] + (token + a->batch) * N + 0 + unit, lanes);
+      in[1] = *(const V *)(g->grad[0] + at0 + 0) + LOSS(0, 0 + unit);
       in[2] = load_units(a->units[0] + unit, lanes);
       taped_0(in, out, decay);
-      store_units(g->out[row] + 0 + unit, out[0], lanes);
+      store_units(written + 0, out[0], lanes);
       
       if (decay) {
-        store_units(g->decay[0] + row * padded(a, 0) + 0 + unit, *(const V *)(g->decay[0] + row * padded(a, 0) + 0 + unit) * out[2], lanes);
+        store_units(g->decay[0] + at0 + 0, *(const V *)(g->decay[0] + at0 + 0) * out[2], lanes);
       }
     }
   }
 }
 ONCE void taped_0_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) taped_0_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 1 * WIDE - 1) / (1 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
-#undef TILE_CALL
+  OWN_BLOCKS(j, N, 1) taped_0_rows((int)g->count, a, g, decay, real_step, 0, j, NULL);
   meet(g);
 }
 INLINE void taped_1(const V *in, V *out, const int decay) {
   out[0] = in[0];
 }
-INLINE void taped_1_tile(const int rows, const fused_args *a, group *g, const int decay,
-    const int real_step, const long r0, const long j) {
-  V acc[ROWS * 2];
+INLINE void taped_1_products(const int rows, const fused_args *a, group *g, const long r0, const long j, V *acc) {
   {
     const long depth = N, k0 = 0;
     const real *w = a->weights[1] + j * 1 * depth * 2 * WIDE, *from[ROWS];
     for (int r = 0; r < rows; r++) from[r] = g->out[r0 + r] + 0 + k0;
     multiply_2_2(rows, g->alone, 1, depth, from, w + 0 * depth * 2 * WIDE, acc + 0);
   }
+}
+INLINE void taped_1_rows(const int rows, const fused_args *a, group *g, const int decay, const int real_step,
+    const long r0, const long j, const V *acc) {
   ROLL for (int r = 0; r < rows; r++) {
-    const long row = r0 + r;
+    const long row = r0 + r, token = g->token[row];
     if (!g->steps[row]) continue;
     for (int s = 0; s < 2; s++) {
       const long unit = (j * 2 + s) * WIDE, lanes = N - unit;
       if (lanes <= 0) break;
       V in[1], out[1];
+      const long at0 = row * padded(a, 0) + unit;
 
       in[0] = acc[r * 2 + 0 + s];
       taped_1(in, out, decay);
-      store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
+      store_units(g->next[0] + at0 + 0, out[0], lanes);
       if (decay) {
 
       }
     }
   }
 }
+ONCE void taped_1_single(const fused_args *a, group *g, const int decay, const int real_step) {
+  OWN_BLOCKS(j, N, 2) SINGLE(2, taped_1)
+}
 ONCE void taped_1_loop(const fused_args *a, group *g, const int decay, const int real_step) {
-#define TILE_CALL(rows) taped_1_tile(rows, a, g, decay, real_step, r, j);
-  const long tiles = (N + 2 * WIDE - 1) / (2 * WIDE), end = share_of(g, tiles, 1);
-  for (long j = share_of(g, tiles, 0); j < end; j++) TILED(ROWS, TILE_CALL)
-#undef TILE_CALL
+  if (g->count == 1) taped_1_single(a, g, decay, real_step);
+  else OWN_BLOCKS(j, N, 2) TILES(ROWS, 2, taped_1)
   meet(g);
 }
 static void taped_step(const fused_args *a, group *g, const int decay, const int real_step) {

@@ -11,6 +11,7 @@ import zoo
 
 from benchmarks.certificate.audit import audit
 from benchmarks.certificate.draw import CORRECTIONS, Case, drawn
+from timeloom.solve.probes import first_order_error
 from timeloom.solve.residual import error_estimate, rate_of_warmup
 from timeloom.solvers import MGRIT, Shooting
 
@@ -50,6 +51,31 @@ def test_jumps_add_up_over_a_long_memory_and_the_report_knows(tol: float, correc
 def test_what_cannot_be_told_is_run_one_step_after_the_other(seed: int) -> None:
     """Networks that amplify: gradients off by 29 were told to be off by 0.02, errors of 2e-4 to be one of 0.95."""
     judge(drawn(seed))
+
+
+@pytest.mark.parametrize("seed", [2112, 2912, 4402, 5438, 6102, 8066, 8167, 20125, 21490, 22374])
+def test_errors_of_links_that_amplify_are_told_along_themselves(seed: int) -> None:
+    """Told by how far the last corrections moved, it was 3 to 17 times too little, and 30 to 180 times too much."""
+    judge(drawn(seed))
+
+
+def test_an_error_to_first_order_is_found_where_few_links_have_jumps() -> None:
+    """Of random matrices that amplify and shrink, and a jump at the start alone."""
+    torch.manual_seed(0)
+    links, size = 12, 5
+    matrices = 0.6 * torch.randn(links, 1, size, size, dtype=torch.float64)
+    jumps = torch.zeros(links, 1, size, dtype=torch.float64)
+    jumps[1] = 1e-6 * torch.randn(1, size, dtype=torch.float64)
+    exact = [jumps[0]]
+    for link in range(1, links):
+        exact.append((matrices[link - 1] @ exact[-1].unsqueeze(-1)).squeeze(-1) + jumps[link])
+    truth = float(torch.stack(exact).abs().max())
+    found = first_order_error(
+        lambda directions: matrices @ directions, jumps, torch.zeros_like(jumps), jumps,
+        torch.randn_like(jumps), lambda moves: moves.abs().amax(-1),
+    )  # fmt: skip
+    assert truth > 3e-6
+    assert found == pytest.approx(truth, rel=0.3)
 
 
 @pytest.mark.parametrize("seed", [33, 115, 153, 175, 191])

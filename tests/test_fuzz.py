@@ -86,6 +86,21 @@ def test_a_case_with_an_unknown_word_is_refused() -> None:
         Case(n=8, trained=3, T=50),
         Case(n=5, T=40, feature="second order", solver="Shooting", options={"chunk": 8}),
         Case(n=5, T=300, layers=2, feature="warm starts", calls=3, solver="Shooting", options={"chunk": 32}),
+        *(
+            Case(
+                cell="LSTM",
+                n=5,
+                T=40,
+                B=3,
+                h0=True,
+                feature="dropout",
+                solver="Shooting",
+                options={"chunk": 8},
+                seed=seed,
+            )
+            for seed in range(4)
+        ),
+        Case(n=5, T=40, layers=2, bidirectional=True, feature="compiled", solver="Shooting", options={"chunk": 8}),
         Case(cell="LSTM", n=5, T=40, batch_first=True, feature="states", solver="Shooting", options={"chunk": 8}),
         Case(
             cell="PeepholeLSTM",
@@ -122,6 +137,13 @@ def test_features_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: value.shape for name, value in states.ours()[0].items() if name in ("final 2", "final 3")} == {
         "final 2": (1, 20, 2, 4), "final 3": (1, 20, 2, 4),
     }  # fmt: skip
+    torch.manual_seed(0)
+    dropped = judging._Problem(replace(plain, feature="dropout"), "cpu").truth()
+    assert float((first["y"] - dropped["y"]).abs().max()) > 0.01
+    torch._dynamo.utils.counters.clear()
+    judging._Problem(replace(plain, feature="compiled"), "cpu").ours()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
     begun, batch = list[Any](), tl.WarmStarts.batch
     monkeypatch.setattr(tl.WarmStarts, "batch", lambda *given: begun.append(given) or batch(*given))
     problem = judging._Problem(replace(plain, feature="warm starts", calls=3, T=40), "cpu")

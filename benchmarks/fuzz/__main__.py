@@ -1,6 +1,7 @@
 """`python -m benchmarks.fuzz --device cuda|cpu --minutes 5 --seed S`: random configurations, judged against float64.
 
---features      those that use one beside: second order, warm starts, return_states, Layer over a user's cell
+--features      those that use one beside: second order, warm starts, return_states, Layer over a user's
+                cell, dropout inside the recurrence, torch.compile
 --count 20000   configurations of the seed in all: those in the log are not judged again, so runs can be gone on with
 --again         the log's findings first, once more: what is mended is told so
 --case JSON     one configuration, told in full (as printed for a finding)

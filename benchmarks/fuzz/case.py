@@ -12,7 +12,7 @@ MODULES = ("GRU", "LSTM", "RNN", "RNN_RELU", "ImplicitGRU")
 """Cells that are modules; those of `networks.USER_CELLS` are run by `unroll`."""
 TWINS = MODULES[:4]
 """Modules that torch has too."""
-FEATURES = ("second order", "warm starts", "states", "layer")
+FEATURES = ("second order", "warm starts", "states", "layer", "dropout", "compiled")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -58,7 +58,8 @@ class Case:
     seed: int = 0
     feature: str = ""
     """What is used beside, one of `FEATURES`: gradients of gradients; `WarmStarts`, of inputs that changed a little;
-    `return_states`; `Layer` over a user's cell, which takes lengths and resets there."""
+    `return_states`; `Layer` over a user's cell, which takes lengths and resets there; dropout inside the recurrence;
+    the module inside a graph of `torch.compile`."""
 
     def __post_init__(self) -> None:
         if self.feature not in ("", *FEATURES):

@@ -92,6 +92,10 @@ def _using(feature: str, case: Case, random: Random) -> Case:
         return replace(case, layers=1, bidirectional=False, bias=True, batch_first=False)
     if case.cell not in TWINS:
         case = replace(case, cell=random.choice(TWINS))
+    if feature == "compiled":
+        return case
+    if feature == "dropout":
+        case = replace(case, dtype=random.choice(("float32", "float64")), autocast="", proj=0)
     return replace(case, layers=1, bidirectional=False, ragged="", resets=False)
 
 

@@ -182,7 +182,8 @@ class _Problem:
         ragged = {name: value.flip(-1) for name, value in self.ragged.items()}
         module, forward = torchs(self.case, state, ragged, dtype)
         with torch.autograd.graph.saved_tensors_hooks(self._perturbed, lambda value: value):
-            return self._run(module, forward, x, h0, dtype, flipped=True)
+            # masks of a dropout belong to their sequences, which stay where they are
+            return self._run(module, forward, x, h0, dtype, flipped=self.case.feature != "dropout")
 
     def shrunk(self, truth: Tensors) -> Tensors:
         """What float64 may be off by, as float32 tells."""

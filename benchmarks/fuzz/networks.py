@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import timeloom as tl
 from benchmarks.fuzz.case import DTYPES, TWINS, Case
+from benchmarks.fuzz.dropping import options_of, run_dropping, same_masks
 from benchmarks.fuzz.segments import run_segments
 from benchmarks.trained import excursions
 
@@ -143,16 +144,28 @@ def ours(case: Case, state: dict[str, Tensor], ragged: dict[str, Tensor]) -> tup
         return cell, unroll, reports
     options = {"nonlinearity": "relu"} if case.cell == "RNN_RELU" else {}
     kinds = {"GRU": tl.GRU, "LSTM": tl.LSTM, "ImplicitGRU": tl.ImplicitGRU}
-    layer = kinds.get(case.cell, tl.RNN)(**_arguments(case), **options, solver=solver)
+    dropped = options_of(case) if case.feature == "dropout" else {}
+    layer = kinds.get(case.cell, tl.RNN)(**_arguments(case), **options, **dropped, solver=solver)
     module = loaded(layer.to(device), state, dtype)
+    called = _compiled(module) if case.feature == "compiled" else module
+    beside: Callable[[Tensor], Any] = {
+        "warm starts": lambda x: warm.batch(range(x.shape[1])), "dropout": lambda _: same_masks(case)
+    }.get(case.feature, lambda _: nullcontext())  # fmt: skip
 
     def call(x: Tensor, h0: tuple[Tensor, ...] | None) -> Result:
-        with warm.batch(range(x.shape[1])) if case.feature == "warm starts" else nullcontext():
-            result = _call(case, module, x, h0, ragged)
+        with beside(x):
+            result = _call(case, called, x, h0, ragged)
         reports[:] = module.reports
         return result
 
     return module, call, reports
+
+
+def _compiled(module: nn.Module) -> Any:
+    """The module in graphs, with operators of its own; nothing is compiled for the machine, which takes long."""
+    torch.compiler.reset()
+    torch._dynamo.config.allow_rnn = True
+    return torch.compile(module, backend="aot_eager")
 
 
 def _own_layer(
@@ -191,6 +204,8 @@ def torchs(
     layer = loaded(twin(case), state, dtype)
     if ragged:
         return layer, lambda x, h0: run_segments(case, layer, _run_implicit, x, h0 or _zeros(case, x), ragged)
+    if case.feature == "dropout":
+        return layer, lambda x, h0: run_dropping(case, layer, x, h0 or _zeros(case, x))
     if case.feature == "states":
         return layer, lambda x, h0: _stepped(case, layer, x, h0 or _zeros(case, x))
     if case.cell in TWINS:

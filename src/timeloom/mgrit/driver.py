@@ -22,7 +22,7 @@ from timeloom.mgrit.relax import Level
 from timeloom.report import SolveReport
 from timeloom.solve.boundaries import Boundaries
 from timeloom.solve.chain import Chain
-from timeloom.solve.driver import WORTH_MENDING, certified, conclude, march, smaller_demand, with_gains
+from timeloom.solve.driver import WORTH_MENDING, by_links, certified, conclude, march, smaller_demand
 from timeloom.solve.plan import Plan
 from timeloom.solve.residual import error_estimate
 
@@ -166,7 +166,7 @@ class Cycles:
         if self._meets_tolerance:
             following = self.residual * max(moved / left, 1.0)
             series = error_estimate([*self.moves, following], self.chain.links - len(self.moves))
-            self.estimates.append(with_gains(self.state, series))
+            self.estimates.append(by_links(self.state, series))
 
     def _guess(self) -> None:
         """First starts from the coarse levels, where they are finite."""

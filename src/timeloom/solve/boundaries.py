@@ -12,6 +12,7 @@ from timeloom.solve.damping import Damping
 from timeloom.solve.gains import Gains
 from timeloom.solve.lowrank import LowRank
 from timeloom.solve.plan import Correction, Plan
+from timeloom.solve.probes import first_order_error
 from timeloom.solve.residual import by_unit, certificate, floors, relative, scales
 from timeloom.solve.secant import Secants
 from timeloom.solve.tangents import RANK, Tangents
@@ -143,19 +144,36 @@ class Boundaries:
         """The relative size of the correction that would be next, `(C, B)`, by the best that is known of the links:
         nothing is swept.
         """
+        return self._relative(self._next_move())
+
+    def _next_move(self) -> Tensor:
         known = self._known
         if self._secants is not None:
             known = self._secants.model(self.decay)
         elif known is None or known is self.decay:
             known = self.decay if self._has_decay else None
-        return self._relative(self.jump if known is None else self._or_jump(carried(known, self.jump)))
+        return self.jump if known is None else self._or_jump(carried(known, self.jump))
 
     def added_up(self) -> Tensor:
         """What the relative jumps add up to, `(C, B)`, by the gains of the links; the jumps where those are not asked
         for, since more is known than they tell.
         """
-        dense = isinstance(self._known, Tensor) and self._known.dim() > 3
-        return self.error if self._gains is None or dense else self._gains.add_up(self.error)
+        return self.error if self._gains is None or self._knows_all else self._gains.add_up(self.error)
+
+    def probed(self) -> float | None:
+        """The largest relative error of a start as sweeps along it tell it, where links amplify, and gains say little;
+        None where they do not, where there is no jump, or where the transfers of all directions are known.
+        """
+        if self._gains is None or self._knows_all or not self.amplifies or not bool(self.jump.any()):
+            return None
+        decay = self.decay if self._has_decay else torch.zeros_like(self.decay)
+        guess, images = self._next_move(), self._gains.images
+        return first_order_error(self._along, self.jump, decay, guess, images, self._relative)
+
+    @property
+    def _knows_all(self) -> bool:
+        """Whether the last correction was by dense transfers."""
+        return isinstance(self._known, Tensor) and self._known.dim() > 3
 
     @property
     def amplifies(self) -> bool:

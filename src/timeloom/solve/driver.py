@@ -84,7 +84,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             smaller = smaller_demand(state, plan, most, residuals, moves, estimates, polished)
             if smaller is None or len(residuals) >= plan.max_iters:
                 if plan.on_divergence == "sequential":
-                    given_up = _why_doubt(state, residuals, estimates[-1], most)
+                    given_up = _why_doubt(state, plan, residuals, estimates[-1], most, cut_off=smaller is not None)
                     state.converged = not given_up
                 break
             polished, demand = True, smaller
@@ -115,17 +115,22 @@ def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list
         moved = min(moves[-1], 1.0) if moves else 1.0  # from a guess near zero, a move may be any multiple of that
         following = residuals[-1] * (moved / residuals[-2] if moves and residuals[-2] > 0 else 1.0)
     rate = rate_of_warmup(residuals[0], plan.warmup, plan.chunk)
-    return with_gains(state, error_estimate([*moves, following], state.chain.links - len(residuals), rate))
+    return by_links(state, error_estimate([*moves, following], state.chain.links - len(residuals), rate))
 
 
-def with_gains(state: Boundaries, series: float) -> float:
-    """The error by a series of corrections, or by what jumps add up to where links have shown that this is more."""
+def by_links(state: Boundaries, series: float) -> float:
+    """The error by a series of corrections, or by what jumps add up to where links have shown that this is more; where
+    they amplify, as sweeps along the error tell it.
+    """
+    probed = state.probed()
+    if probed is not None:
+        return probed
     return max(series, min(float(certificate(state.added_up())), MOST_BY_GAINS * series))
 
 
 def _add_up_to_less(plan: Plan, residuals: list[float], estimates: list[float]) -> bool:
     """Whether the last sweep has shown that jumps still shrink, though the largest one, of small states, does not."""
-    if len(residuals) >= plan.max_iters or len(estimates) < 2 or estimates[-1] <= plan.tolerance:
+    if len(estimates) < 2 or estimates[-1] <= plan.tolerance:
         return False
     return estimates[-1] < STANDS_STILL * estimates[-2]
 
@@ -152,11 +157,17 @@ def smaller_demand(
     return residual * most / estimate
 
 
-def _why_doubt(state: Boundaries, residuals: list[float], estimate: float, most: float) -> str:
+def _why_doubt(
+    state: Boundaries, plan: Plan, residuals: list[float], estimate: float, most: float, cut_off: bool
+) -> str:
     """Why jumps that meet the tolerance, and are more than rounding, tell too little of the error to stop there; or
     nothing. Each sweep makes one more link exact by itself: where links amplify, and sweeps for three quarters of them
     left jumps as large as states half of the way, they did nothing else, and of the links behind little is known.
+
+    cut_off: whether more sweeps would have made the jumps less, so that they are no rounding, but none are granted.
     """
+    if cut_off and plan.counts_errors and estimate > most:
+        return f"gave up after max_iters={plan.max_iters} sweeps: the jumps left may add up to {estimate:.1e}"
     if residuals[-1] <= ROUNDING.get(state.starts.dtype, 0.0):
         return ""
     if estimate > UNCERTAIN * most:
@@ -232,16 +243,15 @@ def why_stop(residuals: list[float], plan: Plan) -> str:
 
 def is_rounding(residuals: list[float], plan: Plan, dtype: torch.dtype) -> bool:
     """Whether what is left of the jumps is rounding, which more sweeps do not make less: as many sweeps as halved jumps
-    on the way there have left most of those that are left. Where no more sweeps are granted, those that they have not
-    halved.
+    on the way there have left most of those that are left.
     """
     level = ROUNDING.get(dtype, 0.0)
     small = sum(1 for _ in takewhile(lambda residual: residual <= level, reversed(residuals)))
     if small < 2:
         return False
     pace = _sweeps_to_halve(residuals[: len(residuals) - small + 1])
-    left = STANDS_STILL if pace <= plan.patience and len(residuals) < plan.max_iters else 0.5
-    pace = 1 if len(residuals) >= plan.max_iters else min(pace, plan.patience)
+    left = STANDS_STILL if pace <= plan.patience else 0.5
+    pace = min(pace, plan.patience)
     return small > pace and left * residuals[-1 - pace] <= residuals[-1]
 
 

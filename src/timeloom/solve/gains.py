@@ -16,6 +16,8 @@ class Gains:
 
     def __init__(self, like: Tensor) -> None:
         self.values = like.new_zeros(like.shape[:-1])
+        self.images = torch.zeros_like(like)
+        """`(C, B, S)`, how far the end of each link moved then."""
         self._last: tuple[Tensor, Tensor] | None = None
 
     def note(self, starts: Tensor, ends: Tensor, scale: Tensor) -> None:
@@ -25,6 +27,7 @@ class Gains:
             image = ((ends - self._last[1]).abs() / torch.cat([scale[1:], scale[-1:]])).amax(-1)
             told = moved > ROUNDING * torch.finfo(moved.dtype).eps
             self.values = torch.where(told, image / moved.clamp(min=torch.finfo(moved.dtype).tiny), self.values)
+            self.images = torch.where(told.unsqueeze(-1), ends - self._last[1], self.images)
         self._last = (starts.clone(), ends.clone())
 
     def add_up(self, jumps: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ box, as a share of that. The certificate is the largest relative jump; what is n
 Jumps are not errors: over a long memory they add up. A start is off by all corrections that it would still get, so the
 error is estimated by the size of the next one, which carries the jumps along by the best transfers that are known, and
 by the rate at which corrections have shrunk so far, at which those behind it will. Where no more than the decay of a
-link is known, jumps are added up by the gains that it has shown, too (`gains`): the larger of the two counts.
+link is known, jumps are added up by the gains that it has shown, too (`gains`): the larger of the two counts. Where a
+link amplifies, both are guesses, and small changes of all starts are swept along the error itself (`probes`).
 
 Boundaries, on one process and over ranks, call this file. The kernels compute the same numbers by themselves (C
 `timeloom_jump`, Triton `jumps_kernel`): tests/test_residual.py holds them against it.

@@ -1,4 +1,4 @@
-/* The second half of fused.h: walks through time, given forward_step and ADJOINT_STEP. */
+/* The second half of fused.h: walks through time, of the steps that there are. */
 
 INLINE real *row_at(const fused_args *a, real *block, int part, long r) { return block + r * padded(a, part); }
 
@@ -41,6 +41,7 @@ static void forget(const fused_args *a, group *g, long r) {
   for (int part = 0; part < PARTS; part++) memset(row_at(a, g->decay[part], part, r), 0, sizeof(real) * padded(a, part));
 }
 
+#ifdef FORWARD_STEP
 static void walk_forward(const fused_args *a, group *g) {
   if (a->lead) load_whole(a, g, g->state, a->origin, 1);
   else load_whole(a, g, g->state, a->ends, 0);
@@ -58,13 +59,16 @@ static void walk_forward(const fused_args *a, group *g) {
         memcpy(row_at(a, g->state[part], part, r), a->origin + b * SIZE + part_offset(a, part), sizeof(real) * part_width(a, part));
       if (real_step) forget(a, g, r);
     }
-    forward_step(a, g, real_step && a->decay, real_step && a->states);
+    FORWARD_STEP(a, g, real_step && a->decay, real_step && a->states);
     swap_in(a, g, g->state, g->next);
   }
   save_whole(a, g, g->state, a->ends);
   save_decay(a, g);
 }
 
+#endif
+
+#ifdef ADJOINT_STEP
 /* Where the state before the step lies, if not at a reset; and, unless the step does it, what the loss itself adds to the
  * gradient behind it. */
 static void fetch(const fused_args *a, group *g, long r) {
@@ -147,6 +151,8 @@ static void walk_adjoint(const fused_args *a, group *g) {
   save_decay(a, g);
 }
 
+#endif
+
 /* Runs all groups on all threads. Returns 0, or 1 where memory for a group's scratch could not be had. */
 static int run(void (*walk)(const fused_args *, group *), const fused_args *a, int threads) {
   long row_size = 0;
@@ -192,5 +198,9 @@ static int run(void (*walk)(const fused_args *, group *), const fused_args *a, i
 
 #define EXPORTED_AS(name, direction) timeloom_##name##_##direction
 #define EXPORTED(name, direction) EXPORTED_AS(name, direction)
+#ifdef FORWARD_STEP
 int EXPORTED(NAME, forward)(const fused_args *a, int threads) { return run(walk_forward, a, threads); }
+#endif
+#ifdef ADJOINT_STEP
 int EXPORTED(NAME, adjoint)(const fused_args *a, int threads) { return run(walk_adjoint, a, threads); }
+#endif

@@ -12,8 +12,9 @@
 #define COPIED_WIDTHS {N, N, N, N}
 #define COPIED_FROM {0, N, (2 * N), (3 * N)}
 #define COPIED_TO {0, N, (2 * N), (3 * N)}
-#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N)), 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N))
+#define SCRATCH MOST(MOST(1, 1 * ROUND_UP(N)), 5 * ROUND_UP(N))
 #define TOTALS 1
+#define FORWARD_STEP forward_step
 #define ADJOINT_STEP adjoint_step
 #define LOSS_IN_STEP 1
 #include "fused_sums.h"
@@ -177,10 +178,10 @@ INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const 
       in[5] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
       adjoint_0(in, out, decay);
       *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[1];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit) = out[2];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[3];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit) = out[4];
+      *(V *)(g->slots + row * SLOT_STRIDE + 1 * ROUND_UP(N) + unit) = out[1];
+      *(V *)(g->slots + row * SLOT_STRIDE + 2 * ROUND_UP(N) + unit) = out[2];
+      *(V *)(g->slots + row * SLOT_STRIDE + 3 * ROUND_UP(N) + unit) = out[3];
+      *(V *)(g->slots + row * SLOT_STRIDE + 4 * ROUND_UP(N) + unit) = out[4];
       if (decay) {
 
       }
@@ -274,9 +275,9 @@ INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const 
       in[6] = load_units(a->inputs + g->token[row] * a->input_stride + (2 * N) + unit, lanes);
       in[7] = acc[r * 4 + 2];
       in[8] = load_units(g->before[1][row] + 0 + unit, lanes);
-      in[9] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
-      in[10] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit);
-      in[11] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
+      in[9] = *(const V *)(g->slots + row * SLOT_STRIDE + 1 * ROUND_UP(N) + unit);
+      in[10] = *(const V *)(g->slots + row * SLOT_STRIDE + 2 * ROUND_UP(N) + unit);
+      in[11] = *(const V *)(g->slots + row * SLOT_STRIDE + 3 * ROUND_UP(N) + unit);
       in[12] = load_units(a->masks[2] + g->token[row] * a->mask_strides[2] + unit, lanes);
       adjoint_1(in, out, decay);
       store_units(g->next[1] + row * padded(a, 1) + 0 + unit, out[0], lanes);
@@ -323,7 +324,7 @@ INLINE void adjoint_2_tile(const int rows, const fused_args *a, group *g, const 
       fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
       in[0] = acc[r * 2 + 0 + s];
       in[1] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
-      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + unit);
+      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 4 * ROUND_UP(N) + unit);
       adjoint_2(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
       if (decay) {

@@ -12,8 +12,9 @@
 #define COPIED_WIDTHS {N}
 #define COPIED_FROM {0}
 #define COPIED_TO {0}
-#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N)), 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N))
+#define SCRATCH MOST(MOST(1, 1 * ROUND_UP(N)), 3 * ROUND_UP(N))
 #define TOTALS 1
+#define FORWARD_STEP forward_step
 #define ADJOINT_STEP adjoint_step
 #define LOSS_IN_STEP 1
 #include "fused_sums.h"
@@ -136,8 +137,8 @@ INLINE void adjoint_0_tile(const int rows, const fused_args *a, group *g, const 
       in[3] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
       adjoint_0(in, out, decay);
       *(V *)(g->slots + row * SLOT_STRIDE + 0 + unit) = out[0];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit) = out[1];
-      *(V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit) = out[2];
+      *(V *)(g->slots + row * SLOT_STRIDE + 1 * ROUND_UP(N) + unit) = out[1];
+      *(V *)(g->slots + row * SLOT_STRIDE + 2 * ROUND_UP(N) + unit) = out[2];
       if (decay) {
 
       }
@@ -184,7 +185,7 @@ INLINE void adjoint_1_tile(const int rows, const fused_args *a, group *g, const 
       fetch_ahead(a->masks[1], g->token[row], -AHEAD * a->batch, a->mask_strides[1], unit);
       in[0] = load_units(a->inputs + g->token[row] * a->input_stride + 0 + unit, lanes);
       in[1] = acc[r * 2 + 0 + s];
-      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + unit);
+      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 1 * ROUND_UP(N) + unit);
       in[3] = load_units(a->units[0] + unit, lanes);
       in[4] = load_units(a->masks[1] + g->token[row] * a->mask_strides[1] + unit, lanes);
       adjoint_1(in, out, decay);
@@ -225,7 +226,7 @@ INLINE void adjoint_2_tile(const int rows, const fused_args *a, group *g, const 
       fetch_ahead(a->masks[0], g->token[row], -AHEAD * a->batch, a->mask_strides[0], unit);
       in[0] = acc[r * 2 + 0 + s];
       in[1] = load_units(a->masks[0] + g->token[row] * a->mask_strides[0] + unit, lanes);
-      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 0 + ROUND_UP(N) + ROUND_UP(N) + unit);
+      in[2] = *(const V *)(g->slots + row * SLOT_STRIDE + 2 * ROUND_UP(N) + unit);
       adjoint_2(in, out, decay);
       store_units(g->next[0] + row * padded(a, 0) + 0 + unit, out[0], lanes);
       if (decay) {

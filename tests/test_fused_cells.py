@@ -227,3 +227,38 @@ def test_a_step_without_kernels_is_told_and_runs_by_itself(monkeypatch: pytest.M
     gru = tl.GRU(INPUTS, 5, zoneout=0.2, dtype=torch.float64, solver=Shooting(chunk=7))
     gru(x)
     assert gru.reports[0].reason.endswith("not fused: no C compiler found")
+
+
+class Leaky(nn.Module):
+    """Several uses of one parameter in a step whose gradients nearly cancel: `c (v − v⁺)`, for small steps of v."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.capacity, self.leak = (nn.Parameter(20 * torch.rand(units) + 20) for _ in range(2))
+
+    def forward(self, v: Tensor, x: Tensor) -> Tensor:
+        for _ in range(3):
+            v = (self.capacity * v + x) / (self.capacity + self.leak + x.abs())
+        return v
+
+
+def test_uses_of_a_parameter_cancel_within_a_step() -> None:
+    torch.manual_seed(0)
+    steps, cell, x = 600, Leaky(16), 1 + 0.01 * draw(600, 1, 16)
+
+    def capacity_grad(dtype: torch.dtype, fused: bool) -> Tensor:
+        cell.to(dtype)
+        v, states = torch.zeros(1, 16, dtype=dtype), []
+        if fused:
+            found = tl.unroll(cell, v, x.to(dtype), solver=Shooting(chunk=steps))[0]
+            assert isinstance(found, Tensor)
+        else:
+            for given in x.to(dtype):
+                v = cell(v, given)
+                states.append(v)
+            found = torch.stack(states)
+        return gradients(found.square().mean(), [cell.capacity])[0].double()
+
+    looped, fused = (capacity_grad(torch.float32, way) for way in (False, True))
+    truth = capacity_grad(torch.float64, False)
+    assert apart(fused, truth) < 2 * max(apart(looped, truth), 1e-6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,7 +18,7 @@ from timeloom.kernels import faults
 from timeloom.kernels.cpu import build
 from timeloom.kernels.cpu.launch import Given, Kernel, addresses, launch
 from timeloom.kernels.cpu.pack import pack
-from timeloom.kernels.cpu.sweeper import CompiledSweeper
+from timeloom.kernels.cpu.sweeper import CompiledSweeper, largest_jump
 from timeloom.kernels.generated import form_of, in_normal_form
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, Segments
@@ -108,6 +110,14 @@ class FusedSweeper(CompiledSweeper):
             raise faults.KernelFault(found)
         weights = [pack(self._form.matrices[p.matrix], fused.matrices[p.matrix], p) for p in source.packs]
         return getattr(found[0], f"timeloom_fused_{direction}"), weights
+
+    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], float] | None:
+        problem, parts = self.problem, self.cell.parts
+        if problem.lengths is not None or problem.initial.dtype != torch.float32 or len(set(parts)) != 1:
+            return None
+        if self.cell.bound(problem.initial) is not None:  # jumps are measured against that, too
+            return None
+        return partial(largest_jump, batch=problem.batch, parts=len(parts), floor=0.0, fading=fading)
 
     def new_sums(self) -> FusedSums | None:
         cell = self.problem.cell

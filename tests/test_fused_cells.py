@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import timeloom as tl
+from benchmarks.authors_cells import LTC
 from timeloom import cells
 from timeloom.compile import remember
 from timeloom.kernels.cpu import build
@@ -252,3 +253,23 @@ def test_a_step_without_kernels_is_told_and_runs_by_itself(monkeypatch: pytest.M
     gru = tl.GRU(INPUTS, 5, zoneout=0.2, dtype=torch.float64, solver=Shooting(chunk=7))
     gru(x)
     assert gru.reports[0].reason.endswith("not fused: no C compiler found")
+
+
+def test_uses_of_a_parameter_cancel_within_a_step() -> None:
+    """Of an LTC's capacity: it multiplies the state before, and divides by itself and the leak."""
+    torch.manual_seed(0)
+    cell, x = LTC(8, 16), torch.randn(1024, 1, 8)
+
+    def capacity_grad(dtype: torch.dtype, fused: bool) -> Tensor:
+        cell.to(dtype)
+        v, states = torch.zeros(1, 16, dtype=dtype), []
+        for given in () if fused else x.to(dtype):
+            v = cell(v, given)
+            states.append(v)
+        found = tl.unroll(cell, v, x.to(dtype), solver=Shooting(chunk=len(x)))[0] if fused else torch.stack(states)
+        assert isinstance(found, Tensor)
+        return gradients(found.square().mean(), [cell.capacity])[0].double()
+
+    looped, fused = (capacity_grad(torch.float32, way) for way in (False, True))
+    truth = capacity_grad(torch.float64, False)
+    assert (fused - truth).abs().max() < 2 * (looped - truth).abs().max()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
+from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
 
@@ -13,8 +15,11 @@ from emulated_chain import run_chain
 from emulator import COMPILER
 from torch import Tensor
 
+from timeloom import cells
 from timeloom.cells import Cell, GRUCell, LSTMCell, RNNCell
-from timeloom.kernels import CPUSweeper
+from timeloom.cells.fused import FusedCell
+from timeloom.compile.fuse import Compiled, compile_step
+from timeloom.kernels import CPUSweeper, FusedSweeper
 from timeloom.kernels.cpu import build
 from timeloom.kernels.cuda.chain import ChainSweeper
 from timeloom.kernels.cuda.programs import ChainArgs
@@ -115,6 +120,44 @@ def test_the_cpus_kernel_computes_the_same(kernel: str, floor: float, fading: bo
         expected = by_definition(starts, ends, cell, floor, fading)
         assert float(certify(starts.flatten(0, 1), ends.flatten(0, 1))) == pytest.approx(expected, rel=1e-6)
         assert math.isinf(expected) == (spoiled != "finite")
+
+
+@pytest.mark.skipif(build.unavailable() is not None, reason=str(build.unavailable()))
+@pytest.mark.parametrize(("floor", "fading"), WAYS)
+@pytest.mark.parametrize("spoiled", SPOILED)
+def test_a_compiled_steps_jumps_are_the_same(floor: float, fading: bool, spoiled: str) -> None:
+    step, parts = cells.SLSTM(2, N), tuple(torch.zeros(4, N) for _ in range(4))
+    compiled = compile_step(step, parts, True, torch.randn(4, 2))
+    problem = recurrence(compiled, step, torch.zeros(BATCH, 4 * N))
+    certify = FusedSweeper(problem).certifier(floor, fading)
+    assert certify is not None
+    for seed in range(5):
+        starts, ends = draw(problem.cell, seed)
+        if SPOILED[spoiled] is not None:
+            ends[4, 2, -1] = SPOILED[spoiled]
+        expected = by_definition(starts, ends, problem.cell, floor, fading)
+        assert float(certify(starts.flatten(0, 1), ends.flatten(0, 1))) == pytest.approx(expected, rel=1e-6)
+        assert math.isinf(expected) == (spoiled != "finite")
+
+
+@pytest.mark.skipif(build.unavailable() is not None, reason=str(build.unavailable()))
+def test_other_states_of_compiled_steps_are_measured_in_torch() -> None:
+    def step(state: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(state[0] + x), 0.5 * state[1] + x[:, :1]
+
+    compiled = compile_step(step, (torch.zeros(4, N), torch.zeros(4, 1)), True, torch.randn(4, N))
+    uneven = recurrence(compiled, step, torch.zeros(BATCH, N + 1), N)
+    assert FusedSweeper(uneven).certifier(0.0, False) is None
+    even = cells.SLSTM(2, N)
+    compiled = compile_step(even, tuple(torch.zeros(4, N) for _ in range(4)), True, torch.randn(4, 2))
+    ragged = replace(recurrence(compiled, even, torch.zeros(BATCH, 4 * N)), lengths=torch.ones(BATCH, dtype=torch.long))
+    assert FusedSweeper(ragged).certifier(0.0, False) is None
+
+
+def recurrence(compiled: Compiled, step: Any, initial: Tensor, width: int = 2) -> Recurrence:
+    weights, u = compiled.prepare(step, torch.zeros(BATCH, width), initial)
+    cell = FusedCell(compiled.fused, tuple(weight.detach() for weight in weights))
+    return Recurrence(cell, u.detach().view(1, BATCH, -1), initial)
 
 
 class ChainOnCPU(ChainSweeper):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from timeloom.compile.emit_step import Pack, StepText, stored_inputs
@@ -26,34 +26,54 @@ class Read:
 
 @dataclass(frozen=True)
 class Source:
-    """C text, the packed weights that it expects, in order, and the numbers of a step that it keeps on a tape."""
+    """C text, and the packed weights that it expects, in order."""
 
     text: str
     packs: tuple[Pack, ...]
     forward: Read
     adjoint: Read
-    tape: int
-    sums: Sums
-    """What the adjoint can sum on its way."""
     sharable: bool
     """Whether threads may share the units of a row: not where a row is summed up within a step."""
 
 
-def emit(fused: Fused) -> Source:
-    """The source of a compiled step, without the element type; it may be given a tape."""
-    tape = taped(fused)
-    if tape is None:
-        return source_of_programs(fused, {"forward": fused.forward, "adjoint": fused.adjoint}, 0)
-    programs = {"forward": tape.forward, "adjoint": fused.adjoint, "taped": tape.adjoint}
-    return source_of_programs(fused, programs, tape.width)
+@dataclass(frozen=True)
+class Sources:
+    """The sources of a compiled step, without the element type: one for each of its programs, so that a compiler has
+    no more to do than what is run, and compilers can work side by side.
+
+    taped: the adjoint that reads a tape, where there is something to read. adjoint: the one that computes all anew, of
+    states that no forward sweep has found. tape: numbers of a step that a forward sweep can keep. sums: what an adjoint
+    sweep can sum on its way.
+    """
+
+    forward: Source
+    adjoint: Source
+    taped: Source | None
+    tape: int
+    sums: Sums
+
+    @property
+    def common(self) -> tuple[str, ...]:
+        """The texts of a training step."""
+        return self.forward.text, (self.taped or self.adjoint).text
+
+
+def emit(fused: Fused) -> Sources:
+    found = taped(fused)
+    width = 0 if found is None else found.width
+
+    def source(**program: Program) -> Source:
+        return source_of_programs(fused, program, width)
+
+    forward = source(forward=fused.forward if found is None else found.forward)
+    back = None if found is None else source(taped=found.adjoint)
+    return Sources(forward, source(adjoint=fused.adjoint), back, aligned(width), sums_of(fused))
 
 
 def source_of_programs(
     fused: Fused, programs: dict[str, Program], tape: int, sizes: Sizes = NUMBERS, name: str = "fused"
 ) -> Source:
-    """The source of the programs `forward`, `adjoint` and `taped`, the adjoint that reads a tape of this width: of the
-    last two, of which one may be missing, it is run where there is one.
-    """
+    """The source of the programs `forward`, `adjoint` and `taped`, which reads a tape of this width; or of some."""
     offsets = tuple(sum(fused.inputs[:i]) for i in range(len(fused.inputs)))
     packs: list[Pack] = []
     read = dict.fromkeys(("forward", "adjoint"), Read(frozenset(), False))
@@ -69,19 +89,27 @@ def source_of_programs(
         read[direction] = Read(before.packs | writer.used, before.units or writer.reads_units)
         scratch = scratch if writer.scratch == "0" else f"MOST({scratch}, {writer.scratch})"
         totals = max(totals, len(plan.totals))
-    sums = sums_of(fused)
+    sums, back = sums_of(fused), any(step != "forward" for step in programs)
     text = "\n".join([
         f"#define NAME {name}",
         *_sizes_text(fused, sizes, tape, sums),
         f"#define SCRATCH {scratch}",
         f"#define TOTALS {max(totals, 1)}",
-        f"#define ADJOINT_STEP {_adjoint_step(programs)}",
+        *_steps_text(programs),
         f"#define LOSS_IN_STEP {int(all(map(_reads_gradients_once, plans)))}",
-        '#include "fused_sums.h"',
+        '#include "fused_sums.h"' if back else '#include "fused.h"',
         *[f"PRODUCTS({columns}, {every})" for columns, every in sorted(products)],
-        *steps, _sum_steps(sums, sizes), '#include "fused_walk.h"', "",
+        *steps, *[_sum_steps(sums, sizes)] * back, '#include "fused_walk.h"', "",
     ])  # fmt: skip
-    return Source(text, tuple(packs), **read, tape=aligned(tape), sums=sums, sharable=totals == 0)
+    return Source(text, tuple(packs), **read, sharable=totals == 0)
+
+
+def _steps_text(programs: Collection[str]) -> list[str]:
+    """Which functions are the steps: of two adjoints, the one that reads a tape where there is one."""
+    back = [f"{step}_step" for step in programs if step != "forward"]
+    adjoint = back if len(back) < 2 else [f"(a->tape ? {back[1]} : {back[0]})"]
+    forward = ["#define FORWARD_STEP forward_step"] * ("forward" in programs)
+    return forward + [f"#define ADJOINT_STEP {step}" for step in adjoint]
 
 
 def aligned(tape: int) -> int:
@@ -94,11 +122,6 @@ def _reads_gradients_once(plan: Schedule) -> bool:
     reads = [item for loop in plan.loops for item in loop.reads if item[0] == "grad"]
     multiplied = {arg for value in plan.graph.values if value.op in ("product", "pull") for arg in value.args}
     return len(set(reads)) == len(reads) and not any(plan.graph[arg].op == "grad" for arg in multiplied)
-
-
-def _adjoint_step(programs: Iterable[str]) -> str:
-    steps = [f"{step}_step" for step in programs if step != "forward"]
-    return steps[0] if len(steps) == 1 else f"(a->tape ? {steps[1]} : {steps[0]})"
 
 
 def _sizes_text(fused: Fused, sizes: Sizes, tape: int, sums: Sums) -> list[str]:

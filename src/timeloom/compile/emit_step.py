@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from string import ascii_lowercase
 
@@ -38,6 +39,11 @@ def stored_inputs(fused: Fused) -> dict[int, int]:
     return {fused.input_at.index(at): at for at in own if graph[values[at]].op == "pull"}
 
 
+def _rounded_up(widths: Counter[str]) -> str:
+    """Numbers of so many vectors of these widths, each in whole V's."""
+    return " + ".join(f"{count} * ROUND_UP({width})" for width, count in widths.items()) or "0"
+
+
 class StepText:
     """The text of one step function."""
 
@@ -48,16 +54,16 @@ class StepText:
         self.fused, self.name, self.program, self.plan = fused, name, program, plan
         self.offsets, self.packs, self.sizes = offsets, packs, sizes
         self.slot_at: dict[int, str] = {}
-        at = "0"
         self.written_at = {
             place.value: place.offset for place in program.written if place.width >= plan.slots.get(place.value, 0)
         }
+        before: Counter[str] = Counter()  # how many slots of each width
         for value, width in plan.slots.items():
             if value in self.written_at:  # it is read where it is written out
                 continue
-            self.slot_at[value] = at
-            at = f"{at} + ROUND_UP({sizes(width)})"
-        self.scratch = at
+            self.slot_at[value] = _rounded_up(before)
+            before[sizes(width)] += 1
+        self.scratch = _rounded_up(before)
         self.total_at = {value: i for i, value in enumerate(plan.totals)}
         self.back = name != "forward"
         self.used: set[Pack] = set()

@@ -170,6 +170,10 @@ class Lanes:
             self._leaves[arg] = self._leaf(arg)
         return self._leaves[arg]
 
+    def is_constant(self, arg: Any) -> bool:
+        """Whether an argument is computed from parameters alone."""
+        return isinstance(arg, fx.Node) and arg.op == "call_function" and self.depends[arg] == "const"
+
     def _leaf(self, node: Any) -> Any:
         """Lanes of what does not depend on the state; of what only moves lanes about, those that it moves."""
         if node.target is operator.getitem and _name(node.args[0]) in _FREE_MOVES:

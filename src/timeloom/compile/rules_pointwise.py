@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from timeloom.compile.refusal import NotFused
+from timeloom.compile.trace import name_of
 
 if TYPE_CHECKING:
     from timeloom.compile.lanes import Lanes
@@ -20,13 +21,40 @@ SOFTPLUS_IS_ITS_ARGUMENT = 20
 
 
 def _add(lanes: Lanes, node: fx.Node, a: Any, b: Any, alpha: float = 1) -> Tensor:
-    right = lanes.of(b)
-    return lanes.pointwise("add", lanes.of(a), right if alpha == 1 else lanes.scaled(right, alpha))
+    return _sum(lanes, "add", a, b, alpha)
 
 
 def _sub(lanes: Lanes, node: fx.Node, a: Any, b: Any, alpha: float = 1) -> Tensor:
-    right = lanes.of(b)
-    return lanes.pointwise("sub", lanes.of(a), right if alpha == 1 else lanes.scaled(right, alpha))
+    return _sum(lanes, "sub", a, b, alpha)
+
+
+def _sum(lanes: Lanes, op: str, a: Any, b: Any, alpha: float) -> Tensor:
+    """Constants that are sums of others which are used elsewhere, too, are added term by term. A step then has one
+    gradient by each, in which uses that cancel each other do so at once: two sums over all steps would be rounded
+    before their small difference is taken.
+    """
+    if alpha != 1:
+        return lanes.pointwise(op, lanes.of(a), lanes.scaled(lanes.of(b), alpha))
+    terms = [*_terms(lanes, "add", a), *_terms(lanes, op, b)]
+    if len(terms) == 2:
+        return lanes.pointwise(op, lanes.of(a), lanes.of(b))
+    terms.sort(key=lambda term: lanes.is_constant(term[1]))
+    (sign, first), *others = terms
+    found = lanes.of(first) if sign == "add" else lanes.pointwise("neg", lanes.of(first))
+    for sign, term in others:
+        found = lanes.pointwise(sign, found, lanes.of(term))
+    return found
+
+
+def _terms(lanes: Lanes, sign: str, value: Any) -> list[tuple[str, Any]]:
+    """What a value is the sum of, with signs, as far as a term of it is used elsewhere, too."""
+    if not lanes.is_constant(value) or value.kwargs or name_of(value) not in ("torch.add", "torch.sub"):
+        return [(sign, value)]
+    left, right = value.args
+    if not any(isinstance(term, fx.Node) and len(term.users) > 1 for term in (left, right)):
+        return [(sign, value)]
+    same = (sign == "add") == (name_of(value) == "torch.add")
+    return [*_terms(lanes, sign, left), *_terms(lanes, "add" if same else "sub", right)]
 
 
 def _rsub(lanes: Lanes, node: fx.Node, a: Any, b: Any, alpha: float = 1) -> Tensor:

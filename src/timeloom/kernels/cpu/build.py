@@ -16,6 +16,8 @@ import platform
 import shlex
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +77,26 @@ def _load() -> ctypes.CDLL | str:
 
 
 @functools.lru_cache(maxsize=256)
-def generated(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL | str:
-    """The library of a generated source, or why there is none; either answer is remembered."""
+def generated(texts: tuple[str, ...], flags: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, ...] | str:
+    """The libraries of generated sources, compiled side by side, or why one is missing; either answer is remembered."""
     reason = unavailable()
     if reason is not None:
         return reason
+    with ThreadPoolExecutor(len(texts)) as pool:  # a thread waits for its compiler, which has a core of its own
+        found = tuple(pool.map(_of_text, texts, repeat(flags)))
+    reason = next((one for one in found if isinstance(one, str)), None)
+    if reason is None:
+        return tuple(one for one in found if not isinstance(one, str))
+    first = reason.strip().splitlines()[0]
+    faults.tell(f"a cell's step could not be compiled ({first})", "it runs in torch: same results, slower")
+    return reason
+
+
+@functools.lru_cache(maxsize=512)
+def _of_text(text: str, flags: tuple[str, ...]) -> ctypes.CDLL | str:
     try:
         return _library("step", text, flags)
     except (KernelBuildError, OSError) as error:
-        first = str(error).strip().splitlines()[0]
-        faults.tell(f"a cell's step could not be compiled ({first})", "it runs in torch: same results, slower")
         return str(error)
 
 

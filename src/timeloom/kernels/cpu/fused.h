@@ -1,7 +1,7 @@
 /* Sweeps of a step that was compiled: how rows walk through time. What a step does is generated: it is included between
  * the two halves of this file, by the generated source, which defines
  *
- *   NAME                what the two functions that it exports are called by: timeloom_NAME_forward and _adjoint
+ *   NAME                what the functions that it exports are called by: timeloom_NAME_forward and _adjoint
  *   PARTS, SIZE         parts of the state, and their widths together
  *   PART_WIDTHS         widths of the parts, PART_OFFSETS where they begin in a whole state
  *   WRITTEN             width of what an adjoint step writes out
@@ -13,8 +13,8 @@
  *   COPIED              gradients of inputs to be copied from what is written out: their COPIED_WIDTHS, where they lie
  *                       there, COPIED_FROM, and among the inputs, COPIED_TO
  *   LOSS_IN_STEP        whether the step itself adds what the loss adds to a gradient
- *   forward_step, ADJOINT_STEP (const fused_args *, group *, int decay, int real)
- *   sum_steps (const fused_args *, const group *, const waiting *)
+ *   FORWARD_STEP, ADJOINT_STEP, or one of them: (const fused_args *, group *, int decay, int real)
+ *   sum_steps (const fused_args *, const group *, const waiting *), with the second one
  *
  * Widths are numbers, or made of N and DEPTH: a text then serves a cell of any width, over x of any width.
  *

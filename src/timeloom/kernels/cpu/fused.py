@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Callable
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,13 +11,14 @@ from torch import Tensor
 
 from timeloom.buffers import empty
 from timeloom.cells.fused import FusedCell
-from timeloom.compile.emit_cpu import Source, emit
+from timeloom.compile.emit_cpu import Sources, emit
 from timeloom.compile.program import Fused
 from timeloom.compile.sums import weight_grads
+from timeloom.kernels import faults
 from timeloom.kernels.cpu import build
-from timeloom.kernels.cpu.launch import Given, addresses, launch
+from timeloom.kernels.cpu.launch import Given, Kernel, addresses, launch
 from timeloom.kernels.cpu.pack import pack
-from timeloom.kernels.cpu.sweeper import CompiledSweeper
+from timeloom.kernels.cpu.sweeper import CompiledSweeper, largest_jump
 from timeloom.kernels.generated import form_of, in_normal_form
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, Segments
@@ -25,34 +27,29 @@ _FLAGS: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.float64: 
 MOST_SUMMED = 1 << 18
 """Numbers of all weights up to which sweeps sum their gradients: sums beyond a core's cache are left to one product
 over all steps."""
-_sources: WeakKeyDictionary[Fused, Source] = WeakKeyDictionary()
+_sources: WeakKeyDictionary[Fused, Sources] = WeakKeyDictionary()
 
 
-def source_of(fused: Fused) -> Source:
-    """The generated source of a step; the same for both element types."""
+def sources_of(fused: Fused) -> Sources:
+    """The generated sources of a step; the same for both element types."""
     if fused not in _sources:
         _sources[fused] = emit(fused)
     return _sources[fused]
 
 
-def library_of(fused: Fused, dtype: torch.dtype) -> ctypes.CDLL | str:
-    """The compiled source, or why there is none."""
+def why_not(fused: Fused, dtype: torch.dtype) -> str | None:
+    """Why a compiled step has no kernels on this CPU, or None where it has: those of a training step are made here."""
     if dtype not in _FLAGS:
         return f"no kernels for {dtype}"
-    return build.generated(source_of(fused).text, _FLAGS[dtype])
-
-
-def why_not(fused: Fused, dtype: torch.dtype) -> str | None:
-    """Why a compiled step has no kernels on this CPU, or None where it has."""
-    library = library_of(fused, dtype)
-    return library.strip().splitlines()[0] if isinstance(library, str) else None
+    found = build.generated(sources_of(fused).common, _FLAGS[dtype])
+    return found.strip().splitlines()[0] if isinstance(found, str) else None
 
 
 class FusedSums:
     """Sums of the gradients of a compiled step; one of each for every thread."""
 
     def __init__(self, problem: Recurrence, fused: Fused) -> None:
-        self._fused, self._sums = fused, source_of(fused).sums
+        self._fused, self._sums = fused, sources_of(fused).sums
         room = max(self._sums.size, 1)  # where there are no weights, too: kernels ask whether there is memory for sums
         self.by_thread = problem.initial.new_zeros(torch.get_num_threads(), room)
         self.inputs = empty(problem.steps, problem.batch, sum(fused.inputs), like=problem.initial)
@@ -82,37 +79,54 @@ class FusedSweeper(CompiledSweeper):
     @staticmethod
     def work(problem: Recurrence) -> int:
         form = form_of(problem)
-        return form.work if form is not None and source_of(form).sharable else 0
+        return form.work if form is not None and sources_of(form).forward.sharable else 0
 
     @staticmethod
     def tape_width(problem: Recurrence) -> int:
         form = form_of(problem)
-        return 0 if form is None else source_of(form).tape
+        return 0 if form is None else sources_of(form).tape
 
     def __init__(self, problem: Recurrence) -> None:
         super().__init__(problem)
-        cell, inputs = in_normal_form(problem)
-        fused, dtype = cell.fused, problem.u.dtype
-        library = library_of(fused, dtype)
-        assert not isinstance(library, str)
-        self._library = library
-        self._work = self.work(problem)
-        weights = [pack(cell.matrices[p.matrix], fused.matrices[p.matrix], p) for p in source_of(fused).packs]
-        units = [unit.detach().contiguous() for unit in cell.units]
-        self._held = (weights, units)
+        self._form, inputs = in_normal_form(problem)
+        self._units = [unit.detach().contiguous() for unit in self._form.units]
+        self._kernels: dict[str, tuple[Kernel, list[Tensor], int]] = {}
         inputs = inputs.contiguous()
         self._sizes = {"batch": problem.batch, "input_stride": inputs.shape[-1]}
         self._fixed = {"inputs": inputs, "origin": problem.initial.contiguous(), "tape": problem.tape}
-        self._fixed |= {"weights": addresses(weights), "units": addresses(units)}
+        self._fixed |= {"units": addresses(self._units)}
         if problem.resets is not None:
             self._fixed["resets"] = problem.resets.contiguous().view(torch.uint8)
 
     def _launch(self, direction: str, segments: Segments, sizes: dict[str, int], given: Given) -> None:
-        launch(getattr(self._library, f"timeloom_fused_{direction}"), segments, sizes, given, self._work)
+        if direction not in self._kernels:
+            self._kernels[direction] = self._kernel(direction)
+        kernel, weights, work = self._kernels[direction]
+        launch(kernel, segments, sizes, given | {"weights": addresses(weights)}, work)
+
+    def _kernel(self, direction: str) -> tuple[Kernel, list[Tensor], int]:
+        """The kernel of a direction, the weights as it reads them, and the work that threads can share."""
+        fused, sources = self._form.fused, sources_of(self._form.fused)
+        source = sources.forward
+        if direction == "adjoint":
+            source = (None if self.problem.tape is None else sources.taped) or sources.adjoint
+        found = build.generated((source.text,), _FLAGS[self.problem.u.dtype])
+        if isinstance(found, str):
+            raise faults.KernelFault(found)
+        weights = [pack(self._form.matrices[p.matrix], fused.matrices[p.matrix], p) for p in source.packs]
+        return getattr(found[0], f"timeloom_fused_{direction}"), weights, fused.work if source.sharable else 0
+
+    def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], float] | None:
+        problem, parts = self.problem, self.cell.parts
+        if problem.lengths is not None or problem.initial.dtype != torch.float32 or len(set(parts)) != 1:
+            return None
+        if self.cell.bound(problem.initial) is not None:  # jumps are measured against that, too
+            return None
+        return partial(largest_jump, batch=problem.batch, parts=len(parts), floor=0.0, fading=fading)
 
     def new_sums(self) -> FusedSums | None:
         cell = self.problem.cell
-        if not isinstance(cell, FusedCell) or source_of(cell.fused).sums.size > MOST_SUMMED:
+        if not isinstance(cell, FusedCell) or sources_of(cell.fused).sums.size > MOST_SUMMED:
             return None
         return FusedSums(self.problem, cell.fused)
 

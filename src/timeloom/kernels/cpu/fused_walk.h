@@ -1,4 +1,4 @@
-/* The second half of fused.h: walks through time, given forward_step and ADJOINT_STEP. */
+/* The second half of fused.h: walks through time, of the steps that there are. */
 
 INLINE real *row_at(const fused_args *a, real *block, int part, long r) { return block + r * padded(a, part); }
 
@@ -53,6 +53,7 @@ INLINE int goes_on(group *g) {
   return leads(g);
 }
 
+#ifdef FORWARD_STEP
 static void walk_forward(const fused_args *a, group *g) {
   if (leads(g)) {
     if (a->lead) load_whole(a, g, g->state, a->origin, 1);
@@ -77,7 +78,7 @@ static void walk_forward(const fused_args *a, group *g) {
       if (real_step) forget(a, g, r);
     }
     if (reset) meet(g);
-    forward_step(a, g, real_step && a->decay, real_step && a->states);
+    FORWARD_STEP(a, g, real_step && a->decay, real_step && a->states);
     swap_in(a, g, g->state, g->next);
     if (!goes_on(g)) return;
   }
@@ -86,6 +87,9 @@ static void walk_forward(const fused_args *a, group *g) {
   save_decay(a, g);
 }
 
+#endif
+
+#ifdef ADJOINT_STEP
 /* Where the state before the step lies, if not at a reset; and, unless the step does it, what the loss itself adds to the
  * gradient behind it. */
 static void fetch(const fused_args *a, group *g, long r) {
@@ -180,6 +184,8 @@ static void walk_adjoint(const fused_args *a, group *g) {
   save_decay(a, g);
 }
 
+#endif
+
 /* Numbers of a group's scratch. */
 static long scratch_of(const fused_args *a, const group *g) {
   long row_size = SLOT_STRIDE + (TOTALS + 1) * (WIDE + 1);
@@ -251,5 +257,9 @@ static int run(walker *walk, const fused_args *a, int threads) {
 
 #define EXPORTED_AS(name, direction) timeloom_##name##_##direction
 #define EXPORTED(name, direction) EXPORTED_AS(name, direction)
+#ifdef FORWARD_STEP
 int EXPORTED(NAME, forward)(const fused_args *a, int threads) { return run(walk_forward, a, threads); }
+#endif
+#ifdef ADJOINT_STEP
 int EXPORTED(NAME, adjoint)(const fused_args *a, int threads) { return run(walk_adjoint, a, threads); }
+#endif

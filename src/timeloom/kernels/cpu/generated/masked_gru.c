@@ -12,8 +12,9 @@
 #define COPIED_WIDTHS {N, N, N}
 #define COPIED_FROM {0, N, (2 * N)}
 #define COPIED_TO {0, N, (2 * N)}
-#define SCRATCH MOST(MOST(MOST(1, 0 + ROUND_UP(N)), 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N)), 0 + ROUND_UP(N))
+#define SCRATCH MOST(MOST(MOST(1, 1 * ROUND_UP(N)), 4 * ROUND_UP(N)), 1 * ROUND_UP(N))
 #define TOTALS 1
+#define FORWARD_STEP forward_step
 #define ADJOINT_STEP (a->tape ? taped_step : adjoint_step)
 #define LOSS_IN_STEP 1
 #include "fused_sums.h"
@@ -168,8 +169,8 @@ INLINE void adjoint_0_rows(const int rows, const fused_args *a, group *g, const 
       in[3] = load_units(a->masks[1] + token * a->mask_strides[1] + unit, lanes);
       adjoint_0(in, out, decay);
       *(V *)(slots + 0) = out[0];
-      *(V *)(slots + 0 + ROUND_UP(N)) = out[1];
-      *(V *)(slots + 0 + ROUND_UP(N) + ROUND_UP(N)) = out[2];
+      *(V *)(slots + 1 * ROUND_UP(N)) = out[1];
+      *(V *)(slots + 2 * ROUND_UP(N)) = out[2];
       if (decay) {
 
       }
@@ -255,8 +256,8 @@ INLINE void adjoint_1_rows(const int rows, const fused_args *a, group *g, const 
       in[5] = acc[r * 3 + 0];
       in[6] = load_units(input + (2 * N), lanes);
       in[7] = load_units(before0 + 0, lanes);
-      in[8] = *(const V *)(slots + 0 + ROUND_UP(N));
-      in[9] = *(const V *)(slots + 0 + ROUND_UP(N) + ROUND_UP(N));
+      in[8] = *(const V *)(slots + 1 * ROUND_UP(N));
+      in[9] = *(const V *)(slots + 2 * ROUND_UP(N));
       in[10] = load_units(a->masks[1] + token * a->mask_strides[1] + unit, lanes);
       adjoint_1(in, out, decay);
       store_units(written + 0, out[0], lanes);
@@ -266,7 +267,7 @@ INLINE void adjoint_1_rows(const int rows, const fused_args *a, group *g, const 
       
       
       
-      *(V *)(slots + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N)) = out[7];
+      *(V *)(slots + 3 * ROUND_UP(N)) = out[7];
       if (decay) {
         store_units(g->decay[0] + at0 + 0, *(const V *)(g->decay[0] + at0 + 0) * out[8], lanes);
       }
@@ -311,7 +312,7 @@ INLINE void adjoint_2_rows(const int rows, const fused_args *a, group *g, const 
       __builtin_prefetch(a->masks[0] + token * a->mask_strides[0] + unit + ahead * a->mask_strides[0]);
       in[0] = acc[r * 2 + 0 + s];
       in[1] = load_units(a->masks[0] + token * a->mask_strides[0] + unit, lanes);
-      in[2] = *(const V *)(slots + 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N));
+      in[2] = *(const V *)(slots + 3 * ROUND_UP(N));
       adjoint_2(in, out, decay);
       store_units(g->next[0] + at0 + 0, out[0], lanes);
       if (decay) {

@@ -12,8 +12,9 @@
 #define COPIED_WIDTHS {N}
 #define COPIED_FROM {0}
 #define COPIED_TO {0}
-#define SCRATCH MOST(MOST(MOST(1, 0 + ROUND_UP(N)), 0 + ROUND_UP(N) + ROUND_UP(N) + ROUND_UP(N)), 0 + ROUND_UP(N))
+#define SCRATCH MOST(MOST(MOST(1, 1 * ROUND_UP(N)), 3 * ROUND_UP(N)), 1 * ROUND_UP(N))
 #define TOTALS 1
+#define FORWARD_STEP forward_step
 #define ADJOINT_STEP (a->tape ? taped_step : adjoint_step)
 #define LOSS_IN_STEP 1
 #include "fused_sums.h"
@@ -146,8 +147,8 @@ INLINE void adjoint_0_rows(const int rows, const fused_args *a, group *g, const 
       in[3] = load_units(a->masks[1] + token * a->mask_strides[1] + unit, lanes);
       adjoint_0(in, out, decay);
       *(V *)(slots + 0) = out[0];
-      *(V *)(slots + 0 + ROUND_UP(N)) = out[1];
-      *(V *)(slots + 0 + ROUND_UP(N) + ROUND_UP(N)) = out[2];
+      *(V *)(slots + 1 * ROUND_UP(N)) = out[1];
+      *(V *)(slots + 2 * ROUND_UP(N)) = out[2];
       if (decay) {
 
       }
@@ -199,7 +200,7 @@ INLINE void adjoint_1_rows(const int rows, const fused_args *a, group *g, const 
       __builtin_prefetch(a->masks[1] + token * a->mask_strides[1] + unit + ahead * a->mask_strides[1]);
       in[0] = load_units(input + 0, lanes);
       in[1] = acc[r * 2 + 0 + s];
-      in[2] = *(const V *)(slots + 0 + ROUND_UP(N));
+      in[2] = *(const V *)(slots + 1 * ROUND_UP(N));
       in[3] = load_units(a->units[0] + unit, lanes);
       in[4] = load_units(a->masks[1] + token * a->mask_strides[1] + unit, lanes);
       adjoint_1(in, out, decay);
@@ -247,7 +248,7 @@ INLINE void adjoint_2_rows(const int rows, const fused_args *a, group *g, const 
       __builtin_prefetch(a->masks[0] + token * a->mask_strides[0] + unit + ahead * a->mask_strides[0]);
       in[0] = acc[r * 2 + 0 + s];
       in[1] = load_units(a->masks[0] + token * a->mask_strides[0] + unit, lanes);
-      in[2] = *(const V *)(slots + 0 + ROUND_UP(N) + ROUND_UP(N));
+      in[2] = *(const V *)(slots + 2 * ROUND_UP(N));
       adjoint_2(in, out, decay);
       store_units(g->next[0] + at0 + 0, out[0], lanes);
       if (decay) {

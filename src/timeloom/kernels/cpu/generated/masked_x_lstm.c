@@ -12,8 +12,9 @@
 #define COPIED_WIDTHS {0}
 #define COPIED_FROM {0}
 #define COPIED_TO {0}
-#define SCRATCH MOST(MOST(1, 0 + ROUND_UP(N)), 0 + ROUND_UP(N))
+#define SCRATCH MOST(MOST(1, 1 * ROUND_UP(N)), 1 * ROUND_UP(N))
 #define TOTALS 1
+#define FORWARD_STEP forward_step
 #define ADJOINT_STEP taped_step
 #define LOSS_IN_STEP 1
 #include "fused_sums.h"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from copy import deepcopy
 from dataclasses import replace
@@ -28,6 +29,8 @@ pytestmark = [
 ]
 BY_TORCH = "run by torch's own layer"
 STEPS = 1200
+LONG = 4096
+"""Steps that are worth a rehearsal."""
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +49,7 @@ def own_is_faster() -> None:
 @pytest.fixture
 def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides are timed, as nothing is known yet."""
-    monkeypatch.setattr(beside_torch, "_RATIOS", {})
+    monkeypatch.setattr(beside_torch, "_REHEARSED", {})
 
 
 @pytest.fixture
@@ -54,13 +57,24 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What looks at the memory of a network have found."""
     found: list[int] = []
 
-    def counted(*given: object) -> int:
+    def noted(*given: object) -> int:
         found.append(steps_to_forget(*given))  # type: ignore[arg-type]
         return found[-1]
 
     steps_to_forget = look.steps_to_forget
-    monkeypatch.setattr(look, "steps_to_forget", counted)
+    monkeypatch.setattr(look, "steps_to_forget", noted)
     return found
+
+
+class Counted:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.calls = function, 0
+
+    def __call__(self, *given: Any) -> Any:
+        self.calls += 1
+        return self.function(*given)
 
 
 def pair(layers: int, slow: list[int], **options: bool) -> tuple[nn.LSTM, tl.LSTM]:
@@ -188,7 +202,7 @@ def test_the_faster_side_runs(slower: str, by_torch: bool, monkeypatch: pytest.M
 
     def waiting(function: Any) -> Any:
         def run(*given: Any) -> Any:
-            time.sleep(0.02)
+            time.sleep(1e-4 * len(given[-1].x))
             return function(*given)
 
         return run
@@ -198,7 +212,7 @@ def test_the_faster_side_runs(slower: str, by_torch: bool, monkeypatch: pytest.M
     else:
         monkeypatch.setattr(LayerSolve, "_in_one_chunk", waiting(LayerSolve._in_one_chunk))
     _, ours = pair(1, [0])
-    run(ours, torch.randn(STEPS, 1, 3))
+    run(ours, torch.randn(LONG, 1, 3))
     assert (BY_TORCH in ours.reports[0].reason) == by_torch
 
 
@@ -207,22 +221,22 @@ def test_a_size_is_rehearsed_once_and_by_a_part_of_its_steps(monkeypatch: pytest
     steps: list[int] = []
     torchs = beside_torch.lstm
 
-    def counted(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    def noted(inputs: Inputs) -> tuple[Tensor, Tensor]:
         steps.append(len(inputs.x))
         return torchs(inputs)
 
-    monkeypatch.setattr(beside_torch, "lstm", counted)
+    monkeypatch.setattr(beside_torch, "lstm", noted)
     _, ours = pair(1, [])
     for _ in range(3):
-        run(ours, torch.randn(4096, 1, 3))
-    assert steps == [256] * (1 + beside_torch.TURNS)
-    run(ours, torch.randn(STEPS, 1, 3))
-    assert steps[-1] == 64
+        run(ours, torch.randn(LONG, 1, 3))
+    assert steps == [64, 64, 256, 256]
+    run(ours, torch.randn(LONG // 2, 1, 3))
+    assert steps[4:] == [32, 32, 128, 128]
     with torch.no_grad():
-        ours(torch.randn(4096, 1, 3))
+        ours(torch.randn(LONG, 1, 3))
     assert steps[-1] == 256  # without gradients it is another question
     again = len(steps)
-    run(pair(1, [])[1], torch.randn(4096, 1, 3))
+    run(pair(1, [])[1], torch.randn(LONG, 1, 3))
     for length in (4097, 5000, 8000):  # rounded down to as many steps
         run(ours, torch.randn(length, 1, 3))
     assert len(steps) == again
@@ -245,6 +259,8 @@ def test_a_call_that_is_cut_is_looked_at_and_planned_once(
     monkeypatch.setattr(Auto, "_decide", deciding)
     monkeypatch.setattr(trunk, "look", lambda *given: (asked.append(given), looked(*given)))
     monkeypatch.setattr(beside_torch, "gains", lambda *_: True)
+    monkeypatch.setattr(beside_torch, "own_beside_torchs", lambda *_: 1.3)
+    monkeypatch.setattr(beside_torch, "needed_gain", lambda *_: 1.0)
     ours = tl.LSTM(3, hidden)
     x = torch.randn(4 * STEPS, 1, 3)
     if taped:
@@ -264,10 +280,81 @@ def test_a_call_that_is_cut_is_looked_at_and_planned_once(
 
 @pytest.mark.usefixtures("rehearsed")
 def test_rehearsals_of_few_sizes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside_torch, "MOST_RATIOS", 2)
+    monkeypatch.setattr(beside_torch, "MOST_REHEARSED", 2)
     for hidden in (4, 5, 6):
-        run(tl.LSTM(3, hidden), torch.randn(STEPS, 1, 3))
-    assert {units for *_, units, _, _ in beside_torch._RATIOS} == {6}
+        run(tl.LSTM(3, hidden), torch.randn(LONG, 1, 3))
+    assert {units for *_, units, _, _ in beside_torch._REHEARSED} == {6}
+
+
+@pytest.mark.parametrize(("units", "by_torch"), [(8, False), (80, False), (160, True)])
+@pytest.mark.usefixtures("rehearsed")
+def test_a_short_call_is_not_rehearsed(units: int, by_torch: bool, looks: list[int]) -> None:
+    """It would take as long as the call. What remembers is torch's, but for narrow layers, and is looked at once."""
+    torch.manual_seed(0)
+    ours = tl.LSTM(3, units)
+    with torch.no_grad():
+        ours.bias_hh_l0[units : 2 * units] += 8
+    x = torch.randn(STEPS, 1, 3)
+    for _ in range(20):
+        run(ours, x)
+        assert (BY_TORCH in ours.reports[0].reason) == by_torch
+    assert not beside_torch._REHEARSED
+    assert not by_torch or not looks
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_what_forgets_quickly_is_cut_unrehearsed() -> None:
+    torch.manual_seed(0)
+    ours = tl.LSTM(3, 80)
+    run(ours, torch.randn(STEPS, 1, 3))
+    assert ours.reports[0].chunk < STEPS
+    assert not beside_torch._REHEARSED
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_short_calls_are_rehearsed_once_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside_torch, "AMORTISED", 4)
+    ours, x = tl.LSTM(3, 160), torch.randn(STEPS, 1, 3)
+    calls = 0
+    while not beside_torch._REHEARSED and calls < 20:
+        run(ours, x)
+        calls += 1
+    assert calls == 2 + math.ceil(4 * beside_torch.WORTH_REHEARSING[True] / STEPS)
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_a_stack_that_torch_runs_is_one_call_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until one of its layers is due for a look; the reports stay."""
+    by_layer = Counted(beside_torch.lstm)
+    monkeypatch.setattr(beside_torch, "lstm", by_layer)
+    theirs, ours = nn.LSTM(3, 160, 2), tl.LSTM(3, 160, 2)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(STEPS, 1, 3)
+    for _ in range(4):
+        for one, two in zip(run(ours, x), run(theirs, x), strict=True):
+            torch.testing.assert_close(one, two)
+        assert [BY_TORCH in report.reason for report in ours.reports] == [True, True]
+    assert by_layer.calls == 2
+    run(ours, x[:-1])
+    assert by_layer.calls == 4, "other lengths are looked at"
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_what_a_call_costs_beside_its_steps_is_not_taken_for_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A side that waits once a call loses little of a long one: it may win there, however slow its rehearsal is."""
+
+    def seconds(run: Any, inputs: Inputs, taped: bool) -> float:
+        own = getattr(run, "__name__", "") != "<lambda>"
+        return 0.01 + 1e-6 * len(inputs.x) if own else 1e-5 * len(inputs.x)
+
+    monkeypatch.setattr(beside_torch, "_seconds", seconds)
+    _, ours = pair(1, [])
+    solve = ours._solve_of(0, {})
+    found = []
+    for steps in (LONG // 2, 64 * LONG):
+        inputs = Inputs(torch.randn(steps, 1, 3), torch.zeros(1, 16), *ours.all_weights[0], None)
+        found.append(own_beside_torchs(inputs, solve._in_one_chunk, LayerExperience()))
+    assert found == pytest.approx([(0.01 + 1e-6 * steps) / (1e-5 * steps) for steps in (LONG // 2, 64 * LONG)])
 
 
 @pytest.mark.usefixtures("rehearsed")
@@ -275,22 +362,22 @@ def test_no_clock_decides_where_runs_are_to_repeat() -> None:
     _, ours = pair(1, [0])
     torch.use_deterministic_algorithms(True)
     try:
-        run(ours, torch.randn(STEPS, 1, 3))
+        run(ours, torch.randn(LONG, 1, 3))
     finally:
         torch.use_deterministic_algorithms(False)
     assert BY_TORCH not in ours.reports[0].reason
-    assert not beside_torch._RATIOS
+    assert not beside_torch._REHEARSED
 
 
 @pytest.mark.usefixtures("rehearsed")
 def test_a_rehearsal_leaves_no_trace() -> None:
     """No gradients in the user's tensors, and nothing learned of the network."""
     _, ours = pair(1, [])
-    x = torch.randn(STEPS, 1, 3, requires_grad=True)
+    x = torch.randn(LONG, 1, 3, requires_grad=True)
     experience = LayerExperience()
     solve = replace(ours._solve_of(0, {}), experience=experience)
     inputs = Inputs(x, torch.zeros(1, 16), *ours.all_weights[0], None)
-    assert own_beside_torchs(inputs, solve._in_one_chunk) > 0
+    assert own_beside_torchs(inputs, solve._in_one_chunk, experience) > 0
     assert x.grad is None
     assert all(parameter.grad is None for parameter in ours.parameters())
     assert experience == LayerExperience()

@@ -31,6 +31,8 @@ from module_zoo import (
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
+import timeloom as tl
+from timeloom.nn import own_sweeps
 from timeloom.solvers import Shooting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -363,3 +365,28 @@ def test_any_shape_chunk_lengths_and_resets(data: st.DataObject) -> None:
     more = {"lengths": torch.tensor(lengths), "resets": torch.tensor(resets).view(steps, batch)}
     x, hx = inputs(theirs, steps, batch, D), hidden(theirs, batch)
     assert_same(call(ours, x, hx, **more), call(InPieces(theirs), x, hx, **more))
+
+
+@pytest.mark.parametrize("way", ["packed", "lengths"])
+def test_sequences_of_one_length_are_not_ragged(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are solved as a batch without lengths is."""
+    seen = []
+    whole = own_sweeps._solve
+
+    def noted(*arguments: Any) -> Any:
+        seen.append(arguments[4])
+        return whole(*arguments)
+
+    monkeypatch.setattr(own_sweeps, "_solve", noted)
+    torch.manual_seed(0)
+    layer = tl.GRU(3, 5, bidirectional=True, solver="shooting")
+    x, lengths = torch.randn(40, 2, 3), torch.tensor([40, 40])
+    y, h = layer(x)
+    if way == "packed":
+        packed, final = layer(pack_padded_sequence(x, lengths, enforce_sorted=False))
+        found = pad_packed_sequence(packed)[0]
+    else:
+        found, final = layer(x, lengths=lengths)
+    assert seen == [None, None]
+    torch.testing.assert_close(found, y)
+    torch.testing.assert_close(final, h)

@@ -202,17 +202,6 @@ def cost_of_beginning() -> object:
         return float(f"{max(seconds(begun) - usual, 0):.1g}")
 
 
-@measures("solve/beside_torch.WIDE", what=f"of {WIDE} units, B=4, T=256; with gradients, without")
-def wide() -> object:
-    torch.manual_seed(0)
-    x, found = torch.randn(256, 4, INPUTS), {}
-    ours = tl.LSTM(INPUTS, WIDE, solver=tl.solvers.Shooting(chunk=256))
-    for taped in (True, False):
-        own, torchs = (seconds(lambda: call(layer, x, taped)) for layer in (ours, nn.LSTM(INPUTS, WIDE)))  # noqa: B023
-        found[taped] = round(own / torchs, 2)
-    return found
-
-
 @measures("solve/beside_torch.SIDE_BY_SIDE", what="of LSTMs of 32, 64 and 128 units")
 def side_by_side() -> object:
     return tuple(_gain_of_rows(units) for units in (32, 64, 128))

@@ -18,6 +18,20 @@ class LayerExperience:
     warm: Experience | None = None
     """Forward, of solves that begin at known states: they need shorter warm-ups and fewer sweeps."""
 
+    waits: int | None = None
+    """Calls before it is found out what one of them is too short to pay for; None where none was so short."""
+
+    def pays_for(self, calls: int) -> bool:
+        """Whether a decision is to be made in this call that takes as long as it is worth after so many like it."""
+        self.waits = calls if self.waits is None else max(self.waits - 1, 0)
+        return self.waits == 0
+
+    def skip_call(self) -> None:
+        """One call less to wait and to rest for."""
+        self.waits = self.waits and self.waits - 1
+        self.forward.skip_call()
+        self.backward.skip_call()
+
     def beginning(self, known: bool) -> Experience:
         """The experience with forward solves that begin at known states, first of all what is known of the others; or
         with those that do not.

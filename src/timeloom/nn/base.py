@@ -23,6 +23,7 @@ from timeloom.nn.stacked import Hidden, Stacked
 from timeloom.report import SolveReport
 from timeloom.solve.warm_starts import BATCH, WarmBatch
 from timeloom.solvers.base import Solver, resolve
+from timeloom.torch_state.saved_tensors import saved_through_hooks
 from timeloom.torch_state.transforms import transformed
 
 MOST_KNOWN = 64
@@ -45,6 +46,9 @@ class Recurrent(Stacked):
         no reports where it was found out that it is not to."""
         self._last: torch_layer.LeftToTorch | None = None
         """The last call, where torch's layer ran it and is to run the next one like it."""
+        self._left: dict[Any, tuple[int, list[SolveReport]]] = {}
+        """For how many calls torch's own layer is to run, by the same kinds: each of its layers was torch's, a call
+        ago; and what to report."""
         self._steady: dict[Any, steady.SteadyCall] = {}
         """Calls that are replays alone, by kind."""
         if "_handle" not in vars(self):  # the operators of a graph ask the module for its solver
@@ -65,7 +69,7 @@ class Recurrent(Stacked):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._handle = handle_of(self)  # a copy is a module of its own
-        self._last, self._steady, self._beginnings = None, {}, {}
+        self._last, self._left, self._steady, self._beginnings = None, {}, {}, {}
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._steady = {}  # weights may move, and what replays hold of them is to be free
@@ -154,6 +158,13 @@ class Recurrent(Stacked):
             if x.dim() == 3:
                 self._last = torch_layer.LeftToTorch.of(self, x, known)
             return result
+        left, reports = self._left.pop(key, (0, []))
+        if left and not saved_through_hooks():
+            self._left[key] = left - 1, reports
+            for experience in self.experiences():
+                experience.skip_call()
+            self.__dict__["reports"] = list(reports)
+            return torch_layer.call(self, x, hx)  # type: ignore[no-any-return]
         packed = input if isinstance(input, PackedSequence) else None
         data: Any = input if packed is None else packed.data
         asked = Asked(data, packed, hx, lengths, resets, guess, return_states, group, inside)
@@ -173,6 +184,10 @@ class Recurrent(Stacked):
         if key is not None and known is None and data.device.type == "cpu" and len(self._known) < MOST_KNOWN:
             self._known[key] = []  # there, size alone decides
         found = own_sweeps.call(self, asked, weights or self._present_weights(), obstacle)
+        if key is not None and not obstacle and len(self._left) < MOST_KNOWN:
+            left = torch_layer.calls_left(self, data)
+            if left:
+                self._left[key] = left, self.reports
         if repeats and group is None and not obstacle:
             steady.settle(self, data, hx, resets)
         return found

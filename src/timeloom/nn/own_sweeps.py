@@ -65,6 +65,8 @@ def call(module: Recurrent, asked: Asked, weights: list[Weights], obstacle: str 
     if lengths is not None and packed is None:
         lengths = check_lengths(lengths, steps, batch)
         x = mask_padding(x, lengths)
+    if lengths is not None and span is None and bool((lengths == steps).all()):
+        lengths = None  # nothing is ragged
     if resets is not None:
         resets = resets if batched or not isinstance(resets, Tensor) else resets.unsqueeze(1)
         resets = check_resets(resets, steps, batch, module.batch_first and batched, x.device)
@@ -72,7 +74,6 @@ def call(module: Recurrent, asked: Asked, weights: list[Weights], obstacle: str 
     every = AllStates(lengths, resets) if asked.return_states else None
     y, final = _solve(module, x, hidden, weights, lengths, resets, begin, span, every, obstacle, asked.inside)
     if packed is not None:
-        assert lengths is not None
         final = tuple(permute(part, packed.unsorted_indices) for part in final)
         return pack_like(y, lengths, packed), module._hidden_out(final)
     if not batched:

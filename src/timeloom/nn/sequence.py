@@ -14,14 +14,16 @@ def unpack(packed: PackedSequence) -> tuple[Tensor, Tensor]:
     """Padded, time-major data `(T, B, D)` and lengths `(B,)`, in the packed (sorted) order."""
     sizes = packed.batch_sizes.to(torch.int64)
     steps, batch = len(sizes), int(sizes[0])
+    if int(sizes[-1]) == batch:  # all of one length
+        return packed.data.view(steps, batch, *packed.data.shape[1:]), torch.full((batch,), steps)
     lengths = (sizes[:, None] > torch.arange(batch, device="cpu")).sum(0)
     padded = packed.data.new_zeros(steps, batch, *packed.data.shape[1:])
     return padded.index_put(_packed_order(lengths, steps, packed.data.device), packed.data), lengths
 
 
-def pack_like(padded: Tensor, lengths: Tensor, packed: PackedSequence) -> PackedSequence:
-    """The reverse of `unpack`."""
-    data = padded[_packed_order(lengths, len(padded), padded.device)]
+def pack_like(padded: Tensor, lengths: Tensor | None, packed: PackedSequence) -> PackedSequence:
+    """The reverse of `unpack`; no lengths: all of one."""
+    data = padded.flatten(0, 1) if lengths is None else padded[_packed_order(lengths, len(padded), padded.device)]
     return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
 
 

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from timeloom.report import SolveReport
 from timeloom.torch_state.precision import SOLVED
+from timeloom.torch_state.saved_tensors import saved_through_hooks
 from timeloom.torch_state.wrapped import wrapped
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ RUNS = {"GRU": torch.gru, "LSTM": torch.lstm, "RNN_TANH": torch.rnn_tanh, "RNN_R
 """Torch's operators by their mode: what its classes call."""
 
 
+BY_TORCH = "run by torch's own layer"
+"""What a report says of that."""
+STAYS = 64
+"""Calls for which layers are left to torch's as a whole where nothing says that they are looked at again before."""
 SWEPT = ("cpu", "cuda")
 """Kinds of devices that timeloom has sweeps for."""
 
@@ -151,7 +156,17 @@ def layer(module: Recurrent) -> Any:
 
 def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> SolveReport:
     steps, _ = size(module, input)
-    return SolveReport.sequential(steps, f"{reason}; run by torch's own layer")
+    return SolveReport.sequential(steps, f"{reason}; {BY_TORCH}")
+
+
+def calls_left(module: Recurrent, input: Tensor) -> int:
+    """Calls like the last one, layer by layer, that torch's own layer is to run as a whole: none where one of its
+    layers was ours. A stack of torch's takes less time than its layers by themselves.
+    """
+    plain = input.device.type == "cpu" and input.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    if not plain or saved_through_hooks() or not all(BY_TORCH in report.reason for report in module.reports):
+        return 0
+    return min(each.waits or max(each.forward.pause, each.backward.pause) or STAYS for each in module.experiences())
 
 
 def size(module: Recurrent, input: Tensor | PackedSequence) -> tuple[int, int]:

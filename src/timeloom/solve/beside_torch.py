@@ -1,10 +1,14 @@
 """An LSTM's layer on a CPU beside torch's own, which is one fused primitive: which of the two runs one chunk faster
-depends on machine, threads and sizes, so both are rehearsed where ours is one call, too; and time is cut, layer by
-layer, where that is faster still.
+depends on machine, threads and sizes, so both are rehearsed where calls are long enough for that; and time is cut,
+layer by layer, where that is faster still.
+
+A decision may cost no more than a part of the call that it serves: where torch's layer runs in the end, all that was
+spent is lost.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,25 +22,48 @@ from timeloom.cells.base import Cell
 from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.problem import Recurrence
 from timeloom.solve.inputs import Inputs, sizes_of
+from timeloom.solve.look import PLACES
 from timeloom.solve.plan import Direction, Plan, Planner
 from timeloom.torch_state.saved_tensors import saved_through_hooks
 
 SHARE, FEWEST, MOST = 1 / 16, 64, 512
 """Steps of a rehearsal: this share of a call's, but no fewer, where there are so many, and no more."""
+SHORTER = 4
+"""So many times shorter is the other rehearsal, by which what a call costs beside its steps is told from them."""
 TURNS = 2
-"""Of each side, of which the faster one counts, after one that does not."""
-WIDE = {True: 1.4, False: 1.25}
-"""Time of our own one chunk beside torch's where it is not one call, with gradients and without, as `python -m
-benchmarks.calibrate` measures it."""
-SIDE_BY_SIDE = 1.25
-"""What rows gain that a thread runs side by side, which the cost of a step does not tell; measured there, too."""
+"""Of each side and length, of which the faster one counts: of a new length torch's first one is slower."""
+WORTH_REHEARSING = {True: 1792, False: 4096}
+"""Steps of one sequence, with gradients and without, from which a rehearsal takes half a call or less."""
+AS_LONG = 4
+"""Sequences more than one that make steps so much as twice as long."""
+AMORTISED = 20
+"""Calls of so many steps that must have been run before shorter ones are rehearsed."""
+SIDE_BY_SIDE, SIDE_BY_SIDE_WIDE = 1.25, 0.75
+"""What rows gain that a thread runs side by side, which the cost of a step does not tell; where a layer is not one
+call, its products over all of time gain nothing. The first one is measured by `python -m benchmarks.calibrate`."""
+LOOK_SHARE = 1 / 6
+"""Part of torch's time that a look at the network's memory may take."""
+UNKNOWN = math.inf
+"""In place of a ratio of times."""
+MOST_REHEARSED = 512
+"""Sizes of which rehearsals are kept at a time."""
 
 Run = Callable[[Inputs], Tensor]
 """Outputs of a layer, on autograd's tape where that is on."""
-_RATIOS: dict[tuple[int, ...], float] = {}
-"""What was found, by sizes, threads and whether gradients are asked for."""
-MOST_RATIOS = 512
-"""Sizes of which that is kept at a time."""
+
+
+class Took(NamedTuple):
+    """Seconds of a call by one side: beside its steps, and of each step."""
+
+    once: float
+    each: float
+
+    def over(self, steps: int) -> float:
+        return self.once + steps * self.each
+
+
+_REHEARSED: dict[tuple[int, ...], tuple[Took, Took]] = {}
+"""What torch's and our own one chunk took, by sizes, threads and whether gradients are asked for."""
 
 
 class Beside(NamedTuple):
@@ -51,12 +78,16 @@ def is_rival(cell: Cell, inputs: Inputs) -> bool:
     """Whether torch's own layer may run this call, and may be the fastest one chunk."""
     x = inputs.x
     fused = cell.kernel == "lstm" and x.device.type == "cpu" and x.dtype == torch.float32
+    fused = fused and bool(torch.backends.mkldnn.enabled)
     return fused and inputs.whole and not inputs.masked and not saved_through_hooks()
 
 
-def choose(cell: Cell, inputs: Inputs, solver: Planner, experience: LayerExperience, in_one_chunk: Run) -> Beside:
-    """Torch's own layer where either pass would gain too little by being cut, and our own one chunk is slower."""
-    ratio = own_beside_torchs(inputs, in_one_chunk)
+def choose(cell: Cell, inputs: Inputs, solver: Planner, experience: LayerExperience, ratio: float) -> Beside:
+    """Torch's own layer where our own one chunk takes `ratio` of its time, which is more, and either pass would gain
+    too little by being cut.
+    """
+    if ratio == UNKNOWN:
+        return Beside(f"auto: too few steps so far, {len(inputs.x)} a call, to find out whose are faster")
     return Beside() if ratio <= 1 else _cut_or_torchs(cell, inputs, solver, experience, ratio)
 
 
@@ -71,43 +102,69 @@ def _cut_or_torchs(cell: Cell, inputs: Inputs, solver: Planner, experience: Laye
     for plan, side in zip(plans, sides, strict=True):
         if plan.chunk >= steps:
             return Beside(plan.reason)
-        if not gains(plan, sizes, ratio):
+        if not gains(plan, sizes, inputs, ratio):
             side.rest()
             chunks = f"{-(-steps // plan.chunk)} chunks after warm-ups of {plan.warmup} steps"
             return Beside(f"auto: {chunks} gain too little")
     return Beside(plans=tuple(plans))
 
 
-def gains(plan: Plan, sizes: Recurrence, ratio: float) -> bool:
+def gains(plan: Plan, sizes: Recurrence, inputs: Inputs, ratio: float) -> bool:
     """Whether a plan is likely to be faster than torch's one chunk; ours takes `ratio` of its time."""
-    steps, batch = sizes.steps, max(sizes.batch, 1)
-    cost, rows = step_cost(sizes), -(-steps // plan.chunk) * batch
+    steps, batch, cost = sizes.steps, max(sizes.batch, 1), step_cost(sizes)
     gain = cost_of(steps, batch, steps, 0, cost) / cost_of(steps, batch, plan.chunk, plan.warmup, cost)
-    several = rows >= 2 * torch.get_num_threads()
-    return gain > (max(ratio / SIDE_BY_SIDE, 1.0) if several else ratio)
+    several = -(-steps // plan.chunk) * batch >= 2 * torch.get_num_threads()
+    return gain > (needed_gain(inputs, ratio) if several else ratio)
 
 
-def own_beside_torchs(inputs: Inputs, in_one_chunk: Run) -> float:
-    """Time of our own one chunk as a share of torch's, with gradients where they are asked for: measured on the first
-    call of its size, over a part of its steps.
+def needed_gain(inputs: Inputs, ratio: float) -> float:
+    """How many times as fast as our one chunk, by the costs of steps, several rows a thread must be to beat torch's."""
+    return max(ratio / (SIDE_BY_SIDE if _in_one_call(inputs) else SIDE_BY_SIDE_WIDE), 1.0)
+
+
+def bounds_of_look(cell: Cell, inputs: Inputs, ratio: float) -> tuple[float, int]:
+    """What several chunks must gain to be run, and how many steps may be looked at for it."""
+    if ratio == UNKNOWN:
+        return ratio, 0
+    sizes = sizes_of(cell, inputs)
+    steps, batch, cost = sizes.steps, max(sizes.batch, 1), step_cost(sizes)
+    most = LOOK_SHARE / ratio * cost_of(steps, batch, steps, 0, cost) / cost.of(2 * PLACES)
+    return needed_gain(inputs, ratio), int(most)
+
+
+def own_beside_torchs(inputs: Inputs, in_one_chunk: Run, experience: LayerExperience) -> float:
+    """Time of our own one chunk as a share of torch's, with gradients where they are asked for: as a rehearsal over a
+    part of the steps of the first call of its size foretells it. UNKNOWN where that would take too much of the calls
+    so far.
     """
     (steps, batch, width), units, taped = inputs.x.shape, inputs.w_hh.shape[1], inputs.taped
-    if not CPULayer.fits(units, width):
-        return WIDE[taped]
     if torch.are_deterministic_algorithms_enabled():  # no clock is to decide
-        return 1.0
+        return 1.0 if _in_one_call(inputs) else UNKNOWN
+    calls = AS_LONG * WORTH_REHEARSING[taped] / (steps * (batch + AS_LONG - 1))
+    if calls > 1 and not experience.pays_for(math.ceil(AMORTISED * calls)):
+        return 1.0 if _in_one_call(inputs) else UNKNOWN
     rehearsed = min(max(int(SHARE * steps), FEWEST), MOST, steps)
     rehearsed = 1 << (rehearsed.bit_length() - 1)  # so that lengths that vary share a rehearsal
     key = (rehearsed, batch, width, units, taped, torch.get_num_threads())
-    ratio = _RATIOS.get(key)
-    if ratio is None:
-        part = _apart(inputs, rehearsed)
-        torchs, own = (_seconds(run, part, taped) for run in (lambda given: lstm(given)[0], in_one_chunk))
-        ratio = own / torchs
-        if len(_RATIOS) >= MOST_RATIOS:
-            _RATIOS.clear()  # of sizes that come once, most are not asked for again
-        _RATIOS[key] = ratio
-    return ratio
+    if key not in _REHEARSED:
+        by_torch = _took(lambda given: lstm(given)[0], inputs, rehearsed)
+        if len(_REHEARSED) >= MOST_REHEARSED:
+            _REHEARSED.clear()  # of sizes that come once, most are not asked for again
+        _REHEARSED[key] = by_torch, _took(in_one_chunk, inputs, rehearsed)
+    torchs, own = _REHEARSED[key]
+    return own.over(steps) / torchs.over(steps)
+
+
+def _in_one_call(inputs: Inputs) -> bool:
+    return CPULayer.fits(inputs.w_hh.shape[1], inputs.x.shape[-1])
+
+
+def _took(run: Run, inputs: Inputs, steps: int) -> Took:
+    """What a side takes, by rehearsals of two lengths."""
+    fewer = max(steps // SHORTER, 1)
+    short, long = (_seconds(run, _apart(inputs, length), inputs.taped) for length in (fewer, steps))
+    each = max(long - short, 0.0) / max(steps - fewer, 1)
+    return Took(max(short - fewer * each, 0.0), each)
 
 
 def _apart(inputs: Inputs, steps: int) -> Inputs:
@@ -121,14 +178,14 @@ def _apart(inputs: Inputs, steps: int) -> Inputs:
 def _seconds(run: Run, inputs: Inputs, taped: bool) -> float:
     """The least time of a call, and of its backward pass where there is one."""
     found = []
-    for _ in range(1 + TURNS):
+    for _ in range(TURNS):
         began = time.perf_counter()
         output = run(inputs)
         if taped:
             wanted = [tensor for tensor in inputs.live if tensor is not None and tensor.requires_grad]
             torch.autograd.grad(output.sum(), wanted)  # given gradients would import sympy, 0.3 s
         found.append(time.perf_counter() - began)
-    return min(found[1:])
+    return min(found)
 
 
 def lstm(inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -33,9 +33,20 @@ ProblemOf = Callable[[Inputs], Recurrence]
 """Makes the recurrence of some inputs."""
 
 
-def look(inputs: Inputs, sizes: Recurrence, sides: Sequence[Experience], problem_of: ProblemOf) -> None:
+def look(
+    inputs: Inputs,
+    sizes: Recurrence,
+    sides: Sequence[Experience],
+    problem_of: ProblemOf,
+    needed: float = 1.0,
+    most: int | None = None,
+) -> None:
     """Tell the experience of each pass how fast a network forgets, where it does not know and time may be cut:
     gradients are forgotten as states are.
+
+    needed: how many times as fast as one chunk several must be to be run at all.
+    most: steps to look at, at most. What they do not show is not trusted then: a sweep behind a warm-up that is too
+        short costs more than a longer one gains.
     """
     steps, batch = sizes.steps, max(sizes.batch, 1)
     first = assumed_warmup(TOLERANCE[torch.float32])
@@ -47,12 +58,17 @@ def look(inputs: Inputs, sizes: Recurrence, sides: Sequence[Experience], problem
     cost = step_cost(sizes)
     if cheapest(steps, batch, first, cost)[0] >= steps:
         return
-    places = PLACES
-    longest = longest_warmup(steps, batch, cost.worth * cost_of(steps, batch, steps, 0, cost), cost)
+    places, memory = PLACES, NEVER
+    whole = cost_of(steps, batch, steps, 0, cost)
+    longest = longest_warmup(steps, batch, min(cost.worth, 1 / needed) * whole, cost)
     if not CPULayer.fits(sizes.cell.parts[0], inputs.x.shape[-1]):
         places, longest = 1, min(longest, int(SHARE_OF_WIDE * steps))
-    with torch.no_grad():
-        memory = steps_to_forget(apart(inputs, problem_of, places, first, max(longest, first)))
+    longest = max(longest, first) if most is None else min(longest, most)
+    if longest >= first:
+        with torch.no_grad():
+            memory = steps_to_forget(apart(inputs, problem_of, places, first, longest))
+    if most is not None and memory > GROWTH * longest:
+        memory = NEVER
     for side in asking:
         side.note_look(memory, ENOUGH)
 

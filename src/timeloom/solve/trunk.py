@@ -78,10 +78,13 @@ class LayerSolve:
             guess = None
         if guess is not None:
             return self._run_own(inputs, cell, record, guess=guess)
-        self._look(inputs, cell, inputs.taped)
         chosen = Beside()
         if self.solver.adapts and beside_torch.is_rival(cell, inputs):
-            chosen = beside_torch.choose(cell, inputs, self.solver, self.experience, self._in_one_chunk)
+            ratio = beside_torch.own_beside_torchs(inputs, self._in_one_chunk, self.experience)
+            self._look(inputs, cell, inputs.taped, *beside_torch.bounds_of_look(cell, inputs, ratio))
+            chosen = beside_torch.choose(cell, inputs, self.solver, self.experience, ratio)
+        else:
+            self._look(inputs, cell, inputs.taped)
         if chosen.why is not None:
             record(SolveReport.sequential(len(inputs.x), f"{chosen.why}; run by torch's own layer"))
             return beside_torch.lstm(inputs)
@@ -110,11 +113,11 @@ class LayerSolve:
             side.rest_once()
         return replace(self, experience=unknown)._run_own(inputs, self.cell_of(inputs), lambda _: None)[0]
 
-    def _look(self, inputs: Inputs, cell: Cell, taped: bool) -> None:
+    def _look(self, inputs: Inputs, cell: Cell, taped: bool, needed: float = 1.0, most: int | None = None) -> None:
         """Find out how long an unknown network remembers, before plans are made from that."""
         if self.solver.adapts:
             sides = [self.experience.forward, self.experience.backward][: 1 + taped]
-            look(inputs, sizes_of(cell, inputs), sides, self._problem)
+            look(inputs, sizes_of(cell, inputs), sides, self._problem, needed, most)
 
     def _begins(self, inputs: Inputs, cell: Cell) -> bool:
         """Whether known states are of use: the kernels that enter chunks by themselves save more than those do."""

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_cells import RandomCell
 from test_compile_step import at_once, problem_of  # noqa: F401
+from test_fused_sums import problem as own_problem
 from test_sweeps import as_dtype, buffers, needs_kernels, poisoned, ragged, rows_like
 from test_sweeps import problem_of as layer_problem
 from torch import Tensor
@@ -116,6 +117,18 @@ def test_random_cells(seed: int) -> None:
     problem = problem_of(RandomCell(seed).double(), steps=STEPS, batch=1 + seed % 3)
     assert_same_bits(problem, cut(problem, STEPS), 3)
     assert_same_bits(problem, ragged(STEPS, problem.batch), 3)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("at_once", "shared")
+@pytest.mark.parametrize("name", ["LayerNormGRU", "LayerNormLSTM", "SLSTM", "BlockGRU"])
+@pytest.mark.parametrize("threads", THREADS)
+def test_cells_that_sum_up_a_row(name: str, threads: int) -> None:
+    for ragged_ones in (False, True):
+        problem = own_problem(name, 40, ragged_ones)
+        segments = cut(problem, 30)
+        assert_same_bits(problem, segments, threads)
+        assert_same_bits(problem, Segments(*(column[:3] for column in segments.columns)), threads)
 
 
 def gradients(layer: torch.nn.Module, x: Tensor) -> list[Tensor]:

@@ -32,8 +32,6 @@ class Source:
     packs: tuple[Pack, ...]
     forward: Read
     adjoint: Read
-    sharable: bool
-    """Whether threads may share the units of a row: not where a row is summed up within a step."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,8 @@ def source_of_programs(
     offsets = tuple(sum(fused.inputs[:i]) for i in range(len(fused.inputs)))
     packs: list[Pack] = []
     read = dict.fromkeys(("forward", "adjoint"), Read(frozenset(), False))
-    steps, plans, products, scratch, totals = [], [], set[tuple[int, int]](), "1", 0
+    steps, plans, products, scratch, totals = [], [], set[tuple[int, int]](), "1", 1
+    summed = "1"
     for step, program in programs.items():
         plan = schedule(program, offsets, late=True)
         plans.append(plan)
@@ -89,19 +88,22 @@ def source_of_programs(
         read[direction] = Read(before.packs | writer.used, before.units or writer.reads_units)
         scratch = scratch if writer.scratch == "0" else f"MOST({scratch}, {writer.scratch})"
         totals = max(totals, len(plan.totals))
+        for width in sorted(writer.summed):
+            summed = f"MOST({summed}, ROUND_UP({width}) / WIDE)"
     sums, back = sums_of(fused), any(step != "forward" for step in programs)
     text = "\n".join([
         f"#define NAME {name}",
         *_sizes_text(fused, sizes, tape, sums),
         f"#define SCRATCH {scratch}",
-        f"#define TOTALS {max(totals, 1)}",
+        f"#define TOTALS {totals}",
+        f"#define SUMMED {summed}",
         *_steps_text(programs),
         f"#define LOSS_IN_STEP {int(all(map(_reads_gradients_once, plans)))}",
         '#include "fused_sums.h"' if back else '#include "fused.h"',
         *[f"PRODUCTS({columns}, {every})" for columns, every in sorted(products)],
         *steps, *[_sum_steps(sums, sizes)] * back, '#include "fused_walk.h"', "",
     ])  # fmt: skip
-    return Source(text, tuple(packs), **read, sharable=totals == 0)
+    return Source(text, tuple(packs), **read)
 
 
 def _steps_text(programs: Collection[str]) -> list[str]:

@@ -68,6 +68,8 @@ class StepText:
         self.back = name != "forward"
         self.used: set[Pack] = set()
         self.reads_units = False
+        self.summed: set[str] = set()
+        """Widths of what is summed over a row."""
         self.products: set[tuple[int, int]] = set()
         """Columns of the products that are made apart, and of all of their loop."""
         self._places: dict[str, tuple[str, str]] = {}
@@ -114,8 +116,8 @@ class StepText:
         decays = "\n".join(f"        {self._leave(item, i)}" for i, (item, _) in
                            enumerate(loop.leaves[loop.decays :], loop.decays))  # fmt: skip
         summed = sorted(self.total_at[item[1]] for item, _ in loop.leaves if item[0] == "total")
-        before = "".join(f"  clear_totals(g, {i}, 1);\n" for i in summed)
-        after = "".join(f"  add_totals(g, {i}, 1);\n" for i in summed)
+        after = "".join(f"  add_total(g, {i}, ROUND_UP({width}) / WIDE);\n" for i in summed)
+        self.summed |= {width} if summed else set()
         places = "\n".join(f"      {kind}{name} = {place};" for name, (kind, place) in self._places.items())
         each = f"for (int s = 0; s < {span}; s++) " if span > 1 else ""
         blocks = f"OWN_BLOCKS(j, {width}, {span})"
@@ -149,9 +151,9 @@ class StepText:
   }}
 }}
 {single}ONCE void {name}_loop({given}) {{
-{before}{walk}
-{after}  meet(g);
-}}"""
+{walk}
+  meet(g);
+{after}}}"""
 
     def _columns(self, loop: Loop) -> tuple[dict[int, int], list[int]]:
         """Which of the sums that a loop makes side by side for a unit each product is; where every stack begins, and
@@ -349,6 +351,7 @@ class StepText:
         if kind == "slot":
             return f"*(V *)({self._place('slots')} + {self.slot_at[index]}) = out[{number}];"
         if kind == "total":
-            return f"g->partial[row * TOTALS + {self.total_at[index]}] += only(out[{number}], lanes);"
+            place = f"(row * TOTALS + {self.total_at[index]}) * SUMMED + unit / WIDE"
+            return f"g->partial[{place}] = only(out[{number}], lanes);"
         place = f"g->decay[{index}] + {self._place(f'at{index}')} + {at}"
         return f"store_units({place}, *(const V *)({place}) * out[{number}], lanes);"

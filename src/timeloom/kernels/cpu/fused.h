@@ -6,6 +6,7 @@
  *   PART_WIDTHS         widths of the parts, PART_OFFSETS where they begin in a whole state
  *   WRITTEN             width of what an adjoint step writes out
  *   SCRATCH, TOTALS     numbers and sums that a row keeps between the loops of a step, at most
+ *   SUMMED              vectors of units that such a sum is made of, at most
  *   DECAYING            bits of the parts that keep something of themselves
  *   ADDED               whether an adjoint step adds to the next gradient, rather than sets it
  *   TAPE                width of what a forward step keeps for the adjoint one
@@ -82,8 +83,8 @@ typedef struct {
   int alone;          /* whether there is no other row in the whole sweep */
   real *state[PARTS], *next[PARTS], *grad[PARTS], *decay[PARTS];
   real *slots;        /* SCRATCH numbers a row, SLOT_STRIDE apart */
-  V *partial;         /* TOTALS sums a row, one for each lane */
-  real *totals;       /* and over all lanes */
+  V *partial;         /* what a row's TOTALS sums are made of: SUMMED vectors of units each, at most */
+  real totals[GROUP * TOTALS]; /* the sums */
   const real *before[PARTS][GROUP]; /* adjoint: the state before every row's step, where it is stored */
   real *ring, *sums;  /* adjoint: room for what is written and not to be stored, and this thread's sums */
   long slots_of_ring; /* steps that there is room for */
@@ -246,10 +247,6 @@ INLINE int leads(const group *g) { return g->member == 0; }
 INLINE void meet(group *g) {
   if (g->others) team_meet(g->others, g->member, g->members, ++g->met);
 }
-INLINE void clear_totals(group *g, int first, int count) {
-  for (long r = 0; r < g->count; r++)
-    for (int i = first; i < first + count; i++) g->partial[r * TOTALS + i] = (V){};
-}
 #if WIDE == 16 && defined(__AVX512F__)
 INLINE real sum_lanes(V v) { return _mm512_reduce_add_ps((__m512)v); }
 #else
@@ -259,10 +256,13 @@ INLINE real sum_lanes(V v) {
   return v[0];
 }
 #endif
-INLINE void add_totals(group *g, int first, int count) {
-  for (long r = 0; r < g->count; r++)
-    for (int i = first; i < first + count; i++)
-      g->totals[r * TOTALS + i] = sum_lanes(g->partial[r * TOTALS + i]);
+/* A sum over a row, of so many vectors: every thread adds up what all have left, in the order of the units. */
+INLINE void add_total(group *g, int index, long vectors) {
+  for (long r = 0; r < g->count; r++) {
+    V sum = {};
+    for (long v = 0; v < vectors; v++) sum += g->partial[(r * TOTALS + index) * SUMMED + v];
+    g->totals[r * TOTALS + index] = sum_lanes(sum);
+  }
 }
 /* Rows of the next tile, of `left` ones: as many as have room for their sums in registers, or half as many, or two: a row
  * by itself waits for its sums. */

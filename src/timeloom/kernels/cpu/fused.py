@@ -79,7 +79,7 @@ class FusedSweeper(CompiledSweeper):
     @staticmethod
     def work(problem: Recurrence) -> int:
         form = form_of(problem)
-        return form.work if form is not None and sources_of(form).forward.sharable else 0
+        return 0 if form is None else form.work
 
     @staticmethod
     def tape_width(problem: Recurrence) -> int:
@@ -90,7 +90,7 @@ class FusedSweeper(CompiledSweeper):
         super().__init__(problem)
         self._form, inputs = in_normal_form(problem)
         self._units = [unit.detach().contiguous() for unit in self._form.units]
-        self._kernels: dict[str, tuple[Kernel, list[Tensor], int]] = {}
+        self._kernels: dict[str, tuple[Kernel, list[Tensor]]] = {}
         inputs = inputs.contiguous()
         self._sizes = {"batch": problem.batch, "input_stride": inputs.shape[-1]}
         self._fixed = {"inputs": inputs, "origin": problem.initial.contiguous(), "tape": problem.tape}
@@ -101,11 +101,11 @@ class FusedSweeper(CompiledSweeper):
     def _launch(self, direction: str, segments: Segments, sizes: dict[str, int], given: Given) -> None:
         if direction not in self._kernels:
             self._kernels[direction] = self._kernel(direction)
-        kernel, weights, work = self._kernels[direction]
-        launch(kernel, segments, sizes, given | {"weights": addresses(weights)}, work)
+        kernel, weights = self._kernels[direction]
+        launch(kernel, segments, sizes, given | {"weights": addresses(weights)}, self._form.fused.work)
 
-    def _kernel(self, direction: str) -> tuple[Kernel, list[Tensor], int]:
-        """The kernel of a direction, the weights as it reads them, and the work that threads can share."""
+    def _kernel(self, direction: str) -> tuple[Kernel, list[Tensor]]:
+        """The kernel of a direction, and the weights as it reads them."""
         fused, sources = self._form.fused, sources_of(self._form.fused)
         source = sources.forward
         if direction == "adjoint":
@@ -114,7 +114,7 @@ class FusedSweeper(CompiledSweeper):
         if isinstance(found, str):
             raise faults.KernelFault(found)
         weights = [pack(self._form.matrices[p.matrix], fused.matrices[p.matrix], p) for p in source.packs]
-        return getattr(found[0], f"timeloom_fused_{direction}"), weights, fused.work if source.sharable else 0
+        return getattr(found[0], f"timeloom_fused_{direction}"), weights
 
     def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], float] | None:
         problem, parts = self.problem, self.cell.parts

@@ -188,7 +188,7 @@ static void walk_adjoint(const fused_args *a, group *g) {
 
 /* Numbers of a group's scratch. */
 static long scratch_of(const fused_args *a, const group *g) {
-  long row_size = SLOT_STRIDE + (TOTALS + 1) * (WIDE + 1);
+  long row_size = SLOT_STRIDE + TOTALS * SUMMED * WIDE;
   for (int part = 0; part < PARTS; part++) row_size += 4 * padded(a, part);
   /* vectors are read to the end of their last V, and beyond */
   return g->count * (row_size + g->slots_of_ring * WRITTEN_STRIDE) + (64 + 4 * PARTS) * WIDE;
@@ -199,9 +199,8 @@ static void lay_out(const fused_args *a, group *g, real *at) {
     g->state[part] = at, g->next[part] = at + block, g->grad[part] = at + 2 * block, g->decay[part] = at + 3 * block;
     at += 4 * block;
   }
-  g->partial = (V *)at, at += g->count * (TOTALS + 1) * WIDE;
+  g->partial = (V *)at, at += g->count * TOTALS * SUMMED * WIDE;
   g->slots = at, at += g->count * SLOT_STRIDE + WIDE;
-  g->totals = at, at += g->count * TOTALS + WIDE;
   g->ring = (real *)(((uintptr_t)at + 63) / 64 * 64);
 }
 typedef void walker(const fused_args *, group *);

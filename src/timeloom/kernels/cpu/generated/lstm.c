@@ -14,6 +14,7 @@
 #define COPIED_TO {0, N, (2 * N), (3 * N)}
 #define SCRATCH 1
 #define TOTALS 1
+#define SUMMED 1
 #define FORWARD_STEP forward_step
 #define ADJOINT_STEP (a->tape ? taped_step : adjoint_step)
 #define LOSS_IN_STEP 1

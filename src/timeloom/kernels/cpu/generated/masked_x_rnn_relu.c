@@ -14,6 +14,7 @@
 #define COPIED_TO {0}
 #define SCRATCH MOST(MOST(1, 1 * ROUND_UP(N)), 1 * ROUND_UP(N))
 #define TOTALS 1
+#define SUMMED 1
 #define FORWARD_STEP forward_step
 #define ADJOINT_STEP taped_step
 #define LOSS_IN_STEP 1

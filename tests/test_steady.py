@@ -43,14 +43,14 @@ def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def trunk_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The solves that went through the trunk."""
     seen: list[str] = []
-    for name in ("forward", "backward"):
-        honest = getattr(trunk.LayerSolve, name)
+    for name, method in (("forward", "_forward"), ("backward", "backward")):
+        honest = getattr(trunk.LayerSolve, method)
 
         def spy(*given: Any, name: str = name, honest: Any = honest, **more: Any) -> Any:
             seen.append(name)
             return honest(*given, **more)
 
-        monkeypatch.setattr(trunk.LayerSolve, name, spy)
+        monkeypatch.setattr(trunk.LayerSolve, method, spy)
     return seen
 
 

@@ -178,7 +178,7 @@ class Boundaries:
     @property
     def amplifies(self) -> bool:
         """Whether a link has shown that it makes differences larger."""
-        return self._gains is not None and bool(self._gains.values.max() > 1)
+        return self._gains is not None and bool((self._gains.values > 1).any())
 
     def _relative(self, moves: Tensor) -> Tensor:
         return (moves.abs() / self.scale).amax(-1)

@@ -219,6 +219,8 @@ def masks_of(cell: Cell, rows: Tensor) -> Masked:
 def largest_jump(starts: Tensor, ends: Tensor, batch: int, parts: int, floor: float, fading: bool) -> float:
     """The largest relative jump between each stretch's end and the next one's start, stretches in marching order."""
     rows, size = starts.shape
+    if rows == 0:
+        return 0.0
     jump: float = build.library().timeloom_jump(
         ctypes.c_void_p(starts.data_ptr()), ctypes.c_void_p(ends.data_ptr()), ctypes.c_long(rows // batch),
         ctypes.c_long(batch), ctypes.c_long(size // parts), ctypes.c_long(parts), ctypes.c_float(floor),

@@ -34,7 +34,7 @@ TORCH_STEP, TORCH_STEP_ON_GPU = 60.0, 6000.0
 """Microseconds of a step by itself, in plain torch operations."""
 TORCH_ROW = 6e-5, 0.01
 """Microseconds of a row more in such a step: times the size of the state squared, and times the size."""
-MEETING = 10000.0
+MEETING = 30000.0
 """What threads that share the units of a row lose by it in a step, in multiplications: they wait for each other."""
 WORTH_CUTTING = 0.95
 """Share of the time of one chunk on a CPU that several must not exceed behind a long warm-up, which may turn out too

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 TOGETHER = 4
 """Rows that threads share, at most: more are better cut among them."""
-WORTH_SHARING = 16384
-"""Multiplications of a step for each thread, at least: fewer take less time than to meet. As CACHED measured with 2
-threads: `python -m benchmarks.calibrate`."""
+WORTH_SHARING = 1 << 16
+"""Multiplications of a step for each thread, at least: fewer may take less time than to meet. On cores that share a
+cache 2^14 are enough, on others hardly 2^16, and the cores of a virtual machine are now these, now those. As CACHED
+measured with 2 threads: `python -m benchmarks.calibrate`."""
 CACHED = 1 << 18
 """Weights that a core keeps near beside all else: two rows of more are better shared by two threads than cut."""
 MOST_TEAMS = 64

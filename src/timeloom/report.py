@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+BY_TORCH = "run by torch's own layer"
+"""What a report says of a run that was not ours."""
+
 
 @dataclass(frozen=True)
 class GradientCheck:
@@ -71,6 +74,16 @@ class SolveReport:
     def sequential(cls, steps: int, reason: str, tolerance: float = 0.0, seconds: float = 0.0) -> SolveReport:
         """Of a run of one step after the other: exact, nothing to fit together."""
         return cls("sequential", steps, 1, (), tolerance, True, False, None, seconds, reason, error_estimate=0.0)
+
+    @classmethod
+    def by_torch(cls, steps: int, reason: str) -> SolveReport:
+        """The same of one by torch's own layer, and why."""
+        return cls.sequential(steps, f"{reason}; {BY_TORCH}")
+
+    @property
+    def ran_in_torch(self) -> bool:
+        """Whether it is of torch's own layer."""
+        return BY_TORCH in self.reason
 
     @property
     def certified(self) -> bool:

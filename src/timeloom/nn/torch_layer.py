@@ -26,8 +26,6 @@ RUNS = {"GRU": torch.gru, "LSTM": torch.lstm, "RNN_TANH": torch.rnn_tanh, "RNN_R
 """Torch's operators by their mode: what its classes call."""
 
 
-BY_TORCH = "run by torch's own layer"
-"""What a report says of that."""
 STAYS = 64
 """Calls for which layers are left to torch's as a whole where nothing says that they are looked at again before."""
 SWEPT = ("cpu", "cuda")
@@ -156,7 +154,7 @@ def layer(module: Recurrent) -> Any:
 
 def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> SolveReport:
     steps, _ = size(module, input)
-    return SolveReport.sequential(steps, f"{reason}; {BY_TORCH}")
+    return SolveReport.by_torch(steps, reason)
 
 
 def calls_left(module: Recurrent, input: Tensor) -> int:
@@ -164,7 +162,7 @@ def calls_left(module: Recurrent, input: Tensor) -> int:
     layers was ours. A stack of torch's takes less time than its layers by themselves.
     """
     plain = input.device.type == "cpu" and input.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    if not plain or saved_through_hooks() or not all(BY_TORCH in report.reason for report in module.reports):
+    if not plain or saved_through_hooks() or not all(report.ran_in_torch for report in module.reports):
         return 0
     return min(each.waits or max(each.forward.pause, each.backward.pause) or STAYS for each in module.experiences())
 

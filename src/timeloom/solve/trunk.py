@@ -86,7 +86,7 @@ class LayerSolve:
         else:
             self._look(inputs, cell, inputs.taped)
         if chosen.why is not None:
-            record(SolveReport.sequential(len(inputs.x), f"{chosen.why}; run by torch's own layer"))
+            record(SolveReport.by_torch(len(inputs.x), chosen.why))
             return beside_torch.lstm(inputs)
         return self._run_own(inputs, cell, record, chosen.plans)
 

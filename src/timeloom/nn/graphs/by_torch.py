@@ -33,7 +33,7 @@ def run_forward(
     states = torch.cat([inputs.initial[:, : outputs.shape[-1]].to(outputs.dtype).unsqueeze(0), outputs])
     if keeps_tape:
         setattr(states, TAPE, tape)
-    return [states], final, SolveReport.sequential(len(outputs), f"{reason}; run by torch's own layer")
+    return [states], final, SolveReport.by_torch(len(outputs), reason)
 
 
 def run_torch(module: Recurrent, inputs: Inputs, taped: bool) -> Tape:

@@ -14,10 +14,10 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from timeloom.kernels.launch import launch
 from timeloom.scan import gpu as scan
 from timeloom.scan import gpu_kernels as scan_kernels
 from timeloom.scan import gpu_matrix_kernels as matrix_kernels
-from timeloom.scan.launch import launch
 
 KERNELS = {
     scan_kernels: ("diagonal_kernel",),

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from timeloom.kernels.launch import has_triton, launch
 from timeloom.scan.elements import Structure, start
-from timeloom.scan.launch import has_triton, launch
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LARGEST = 32

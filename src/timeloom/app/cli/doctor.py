@@ -23,10 +23,10 @@ from timeloom.app.train.config import at_least
 from timeloom.kernels.cpu import build, packaged
 from timeloom.kernels.cuda import nvrtc
 from timeloom.kernels.cuda.sweeper import usable
+from timeloom.kernels.launch import has_triton
 from timeloom.nn import parallelize
 from timeloom.nn.base import Recurrent
 from timeloom.report import describe
-from timeloom.scan.launch import has_triton
 
 LIBRARIES = ("numpy", "triton", "rich", "safetensors", "tyro", "pyarrow", "tensorboard", "aeon", "matplotlib")
 STEPS, UNITS, BATCH = 4096, 32, 1

@@ -19,8 +19,8 @@ pytest.importorskip("triton.knobs")
 
 from triton import knobs
 
-from timeloom.scan import launch as launches
-from timeloom.scan.launch import launch
+from timeloom.kernels import launch as launches
+from timeloom.kernels.launch import launch
 
 GRID = (3, 1, 1)
 X = torch.zeros(65)

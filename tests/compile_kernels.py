@@ -5,6 +5,7 @@ Triton's interpreter runs kernels as Python, and takes more than its compiler do
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from timeloom.kernels.cuda import product_kernels, products
 from timeloom.kernels.launch import launch
 from timeloom.scan import gpu as scan
 from timeloom.scan import gpu_kernels as scan_kernels
@@ -22,6 +24,7 @@ from timeloom.scan import gpu_matrix_kernels as matrix_kernels
 KERNELS = {
     scan_kernels: ("diagonal_kernel",),
     matrix_kernels: ("transfers_kernel", "matrix_kernel"),
+    product_kernels: ("product_kernel", "column_sums_kernel"),
 }
 
 
@@ -97,6 +100,17 @@ def run_scans() -> None:
     scan.scan(draw(600, 2, 2, 2, 5), draw(600, 2, 2, 5), draw(2, 2, 5), "block")
 
 
+def run_products() -> None:
+    """Of the tiles that they are launched with: rows and columns of both factors lying next to each other."""
+    grads, x, weights, bias = torch.zeros(4096, 384), torch.zeros(4096, 128), torch.zeros(384, 128), torch.zeros(384)
+    for narrower in (0, 16):
+        given, by_x = grads[:, : 384 - narrower], weights[: 384 - narrower]
+        products.multiply(x, by_x.t(), bias[: len(by_x)])
+        products.multiply(given, by_x)
+        products.sum_outer(given, x)
+    products.sum_rows(grads)
+
+
 def run_all_kinds() -> None:
     """Launches that differ in what Triton compiles a kernel for, each twice, and in what it does not."""
     kernel, (x, y) = Compiled(tiny_kernel), torch.zeros(2, 64)
@@ -116,8 +130,11 @@ def main() -> None:
     for module, names in KERNELS.items():
         for name in names:
             setattr(module, name, Compiled(getattr(module, name)))
+    products._can_run, products._processors, products.LEAST_TERMS = lambda x: True, lambda x: 132, 0
+    products.on_device = lambda index: nullcontext()
     for _ in range(2):
         run_scans()
+        run_products()
 
 
 if __name__ == "__main__":

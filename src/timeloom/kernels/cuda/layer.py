@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from timeloom.cells.base import Cell, sum_outer
-from timeloom.kernels.cuda import dense
+from timeloom.cells.base import Cell
+from timeloom.kernels.cuda import dense, products
 from timeloom.kernels.cuda.newton import CUDANewton
 from timeloom.kernels.cuda.newton import fits as newton_fits
 from timeloom.kernels.cuda.programs import text_of
@@ -194,7 +194,7 @@ class CUDALayer(Layer):
             masks.copy_(self.x.flatten(0, 1)[:, -self.cell.behind :])
         with tf32.products(False):
             w_ih = self.w_ih.float().t()
-            u = torch.mm(flat, w_ih, out=gates) if bias is None else torch.addmm(bias.float(), flat, w_ih, out=gates)
+            u = products.multiply(flat, w_ih, None if bias is None else bias.float(), out=gates)
         return (u if rows is None else rows).view(steps, batch, -1)
 
     def _unmasked(self) -> Tensor:
@@ -212,9 +212,10 @@ class CUDALayer(Layer):
         before = (before if mask is None else before * mask).flatten(0, 1)
         d_u = gate_grads[:, : 3 * self.n] if self.kernel == "gru" else gate_grads
         with tf32.products(False):
-            summed = self._sums_at_once if before.numel() + x.numel() <= MOST_AT_ONCE else self._sums
+            at_once = before.numel() + x.numel() <= MOST_AT_ONCE and not products.pays(d_u.t(), before)
+            summed = self._sums_at_once if at_once else self._sums
             w_ih, w_hh, total = summed(gate_grads, d_u, x, before)
-            d_x = self._x_gradient(torch.mm(d_u, self.w_ih.float())) if want_x else None
+            d_x = self._x_gradient(products.multiply(d_u, self.w_ih.float())) if want_x else None
         n, dtype, b_ih, b_hh = self.n, self.w_ih.dtype, None, None
         if total is not None:
             total = total.to(dtype)
@@ -233,17 +234,18 @@ class CUDALayer(Layer):
         n = self.n
         if self.kernel == "gru":
             w_hh = gate_grads.new_empty(self.w_hh.shape)
-            sum_outer(gate_grads[:, : 2 * n], before, out=w_hh[: 2 * n])
-            sum_outer(gate_grads[:, 3 * n :], before, out=w_hh[2 * n :])
+            products.sum_outer(gate_grads[:, : 2 * n], before, out=w_hh[: 2 * n])
+            products.sum_outer(gate_grads[:, 3 * n :], before, out=w_hh[2 * n :])
         else:
-            w_hh = sum_outer(gate_grads, before)
-        return sum_outer(d_u, x), w_hh, None if self.b_ih is None else gate_grads.sum(0)
+            w_hh = products.sum_outer(gate_grads, before)
+        return products.sum_outer(d_u, x), w_hh, None if self.b_ih is None else products.sum_rows(gate_grads)
 
     def _sums_at_once(
         self, gate_grads: Tensor, d_u: Tensor, x: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The same by one product: to lay few numbers side by side takes less than two products and a sum more."""
         n, values = self.n, [before, x] if self.b_ih is None else [before, x, x.new_ones(len(x), 1)]
-        by_h, by_x, *by_one = sum_outer(gate_grads, torch.cat(values, 1)).split([part.shape[1] for part in values], 1)
+        summed = products.sum_outer(gate_grads, torch.cat(values, 1))
+        by_h, by_x, *by_one = summed.split([part.shape[1] for part in values], 1)
         w_hh = torch.cat([by_h[: 2 * n], by_h[3 * n :]]) if self.kernel == "gru" else by_h.contiguous()
         return by_x[: d_u.shape[1]].contiguous(), w_hh, by_one[0].squeeze(1).contiguous() if by_one else None

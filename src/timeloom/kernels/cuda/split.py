@@ -2,8 +2,8 @@
 
 Three products of halves, added up in float32, are then a product of about float32's accuracy: what is left out is 2^-22
 of it. The recurrent products of wide layers, short sums of many rows, are made so. Long sums are not, for the tensor
-cores cut off what they add: a sum of 65,536 outer products was off by 1e-5 that way, by 3e-7 in plain float32, and
-splitting large factors took as long as it saved.
+cores cut off what they add: a sum of 65,536 outer products was off by 1e-5 that way, by 3e-7 in plain float32. Those
+split their factors tile by tile (see products.py).
 """
 
 from __future__ import annotations

@@ -61,6 +61,8 @@ def compiled() -> list[Check]:
     found = []
     for backend, (kind, n) in product(("aot_eager", "inductor"), (("gru", 16), ("lstm", 33), ("rnn", 5), ("gru", 200))):
         found.append(Check(f"{backend} {kind} n={n}", partial(_compiled, backend, kind, n, None)))
+    for kind, layers, bias in (("gru", 1, False), ("lstm", 2, False), ("rnn", 3, False), ("gru", 2, True)):
+        found.append(Check(f"left to torch, {layers} {kind}, bias={bias}", partial(_short, kind, layers, bias)))
     found.append(Check("reduce-overhead gru n=32", partial(_compiled, "inductor", "gru", 32, "reduce-overhead")))
     found.append(Check("reduce-overhead lstm n=64", partial(_compiled, "inductor", "lstm", 64, "reduce-overhead")))
     return found
@@ -89,6 +91,27 @@ def _compiled(backend: str, kind: str, n: int, mode: str | None, device: str) ->
             said = as_good_as_torch(results(fast, x, own), theirs_found, right)
     torch.compiler.reset()
     return said
+
+
+def _short(kind: str, layers: int, bias: bool, device: str) -> str:
+    """Few steps in a graph, which torch's own layer runs, one layer at a time; both ways where there is one."""
+    import torch._dynamo
+
+    own, theirs = KINDS[kind]
+    shape: dict[str, Any] = {"num_layers": layers, "bias": bias, "bidirectional": layers == 1}
+    torch.manual_seed(0)
+    right = Model(theirs(8, 200, **shape), 8)
+    right.decode = nn.Linear(200 * (1 + (layers == 1)), 2)
+    ours = Model(own(8, 200, **shape), 8)
+    ours.decode = nn.Linear(200 * (1 + (layers == 1)), 2)
+    ours.load_state_dict(right.state_dict())
+    ours, right, exact = ours.to(device), right.to(device), copy.deepcopy(right).double().to(device)
+    x = torch.randn(5, 3, 8, device=device)
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        found = results(torch.compile(ours, backend="aot_eager", fullgraph=True), x, ours)
+    torch.compiler.reset()
+    return as_good_as_torch(found, results(right, x), results(exact, x.double()))
 
 
 def graphs() -> list[Check]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 
 class Dropped(Exception):
     """A recording has just been dropped to make room."""
-
-
-class Turn(NamedTuple):
-    """Which replay of a recording a pass was, and a watch where it is timed."""
-
-    number: int
-    watched: Watch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +69,8 @@ class Pass:
             recording.catch_up()
         return recording.is_of(stream, set_as) and self.standing.holds(self.experience)
 
-    def run(self, given: Sequence[Tensor | None]) -> tuple[list[Tensor], Turn]:
-        """What is wanted, and behind it what is lent; and which replay it was."""
+    def run(self, given: Sequence[Tensor | None]) -> tuple[list[Tensor], int, Watch | None]:
+        """What is wanted, and behind it what is lent; which replay it was, and a watch where it is timed."""
         plan = self.standing.plan
         watched = watch_for(plan, self.experience, self.recording.device)
         found = self.recording.replay_some(self.places, given, self.wanted, self.lent)
@@ -86,7 +79,7 @@ class Pass:
         if watched is not None:
             watched.stop()
         self.experience.note_plan(plan.sweeps, plan.dense)
-        return found[0], Turn(found[1], watched)
+        return *found, watched
 
 
 class Verdict:
@@ -94,11 +87,14 @@ class Verdict:
     what is learned from it. To be made under the lock that the replay was made under.
     """
 
-    __slots__ = ("_backward", "_began", "_learn", "_pass", "_report", "_steps", "_turn", "looked", "took")
+    __slots__ = ("_backward", "_began", "_learn", "_pass", "_report", "_steps", "_turn", "_watched", "looked", "took")
 
-    def __init__(self, found: Pass, turn: Turn, steps: int, began: float, learn: Callable[[SolveReport], None]) -> None:
+    def __init__(
+        self, found: Pass, turn: int, watched: Watch | None, steps: int, began: float,
+        learn: Callable[[SolveReport], None],
+    ) -> None:  # fmt: skip
         self._pass: Pass | None = found
-        self._turn, self._steps, self._learn = turn, steps, learn
+        self._turn, self._watched, self._steps, self._learn = turn, watched, steps, learn
         self._began = began
         self._report: SolveReport | None = None
         self._backward: Verdict | None = None
@@ -140,7 +136,7 @@ class Verdict:
         if found is None:
             return
         began = self._began if self.took is None else time.perf_counter() - self.took
-        numbers, plan = found.recording.read_all(self._turn.number), found.standing.plan
+        numbers, plan = found.recording.read_all(self._turn), found.standing.plan
         if numbers is None:  # nobody knows: to be solved anew
             return
         if isinstance(found.standing, StandingNewton):
@@ -154,8 +150,8 @@ class Verdict:
                     why = "; ".join(filter(None, (plan.reason, f"chunks of {plan.chunk} were not enough this time")))
                     self._report = replace(whole, residuals=(numbers[0], 0.0), fell_back=True, reason=why)
                 return
-            if self._turn.watched is not None and plan.chunk < self._steps:
-                found.experience.trials.note(plan, plan.expected, self._turn.watched.milliseconds())
+            if self._watched is not None and plan.chunk < self._steps:
+                found.experience.trials.note(plan, plan.expected, self._watched.milliseconds())
         if self._report is not None:
             self._learn(self._report)
 
@@ -174,8 +170,8 @@ class Call:
         """Its forward pass: what is wanted, and behind it what is lent; to be used once it is certified."""
         found = self.layer.forward
         with LOCK:
-            results, turn = found.run(given)
-            self.verdict = Verdict(found, turn, self.layer.steps, self.began, found.experience.learn)
+            results, turn, watched = found.run(given)
+            self.verdict = Verdict(found, turn, watched, self.layer.steps, self.began, found.experience.learn)
         return results
 
     def certify(self) -> Verdict | None:
@@ -214,8 +210,8 @@ def replayed_gradients(
                 places: list[Any] = [*ground.inputs, *ground.results[:kept], *ground.fresh]
                 copy(places, given)
                 ground.at_zero = False
-            results, turn = found.run([grad for grad in grads if grad is not None])
-            verdict = Verdict(found, turn, call.layer.steps, began, learn)
+            results, turn, watched = found.run([grad for grad in grads if grad is not None])
+            verdict = Verdict(found, turn, watched, call.layer.steps, began, learn)
     except Dropped:
         return None
     if not verdict.wait():

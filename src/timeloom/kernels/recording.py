@@ -15,7 +15,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
-from timeloom.kernels.cuda import side_streams
+from timeloom.kernels.cuda import driver, side_streams
 from timeloom.kernels.host_certificate import MOST_READ, Certificate, listening
 from timeloom.torch_state import streams, tf32
 
@@ -66,6 +66,7 @@ class Recording:
         """When it was last replayed: a number of `CALLS`."""
         self.device = next(place.device for place in given if place is not None)
         self._graph: torch.cuda.CUDAGraph | None = graph
+        self._executable = driver.executable(graph)
         self._held: list[ReferenceType[Places]] = []
         self._lent: list[ReferenceType[Tensor]] = []
 
@@ -124,7 +125,10 @@ class Recording:
                 self.at_zero = False
             copy(places, given)
             self._certificate.expect()
-            self._graph.replay()
+            if self._executable is None:
+                self._graph.replay()
+            else:
+                driver.launch(self._executable, self._stream.cuda_stream)
             found = [torch.empty_like(result) for result in wanted]
             copy(found, wanted)
             for result in self.results[:lent]:

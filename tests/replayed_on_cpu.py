@@ -16,8 +16,10 @@ from timeloom.auto.experience import Experience
 from timeloom.kernels import AdjointData, ReferenceSweeper, replay
 from timeloom.kernels.cuda import layer as cuda_layer
 from timeloom.kernels.cuda.layer import CUDALayer
+from timeloom.kernels.cuda.sweeper import Unless
+from timeloom.kernels.host_certificate import MOST_READ, is_heard, listening
 from timeloom.kernels.recording import Body, Recording, places_for
-from timeloom.problem import Recurrence, Segments
+from timeloom.problem import Recurrence, Segments, cut_evenly
 from timeloom.solve import beside_torch, trunk
 from timeloom.solve.driver import march
 from timeloom.solve.plan import Plan
@@ -41,6 +43,7 @@ class StandIn(ReferenceSweeper):
             saved.copy_(problem.u)
         self.saved = saved
         super().__init__(problem)
+        self._initial = problem.initial
 
     @staticmethod
     def room_for_saved(problem: Recurrence) -> Tensor | None:
@@ -51,6 +54,17 @@ class StandIn(ReferenceSweeper):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         final = torch.zeros_like(self.problem.initial) if final is None else final
         return super().adjoint_entering(segments, lead, final, data, want_decay)
+
+    def mend(self, unless: Unless, states: list[Tensor], want_decay: bool) -> None:
+        if not float(unless.certificate) <= unless.limit_on_device:
+            self.forward(self._whole(reverse=False), self._initial, states, want_decay)
+
+    def mend_adjoint(self, unless: Unless, final: Tensor, data: AdjointData, want_decay: bool, begins: Tensor) -> None:
+        if not float(unless.certificate) <= unless.limit_on_device:
+            begins.copy_(self.adjoint(self._whole(reverse=True), final, data, want_decay)[0])
+
+    def _whole(self, reverse: bool) -> Segments:
+        return cut_evenly(self.problem.steps, self.problem.batch, self.problem.steps, reverse)
 
     def certify(
         self, starts: Tensor, ends: Tensor, share: float, decay: Tensor | None = None, fading: bool = False
@@ -87,23 +101,29 @@ class Graph:
 
     replays = 0
 
-    def __init__(self, body: Body, places: Sequence[Tensor | None], results: list[Any]) -> None:
-        self._body, self._places, self._results = body, places, results
+    def __init__(self, body: Body, places: Sequence[Tensor | None], results: list[Any], room: Tensor) -> None:
+        self._body, self._places, self._results, self._room = body, places, results, room
 
     def replay(self) -> None:
         Graph.replays += 1
-        for place, found in zip(self._results, self._body(self._places), strict=True):
+        with listening(self._room) as listener:
+            found = self._body(self._places)
+            listener.take(found[-1])
+        for place, result in zip(self._results, found, strict=True):
             if isinstance(place, Tensor):
-                place.copy_(found)
+                place.copy_(result)
 
 
 def record(given: Sequence[Tensor | None], size: int, body: Body, ground: Recording | None) -> Recording:
     with torch.inference_mode(False), torch.no_grad():
         places = places_for(given, ground)
-        results = [found.clone() if isinstance(found, Tensor) else found for found in body(given)]
-    graph: Any = Graph(body, places, results)
+        room = torch.empty(MOST_READ)
+        with listening(room) as listener:
+            results = [found.clone() if isinstance(found, Tensor) else found for found in body(given)]
+            listener.take(results[-1])
+    graph: Any = Graph(body, places, results, room)
     stream: Any = SimpleNamespace(cuda_stream=streams.stream_of(torch.device("cpu")), synchronize=lambda: None)
-    return Recording(graph, places, results, size, stream, results[-1], ground)
+    return Recording(graph, places, results, size, stream, listener.numbers, ground, listener.mended)
 
 
 def _steadily(honest: Any) -> Any:
@@ -111,8 +131,12 @@ def _steadily(honest: Any) -> Any:
     return lambda self, tolerance: max(honest(self, tolerance), WARMUP)
 
 
-def install(patch: pytest.MonkeyPatch) -> None:
-    """Layers on the CPU run as those on a GPU do, by `solver=Chunks()`."""
+def install(patch: pytest.MonkeyPatch, mended: bool = False) -> None:
+    """Layers on the CPU run as those on a GPU do, by `solver=Chunks()`; graphs are `mended` as those of layers are that
+    are not too wide for it.
+    """
+    patch.setattr(CUDALayer, "_in_a_graph", property(lambda _: mended and is_heard()))
+    patch.setattr(cuda_layer, "launches_each_step", lambda *_: False)
     replay.RECORDINGS.clear()
     patch.setattr(trunk, "layer_kind", lambda cell, x: CUDALayer if cell.kernel is not None else None)
     patch.setattr(cuda_layer, "CUDASweeper", StandIn)
@@ -126,9 +150,9 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def on_a_cpu(patch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_a_cpu(patch: pytest.MonkeyPatch, mended: bool = False) -> Iterator[None]:
     """Inside, layers run as on a GPU; their recordings are gone behind it."""
-    install(patch)
+    install(patch, mended)
     torch.manual_seed(0)
     yield
     replay.RECORDINGS.clear()

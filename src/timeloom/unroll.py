@@ -95,8 +95,7 @@ def _again(steady: SteadyCell, h0: State, xs: Tensor) -> tuple[State, SolveRepor
     """The same by a replay alone; None where its certificate is missed."""
     call = steady.call()
     states = steady.run(call, xs, steady.cell.pack(h0))
-    report = None if states is None else call.certify()
-    return None if states is None or report is None else (steady.cell.shaped(states), report)
+    return None if states is None or call.certify() is None else (steady.cell.shaped(states), call.report)
 
 
 def _run(

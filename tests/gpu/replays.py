@@ -35,6 +35,10 @@ def replays() -> list[Check]:
     found += [
         Check(f"dense transfers, {kind} n={n}", partial(_dense, kind, n)) for kind, n in (("gru", 32), ("gru", 5))
     ]
+    found += [
+        Check(f"what is not certified, {kind} n={n} B={batch}", partial(_missed, kind, n, batch))
+        for kind, n, batch in (("gru", 32, 1), ("gru", 32, 9), ("lstm", 64, 2), ("gru", 200, 1), ("rnn", 33, 1))
+    ]
     found += [Check(f"two calls in one loss, {kind}", partial(_twice, kind)) for kind in ("gru", "lstm")]
     found += [Check(f"a cell of one's own, {name}", partial(_own, name, torch.float32)) for name in OWN]
     found += [Check("a cell of one's own, BlockGRU in bfloat16", partial(_own, "BlockGRU", torch.bfloat16))]
@@ -90,6 +94,36 @@ def _moved(kind: str, device: str) -> str:
                 ours.data = ours.data + 0.02 * torch.randn_like(ours)
                 right.data, truth.data = ours.data.clone(), ours.data.double()
         said = as_good_as_torch(results(own, x), results(theirs, x), results(exact, x.double()))
+    return said
+
+
+def remember(kind: str, *models: nn.Module) -> None:
+    """Have all of these keep what they know for much longer, in place."""
+    with torch.no_grad():
+        for model in models:
+            layer: Any = model.layer
+            if kind == "rnn":
+                layer.weight_hh_l0.copy_(torch.eye(len(layer.weight_hh_l0)) * 0.97)
+            else:
+                layer.bias_ih_l0[layer.hidden_size : 2 * layer.hidden_size] += 4.0  # the update or the forget gate
+
+
+def _missed(kind: str, n: int, batch: int, device: str) -> str:
+    """Weights of which chunks with what was learned are not certified: the replay itself runs them in one chunk."""
+    _on_a_gpu(device)
+    own, theirs, exact = trio(kind, n, device)
+    for _ in range(CALLS):
+        results(own, torch.randn(4096, batch, 8, device=device))
+    layer: Any = own.layer
+    if not layer._steady:
+        raise AssertionError(f"no replays after {CALLS} calls: {layer.reports[0]}")
+    remember(kind, own, theirs, exact)
+    x, said = torch.randn(4096, batch, 8, device=device), ""
+    for call in range(3):
+        said = as_good_as_torch(results(own, x), results(theirs, x), results(exact, x.double()))
+        report = layer.reports[0]
+        if call == 0 and not (report.fell_back and report.backward.fell_back and report.certified):
+            raise AssertionError(f"it did not fall back: {report}")
     return said
 
 

@@ -43,7 +43,7 @@ def _epochs(kind: str, n: int, steps: int, batch: int, solver: Any, how: dict[st
     if device == "cpu" and solver == "auto":
         raise Unfit("on a CPU `auto` does not begin at known states")
     own, theirs, exact = trio(kind, n, device, solver)
-    store, said, began = tl.WarmStarts(**how), "", False
+    store, said, began = tl.WarmStarts(**how, always=True), "", False  # else `auto` weighs what that would save here
     samples = [torch.randn(steps, batch, 8, device=device) for _ in range(2)]
     for _ in range(EPOCHS):
         for index, x in enumerate(samples):

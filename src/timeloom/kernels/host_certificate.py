@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,7 +17,10 @@ from torch import Tensor
 UNREAD = -1.0
 """What no certificate is."""
 LOOKS = 2000
-"""At memory that a GPU is about to write to, some 0.2 milliseconds: beyond that, the thread waits as torch does."""
+"""At memory that a GPU is about to write to, some 0.2 milliseconds: beyond that, the thread looks now and then."""
+NAP, NAPS = 2e-5, 4000
+"""Seconds between two later looks, and how many there are of them: what is on the stream behind a certificate is not to
+be waited for. Beyond that, the thread waits as torch does."""
 MOST_READ = 128
 """Numbers of a certificate that the host reads, at most."""
 _present = threading.local()
@@ -29,13 +33,14 @@ class Listener:
         self._room = room
         self.numbers: Tensor | float | None = None
         """Where the host can read it; None where nothing was told, or more numbers than there is room for."""
-        self.heard = False
+        self.heard = self.mended = False
+        """Whether a pass has told its certificate; and whether its own launches mend what is not certified."""
 
-    def take(self, certificate: Tensor | float | None) -> None:
+    def take(self, certificate: Tensor | float | None, mended: bool = False) -> None:
         """The first one counts."""
         if self.heard:
             return
-        self.heard, self.numbers = True, certificate
+        self.heard, self.numbers, self.mended = True, certificate, mended
         if isinstance(certificate, Tensor):
             place = self._room[: certificate.numel()]
             fits = len(place) == certificate.numel()
@@ -52,11 +57,18 @@ def listening(room: Tensor) -> Iterator[Listener]:
         _present.listener = None
 
 
-def tell(certificate: Tensor | float) -> None:
-    """A pass knows its certificate, the last of its results; more is launched behind it."""
+def tell(certificate: Tensor | float, mended: bool = False) -> None:
+    """A pass knows its certificate, the last of its results; more is launched behind it, and where that mends what is
+    not certified, results are exact whatever the certificate is.
+    """
     listener: Listener | None = getattr(_present, "listener", None)
     if listener is not None:
-        listener.take(certificate)
+        listener.take(certificate, mended)
+
+
+def is_heard() -> bool:
+    """Whether what is told in this thread gets to the host."""
+    return getattr(_present, "listener", None) is not None
 
 
 class Certificate:
@@ -101,6 +113,12 @@ def read_in_place(numbers: Tensor) -> ctypes.Array[ctypes.c_float]:
 
 
 def arrives(numbers: ctypes.Array[ctypes.c_float]) -> bool:
-    """Look whether a GPU has written numbers that were marked as unread, for as long as a short pass takes."""
+    """Look whether a GPU has written numbers that were marked as unread, for as long as most passes take."""
     last = len(numbers) - 1
-    return any(numbers[last] != UNREAD and UNREAD not in numbers for _ in range(LOOKS))
+    if any(numbers[last] != UNREAD and UNREAD not in numbers for _ in range(LOOKS)):
+        return True
+    for _ in range(NAPS):
+        time.sleep(NAP)
+        if UNREAD not in numbers:
+            return True
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -33,6 +34,11 @@ class Cutting:
     newton: int | None = None
     """Newton's steps on all states at once, in place of sweeps, where a layer makes them (`has_newton`); of gradients,
     sweeps behind a scan over the maps of chunks."""
+
+    @property
+    def limit(self) -> float:
+        """What the certificate must not exceed."""
+        return math.inf
 
 
 @dataclass

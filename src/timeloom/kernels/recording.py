@@ -15,7 +15,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
-from timeloom.kernels.cuda import side_streams
+from timeloom.kernels.cuda import driver, side_streams
 from timeloom.kernels.host_certificate import MOST_READ, Certificate, listening
 from timeloom.torch_state import streams, tf32
 
@@ -41,6 +41,7 @@ class Recording:
     a backward pass may stand on the `ground` of a forward pass's: it reads what that has, where it lies.
 
     numbers: the certificate, the last result, where the host can read it; None of one that is not one or a few numbers.
+    mended: whether its own launches mend what is not certified, so that nobody must wait for the certificate.
     """
 
     def __init__(
@@ -52,8 +53,11 @@ class Recording:
         stream: torch.cuda.Stream,
         numbers: Tensor | float | None,
         ground: Recording | None = None,
+        mended: bool = False,
     ) -> None:
-        self.given, self.results, self.size, self.ground = given, results, size, ground
+        self.given, self.results, self.size, self.ground, self.mended = given, results, size, ground, mended
+        self.unread: Callable[[], object] | None = None
+        """What takes in the certificate of the last replay, where nobody has waited for it."""
         self._stream, self._settings = stream, settings()
         self._certificate = Certificate(numbers, stream)
         self.at_zero = False
@@ -62,6 +66,7 @@ class Recording:
         """When it was last replayed: a number of `CALLS`."""
         self.device = next(place.device for place in given if place is not None)
         self._graph: torch.cuda.CUDAGraph | None = graph
+        self._executable = driver.executable(graph)
         self._held: list[ReferenceType[Places]] = []
         self._lent: list[ReferenceType[Tensor]] = []
 
@@ -83,13 +88,11 @@ class Recording:
     @property
     def here(self) -> bool:
         """Whether it may be replayed now: it was not dropped to make room, and stream and settings are its own."""
-        device = self.device
-        return (
-            self._graph is not None
-            and streams.may_replay(device)
-            and streams.stream_of(device) == self._stream.cuda_stream
-            and settings() == self._settings
-        )
+        return streams.may_replay(self.device) and self.is_of(*surroundings(self.device))
+
+    def is_of(self, stream: int, set_as: tuple[bool, bool]) -> bool:
+        """Whether it was not dropped, and these are its surroundings."""
+        return self._graph is not None and stream == self._stream.cuda_stream and set_as == self._settings
 
     def replay(self, given: Sequence[Tensor | None]) -> list[Any]:
         """Results in memory of their own."""
@@ -107,6 +110,7 @@ class Recording:
         second thing given, may be None for zero. The answer is None where the recording has been dropped.
         """
         with LOCK:
+            self.catch_up()
             if self._graph is None:
                 return None
             if self._lent:
@@ -121,7 +125,10 @@ class Recording:
                 self.at_zero = False
             copy(places, given)
             self._certificate.expect()
-            self._graph.replay()
+            if self._executable is None:
+                self._graph.replay()
+            else:
+                driver.launch(self._executable, self._stream.cuda_stream)
             found = [torch.empty_like(result) for result in wanted]
             copy(found, wanted)
             for result in self.results[:lent]:
@@ -130,6 +137,15 @@ class Recording:
                 self._lent.append(ref(alias))
                 found.append(alias)
         return found, turn
+
+    def catch_up(self) -> None:
+        """Have the certificate of the last replay taken in, where nobody has waited for it."""
+        if self.unread is None:
+            return
+        with LOCK:
+            unread, self.unread = self.unread, None
+            if unread is not None:
+                unread()
 
     @property
     def readable(self) -> bool:
@@ -172,6 +188,7 @@ class Recording:
 
     def drop(self) -> None:
         """Give its memory back; what is lent stays with those that hold it."""
+        self.catch_up()
         for held in self._held:
             places = held()
             if places is not None:
@@ -181,6 +198,9 @@ class Recording:
 
 def copy(places: Sequence[Tensor], given: Sequence[Any]) -> None:
     """Copy tensors to their places: small ones together, others by a launch each, which then fills the GPU."""
+    if len(places) == 1:
+        places[0].copy_(given[0])
+        return
     small: list[Tensor] = []
     few: list[Tensor] = []
     for place, tensor in zip(places, given, strict=True):
@@ -197,7 +217,12 @@ def copy(places: Sequence[Tensor], given: Sequence[Any]) -> None:
 
 def settings() -> tuple[bool, bool]:
     """What kernels are chosen by beside sizes: whether results must be the same every time, and how products round."""
-    return torch.are_deterministic_algorithms_enabled(), tf32.cudnn_rounds()
+    return torch._C._get_deterministic_algorithms(), tf32.cudnn_rounds()
+
+
+def surroundings(device: torch.device) -> tuple[int, tuple[bool, bool]]:
+    """The current stream, and how torch is set."""
+    return streams.stream_of(device), settings()
 
 
 def record(given: Sequence[Tensor | None], size: int, body: Body, ground: Recording | None) -> Recording:
@@ -219,7 +244,7 @@ def record(given: Sequence[Tensor | None], size: int, body: Body, ground: Record
             finally:
                 graph.capture_end()
         size = max(size, torch.cuda.memory_reserved() - before)
-    return Recording(graph, places, results, size, stream, listener.numbers, ground)
+    return Recording(graph, places, results, size, stream, listener.numbers, ground, listener.mended)
 
 
 def places_for(given: Sequence[Tensor | None], ground: Recording | None) -> list[Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from timeloom.nn.dropping import Weights
 from timeloom.nn.graphs.handles import handle_of, traced_apart
 from timeloom.nn.stacked import Hidden, Stacked
 from timeloom.report import SolveReport
+from timeloom.solve.steady_pass import Verdict
 from timeloom.solve.warm_starts import BATCH, WarmBatch
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.saved_tensors import saved_through_hooks
@@ -33,8 +34,8 @@ MOST_KNOWN = 64
 class Recurrent(Stacked):
     """Everything that GRU, LSTM and RNN share: parameters and checks are torch's, the forward pass is timeloom's."""
 
-    reports: list[SolveReport]
-    """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …"""
+    _reports: list[SolveReport]
+    _verdicts: Sequence[Verdict | None]
 
     def _start(self, solver: str | Solver) -> None:
         """What this class adds to torch's: the solver, what it learned, and the last call's reports."""
@@ -55,7 +56,25 @@ class Recurrent(Stacked):
             self._handle = handle_of(self)
         self._beginnings: dict[Hashable, Beginning] = {}
         """Whether calls begin at known states, by their kind."""
-        self.reports = []
+        self._take_reports([])
+
+    @property
+    def reports(self) -> list[SolveReport]:
+        """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …
+        To ask for them may take waiting for the GPU, where nothing else has.
+        """
+        verdicts = self._verdicts
+        if verdicts:
+            found = [verdict.report() for verdict in verdicts if verdict is not None]
+            self._take_reports([report for report in found if report is not None])
+        return self._reports
+
+    def _take_reports(self, reports: list[SolveReport], verdicts: Sequence[Verdict | None] = ()) -> None:
+        """Of a call that has just been made, or the verdicts that tell them once they are asked for."""
+        self.__dict__["_reports"], self.__dict__["_verdicts"] = reports, verdicts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(super().__getstate__(), _reports=self.reports, _verdicts=())
 
     @property
     def solver(self) -> str | Solver:
@@ -70,6 +89,8 @@ class Recurrent(Stacked):
         super().__setstate__(state)
         self._handle = handle_of(self)  # a copy is a module of its own
         self._last, self._left, self._steady, self._beginnings = None, {}, {}, {}
+        self.__dict__.pop("reports", None)  # where earlier editions kept them
+        self._take_reports(state.get("_reports", []))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._steady = {}  # weights may move, and what replays hold of them is to be free
@@ -145,7 +166,7 @@ class Recurrent(Stacked):
         plain = repeats and resets is None and not drops
         last = self._last
         if plain and last is not None and last.fits(x) and alone():
-            self.__dict__["reports"] = list(last.reports)
+            self._take_reports(list(last.reports))
             return torch_layer.call_again(self, x, hx, last)  # type: ignore[no-any-return]
         key, group = None, time_group(self)
         if plain and group is None:
@@ -154,7 +175,7 @@ class Recurrent(Stacked):
         known = self._known.get(key)
         if known:
             result: tuple[Any, Any] = torch_layer.call(self, x, hx)
-            self.__dict__["reports"] = list(known)
+            self._take_reports(list(known))
             if x.dim() == 3:
                 self._last = torch_layer.LeftToTorch.of(self, x, known)
             return result
@@ -163,7 +184,7 @@ class Recurrent(Stacked):
             self._left[key] = left - 1, reports
             for experience in self.experiences():
                 experience.skip_call()
-            self.__dict__["reports"] = list(reports)
+            self._take_reports(list(reports))
             return torch_layer.call(self, x, hx)  # type: ignore[no-any-return]
         packed = input if isinstance(input, PackedSequence) else None
         data: Any = input if packed is None else packed.data
@@ -203,5 +224,5 @@ class Recurrent(Stacked):
         if not self.has_torch_twin:
             raise NotImplementedError(f"{self._get_name()} runs by timeloom's sweeps alone, and there are {reason}")
         result: tuple[Any, Any] = torch_layer.call(self, input, hx, weights)
-        self.reports = [torch_layer.report(self, input, reason)] * self._stacked
+        self._take_reports([torch_layer.report(self, input, reason)] * self._stacked)
         return result

@@ -164,10 +164,10 @@ class Layer(nn.Module):
             outputs.append(y.flip(0) if backwards else y)
             if len(outputs) == directions:
                 x, outputs = outputs[0] if directions == 1 else torch.cat(outputs, -1), []
-        reports = [call.certify() for call in calls]
-        if not all(reports):
+        verdicts = [call.certify() for call in calls]
+        if not all(verdicts):
             return None
-        self.reports = [report for report in reports if report is not None]
+        self.reports = [call.report for call in calls]
         states = tuple(part[0] if len(part) == 1 else torch.cat(part) for part in zip(*finals, strict=True))
         y = x.transpose(0, 1) if self.batch_first else x
         y = y if y.requires_grad else y.detach()  # no view for users to stumble on

@@ -123,7 +123,7 @@ def _solve(
 
     with without_autocast(x.device):
         y, final = module._run_layers(cast(x, compute), hidden, solve_one, lengths)
-    module.__dict__["reports"] = reports
+    module._take_reports(reports)
     if every is not None:
         every.to(returned)
     return cast(y, returned[0]), tuple(cast(part, dtype) for part, dtype in zip(final, returned, strict=True))

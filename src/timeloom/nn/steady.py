@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from timeloom.distributed.context import alone
+from timeloom.kernels.recording import surroundings
 from timeloom.nn.sequence import drop
 from timeloom.problem import joined
 from timeloom.solve.inputs import Inputs
@@ -119,8 +120,9 @@ class SteadyCall:
                 return False
             if (weight.data_ptr(), weight.stride(), weight.dtype) != place:
                 return False
+        around = surroundings(input.device)
         for layer in self.layers:
-            if not layer.forward.stands():
+            if not layer.forward.stands_in(*around):
                 return False
         return hx is None or all(part.shape == self.hidden for part in _parts(hx) or ())
 
@@ -152,11 +154,11 @@ class SteadyCall:
                 outputs = []
                 if drops and index < stacked - 1:
                     x = drop(x, module.dropout, None)
-        reports = [call.certify() for call in calls]
-        if not all(reports):
+        verdicts = [call.certify() for call in calls]
+        if not all(verdicts):
             _draw_again(input.device, drawn)
             return None
-        module.__dict__["reports"] = reports
+        module._take_reports([], verdicts)
         parts = finals[0] if stacked == 1 else [torch.cat(part) for part in zip(*finals, strict=True)]
         y = x.transpose(0, 1) if module.batch_first else x
         return y if y.requires_grad else y.detach(), module._hidden_out(tuple(parts))  # no view for users to stumble on

@@ -102,7 +102,7 @@ class SteadyLayer:
     def sweep(self, call: Call, live: Sequence[Any]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """Outputs and parts of the final state, and what is kept for the backward pass: lent."""
         initial = None if live[1] is self._zeros else live[1]
-        found, call.turn = self.forward.run((live[0], initial, *self._made_for(call, live)))
+        found = call.run((live[0], initial, *self._made_for(call, live)))
         wanted = 1 + self._parts
         return tuple(found[:wanted]), found[wanted:]
 
@@ -127,11 +127,7 @@ class SteadyLayer:
     ) -> list[Tensor] | None:
         """The gradients that are wanted; None where there are none to be had."""
         tensors = [saved[0], saved[1], *saved[LIVE:-1], *self._made_for(call, saved)]
-        results, report = replayed_gradients(found, self.forward.recording, self.steps, tensors, grads)
-        if report is not None:
-            self._experience.learn_backward(report)
-            object.__setattr__(call.report, "backward", report)
-        return results
+        return replayed_gradients(call, found, tensors, grads, self._experience.learn_backward)
 
     def _made_for(self, call: Call, live: Sequence[Any]) -> list[Tensor]:
         """Weights that a call has made, and its resets."""
@@ -147,7 +143,6 @@ class SteadyLayer:
     def _by_trunk(self, call: Call, saved: Sequence[Any], grads: Sequence[Tensor | None], want_x: bool) -> Gradients:
         solve, inputs = call.solve(), Inputs._make([*saved[:LIVE], None, None, call.resets])
         plan = solve.plan_backward(inputs, self._layer.cell)
-        assert call.report is not None
         note = noting(call.report, solve.solver, solve.experience, lambda _: None)
         with RECORDINGS.lock, torch.no_grad(), without_autocast(inputs.x.device):  # no replay into what is lent
             return solve.backward(inputs, list(saved[LIVE:-1]), grads, want_x, plan, note)[:LIVE]
@@ -166,7 +161,7 @@ class SteadyLayer:
     def _settle(self, kind: Kind, grads: Sequence[Tensor | None], call: Call) -> None:
         """Have the next backward pass of this kind replayed, if the last one was."""
         experience, recording = self._experience.backward, None
-        last = None if call.report is None or call.report.backward is None else call.report.backward.iterations
+        last = None if call.report.backward is None else call.report.backward.iterations
         standing = _standing(self._solver, self._layer, self._sizes, experience, "backward", last)
         if standing is not None:
             given, ground = (grads[0], grads[1]), self.forward.recording

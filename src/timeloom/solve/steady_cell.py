@@ -143,7 +143,7 @@ class SteadyCell:
 
     def sweep(self, call: Call, x: Any, initial: Any) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """What a call returns, and the states for its backward pass: lent."""
-        found, call.turn = self.forward.run((x, None if initial is self._sizes.initial else initial))
+        found = call.run((x, None if initial is self._sizes.initial else initial))
         wanted = len(self.forward.wanted)
         return tuple(found[:wanted]), found[wanted:]
 
@@ -187,11 +187,9 @@ class SteadyCell:
         way = wanted, *(None if grad is None else (grad.shape[-1], grad.dtype) for grad in (incoming, final))
         found = self._backward.get(way)
         if found is not None and [tensor.data_ptr() for tensor in live[2:]] == self._places:
-            ground = self.forward.recording
-            results, report = replayed_gradients(found, ground, self.steps, (*live[:2], *kept), (incoming, final))
-            if results is not None and report is not None:
-                self._experience.learn_backward(report)
-                object.__setattr__(call.report, "backward", report)
+            given, learn = (*live[:2], *kept), self._experience.learn_backward
+            results = replayed_gradients(call, found, given, (incoming, final), learn)
+            if results is not None:
                 there = iter(results)
                 return tuple(next(there) if one else None for one in self._wanted[way])
         result = self._by_trunk(call, live, kept, (incoming, final), wanted)
@@ -212,7 +210,6 @@ class SteadyCell:
         cell, u, leaves = self._form.on_tape(live[0], live[2:], wanted)
         problem = Recurrence(cell, u, live[1]).detach()
         incoming, final = (None if grad is None else grad.to(self.dtype) for grad in grads)
-        assert call.report is not None
         note = noting(call.report, self._solver, self._experience, lambda _: None)
         with RECORDINGS.lock, torch.no_grad():  # no replay into what is lent
             plan = self._solver.plan(problem, self._experience.backward, "backward")

@@ -1,19 +1,21 @@
 """One pass under a plan that stands: copy in, one replay, copy out, a look at the certificate.
 
-What settled layers (`solve.steady`) and settled cells (`solve.steady_cell`) are made of.
+What settled layers (`solve.steady`) and settled cells (`solve.steady_cell`) are made of. Where a graph itself mends
+what is not certified, nobody waits for the look: it is taken when somebody asks for the report, or before the next
+replay.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from timeloom.auto.experience import Experience
-from timeloom.kernels.recording import Recording, copy
+from timeloom.kernels.recording import LOCK, Recording, copy
 from timeloom.kernels.replay import RECORDINGS
 from timeloom.report import SolveReport
 from timeloom.solve.first_sweep import report_of, watch_for
@@ -28,13 +30,6 @@ if TYPE_CHECKING:
 
 class Dropped(Exception):
     """A recording has just been dropped to make room."""
-
-
-class Turn(NamedTuple):
-    """Which replay of a recording a pass was, and a watch where it is timed."""
-
-    number: int
-    watched: Watch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +62,15 @@ class Pass:
         """Whether the next pass of its kind is to be this one."""
         return self.recording.here and self.standing.holds(self.experience)
 
-    def run(self, given: Sequence[Tensor | None]) -> tuple[list[Tensor], Turn]:
-        """What is wanted, and behind it what is lent; and which replay it was."""
+    def stands_in(self, stream: int, set_as: tuple[bool, bool]) -> bool:
+        """The same, where replays are possible, in these surroundings; what the last one told is taken in first."""
+        recording = self.recording
+        if recording.unread is not None:
+            recording.catch_up()
+        return recording.is_of(stream, set_as) and self.standing.holds(self.experience)
+
+    def run(self, given: Sequence[Tensor | None]) -> tuple[list[Tensor], int, Watch | None]:
+        """What is wanted, and behind it what is lent; which replay it was, and a watch where it is timed."""
         plan = self.standing.plan
         watched = watch_for(plan, self.experience, self.recording.device)
         found = self.recording.replay_some(self.places, given, self.wanted, self.lent)
@@ -77,65 +79,142 @@ class Pass:
         if watched is not None:
             watched.stop()
         self.experience.note_plan(plan.sweeps, plan.dense)
-        return found[0], Turn(found[1], watched)
+        return *found, watched
 
-    def report(self, turn: Turn, steps: int, began: float) -> SolveReport | None:
-        """Waits for the GPU. There is none where the certificate is missed: that is noted for the next plan."""
-        numbers, plan = self.recording.read_all(turn.number), self.standing.plan
+
+class Verdict:
+    """What the certificate of one pass says, once somebody looks: its report, for which the GPU may be waited for, and
+    what is learned from it. To be made under the lock that the replay was made under.
+    """
+
+    __slots__ = ("_backward", "_began", "_learn", "_pass", "_report", "_steps", "_turn", "_watched", "looked", "took")
+
+    def __init__(
+        self, found: Pass, turn: int, watched: Watch | None, steps: int, began: float,
+        learn: Callable[[SolveReport], None],
+    ) -> None:  # fmt: skip
+        self._pass: Pass | None = found
+        self._turn, self._watched, self._steps, self._learn = turn, watched, steps, learn
+        self._began = began
+        self._report: SolveReport | None = None
+        self._backward: Verdict | None = None
+        self.looked = False
+        """Whether somebody has, so that what comes behind is to be told at once."""
+        self.took: float | None = None
+        """Seconds of the host, where nobody waits for the GPU."""
+        if found.recording.mended:
+            self.took, found.recording.unread = time.perf_counter() - began, self._take_in
+
+    def wait(self) -> bool:
+        """Whether what the pass found may be used, which may take waiting for the GPU."""
+        if self.took is None:
+            self._take_in()
+        return self.took is not None or self._report is not None
+
+    def report(self) -> SolveReport | None:
+        """Its report, with that of the backward pass in it; None where the certificate is missed, and nothing that was
+        found may be used.
+        """
+        with LOCK:
+            self.looked = True
+            if self._pass is not None:
+                self._pass.recording.catch_up()
+            if self._backward is not None and self._report is not None:
+                behind, self._backward = self._backward.report(), None
+                object.__setattr__(self._report, "backward", behind)
+            return self._report
+
+    def add(self, backward: Verdict) -> None:
+        """What its backward pass has come to; the last one counts."""
+        self._backward = backward
+        if self.looked:
+            self.report()
+
+    def _take_in(self) -> None:
+        """Wait for the GPU, and learn. A missed certificate is noted for the next plan."""
+        found, self._pass = self._pass, None
+        if found is None:
+            return
+        began = self._began if self.took is None else time.perf_counter() - self.took
+        numbers, plan = found.recording.read_all(self._turn), found.standing.plan
         if numbers is None:  # nobody knows: to be solved anew
-            return None
-        if isinstance(self.standing, StandingNewton):
-            return self.standing.report(numbers, self.experience, began)
-        (error,) = numbers
-        report = report_of(error, plan, steps, began)
-        if report is None:
-            self.experience.note_miss(plan, error)
-        elif turn.watched is not None and plan.chunk < steps:
-            self.experience.trials.note(plan, plan.expected, turn.watched.milliseconds())
-        return report
+            return
+        if isinstance(found.standing, StandingNewton):
+            self._report = found.standing.report(numbers, found.experience, began)
+        else:
+            self._report = report_of(numbers[0], plan, self._steps, began)
+            if self._report is None:
+                found.experience.note_miss(plan, numbers[0])
+                if self.took is not None:
+                    whole = SolveReport.sequential(self._steps, plan.reason, plan.limit, self.took)
+                    why = "; ".join(filter(None, (plan.reason, f"chunks of {plan.chunk} were not enough this time")))
+                    self._report = replace(whole, residuals=(numbers[0], 0.0), fell_back=True, reason=why)
+                return
+            if self._watched is not None and plan.chunk < self._steps:
+                found.experience.trials.note(plan, plan.expected, self._watched.milliseconds())
+        if self._report is not None:
+            self._learn(self._report)
 
 
 class Call:
     """One call of a steady layer, for its backward pass to come back to."""
 
-    __slots__ = ("began", "layer", "report", "resets", "solve", "turn")
+    __slots__ = ("began", "layer", "resets", "solve", "verdict")
 
     def __init__(self, layer: SteadyLayer, solve: Callable[[], LayerSolve], resets: Tensor | None = None) -> None:
         self.layer, self.solve, self.resets = layer, solve, resets
         self.began = time.perf_counter()
-        self.turn = Turn(0)
-        self.report: SolveReport | None = None
+        self.verdict: Verdict
 
-    def certify(self) -> SolveReport | None:
-        """Wait for the certificate; None where it is missed, and the outputs are not to be used."""
-        layer = self.layer
-        self.report = report = layer.forward.report(self.turn, layer.steps, self.began)
-        if report is not None:
-            layer.forward.experience.learn(report)
+    def run(self, given: Sequence[Tensor | None]) -> list[Tensor]:
+        """Its forward pass: what is wanted, and behind it what is lent; to be used once it is certified."""
+        found = self.layer.forward
+        with LOCK:
+            results, turn, watched = found.run(given)
+            self.verdict = Verdict(found, turn, watched, self.layer.steps, self.began, found.experience.learn)
+        return results
+
+    def certify(self) -> Verdict | None:
+        """See that the outputs may be used, which may take waiting for the certificate; None where they may not."""
+        verdict = self.verdict
+        return verdict if verdict.wait() else None
+
+    @property
+    def report(self) -> SolveReport:
+        """What is said of it."""
+        report = self.verdict.report()
+        assert report is not None
         return report
 
 
 def replayed_gradients(
-    found: Pass, ground: Recording, steps: int, given: Sequence[Tensor], grads: Sequence[Tensor | None]
-) -> tuple[list[Tensor] | None, SolveReport | None]:
-    """What a backward pass finds by a replay, and its report; None where there is none, or it is not certified.
+    call: Call,
+    found: Pass,
+    given: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    learn: Callable[[SolveReport], None],
+) -> list[Tensor] | None:
+    """What a backward pass finds by a replay; None where there is none, or it is not certified. `learn` is told of it.
 
-    `given`: x, the initial state, what the forward pass has lent of its recording, the `ground`, and weights that were
-    made for it.
+    `given`: x, the initial state, what the forward pass has lent of its recording, and weights that were made for it.
     """
-    began = time.perf_counter()
+    began, ground = time.perf_counter(), call.layer.forward.recording
     try:
         with RECORDINGS.lock:
+            found.recording.catch_up()
             if not found.stands():
-                return None, None
+                return None
             if not ground.has(given[2]):  # another call came between, and what was lent is a copy by now
                 ground.take_back()
                 kept = len(given) - 2 - len(ground.fresh)
                 places: list[Any] = [*ground.inputs, *ground.results[:kept], *ground.fresh]
                 copy(places, given)
                 ground.at_zero = False
-            results, turn = found.run([grad for grad in grads if grad is not None])
+            results, turn, watched = found.run([grad for grad in grads if grad is not None])
+            verdict = Verdict(found, turn, watched, call.layer.steps, began, learn)
     except Dropped:
-        return None, None
-    report = found.report(turn, steps, began)
-    return (None, None) if report is None else (results, report)
+        return None
+    if not verdict.wait():
+        return None
+    call.verdict.add(verdict)
+    return results

@@ -22,6 +22,21 @@ def cudnn_rounds() -> bool:
     return torch.backends.cudnn.allow_tf32 if precision is None else precision == "tf32"
 
 
+@contextmanager
+def exact_cudnn() -> Iterator[None]:
+    """cuDNN's recurrent layers without rounding, whatever the user lets them do."""
+    exact: str | bool
+    owner, name, exact = RECURRENT, "fp32_precision", "ieee"
+    if getattr(owner, name, None) is None:
+        owner, name, exact = torch.backends.cudnn, "allow_tf32", False
+    before = getattr(owner, name)
+    setattr(owner, name, exact)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
 def matmul_rounds() -> bool:
     """Whether torch's own products of matrices are made so; not by default."""
     matmul: Any = torch.backends.cuda.matmul

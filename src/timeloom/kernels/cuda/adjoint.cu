@@ -42,6 +42,7 @@ struct Streams {                                  // this thread's share of the 
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) adjoint(const __grid_constant__ AdjointArgs a) {
+  if (a.unless && *a.unless <= a.limit) return;   // a NaN is not
   extern __shared__ __align__(16) unsigned char shared[];
   float *const ring = (float *)(shared + OPERAND_BYTES);          // [RING][ROWS][STREAM_ROW]; units beyond n stay zero
   float *const scales = (float *)(shared + OPERAND_BYTES + RING_BYTES);   // [2][WARPS][ROWS]

@@ -19,7 +19,9 @@ struct AdjointArgs {
   float *reset_grads;                             // (rows, PARTS n), if RESETS: what flowed into resets
   const index_t *sequence, *begin, *end, *lengths;  // (rows), and (B): where sequences end
   const unsigned char *resets;                    // (T, B), if RESETS
+  const float *unless;                            // a certificate or NULL: nothing is swept where it is within its limit
   int steps, batch, rows, lead;
+  float limit;
 };
 
 #define HAS(bits, part) ((bits) >> (part) & 1)

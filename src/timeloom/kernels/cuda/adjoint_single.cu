@@ -3,6 +3,7 @@
 #include "adjoint_args.cuh"
 
 extern "C" __global__ void SHAPE adjoint(const __grid_constant__ AdjointArgs a) {
+  if (a.unless && *a.unless <= a.limit) return;   // a NaN is not
   __shared__ __align__(16) float operand[2][PRODUCTS * N];
   __shared__ __align__(16) float ring[RING][STREAMS * OWN_UNITS];
   const int n = UNITS, slice = threadIdx.x % SLICES, own = threadIdx.x / SLICES, row = blockIdx.x / CLUSTER;

@@ -51,6 +51,22 @@ class Function:
             _check(status, f"{self.name} on {blocks} blocks of {self._threads} threads")
 
 
+def executable(graph: torch.cuda.CUDAGraph) -> int | None:
+    """What `launch` takes of a graph that draws no random numbers; None where torch does not give it away.
+
+    Torch's own replay puts the state of its generator on the GPU before each launch, for graphs that do.
+    """
+    found = getattr(graph, "raw_cuda_graph_exec", None)
+    return None if found is None else int(found())
+
+
+def launch(graph: int, stream: int) -> None:
+    """Launch an executable graph on a stream; the context of its device must be the current one."""
+    status = _driver().cuGraphLaunch(graph, stream)
+    if status:
+        _check(status, "a CUDA graph")
+
+
 def new_stream(device: int) -> int:
     """A stream that is nobody else's, as a number; it does not wait for the default stream. It is never destroyed."""
     with torch.cuda.device(device):
@@ -67,6 +83,7 @@ def _driver() -> ctypes.CDLL:
     unsigned, pointer = ctypes.c_uint, ctypes.c_void_p
     driver.cuLaunchKernel.argtypes = [pointer, *[unsigned] * 7, pointer, pointer, pointer]
     driver.cuFuncSetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
+    driver.cuGraphLaunch.argtypes = [pointer, pointer]
     return driver
 
 

@@ -18,5 +18,7 @@ struct ForwardArgs {
   float *saved;                                   // (T, B, SAVED n), if STORES > 1: for the adjoint
   const index_t *sequence, *begin, *end;          // (rows)
   const unsigned char *resets;                    // (T, B), if RESETS
+  const float *unless;                            // a certificate or NULL: nothing is swept where it is within its limit
   int steps, batch, rows, lead;
+  float limit;
 };

@@ -3,6 +3,7 @@
 #include "forward_args.cuh"
 
 extern "C" __global__ void SHAPE forward(const __grid_constant__ ForwardArgs a) {
+  if (a.unless && *a.unless <= a.limit) return;   // a NaN is not
   __shared__ __align__(16) float operand[2][N];
   __shared__ __align__(16) float ring[RING][INPUTS * OWN_UNITS];
   const int n = UNITS, slice = threadIdx.x % SLICES, own = threadIdx.x / SLICES, row = blockIdx.x / CLUSTER;

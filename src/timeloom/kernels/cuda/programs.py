@@ -242,20 +242,26 @@ def _fields(pointers: str, numbers: str) -> list[tuple[str, type]]:
 class ForwardArgs(ctypes.Structure):
     """As in forward_args.cuh. What is not given is NULL or zero."""
 
-    _fields_ = _fields(
-        "inputs mask weights vectors origin starts ends decay h c saved sequence begin end resets",
-        "steps batch rows lead",
-    )
+    _fields_ = [
+        *_fields(
+            "inputs mask weights vectors origin starts ends decay h c saved sequence begin end resets unless",
+            "steps batch rows lead",
+        ),
+        ("limit", ctypes.c_float),
+    ]
 
 
 class AdjointArgs(ctypes.Structure):
     """As in adjoint_args.cuh."""
 
-    _fields_ = _fields(
-        "saved h c incoming weights vectors mask origin final starts ends decay gate_grads reset_grads sequence begin "
-        "end lengths resets",
-        "steps batch rows lead",
-    )
+    _fields_ = [
+        *_fields(
+            "saved h c incoming weights vectors mask origin final starts ends decay gate_grads reset_grads sequence "
+            "begin end lengths resets unless",
+            "steps batch rows lead",
+        ),
+        ("limit", ctypes.c_float),
+    ]
 
 
 _STEP = [*_fields("product of_weights operand scales carried", "step")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from timeloom.kernels.cuda.programs import (
 )
 from timeloom.kernels.cuda.wide import PLAIN, WideWeights
 from timeloom.kernels.reference import AdjointData, floor_of, units_of
-from timeloom.problem import Recurrence, Segments
+from timeloom.problem import Recurrence, Segments, cut_evenly
 
 WAVES = ((16, 8), (32, 4), (128, 2))
 """Hidden units up to which rows by themselves, so many on a multiprocessor, are faster than rows in tiles: narrow ones
@@ -122,6 +122,23 @@ def launches_each_step(kernel: str, units: int, rows: int, device: torch.device)
     return isinstance(found, Wide)
 
 
+class Unless(NamedTuple):
+    """A certificate on the device, and its limit: what is launched with it sweeps where it is missed, and else nothing.
+
+    rows: of the sweeps that it is of, whose kernel is there.
+    """
+
+    certificate: Tensor
+    limit: float
+    rows: int
+
+    @property
+    def limit_on_device(self) -> float:
+        """The largest number of single precision that is within the limit."""
+        limit = torch.tensor(self.limit, dtype=torch.float32)
+        return float(limit if float(limit) <= self.limit else torch.nextafter(limit, torch.zeros(())))
+
+
 class CUDASweeper(ChainSweeper):
     """Runs stretches of a recurrence on an NVIDIA GPU, all steps in one launch; the reference keeps dense transfers.
 
@@ -156,6 +173,18 @@ class CUDASweeper(ChainSweeper):
         _, ends, decay = self._forward(segments, starts.contiguous(), states, want_decay, 0)
         return ends, decay
 
+    def mend(self, unless: Unless, states: list[Tensor], want_decay: bool) -> None:
+        """All states in one chunk, where chunks were not certified."""
+        self._forward(self._whole(reverse=False), self._initial, states, want_decay, 0, unless)
+
+    def mend_adjoint(self, unless: Unless, final: Tensor, data: AdjointData, want_decay: bool, begins: Tensor) -> None:
+        """All gradients in one chunk, where chunks were not certified, those of the initial state into `begins`."""
+        self._adjoint(self._whole(reverse=True), final, data, want_decay, 0, None, unless, begins)
+
+    def _whole(self, reverse: bool) -> Segments:
+        """Every sequence a chunk of its own."""
+        return cut_evenly(self.problem.steps, self.problem.batch, self.problem.steps, reverse)
+
     @faults.or_reference
     def forward_entering(
         self, segments: Segments, lead: int, states: list[Tensor] | None, want_decay: bool
@@ -164,15 +193,16 @@ class CUDASweeper(ChainSweeper):
         return self._forward(segments, starts, states, want_decay, min(lead, self.problem.steps))
 
     def _forward(
-        self, segments: Segments, starts: Tensor, states: list[Tensor] | None, want_decay: bool, lead: int
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        self, segments: Segments, starts: Tensor, states: list[Tensor] | None, want_decay: bool, lead: int,
+        unless: Unless | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         ends = torch.empty_like(starts)
         decay = torch.empty_like(starts) if want_decay else None
         tensors = {"inputs": aligned(self.problem.u), "starts": starts, "ends": ends, "decay": decay}
         if states is not None:
             tensors["saved"] = self.saved
         stores = 0 if states is None else 1 if self.saved is None else 2
-        self._launch(ForwardArgs, segments, states, lead, stores, tensors)
+        self._launch(ForwardArgs, segments, states, lead, stores, tensors, unless)
         return starts, ends, decay
 
     @faults.or_reference
@@ -192,9 +222,10 @@ class CUDASweeper(ChainSweeper):
         return self._adjoint(segments, ends, data, want_decay, min(lead, self.problem.steps), final)
 
     def _adjoint(
-        self, segments: Segments, ends: Tensor, data: AdjointData, want_decay: bool, lead: int, final: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        begins = torch.empty_like(ends)
+        self, segments: Segments, ends: Tensor, data: AdjointData, want_decay: bool, lead: int, final: Tensor | None,
+        unless: Unless | None = None, begins: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+        begins = torch.empty_like(ends) if begins is None else begins
         decay = torch.empty_like(ends) if want_decay else None
         reset_grads = data.reset_grads
         if reset_grads is None and self._marks is not None:
@@ -204,7 +235,7 @@ class CUDASweeper(ChainSweeper):
         tensors["incoming"] = None if data.incoming is None else aligned(data.incoming)
         if lead:
             tensors["lengths"] = self.problem.ends_on_device()
-        self._launch(AdjointArgs, segments, data.states, lead, int(data.gate_grads is not None), tensors)
+        self._launch(AdjointArgs, segments, data.states, lead, int(data.gate_grads is not None), tensors, unless)
         return ends, begins, decay
 
     def _launch(
@@ -215,6 +246,7 @@ class CUDASweeper(ChainSweeper):
         lead: int,
         stores: int,
         tensors: dict[str, Any],
+        unless: Unless | None,
     ) -> None:
         rows = len(segments)
         if rows == 0:
@@ -225,7 +257,12 @@ class CUDASweeper(ChainSweeper):
         tensors |= zip(("sequence", "begin", "end"), segments.on(self._initial.device), strict=True)
         pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
         args = kind(steps=self.problem.steps, batch=self.problem.batch, rows=rows, lead=lead, **pointers)
-        variant = self._variant(kind is AdjointArgs, rows, stores, tensors["decay"] is not None)
+        variant = self._variant(
+            kind is AdjointArgs, rows if unless is None else unless.rows, stores, tensors["decay"] is not None
+        )
+        if unless is not None:
+            assert isinstance(variant, Variant)
+            args.unless, args.limit = unless.certificate.data_ptr(), unless.limit_on_device
         with on_device(self._device):
             faults.guarded(self.told_as, lambda: self._start(variant, segments.longest + lead, args))
 

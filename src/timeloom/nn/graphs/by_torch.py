@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from timeloom.report import SolveReport
 from timeloom.solve.inputs import Inputs
+from timeloom.torch_state import tf32
 
 if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
@@ -45,11 +46,20 @@ def run_torch(module: Recurrent, inputs: Inputs, taped: bool) -> Tape:
         assert initial is not None
         parts = initial.to(inputs.x.dtype).split(module._bare(*inputs.weights).parts, -1)
         hidden = tuple(part.unsqueeze(0).contiguous() for part in parts)  # cuDNN takes no other
-        given = [weight for weight in weights if weight is not None]
+        given = _weights_of_one(module, [weight for weight in weights if weight is not None])
         options = (module.bias, 1, 0.0, module.training, False, False)
         layer = getattr(torch._VF, module.mode.lower())
-        outputs, *final = layer(x, hidden if len(hidden) > 1 else hidden[0], given, *options)
+        with tf32.exact_cudnn() if module._stacked > 1 else nullcontext():  # of a stack cuDNN rounds at other widths
+            outputs, *final = layer(x, hidden if len(hidden) > 1 else hidden[0], given, *options)
         return leaves, (outputs, torch.cat(final, -1).squeeze(0))
+
+
+def _weights_of_one(module: Recurrent, weights: list[Tensor]) -> list[Tensor]:
+    """A layer's weights for cuDNN to run by themselves. It takes weights that lie as its own would for a block with
+    zeros behind them where biases would be; of a stack without biases, what is there are weights of the next layer.
+    """
+    alone = module.bias or module._stacked == 1 or not weights[0].is_cuda
+    return weights if alone else [weight.clone() for weight in weights]
 
 
 def differentiate(

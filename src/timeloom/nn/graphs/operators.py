@@ -186,7 +186,7 @@ def _record(module: Recurrent, index: int, report: SolveReport) -> None:
     """A list anew: the user may hold the last one, and layers may run in any order."""
     reports = list(module.reports) or [report] * module._stacked
     reports[index] = report
-    module.__dict__["reports"] = reports
+    module._take_reports(reports)
 
 
 def _lasting(module: Recurrent, index: int, report: SolveReport, backward: bool) -> SolveReport:

@@ -1,0 +1,186 @@
+"""Replays whose graphs mend what is not certified: nobody waits, results are exact, and what was missed is learned."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import replayed_on_cpu as emulated
+import torch
+from test_steady import BATCH, CALLS_BEFORE, INPUTS, STEPS, UNITS, assert_right, each_kind, pair, results, settle
+
+from timeloom.kernels.cuda.layer import CUDALayer
+from timeloom.kernels.cuda.sweeper import Unless
+from timeloom.kernels.host_certificate import Certificate
+from timeloom.solve import trunk
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with emulated.on_a_cpu(monkeypatch, mended=True):
+        yield
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Certificate]:
+    """The certificates that were waited for."""
+    seen: list[Certificate] = []
+    honest = Certificate.read
+
+    def spy(self: Certificate) -> list[float] | None:
+        seen.append(self)
+        return honest(self)
+
+    monkeypatch.setattr(Certificate, "read", spy)
+    return seen
+
+
+def steady_layer(module: Any) -> Any:
+    (found,) = module._steady.values()
+    return found.layers[0]
+
+
+def move(ours: Any, exact: Any) -> None:
+    """Have the network remember for longer than was learned."""
+    with torch.no_grad():
+        for module in (ours, exact):
+            module.bias_hh_l0[UNITS : 2 * UNITS] += 0.9
+
+
+def test_nobody_waits_for_a_certificate(reads: list[Certificate]) -> None:
+    """It is read before the next replay, or when somebody asks."""
+    ours, exact = pair("GRU")
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    assert ours.reports
+    reads.clear()
+    results(ours, x)
+    assert reads == []
+    results(ours, x)
+    assert len(reads) == 2, "of both passes of the call before"
+    report = ours.reports[0]
+    assert len(reads) == 4
+    assert report.certified
+    assert report.backward.residuals[0] <= report.backward.tolerance
+    assert report.seconds >= 0.0
+    assert ours.reports[0] is report
+    assert len(reads) == 4
+
+
+def test_a_report_that_somebody_holds_gets_that_of_the_backward_pass() -> None:
+    ours, exact = pair("GRU")
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    y, _ = ours(x)
+    report = ours.reports[0]
+    assert report.backward is None
+    y.sum().backward()
+    assert report.backward is not None
+
+
+@each_kind
+def test_what_is_missed_is_exact_and_learned(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all that is in a recording is not enough any more."""
+    ours, exact = pair(kind)
+    x = torch.randn(5 * STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    seen: list[str] = []
+    honest = trunk.LayerSolve._forward
+    monkeypatch.setattr(trunk.LayerSolve, "_forward", lambda *given: (seen.append("forward"), honest(*given))[1])
+    layer = steady_layer(ours)
+    strict = replace(layer.forward.standing.plan, tolerance=-1.0)
+    layer.forward = replace(layer.forward, standing=layer.forward.standing._replace(plan=strict))
+    assert_right(ours, exact, x)
+    assert not seen, "the replay was enough"
+    report = ours.reports[0]
+    assert report.fell_back
+    assert report.converged
+    assert report.certified
+    assert "were not enough this time" in report.reason
+    assert layer.forward.experience.missed is not None
+    assert_right(ours, exact, x)
+    assert seen, "another plan follows"
+    assert not ours.reports[0].fell_back
+
+
+def test_a_network_that_remembers_for_longer(reads: list[Certificate]) -> None:
+    ours, exact = pair("GRU")
+    x = torch.randn(5 * STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    move(ours, exact)
+    assert_right(ours, exact, x)
+    forward, backward = ours.reports[0], ours.reports[0].backward
+    assert forward.fell_back
+    assert backward.fell_back
+    assert forward.residuals[0] > forward.tolerance
+    for _ in range(2 * CALLS_BEFORE):
+        assert_right(ours, exact, x)
+    assert ours._steady
+    assert ours.reports[0].warmup > emulated.WARMUP
+    assert not ours.reports[0].fell_back
+
+
+def test_gradients_that_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With resets, too, into which gradients flow."""
+    ours, _ = pair("GRU")
+    x, resets = torch.randn(5 * STEPS, BATCH, INPUTS), torch.rand(5 * STEPS, BATCH) < 0.01
+    hx = torch.randn(1, BATCH, UNITS)
+    found = []
+    for _ in range(CALLS_BEFORE + 2):
+        ours.zero_grad()
+        start = hx.clone().requires_grad_()
+        y, _ = ours(x, start, resets=resets)
+        y.sin().sum().backward()
+        found.append([start.grad, *(weight.grad.clone() for weight in ours.parameters())])
+        if len(found) == CALLS_BEFORE + 1:
+            assert ours._steady
+            monkeypatch.setattr(Unless, "limit_on_device", property(lambda _: -1.0))
+    for own, right in zip(found[-1], found[0], strict=True):
+        torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-4)
+
+
+def test_copies_do_not_share_what_is_to_be_told() -> None:
+    ours, exact = pair("GRU")
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    results(ours, x)
+    twin = copy.deepcopy(ours)
+    assert twin.reports[0].certified
+    assert ours.reports[0].certified
+
+
+def test_a_recording_that_is_dropped_has_told_all() -> None:
+    ours, exact = pair("GRU")
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    results(ours, x)
+    emulated.replay.RECORDINGS.clear()
+    assert ours.reports[0].certified
+    assert ours.reports[0].backward is not None
+
+
+def test_a_graph_of_a_users_is_certified_where_it_mends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its certificate is zero then, as that of one chunk is."""
+    monkeypatch.setattr(CUDALayer, "_in_a_graph", True)
+    ours, exact = pair("GRU")
+    x = torch.randn(5 * STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    layer, plan = steady_layer(ours)._layer, steady_layer(ours).forward.standing.plan
+    layer = layer.over(x, x.new_zeros(BATCH, UNITS), [])
+    for limit, met in ((plan.tolerance, True), (0.0, False)):
+        with torch.no_grad():
+            kept, error = layer.forward(replace(plan, tolerance=limit, accepts=limit), 0.5, True)
+            right, _ = layer.forward(replace(plan, chunk=len(x), warmup=0), 0.5, True)
+        assert (float(error) > 0.0) == met
+        torch.testing.assert_close(kept[0], right[0], rtol=0, atol=2e-5 if met else 0)
+
+
+@pytest.mark.parametrize("limit", [1e-6, 0.1, 1 / 3, 2.5e-7])
+def test_what_the_device_takes_for_met_is_met(limit: float) -> None:
+    on_device = Unless(torch.zeros(()), limit, 1).limit_on_device
+    assert on_device <= limit
+    assert math.isclose(on_device, limit, rel_tol=2e-7)

@@ -24,7 +24,7 @@ from timeloom.scan import gpu_matrix_kernels as matrix_kernels
 KERNELS = {
     scan_kernels: ("diagonal_kernel",),
     matrix_kernels: ("transfers_kernel", "matrix_kernel"),
-    product_kernels: ("product_kernel", "column_sums_kernel"),
+    product_kernels: ("split_kernel", "by_split_kernel", "look_kernel", "outer_kernel"),
 }
 
 
@@ -107,8 +107,8 @@ def run_products() -> None:
         given, by_x = grads[:, : 384 - narrower], weights[: 384 - narrower]
         products.multiply(x, by_x.t(), bias[: len(by_x)])
         products.multiply(given, by_x)
-        products.sum_outer(given, x)
-    products.sum_rows(grads)
+        products.sum_outer(products.Rows(grads), products.Rows(x), 0, 384 - narrower)
+    products.Rows(grads).sum()
 
 
 def run_all_kinds() -> None:
@@ -130,7 +130,8 @@ def main() -> None:
     for module, names in KERNELS.items():
         for name in names:
             setattr(module, name, Compiled(getattr(module, name)))
-    products._can_run, products._processors, products.LEAST_TERMS = lambda x: True, lambda x: 132, 0
+    products._can_run, products._processors = lambda x: True, lambda x: 132
+    products.LEAST_TERMS = products.LEAST_SUMMED = 0
     products.on_device = lambda index: nullcontext()
     for _ in range(2):
         run_scans()

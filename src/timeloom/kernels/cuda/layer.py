@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from timeloom.cells.base import Cell
+from timeloom.cells.base import Cell, sum_outer
 from timeloom.kernels.cuda import dense, products
 from timeloom.kernels.cuda.newton import CUDANewton
 from timeloom.kernels.cuda.newton import fits as newton_fits
@@ -25,7 +25,7 @@ from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.torch_state import streams, tf32
 
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)
-MOST_AT_ONCE = 2**22
+MOST_AT_ONCE = 2**20
 """Numbers of states and inputs up to which the gradients of all weights are one product."""
 MOST_RECORDED = 2048
 """Steps of a wide layer, each some launches, that a CUDA graph may hold."""
@@ -240,9 +240,8 @@ class CUDALayer(Layer):
         before = (before if mask is None else before * mask).flatten(0, 1)
         d_u = gate_grads[:, : 3 * self.n] if self.kernel == "gru" else gate_grads
         with tf32.products(False):
-            at_once = before.numel() + x.numel() <= MOST_AT_ONCE and not products.pays(d_u.t(), before)
-            summed = self._sums_at_once if at_once else self._sums
-            w_ih, w_hh, total = summed(gate_grads, d_u, x, before)
+            few = before.numel() + x.numel() <= MOST_AT_ONCE
+            w_ih, w_hh, total = (self._sums_at_once if few else self._sums)(gate_grads, d_u, x, before)
             d_x = self._x_gradient(products.multiply(d_u, self.w_ih.float())) if want_x else None
         n, dtype, b_ih, b_hh = self.n, self.w_ih.dtype, None, None
         if total is not None:
@@ -259,22 +258,22 @@ class CUDALayer(Layer):
 
     def _sums(self, gate_grads: Tensor, d_u: Tensor, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Over all steps: gradients of w_ih and w_hh, and the gate gradients `(G,)`, where there are biases."""
-        n = self.n
+        n, grads, of_h = self.n, products.Rows(gate_grads), products.Rows(before)
+        total = None if self.b_ih is None else grads.sum()
+        w_hh = gate_grads.new_empty(self.w_hh.shape)
         if self.kernel == "gru":
-            w_hh = gate_grads.new_empty(self.w_hh.shape)
-            products.sum_outer(gate_grads[:, : 2 * n], before, out=w_hh[: 2 * n])
-            products.sum_outer(gate_grads[:, 3 * n :], before, out=w_hh[2 * n :])
+            products.sum_outer(grads, of_h, 0, 2 * n, out=w_hh[: 2 * n])
+            products.sum_outer(grads, of_h, 3 * n, 4 * n, out=w_hh[2 * n :])
         else:
-            w_hh = products.sum_outer(gate_grads, before)
-        return products.sum_outer(d_u, x), w_hh, None if self.b_ih is None else products.sum_rows(gate_grads)
+            products.sum_outer(grads, of_h, 0, len(w_hh), out=w_hh)
+        return products.sum_outer(grads, products.Rows(x), 0, d_u.shape[1]), w_hh, total
 
     def _sums_at_once(
         self, gate_grads: Tensor, d_u: Tensor, x: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The same by one product: to lay few numbers side by side takes less than two products and a sum more."""
         n, values = self.n, [before, x] if self.b_ih is None else [before, x, x.new_ones(len(x), 1)]
-        summed = products.sum_outer(gate_grads, torch.cat(values, 1))
-        by_h, by_x, *by_one = summed.split([part.shape[1] for part in values], 1)
+        by_h, by_x, *by_one = sum_outer(gate_grads, torch.cat(values, 1)).split([part.shape[1] for part in values], 1)
         w_hh = torch.cat([by_h[: 2 * n], by_h[3 * n :]]) if self.kernel == "gru" else by_h.contiguous()
         return by_x[: d_u.shape[1]].contiguous(), w_hh, by_one[0].squeeze(1).contiguous() if by_one else None
 

@@ -1,11 +1,10 @@
 # mypy: ignore-errors
 """Products of float32 matrices on the tensor cores with about float32's accuracy, in Triton.
 
-A tile of each factor is read once, in float32. Every row of the left tile, and every column of the right one, is scaled
-by a power of two, so that its largest value is near 2^12, and split into two halves of fp16. Three products of halves
-are added up by the tensor cores, the small ones first: what is left out is 2^-22 of it, and no value is lost that
-matters beside the largest of its row and tile. The tensor cores cut off what they add; so a sum of theirs is as short
-as a tile, and what tiles come to is added in float32.
+Numbers are multiplied by a power of two that makes the largest of those around them about 2^14, and split into two
+halves of fp16. Three products of halves are added up by the tensor cores, the small ones first: what is left out is
+2^-22 of it, and what is 2^-38 of the largest number. The tensor cores cut off what they add; so a sum of theirs is as
+short as a tile, and what tiles come to is added in float32.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["column_sums_kernel", "product_kernel"]
+__all__ = ["by_split_kernel", "look_kernel", "outer_kernel", "split_kernel"]
 
 
 @triton.jit
 def scales(most):
     """What numbers are multiplied by before they are split, and what undoes it: powers of two, of the largest."""
-    exponent = tl.minimum(tl.maximum(most.to(tl.int32, bitcast=True) >> 23, 13), 254)
-    return ((266 - exponent) << 23).to(tl.float32, bitcast=True), ((exponent - 12) << 23).to(tl.float32, bitcast=True)
+    exponent = tl.minimum(tl.maximum(most.to(tl.int32, bitcast=True) >> 23, 15), 254)
+    return ((268 - exponent) << 23).to(tl.float32, bitcast=True), ((exponent - 14) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -31,68 +30,144 @@ def halves(x):
 
 
 @triton.jit
-def multiplied(a, b, SPLIT: tl.constexpr):
-    """The product of two tiles in float32: of halves, or as Triton has it, of three products in tf32."""
-    if not SPLIT:
-        return tl.dot(a, b, input_precision="tf32x3")
-    of_rows, undo_rows = scales(tl.max(tl.abs(a), 1))
-    of_columns, undo_columns = scales(tl.max(tl.abs(b), 0))
-    a_high, a_low = halves(a * of_rows[:, None])
-    b_high, b_low = halves(b * of_columns[None, :])
+def multiplied(a_high, a_low, b_high, b_low):
     found = tl.dot(a_low, b_high)
     found = tl.dot(a_high, b_low, found)
-    found = tl.dot(a_high, b_high, found)
-    return found * undo_rows[:, None] * undo_columns[None, :]
+    return tl.dot(a_high, b_high, found)
 
 
 @triton.jit
-def product_kernel(
-    a, b, bias, c, rows, columns, depth, share, a_row, a_step, b_step, b_column, c_row, c_share,
-    SPLIT: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
+def split_kernel(
+    b, high, low, undo, depth, columns, b_step, b_column, half_step, half_column, BN: tl.constexpr, BK: tl.constexpr
+):
+    """Columns of the right factor of `by_split_kernel`, each scaled by its largest number and split into halves."""
+    column = tl.program_id(0) * BN + tl.arange(0, BN)
+    step = tl.arange(0, BK)
+    of_b = column[None, :] * b_column
+    most = tl.zeros((BN,), tl.float32)
+    for at in range(0, depth, BK):
+        inside = (at + step < depth)[:, None] & (column < columns)[None, :]
+        value = tl.load(b + (at + step)[:, None] * b_step + of_b, inside, 0.0)
+        most = tl.maximum(most, tl.max(tl.abs(value), 0))
+    scale, back = scales(most)
+    tl.store(undo + column, back, column < columns)
+    for at in range(0, depth, BK):
+        inside = (at + step < depth)[:, None] & (column < columns)[None, :]
+        value = tl.load(b + (at + step)[:, None] * b_step + of_b, inside, 0.0)
+        value_high, value_low = halves(value * scale[None, :])
+        to = (at + step)[:, None] * half_step + column[None, :] * half_column
+        tl.store(high + to, value_high, inside)
+        tl.store(low + to, value_low, inside)
+
+
+@triton.jit
+def by_split_kernel(
+    a, high, low, undo, bias, c, rows, columns, depth, a_row, a_step, b_step, b_column, c_row,
+    BIASED: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """`c[row, column] = Σ a[row, step] b[step, column]` (+ bias), a tile of (BM, BN) by each program.
 
-    The sum over all of `depth` is cut into shares of so many steps, each by a program of its own, into a matrix of its
-    own. EVEN: all sizes are multiples of the tile's, and nothing is beyond an edge.
+    `split_kernel` has split b. Every row of a tile of a is scaled by its largest number. EVEN: all sizes are multiples
+    of the tile's, and nothing is beyond an edge.
+    """
+    across = tl.cdiv(columns, BN)
+    row0, column0 = (tl.program_id(0) // across) * BM, (tl.program_id(0) % across) * BN
+    row, column, step = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    in_rows, in_columns = row0 + row < rows, column0 + column < columns
+    a += row0.to(tl.int64) * a_row
+    high += column0.to(tl.int64) * b_column
+    low += column0.to(tl.int64) * b_column
+    of_a = row[:, None] * a_row + step[None, :] * a_step
+    of_b = step[:, None] * b_step + column[None, :] * b_column
+    total = tl.zeros((BM, BN), tl.float32)
+    for at in range(0, depth, BK):
+        if EVEN:
+            x, b_high, b_low = tl.load(a + of_a), tl.load(high + of_b), tl.load(low + of_b)
+        else:
+            inside = (at + step < depth)[:, None] & in_columns[None, :]
+            x = tl.load(a + of_a, in_rows[:, None] & (at + step < depth)[None, :], 0.0)
+            b_high, b_low = tl.load(high + of_b, inside, 0.0), tl.load(low + of_b, inside, 0.0)
+        of_rows, undo_rows = scales(tl.max(tl.abs(x), 1))
+        a_high, a_low = halves(x * of_rows[:, None])
+        total += multiplied(a_high, a_low, b_high, b_low) * undo_rows[:, None]
+        a += BK * a_step
+        high += BK * b_step
+        low += BK * b_step
+    total *= tl.load(undo + column0 + column, in_columns, 0.0)[None, :]
+    if BIASED:
+        total += tl.load(bias + column0 + column, in_columns, 0.0)[None, :]
+    c += row0.to(tl.int64) * c_row + column0
+    tl.store(c + row[:, None] * c_row + column[None, :], total, in_rows[:, None] & in_columns[None, :])
+
+
+@triton.jit
+def look_kernel(
+    x, most, sums, rows, columns, x_row,
+    SUMMED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Of BLOCK rows and GROUP columns of x by each program: the largest finite magnitude, `(blocks, groups)`, and the
+    sums of columns, `(blocks, columns)`.
+    """
+    column = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
+    first = tl.program_id(1) * BLOCK
+    x += first.to(tl.int64) * x_row
+    total, largest = tl.zeros((ROWS, GROUP), tl.float32), tl.zeros((ROWS, GROUP), tl.float32)
+    for at in tl.static_range(0, BLOCK, ROWS):
+        row = at + tl.arange(0, ROWS)
+        inside = (first + row < rows)[:, None] & (column < columns)[None, :]
+        value = tl.load(x + row[:, None] * x_row + column[None, :], inside, 0.0)
+        size = tl.abs(value)
+        largest = tl.maximum(largest, tl.where(size < float("inf"), size, 0.0))
+        total += value
+    tl.store(most + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.max(tl.max(largest, 1), 0))
+    if SUMMED:
+        to = sums + tl.program_id(1).to(tl.int64) * columns + column
+        tl.store(to, tl.sum(total, 0), column < columns)
+
+
+@triton.jit
+def outer_kernel(
+    a, b, most_a, most_b, c, rows, columns, terms, share, a_step, b_step, first_row, groups_a, groups_b, c_row, c_share,
+    EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """`c[row, column] = Σ a[step, row] b[step, column]`, a tile of (BM, BN) by each program.
+
+    The sum over all terms is cut into shares of so many, each by a program of its own, into a matrix of its own. Tiles
+    are scaled by the largest numbers of BLOCK steps and GROUP columns that `look_kernel` found: a tile of a, which is
+    some columns of what it looked at, lies in up to two groups. EVEN: sizes are multiples of the tile's.
     """
     across = tl.cdiv(columns, BN)
     row0, column0 = (tl.program_id(0) // across) * BM, (tl.program_id(0) % across) * BN
     first = tl.program_id(1) * share
-    last = tl.minimum(first + share, depth)
+    last = tl.minimum(first + share, terms)
     row, column, step = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     in_rows, in_columns = row0 + row < rows, column0 + column < columns
-    a += row0.to(tl.int64) * a_row + first.to(tl.int64) * a_step
-    b += column0.to(tl.int64) * b_column + first.to(tl.int64) * b_step
-    of_a = row[:, None] * a_row + step[None, :] * a_step
-    of_b = step[:, None] * b_step + column[None, :] * b_column
+    most_a0 = most_a + (first_row + row0) // GROUP
+    most_a1 = most_a + (first_row + tl.minimum(row0 + BM, rows) - 1) // GROUP
+    most_b += column0 // GROUP
+    a += first.to(tl.int64) * a_step + row0
+    b += first.to(tl.int64) * b_step + column0
+    of_a = row[:, None] + step[None, :] * a_step
+    of_b = step[:, None] * b_step + column[None, :]
     total = tl.zeros((BM, BN), tl.float32)
+    block = first // BLOCK
+    next_a = tl.maximum(tl.load(most_a0 + block * groups_a), tl.load(most_a1 + block * groups_a))
+    next_b = tl.load(most_b + block * groups_b)
     for at in range(first, last, BK):
         if EVEN:
             x, y = tl.load(a + of_a), tl.load(b + of_b)
         else:
             x = tl.load(a + of_a, in_rows[:, None] & (at + step < last)[None, :], 0.0)
             y = tl.load(b + of_b, (at + step < last)[:, None] & in_columns[None, :], 0.0)
-        total += multiplied(x, y, SPLIT)
+        scale_a, undo_a = scales(next_a)
+        scale_b, undo_b = scales(next_b)
+        block = tl.minimum(at + BK, last - 1) // BLOCK
+        next_a = tl.maximum(tl.load(most_a0 + block * groups_a), tl.load(most_a1 + block * groups_a))
+        next_b = tl.load(most_b + block * groups_b)
+        a_high, a_low = halves(x * scale_a)
+        b_high, b_low = halves(y * scale_b)
+        total += multiplied(a_high, a_low, b_high, b_low) * (undo_a * undo_b)
         a += BK * a_step
         b += BK * b_step
-    if BIASED:
-        total += tl.load(bias + column0 + column, in_columns, 0.0)[None, :]
     c += tl.program_id(1).to(tl.int64) * c_share + row0.to(tl.int64) * c_row + column0
     tl.store(c + row[:, None] * c_row + column[None, :], total, in_rows[:, None] & in_columns[None, :])
-
-
-@triton.jit
-def column_sums_kernel(x, sums, rows, columns, share, x_row, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The sums of `share` rows of x each, `(shares, columns)`: COLUMNS of them by each program, ROWS at a time."""
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    first = tl.program_id(1) * share
-    last = tl.minimum(first + share, rows)
-    x += first.to(tl.int64) * x_row
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for at in range(first, last, ROWS):
-        row = tl.arange(0, ROWS)
-        inside = (at + row < last)[:, None] & (column < columns)[None, :]
-        total += tl.load(x + row[:, None] * x_row + column[None, :], inside, 0.0)
-        x += ROWS * x_row
-    tl.store(sums + tl.program_id(1) * columns + column, tl.sum(total, 0), column < columns)

@@ -1,8 +1,7 @@
 """The large products of a wide layer, over all of time, with float32's accuracy on the tensor cores.
 
-Where torch lets cuDNN round to tf32, as by default, the Triton kernels of `product_kernels.py` make them, if they are
-large enough: splitting factors tile by tile costs no memory, and sums of tiles are added in float32, so that they are
-as precise as torch's own products. Those are made elsewhere, and where Triton cannot run.
+The Triton kernels of `product_kernels.py` make them, if they are large enough. Sums of tiles are added in float32, so
+that they are at least as precise as torch's own products, which are made elsewhere, and where Triton cannot run.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from timeloom.kernels import faults
 from timeloom.kernels.cuda.chain import index_of, on_device
 from timeloom.kernels.cuda.programs import shared_room
 from timeloom.kernels.launch import has_triton, launch
-from timeloom.torch_state import tf32
 
 TOLD_AS = "product"
 LEAST = 64
 """Rows, columns and terms from which on a product takes longer to multiply than to read."""
 LEAST_TERMS = 2**29
-"""Rows times columns times terms from which on it pays."""
+"""Rows times columns times terms from which on a product of rows pays."""
+LEAST_SUMMED = 2**31
+"""The same of long sums, whose factors are read once more, to measure them: half as many where they are measured."""
 MULTIPLE = 16
 """Numbers that lie next to each other are a multiple of these, as the kernels read them."""
 LEAST_SHARED = 160 << 10
@@ -34,8 +34,15 @@ SHORTEST = 512
 """Terms of a share of a long sum, at least."""
 MOST_PARTIAL = 1 << 24
 """Numbers in all shares of a long sum, at most."""
-SUMMED_AT_ONCE = 32, 128
-"""Rows and columns that a program adds up at a time."""
+BLOCK = 128
+GROUP = 128
+"""Rows and columns of a matrix that have one scale in long sums."""
+LOOKED_AT_ONCE = 16
+"""Rows that are measured at a time."""
+SPLIT_AT_ONCE = 64, 16
+"""Terms and columns that are split at a time."""
+FEW = 2 * SHORTEST
+"""Rows that torch adds up itself."""
 
 
 class Tile(NamedTuple):
@@ -55,53 +62,101 @@ class Tile(NamedTuple):
         """Programs that a multiprocessor runs at a time."""
         return 8 // self.warps
 
+    @property
+    def constants(self) -> dict[str, Any]:
+        sizes = {"BM": self.rows, "BN": self.columns, "BK": self.terms}
+        return {**sizes, "num_warps": self.warps, "num_stages": self.stages}
+
 
 WIDE = Tile(64, 128, 32, 4, 3)
-LONG = Tile(64, 128, 32, 4, 3)
+LONG = Tile(128, 128, 32, 8, 3)
 """The tile of products of many rows, and of long sums."""
+
+
+class Rows:
+    """A matrix `(N, columns)` that is summed over all rows in several ways; what they need of it is read once."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._most: Tensor | None = None
+
+    @property
+    def measured(self) -> bool:
+        return self._most is not None
+
+    def most(self) -> Tensor:
+        """The largest finite magnitudes of BLOCK rows and GROUP columns each, `(blocks, groups)`."""
+        if self._most is None:
+            self._look(False)
+        assert self._most is not None
+        return self._most
+
+    def sum(self) -> Tensor:
+        """`values.sum(0)`."""
+        x = self.values
+        if _can_run(x) and len(x) >= FEW and x.stride(1) == 1:
+            try:
+                sums = faults.guarded(TOLD_AS, partial(self._look, True))
+                assert sums is not None
+                return sums.sum(0)
+            except faults.KernelFault:
+                pass
+        return x.sum(0)
+
+    def _look(self, summed: bool) -> Tensor | None:
+        """Find the largest magnitudes, and sums of BLOCK rows each, which it returns."""
+        from timeloom.kernels.cuda import product_kernels
+
+        x, (rows, columns) = self.values, self.values.shape
+        blocks, groups = math.ceil(rows / BLOCK), math.ceil(columns / GROUP)
+        most = x.new_empty(blocks, groups)
+        sums = x.new_empty(blocks, columns) if summed else None
+        sizes = rows, columns, x.stride(0)
+        constants = {"SUMMED": summed, "ROWS": LOOKED_AT_ONCE, "BLOCK": BLOCK, "GROUP": GROUP, "num_warps": 4}
+        with on_device(index_of(x.device)):
+            launch(product_kernels.look_kernel, (groups, blocks, 1), (x, most, sums), sizes, **constants)
+        self._most = most
+        return sums
 
 
 def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """`a b + bias`: `(N, depth)` by `(depth, width)`, and `(width,)`; into rows of `out` if given."""
-    if pays(a, b):
+    sizes = *a.shape, b.shape[1]
+    if _large(sizes, LEAST_TERMS) and _can_run(a) and _is_aligned(a) and _is_aligned(b):
         c = a.new_empty(len(a), b.shape[1]) if out is None else out
         try:
-            faults.guarded(TOLD_AS, partial(_launch, a, b, bias, c.unsqueeze(0), a.shape[1], WIDE))
+            faults.guarded(TOLD_AS, partial(_multiply, a, b, bias, c))
             return c
         except faults.KernelFault:
             pass
     return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
 
 
-def sum_outer(grads: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
-    """`Σ grads[i] ⊗ values[i]`, as `cells.base.sum_outer`: a long sum in shares, all at the same time."""
-    if pays(grads.t(), values):
+def sum_outer(grads: Rows, values: Rows, first: int, last: int, out: Tensor | None = None) -> Tensor:
+    """`Σ grads[i] ⊗ values[i]` of some columns of `grads`: a long sum in shares, all at the same time."""
+    if sum_pays(grads, values, first, last):
         try:
-            return faults.guarded(TOLD_AS, partial(_sum_outer, grads.t(), values, out))
+            return faults.guarded(TOLD_AS, partial(_sum_outer, grads, values, first, last, out))
         except faults.KernelFault:
             pass
-    return base.sum_outer(grads, values, out)
+    return base.sum_outer(grads.values[:, first:last], values.values, out)
 
 
-def sum_rows(x: Tensor) -> Tensor:
-    """`x.sum(0)`, of many rows."""
-    if _can_run(x) and len(x) >= 2 * SHORTEST and x.stride(1) == 1:
-        try:
-            return faults.guarded(TOLD_AS, partial(_sum_rows, x))
-        except faults.KernelFault:
-            pass
-    return x.sum(0)
+def sum_pays(grads: Rows, values: Rows, first: int, last: int) -> bool:
+    """Whether the kernels make this sum, and faster than torch."""
+    a, b = grads.values[:, first:last], values.values
+    least = LEAST_SUMMED // 2 if grads.measured and values.measured else LEAST_SUMMED
+    if not (_large((*a.shape, b.shape[1]), least) and _can_run(a)):
+        return False
+    return all(x.stride(1) == 1 and _is_aligned(x) for x in (a, b, grads.values))
 
 
-def pays(a: Tensor, b: Tensor) -> bool:
-    """Whether the kernels make this product, and faster than torch."""
-    sizes = *a.shape, b.shape[1]
-    large = min(sizes) >= LEAST and math.prod(sizes) >= LEAST_TERMS
-    return large and _can_run(a) and all(_is_aligned(part) for part in (a, b))
+def _large(sizes: tuple[int, ...], least: int) -> bool:
+    return min(sizes) >= LEAST and math.prod(sizes) >= least
 
 
 def _can_run(x: Tensor) -> bool:
-    if x.device.type != "cuda" or x.dtype != torch.float32 or not tf32.cudnn_rounds() or not has_triton():
+    if x.device.type != "cuda" or x.dtype != torch.float32 or not has_triton():
         return False
     return torch.version.hip is None and shared_room(index_of(x.device)) >= LEAST_SHARED
 
@@ -112,20 +167,46 @@ def _is_aligned(matrix: Tensor) -> bool:
     return near[0] == 1 and near[1] % MULTIPLE == 0 and far[0] % MULTIPLE == 0 and matrix.data_ptr() % 16 == 0
 
 
-def _sum_outer(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
-    (rows, terms), columns = a.shape, b.shape[1]
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor) -> None:
+    from timeloom.kernels.cuda import product_kernels
+
+    (rows, depth), columns = a.shape, b.shape[1]
+    high, low = (torch.empty_like(b, dtype=torch.float16) for _ in range(2))
+    undo = b.new_empty(columns)
+    terms_at_once, columns_at_once = SPLIT_AT_ONCE
+    even = rows % WIDE.rows == columns % WIDE.columns == depth % WIDE.terms == 0
+    sizes = rows, columns, depth, *a.stride(), *high.stride(), c.stride(0)
+    with on_device(index_of(a.device)):
+        kernel, grid = product_kernels.split_kernel, (math.ceil(columns / columns_at_once), 1, 1)
+        strides = *b.stride(), *high.stride()
+        constants = {"BN": columns_at_once, "BK": terms_at_once, "num_warps": 4}
+        launch(kernel, grid, (b, high, low, undo), (depth, columns, *strides), **constants)
+        kernel, grid = product_kernels.by_split_kernel, (WIDE.programs(rows, columns), 1, 1)
+        constants = {"BIASED": bias is not None, "EVEN": even, **WIDE.constants}
+        launch(kernel, grid, (a, high, low, undo, bias, c), sizes, **constants)
+
+
+def _sum_outer(grads: Rows, values: Rows, first: int, last: int, out: Tensor | None) -> Tensor:
+    from timeloom.kernels.cuda import product_kernels
+
+    most_a, most_b = grads.most(), values.most()
+    a, b = grads.values[:, first:last], values.values
+    (terms, rows), columns = a.shape, b.shape[1]
     share = share_of(terms, rows, columns, LONG, _processors(a))
     shares = math.ceil(terms / share)
-    if shares == 1 and out is not None:
-        _launch(a, b, None, out.unsqueeze(0), share, LONG)
-        return out
-    partial_sums = a.new_empty(shares, rows, columns)
-    _launch(a, b, None, partial_sums, share, LONG)
-    return partial_sums[0] if shares == 1 else torch.sum(partial_sums, 0, out=out)
+    straight = shares == 1 and out is not None
+    sums = out.unsqueeze(0) if straight and out is not None else a.new_empty(shares, rows, columns)
+    even = rows % LONG.rows == columns % LONG.columns == terms % LONG.terms == 0
+    sizes = rows, columns, terms, share, a.stride(0), b.stride(0), first, most_a.shape[1], most_b.shape[1]
+    constants = {"EVEN": even, **LONG.constants, "BLOCK": BLOCK, "GROUP": GROUP}
+    with on_device(index_of(a.device)):
+        kernel, grid = product_kernels.outer_kernel, (LONG.programs(rows, columns), shares, 1)
+        launch(kernel, grid, (a, b, most_a, most_b, sums), (*sizes, sums.stride(1), sums.stride(0)), **constants)
+    return sums[0] if shares == 1 else torch.sum(sums, 0, out=out)
 
 
 def share_of(terms: int, rows: int, columns: int, tile: Tile, processors: int) -> int:
-    """How many terms of a sum a program adds up, for all processors to be busy to the end: a multiple of the tile's."""
+    """How many terms of a sum a program adds up, for all processors to be busy to the end: a multiple of BLOCK."""
     at_once = processors * tile.at_once
     tiles, matrix = tile.programs(rows, columns), rows * columns
     most = max(1, min(terms // SHORTEST, 4 * at_once // tiles, MOST_PARTIAL // matrix))
@@ -138,36 +219,7 @@ def share_of(terms: int, rows: int, columns: int, tile: Tile, processors: int) -
         return waves * (terms / shares + 4 * tile.terms) + shares * matrix / 2**14
 
     shares = min(range(1, most + 1), key=cost)
-    return math.ceil(terms / shares / tile.terms) * tile.terms
-
-
-def _launch(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, share: int, tile: Tile) -> None:
-    """`c[i]` is share i of the sum, `(shares, rows, columns)`."""
-    from timeloom.kernels.cuda import product_kernels
-
-    (rows, terms), columns = a.shape, b.shape[1]
-    even = rows % tile.rows == columns % tile.columns == terms % tile.terms == share % tile.terms == 0
-    grid = tile.programs(rows, columns), len(c), 1
-    sizes = rows, columns, terms, share, *a.stride(), *b.stride(), c.stride(1), c.stride(0)
-    constants: dict[str, Any] = {"SPLIT": True, "BIASED": bias is not None, "EVEN": even}
-    constants |= {"BM": tile.rows, "BN": tile.columns, "BK": tile.terms}
-    with on_device(index_of(a.device)):
-        kernel = product_kernels.product_kernel
-        launch(kernel, grid, (a, b, bias, c), sizes, **constants, num_warps=tile.warps, num_stages=tile.stages)
-
-
-def _sum_rows(x: Tensor) -> Tensor:
-    from timeloom.kernels.cuda import product_kernels
-
-    (rows, columns), (at_a_time, width) = x.shape, SUMMED_AT_ONCE
-    across = math.ceil(columns / width)
-    shares = max(1, min(rows // SHORTEST, 4 * _processors(x) // across))
-    share = math.ceil(rows / shares / at_a_time) * at_a_time
-    sums = x.new_empty(math.ceil(rows / share), columns)
-    with on_device(index_of(x.device)):
-        kernel, grid = product_kernels.column_sums_kernel, (across, len(sums), 1)
-        launch(kernel, grid, (x, sums), (rows, columns, share, x.stride(0)), ROWS=at_a_time, COLUMNS=width, num_warps=4)
-    return sums.sum(0)
+    return math.ceil(terms / shares / BLOCK) * BLOCK
 
 
 def _processors(x: Tensor) -> int:

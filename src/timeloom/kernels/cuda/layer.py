@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,14 +14,15 @@ from timeloom.kernels.cuda import dense
 from timeloom.kernels.cuda.newton import CUDANewton
 from timeloom.kernels.cuda.newton import fits as newton_fits
 from timeloom.kernels.cuda.programs import text_of
-from timeloom.kernels.cuda.sweeper import CUDASweeper, Unless, fits, launches_each_step, sequence_mask
-from timeloom.kernels.host_certificate import is_heard, tell
+from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step, sequence_mask
+from timeloom.kernels.host_certificate import tell
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
+from timeloom.kernels.mending import Unless, unless
 from timeloom.kernels.newton import newton_steps
 from timeloom.kernels.reference import AdjointData
 from timeloom.known import Entry
 from timeloom.problem import Recurrence, cut_evenly, empty_states
-from timeloom.torch_state import streams, tf32
+from timeloom.torch_state import tf32
 
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 MOST_AT_ONCE = 2**22
@@ -102,27 +102,19 @@ class CUDALayer(Layer):
         if found is not None and self.x.dtype == self.initial.dtype:  # else the states that are kept are rounded
             found.starts, found.ends, found.decay, found.u = starts, ends, decay, u
         error = sweeper.certify(starts, ends, share_of_box, decay)
-        unless = self._unless(error, cutting, len(segments))
-        if unless is not None:
+        mended = self._unless(error, cutting, len(segments))
+        if mended is not None:
             tell(error, mended=True)
-            sweeper.mend(unless, states, sweeps > 1)
-            error = _of_what_is_mended(unless)
+            sweeper.mend(mended, states, sweeps > 1)
+            error = mended.told
         return self._kept(states, tape), error
 
     def _unless(self, error: Tensor | float, cutting: Cutting, rows: int) -> Unless | None:
-        """Where a certificate is known that the host cannot read in time, since it is one of a CUDA graph: what has the
-        graph itself run in one chunk what is not certified, by the kernel that such rows have; None where steps are
-        launches.
-        """
-        if not isinstance(error, Tensor) or cutting.limit == math.inf or not self._in_a_graph:
+        """What has a graph mend what is not certified; None where steps are launches, too many of them."""
+        found = unless(error, cutting.limit, rows)
+        if found is None or launches_each_step(self.kernel, self.n, rows, self.x.device):
             return None
-        if launches_each_step(self.kernel, self.n, rows, self.x.device):
-            return None
-        return Unless(error, cutting.limit, rows)
-
-    @property
-    def _in_a_graph(self) -> bool:
-        return streams.capturing(self.x.device)
+        return found
 
     @property
     def has_newton(self) -> bool:
@@ -198,14 +190,14 @@ class CUDALayer(Layer):
                 ends = sweeper.correct(ends, begins, decay, boxed=False)
                 begins, decay = sweeper.adjoint(segments, ends, reading if left else writing, True)
             error = sweeper.certify(ends, begins, 0.0, decay, fading=True)
-        unless = self._unless(error, cutting, len(segments))
-        tell(error, mended=unless is not None)
+        mended = self._unless(error, cutting, len(segments))
+        tell(error, mended=mended is not None)
         d_initial = begins[-batch:]
         into_resets = None if taken is None else taken.view(links, *self.initial.shape).sum(0)
-        if unless is not None:
+        if mended is not None:
             whole = AdjointData(states, incoming, gate_grads, into_resets)
-            sweeper.mend_adjoint(unless, self.at_ends(final, 1), whole, sweeps > 1 and not cutting.dense, d_initial)
-            error = _of_what_is_mended(unless)
+            sweeper.mend_adjoint(mended, self.at_ends(final, 1), whole, d_initial, sweeps > 1 and not cutting.dense)
+            error = mended.told
         if into_resets is not None:
             d_initial = d_initial + into_resets
         return self._gradients(states[0], gate_grads.flatten(0, 1), d_initial, want_x), error
@@ -275,12 +267,3 @@ class CUDALayer(Layer):
         by_h, by_x, *by_one = sum_outer(gate_grads, torch.cat(values, 1)).split([part.shape[1] for part in values], 1)
         w_hh = torch.cat([by_h[: 2 * n], by_h[3 * n :]]) if self.kernel == "gru" else by_h.contiguous()
         return by_x[: d_u.shape[1]].contiguous(), w_hh, by_one[0].squeeze(1).contiguous() if by_one else None
-
-
-def _of_what_is_mended(unless: Unless) -> Tensor:
-    """The certificate where the host gets to know it, or where it is met; in a graph of a user's zero where one chunk
-    has taken the place of what was not certified.
-    """
-    if is_heard():
-        return unless.certificate
-    return torch.where(unless.certificate <= unless.limit_on_device, unless.certificate, 0.0)

@@ -47,6 +47,10 @@ def replays() -> list[Check]:
     mended = {
         f"{kind} n={n} B={batch}": partial(_trained, kind, n, batch, steps) for kind, n, batch, steps in sizes[:4]
     }
+    mended |= {
+        f"deer, {kind} n={n}": partial(_trained, kind, n, 2, 2048, solver="deer")
+        for kind, n in (("gru", 8), ("lstm", 5))
+    }
     mended |= {f"dense transfers, gru n={n}": partial(_dense, "gru", n) for n in (32, 5)}
     mended |= {f"a cell of one's own, {name}": partial(_own, name, torch.float32) for name in OWN}
     found += [Check(f"mended at every replay, {name}", partial(_mended, check)) for name, check in mended.items()]
@@ -79,10 +83,10 @@ def _change(own: nn.Module, theirs: nn.Module, exact: nn.Module, by: float) -> N
         truth.copy_(ours)
 
 
-def _trained(kind: str, n: int, batch: int, steps: int, device: str) -> str:
+def _trained(kind: str, n: int, batch: int, steps: int, device: str, solver: Any = "auto") -> str:
     """Weights change in place from call to call, inputs are others; a replay must see both."""
     _on_a_gpu(device)
-    own, theirs, exact = trio(kind, n, device)
+    own, theirs, exact = trio(kind, n, device, solver)
     said = ""
     for _ in range(CALLS):
         x = torch.randn(steps, batch, 8, device=device)

@@ -78,7 +78,7 @@ class CUDALayer(Layer):
         self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None, entry: Entry | None = None
     ) -> tuple[list[Tensor], Tensor | float]:
         if cutting.newton is not None:
-            return self._newton(cutting.newton, share_of_box, keep)
+            return self._newton(cutting, cutting.newton, share_of_box, keep)
         (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
         u = self._inputs()
         sweeper, tape = self.sweeper(Recurrence(self.cell, u, self.initial, None, self.resets), keep)
@@ -121,14 +121,24 @@ class CUDALayer(Layer):
         plain = self.x.dtype == torch.float32 and self.resets is None and not self.cell.behind
         return plain and newton_fits(self.cell.kernel, self.cell.size, self.x.device)
 
-    def _newton(self, steps: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor]:
+    def _newton(self, cutting: Cutting, steps: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor]:
         problem = Recurrence(self.cell, self._inputs(), self.initial)
         saved = CUDASweeper.room_for_saved(problem) if keep else None
         states, residuals = newton_steps(CUDANewton(problem, share_of_box, saved), steps, self.initial)
+        mended = self._unless(residuals[-1], cutting, len(self.initial))
+        if mended is not None:
+            tell(residuals, mended=True)
+            self.sweeper(problem, keep, [] if saved is None else [saved])[0].mend(mended, states)
+            residuals = torch.cat([residuals[:-1], mended.told.view(1)])
         return states if saved is None else [*states, saved], residuals
 
     def _scanned(
-        self, sweeps: int, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
+        self,
+        cutting: Cutting,
+        sweeps: int,
+        kept: list[Tensor],
+        grads: tuple[Tensor | None, Tensor | None],
+        want_x: bool,
     ) -> tuple[Gradients, Tensor | float]:
         """By a scan over the maps of all chunks; sweeps behind it mend the rounding of the maps."""
         sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads)
@@ -143,7 +153,12 @@ class CUDALayer(Layer):
             if left:
                 ends = kernels.correct(maps, ends, begins)
         error = sweeper.certify(ends.view(-1, size), begins, 0.0, fading=True) if kernels.links > 1 else 0.0
-        tell(error)
+        mended = self._unless(error, cutting, len(segments))
+        tell(error, mended=mended is not None)
+        if mended is not None:
+            whole = AdjointData(states, incoming, gate_grads)
+            sweeper.mend_adjoint(mended, self.at_ends(final, 1), whole, begins[-batch:])
+            error = mended.told
         return self._gradients(states[0], gate_grads.flatten(0, 1), begins[-batch:], want_x), error
 
     def _backwards(
@@ -166,7 +181,7 @@ class CUDALayer(Layer):
         self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
     ) -> tuple[Gradients, Tensor | float]:
         if cutting.newton is not None:
-            return self._scanned(cutting.newton, kept, grads, want_x)
+            return self._scanned(cutting, cutting.newton, kept, grads, want_x)
         (steps, batch), sweeps = self.x.shape[:2], cutting.sweeps
         sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads)
         segments = cut_evenly(steps, batch, cutting.chunk, True)

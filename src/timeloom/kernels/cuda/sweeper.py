@@ -157,11 +157,13 @@ class CUDASweeper(ChainSweeper):
         _, ends, decay = self._forward(segments, starts.contiguous(), states, want_decay, 0)
         return ends, decay
 
-    def mend(self, unless: Unless, states: list[Tensor], want_decay: bool) -> None:
+    def mend(self, unless: Unless, states: list[Tensor], want_decay: bool = False) -> None:
         """All states in one chunk, where chunks were not certified."""
         self._forward(self._whole(reverse=False), self._initial, states, want_decay, 0, unless)
 
-    def mend_adjoint(self, unless: Unless, final: Tensor, data: AdjointData, begins: Tensor, want_decay: bool) -> None:
+    def mend_adjoint(
+        self, unless: Unless, final: Tensor, data: AdjointData, begins: Tensor, want_decay: bool = False
+    ) -> None:
         """All gradients in one chunk, where chunks were not certified, those of the initial state into `begins`."""
         self._adjoint(self._whole(reverse=True), final, data, want_decay, 0, None, unless, begins)
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from timeloom.auto.experience import Experience
-from timeloom.kernels import AdjointData, ReferenceSweeper, replay
+from timeloom.kernels import AdjointData, ReferenceSweeper, mending, replay
 from timeloom.kernels.cuda import layer as cuda_layer
 from timeloom.kernels.cuda.layer import CUDALayer
-from timeloom.kernels.cuda.sweeper import Unless
 from timeloom.kernels.host_certificate import MOST_READ, is_heard, listening
+from timeloom.kernels.mending import Unless
 from timeloom.kernels.recording import Body, Recording, places_for
 from timeloom.problem import Recurrence, Segments, cut_evenly
 from timeloom.solve import beside_torch, trunk
@@ -30,7 +30,26 @@ from timeloom.torch_state import streams
 CHUNK, WARMUP = 16, 40
 
 
-class StandIn(ReferenceSweeper):
+class Mending(ReferenceSweeper):
+    """Sweeps that run where a certificate is missed alone."""
+
+    mends = True
+
+    def mend(self, unless: Unless, states: list[Tensor], want_decay: bool = False) -> None:
+        if not float(unless.certificate) <= unless.limit_on_device:
+            self.forward(self._whole(reverse=False), self.problem.initial, states, want_decay)
+
+    def mend_adjoint(
+        self, unless: Unless, final: Tensor, data: AdjointData, begins: Tensor, want_decay: bool = False
+    ) -> None:
+        if not float(unless.certificate) <= unless.limit_on_device:
+            begins.copy_(self.adjoint(self._whole(reverse=True), final, data, want_decay)[0])
+
+    def _whole(self, reverse: bool) -> Segments:
+        return cut_evenly(self.problem.steps, self.problem.batch, self.problem.steps, reverse)
+
+
+class StandIn(Mending):
     """The CUDA sweeper's methods. What it saves for the backward pass is its inputs, where kernels save gates."""
 
     told_as = "stand-in"
@@ -43,7 +62,6 @@ class StandIn(ReferenceSweeper):
             saved.copy_(problem.u)
         self.saved = saved
         super().__init__(problem)
-        self._initial = problem.initial
 
     @staticmethod
     def room_for_saved(problem: Recurrence) -> Tensor | None:
@@ -54,17 +72,6 @@ class StandIn(ReferenceSweeper):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         final = torch.zeros_like(self.problem.initial) if final is None else final
         return super().adjoint_entering(segments, lead, final, data, want_decay)
-
-    def mend(self, unless: Unless, states: list[Tensor], want_decay: bool) -> None:
-        if not float(unless.certificate) <= unless.limit_on_device:
-            self.forward(self._whole(reverse=False), self._initial, states, want_decay)
-
-    def mend_adjoint(self, unless: Unless, final: Tensor, data: AdjointData, want_decay: bool, begins: Tensor) -> None:
-        if not float(unless.certificate) <= unless.limit_on_device:
-            begins.copy_(self.adjoint(self._whole(reverse=True), final, data, want_decay)[0])
-
-    def _whole(self, reverse: bool) -> Segments:
-        return cut_evenly(self.problem.steps, self.problem.batch, self.problem.steps, reverse)
 
     def certify(
         self, starts: Tensor, ends: Tensor, share: float, decay: Tensor | None = None, fading: bool = False
@@ -135,7 +142,7 @@ def install(patch: pytest.MonkeyPatch, mended: bool = False) -> None:
     """Layers on the CPU run as those on a GPU do, by `solver=Chunks()`; graphs are `mended` as those of layers are that
     are not too wide for it.
     """
-    patch.setattr(CUDALayer, "_in_a_graph", property(lambda _: mended and is_heard()))
+    patch.setattr(mending, "in_a_graph", lambda _: mended and is_heard())
     patch.setattr(cuda_layer, "launches_each_step", lambda *_: False)
     replay.RECORDINGS.clear()
     patch.setattr(trunk, "layer_kind", lambda cell, x: CUDALayer if cell.kernel is not None else None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import replayed_on_cpu as emulated
 import torch
-from replayed_on_cpu import Chunks, Graph, StandIn
+from replayed_on_cpu import Chunks, Graph, Mending, StandIn
 from torch import Tensor
 
 import timeloom as tl
@@ -25,7 +25,7 @@ STEPS, BATCH, INPUTS, UNITS = 47, 2, 3, 4
 CELLS: dict[str, Any] = {"LayerNormGRU": tl.cells.LayerNormGRU, "SLSTM": tl.cells.SLSTM}
 
 
-class OwnStandIn(ReferenceSweeper):
+class OwnStandIn(Mending):
     """The generated kernels' sweeper: what it records are the reference's sweeps."""
 
     recordable = True

@@ -29,6 +29,7 @@ from timeloom.compile import remember
 from timeloom.compile.following import look_around
 from timeloom.compile.surroundings import Unseen
 from timeloom.kernels import ReferenceSweeper, replay
+from timeloom.kernels.mending import Unless
 from timeloom.nn import layer as layers
 from timeloom.nn import steady_cells
 from timeloom.problem import Recurrence
@@ -46,12 +47,16 @@ CELLS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+WAITING, MENDED = "waiting", "mended"
+"""For certificates; or not, since graphs mend what is not certified."""
+
+
+@pytest.fixture(autouse=True, params=[WAITING, MENDED])
+def _on_a_cpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     monkeypatch.setattr(kernels, "KINDS", (OwnStandIn, ReferenceSweeper))
     monkeypatch.setattr(remember, "FEWEST_STEPS", 0)
     monkeypatch.setattr(Graph, "replays", 0)
-    with emulated.on_a_cpu(monkeypatch):
+    with emulated.on_a_cpu(monkeypatch, request.param == MENDED):
         yield
 
 
@@ -467,6 +472,7 @@ def test_a_cell_that_cannot_be_followed_runs_as_ever(solved: list[str]) -> None:
     assert any("hooks" in reason for reason in ours._known.reasons)
 
 
+@pytest.mark.parametrize("_on_a_cpu", [WAITING], indirect=True)
 def test_a_missed_certificate_is_solved_anew(solved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     ours, exact = pair(tl.cells.LayerNormGRU(INPUTS, UNITS))
     x = torch.randn(STEPS, BATCH, INPUTS)
@@ -477,6 +483,26 @@ def test_a_missed_certificate_is_solved_anew(solved: list[str], monkeypatch: pyt
     monkeypatch.setattr(steady_pass, "report_of", lambda error, *_: honest(torch.inf, *_))
     assert_right(ours, exact, x)
     assert solved[:1] == ["run_fused"]
+
+
+@pytest.mark.parametrize("_on_a_cpu", [MENDED], indirect=True)
+def test_a_missed_certificate_is_mended(solved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, exact = pair(tl.cells.LayerNormGRU(INPUTS, UNITS))
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    for _ in range(CALLS_BEFORE + 1):
+        assert_right(ours, exact, x)
+    assert not ours.reports[0].fell_back
+    solved.clear()
+    sweeps = Graph.replays
+    monkeypatch.setattr(Unless, "limit_on_device", property(lambda _: -1.0))
+    monkeypatch.setattr(steady_pass, "report_of", lambda *_: None)
+    assert_right(ours, exact, x)
+    assert solved == []
+    assert Graph.replays == sweeps + 2
+    (report,) = ours.reports
+    assert report.fell_back
+    assert report.backward is not None
+    assert report.backward.fell_back
 
 
 def test_calls_between_forward_and_backward() -> None:

@@ -42,11 +42,16 @@ class StandInNewton(NewtonReference):
         return super().correct(maps, starts, ends.view_as(starts))
 
 
-@pytest.fixture(autouse=True)
-def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+WAITING, MENDED = "waiting", "mended"
+"""For certificates; or not, since graphs mend what is not certified."""
+waiting_alone = pytest.mark.parametrize("_on_a_cpu", [WAITING], indirect=True)
+
+
+@pytest.fixture(autouse=True, params=[WAITING, MENDED])
+def _on_a_cpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     monkeypatch.setattr(cuda_layer, "CUDANewton", StandInNewton)
     monkeypatch.setattr(cuda_layer, "newton_fits", lambda *_: True)
-    with emulated.on_a_cpu(monkeypatch):
+    with emulated.on_a_cpu(monkeypatch, request.param == MENDED):
         yield
 
 
@@ -80,6 +85,7 @@ def test_results_and_gradients_are_torchs(
         assert "on the chip" in report.reason
 
 
+@waiting_alone
 def test_weights_that_need_more_steps_get_them(trunk_calls: list[str]) -> None:
     ours, exact = pair("GRU", DEER(tol=2e-5))
     x = torch.randn(STEPS, BATCH, INPUTS)
@@ -99,6 +105,30 @@ def test_weights_that_need_more_steps_get_them(trunk_calls: list[str]) -> None:
     assert trunk_calls == []
 
 
+@pytest.mark.parametrize("_on_a_cpu", [MENDED], indirect=True)
+def test_weights_that_need_more_steps_are_mended_and_get_them(trunk_calls: list[str]) -> None:
+    ours, exact = pair("GRU", DEER(tol=2e-5))
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    for _ in range(CALLS_BEFORE):
+        assert_right(ours, exact, x)
+    taken = ours.reports[0].iterations
+    with torch.no_grad():
+        for module in (ours, exact):
+            module.weight_hh_l0.mul_(4)
+    trunk_calls.clear()
+    assert_right(ours, exact, x)
+    assert trunk_calls == []
+    assert ours.reports[0].fell_back
+    assert "Newton's steps were not enough" in ours.reports[0].reason
+    for _ in range(CALLS_BEFORE):
+        trunk_calls.clear()
+        assert_right(ours, exact, x)
+    assert trunk_calls == []
+    assert ours.reports[0].iterations > taken
+    assert not ours.reports[0].fell_back
+
+
+@waiting_alone
 def test_gradients_that_are_not_certified_are_solved_for_anew(
     trunk_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

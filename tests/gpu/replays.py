@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ import timeloom as tl
 from tests.gpu.around import results, trio
 from tests.gpu.checks import Check, Unfit, as_good_as_torch
 from timeloom.kernels import replay
+from timeloom.kernels.mending import Unless
 
 CALLS = 9
 OWN = ("LayerNormGRU", "SLSTM", "BlockGRU", "CfC")
@@ -41,6 +44,16 @@ def replays() -> list[Check]:
     ]
     found += [Check(f"two calls in one loss, {kind}", partial(_twice, kind)) for kind in ("gru", "lstm")]
     found += [Check(f"a cell of one's own, {name}", partial(_own, name, torch.float32)) for name in OWN]
+    mended = {
+        f"{kind} n={n} B={batch}": partial(_trained, kind, n, batch, steps) for kind, n, batch, steps in sizes[:4]
+    }
+    mended |= {
+        f"deer, {kind} n={n}": partial(_trained, kind, n, 2, 2048, solver="deer")
+        for kind, n in (("gru", 8), ("lstm", 5))
+    }
+    mended |= {f"dense transfers, gru n={n}": partial(_dense, "gru", n) for n in (32, 5)}
+    mended |= {f"a cell of one's own, {name}": partial(_own, name, torch.float32) for name in OWN}
+    found += [Check(f"mended at every replay, {name}", partial(_mended, check)) for name, check in mended.items()]
     found += [Check("a cell of one's own, BlockGRU in bfloat16", partial(_own, "BlockGRU", torch.bfloat16))]
     return [
         *found,
@@ -70,10 +83,10 @@ def _change(own: nn.Module, theirs: nn.Module, exact: nn.Module, by: float) -> N
         truth.copy_(ours)
 
 
-def _trained(kind: str, n: int, batch: int, steps: int, device: str) -> str:
+def _trained(kind: str, n: int, batch: int, steps: int, device: str, solver: Any = "auto") -> str:
     """Weights change in place from call to call, inputs are others; a replay must see both."""
     _on_a_gpu(device)
-    own, theirs, exact = trio(kind, n, device)
+    own, theirs, exact = trio(kind, n, device, solver)
     said = ""
     for _ in range(CALLS):
         x = torch.randn(steps, batch, 8, device=device)
@@ -124,6 +137,14 @@ def _missed(kind: str, n: int, batch: int, device: str) -> str:
         report = layer.reports[0]
         if call == 0 and not (report.fell_back and report.backward.fell_back and report.certified):
             raise AssertionError(f"it did not fall back: {report}")
+    return said
+
+
+def _mended(check: Callable[[str], str], device: str) -> str:
+    """Replays that take no certificate for met: all that they find is of one chunk."""
+    with mock.patch.object(Unless, "limit_on_device", -1.0):
+        said = check(device)
+        replay.RECORDINGS.clear()
     return said
 
 

@@ -41,6 +41,17 @@ class Cutting:
         return math.inf
 
 
+@dataclass(frozen=True)
+class NewtonCutting(Cutting):
+    """The same of Newton's steps, whose last residual is to be within the tolerance."""
+
+    tolerance: float = math.inf
+
+    @property
+    def limit(self) -> float:
+        return self.tolerance
+
+
 @dataclass
 class Found:
     """What a sweep over all chunks found at their boundaries `(C·B, S)`, for a solver that goes on from there. Kernels

@@ -51,6 +51,8 @@ class ReferenceSweeper:
     """Whether a whole layer is swept, which has its own ways where kernels fail."""
     recordable: ClassVar[bool] = False
     """Whether its sweeps are launches on a GPU that may be recorded and replayed."""
+    mends: ClassVar[bool] = False
+    """Whether it has sweeps that run where a certificate is missed alone (`mend`, `mend_adjoint`; kernels.mending)."""
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:

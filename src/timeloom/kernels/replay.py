@@ -105,6 +105,12 @@ class Recordings:
                 if key in self._known:  # it may have gone with another
                     self._drop(key)
 
+    def discard(self, recording: Recording) -> None:
+        """Drop a recording; calls like those of before are counted anew."""
+        with self.lock:
+            for key in [key for key, known in self._known.items() if known is recording]:
+                self._drop(key)
+
     def lender(self, kept: Sequence[Tensor]) -> Recording | None:
         """The recording of a forward pass that has lent what it kept, where this is still lent."""
         with self.lock:

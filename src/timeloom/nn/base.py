@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,9 @@ from timeloom.nn import by_samples, own_sweeps, steady, torch_layer
 from timeloom.nn.asked import Asked, check, guess_of
 from timeloom.nn.dropping import Weights
 from timeloom.nn.graphs.handles import handle_of, traced_apart
+from timeloom.nn.reporting import Reporting
 from timeloom.nn.stacked import Hidden, Stacked
 from timeloom.report import SolveReport
-from timeloom.solve.steady_pass import Verdict
 from timeloom.solve.warm_starts import BATCH, WarmBatch
 from timeloom.solvers.base import Solver, resolve
 from timeloom.torch_state.saved_tensors import saved_through_hooks
@@ -31,11 +31,8 @@ MOST_KNOWN = 64
 """Shapes that a layer remembers to leave to torch."""
 
 
-class Recurrent(Stacked):
+class Recurrent(Reporting, Stacked):
     """Everything that GRU, LSTM and RNN share: parameters and checks are torch's, the forward pass is timeloom's."""
-
-    _reports: list[SolveReport]
-    _verdicts: Sequence[Verdict | None]
 
     def _start(self, solver: str | Solver) -> None:
         """What this class adds to torch's: the solver, what it learned, and the last call's reports."""
@@ -59,24 +56,6 @@ class Recurrent(Stacked):
         self._take_reports([])
 
     @property
-    def reports(self) -> list[SolveReport]:
-        """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …
-        To ask for them may take waiting for the GPU, where nothing else has.
-        """
-        verdicts = self._verdicts
-        if verdicts:
-            found = [verdict.report() for verdict in verdicts if verdict is not None]
-            self._take_reports([report for report in found if report is not None])
-        return self._reports
-
-    def _take_reports(self, reports: list[SolveReport], verdicts: Sequence[Verdict | None] = ()) -> None:
-        """Of a call that has just been made, or the verdicts that tell them once they are asked for."""
-        self.__dict__["_reports"], self.__dict__["_verdicts"] = reports, verdicts
-
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(super().__getstate__(), _reports=self.reports, _verdicts=())
-
-    @property
     def solver(self) -> str | Solver:
         """How to solve: a name or an object from `timeloom.solvers`. Set it at any time."""
         return self._solver_given
@@ -89,8 +68,6 @@ class Recurrent(Stacked):
         super().__setstate__(state)
         self._handle = handle_of(self)  # a copy is a module of its own
         self._last, self._left, self._steady, self._beginnings = None, {}, {}, {}
-        self.__dict__.pop("reports", None)  # where earlier editions kept them
-        self._take_reports(state.get("_reports", []))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._steady = {}  # weights may move, and what replays hold of them is to be free

@@ -16,6 +16,7 @@ from timeloom.cells.step import Step
 from timeloom.compile.call import run_fused, telling
 from timeloom.nn.draws import ones_by_chance
 from timeloom.nn.dropping import check_probability
+from timeloom.nn.reporting import Reporting
 from timeloom.nn.sequence import check_lengths, check_resets, drop, mask_padding, reverse, reverse_resets
 from timeloom.nn.steady_cells import KnownCalls, Run, kind_of
 from timeloom.problem import Recurrence
@@ -28,7 +29,7 @@ from timeloom.torch_state.transforms import refuse_transforms
 from timeloom.torch_state.wrapped import why_step_by_step
 
 
-class Layer(nn.Module):
+class Layer(Reporting):
     """A cell as a recurrent layer: `layer(x, hx)` gives the outputs of all steps and the final state, as torch's do.
 
         layer = timeloom.Layer(timeloom.cells.SLSTM(8, 64, heads=4), num_layers=2, bidirectional=True)
@@ -43,8 +44,6 @@ class Layer(nn.Module):
     """
 
     zoneout: float = 0.0
-    reports: list[SolveReport]
-    """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …"""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class Layer(nn.Module):
         self.cells = nn.ModuleList(cells)
         self._experiences = [LayerExperience() for _ in cells]
         self._known = KnownCalls()
-        self.reports = []
+        self._take_reports([])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -123,7 +122,7 @@ class Layer(nn.Module):
         resets = None if resets is None else check_resets(resets, steps, batch, self.batch_first, x.device)
         x = x if lengths is None else mask_padding(x, lengths)
         directions = 2 if self.bidirectional else 1
-        self.reports = []
+        self._take_reports([])
         finals: list[tuple[Tensor, ...]] = []
         runs: list[Run] = []
         is_tuple = False
@@ -167,7 +166,7 @@ class Layer(nn.Module):
         verdicts = [call.certify() for call in calls]
         if not all(verdicts):
             return None
-        self.reports = [call.report for call in calls]
+        self._take_reports([], verdicts)
         states = tuple(part[0] if len(part) == 1 else torch.cat(part) for part in zip(*finals, strict=True))
         y = x.transpose(0, 1) if self.batch_first else x
         y = y if y.requires_grad else y.detach()  # no view for users to stumble on

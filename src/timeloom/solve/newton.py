@@ -11,7 +11,7 @@ from torch import Tensor
 from timeloom.auto.experience import Experience
 from timeloom.kernels import replayed_layers
 from timeloom.kernels.faults import KernelFault
-from timeloom.kernels.layer import Cutting, Gradients, Layer
+from timeloom.kernels.layer import Cutting, Gradients, Layer, NewtonCutting
 from timeloom.report import SolveReport, contraction
 from timeloom.solve.driver import why_stop
 from timeloom.solve.linearize import Linearization
@@ -42,7 +42,7 @@ def newton_states(
     steps = min(experience.counts.newton_steps or FIRST_STEPS, most)
     try:
         while True:
-            kept, worst = replayed_layers.forward(layer, Cutting(plan.chunk, 0, newton=steps), SHARE_OF_BOX, keep)
+            kept, worst = replayed_layers.forward(layer, _cutting(plan, steps), SHARE_OF_BOX, keep)
             assert isinstance(worst, Tensor)
             if capturing(layer.x.device):
                 return kept, _report(plan, [math.nan] * (steps + 1), "", began, worst[-1])
@@ -50,8 +50,7 @@ def newton_states(
             given_up = "" if residuals[-1] <= plan.tolerance else _why_stop(residuals, plan)
             if given_up or _are_enough(residuals, plan):
                 break
-            near = residuals[-1] <= NEARLY * plan.tolerance
-            steps = min(steps + 1 if near else 2 * steps, most)
+            steps = _more(steps, residuals, plan)
         if not given_up:
             experience.counts.note_newton(_needed(residuals, plan))
         elif plan.on_divergence == "sequential":
@@ -70,7 +69,7 @@ def scanned_gradients(
     began = time.perf_counter()
     try:
         for sweeps in range(SWEEPS, MOST_SWEEPS + 1):
-            found, error = replayed_layers.backward(layer, Cutting(plan.chunk, 0, newton=sweeps), kept, grads, want_x)
+            found, error = replayed_layers.backward(layer, _cutting(plan, sweeps), kept, grads, want_x)
             if isinstance(error, Tensor) and capturing(layer.x.device):
                 return found, _report(plan, [math.nan] * sweeps, "", began, error)
             residual = float(error)
@@ -86,6 +85,18 @@ def _are_enough(residuals: list[float], plan: Plan) -> bool:
     *before, last = residuals
     polished = last <= plan.polish or any(residual <= plan.tolerance for residual in before)
     return last <= plan.tolerance and (polished or len(before) == plan.max_iters - 1)
+
+
+def _more(steps: int, residuals: list[float], plan: Plan) -> int:
+    """How many to try where so many were not enough."""
+    near = residuals[-1] <= NEARLY * plan.tolerance
+    return min(steps + 1 if near else 2 * steps, plan.max_iters - 1)
+
+
+def _cutting(plan: Plan, count: int) -> NewtonCutting:
+    """So many steps or sweeps, which one chunk may take the place of where they are not enough."""
+    exact = plan.on_divergence == "sequential"
+    return NewtonCutting(plan.chunk, 0, newton=count, tolerance=plan.tolerance if exact else math.inf)
 
 
 def _needed(residuals: list[float], plan: Plan) -> int:
@@ -109,18 +120,23 @@ class StandingNewton(NamedTuple):
         if count is None or not layer.has_newton or plan.linearization != PLAIN:
             return None
         steps = count if linear else min(count, plan.max_iters - 1)
-        return StandingNewton(plan, Cutting(plan.chunk, 0, newton=steps), linear)
+        return StandingNewton(plan, _cutting(plan, steps), linear)
 
     def holds(self, experience: Experience) -> bool:
         return self.linear or experience.counts.newton_steps == self.cutting.newton
 
-    def report(self, residuals: list[float], experience: Experience, began: float) -> SolveReport | None:
-        """None where more steps or sweeps are needed than these."""
+    def report(
+        self, residuals: list[float], experience: Experience, began: float, mended: bool = False
+    ) -> SolveReport | None:
+        """None where more steps or sweeps are needed than these. What is `mended` needs no more where it is within the
+        tolerance; the next call makes more.
+        """
         if self.linear:
             met = residuals[-1] <= self.plan.tolerance
             return _report(self.plan, residuals[-1:], "", began, sweeps=self.cutting.newton) if met else None
         if not _are_enough(residuals, self.plan):
-            return None
+            experience.counts.note_newton(_more(len(residuals) - 1, residuals, self.plan))
+            return _report(self.plan, residuals, "", began) if mended and residuals[-1] <= self.plan.tolerance else None
         experience.counts.note_newton(_needed(residuals, self.plan))
         return _report(self.plan, residuals, "", began)
 

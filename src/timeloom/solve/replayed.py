@@ -17,6 +17,8 @@ from timeloom.cells.fused import FusedCell
 from timeloom.kernels import AdjointData, ReferenceSweeper, sweeper_kind
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels.faults import KernelFault
+from timeloom.kernels.host_certificate import tell
+from timeloom.kernels.mending import unless
 from timeloom.kernels.replay import RECORDINGS
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.report import SolveReport
@@ -88,14 +90,21 @@ def swept_states(
     kind: type[ReferenceSweeper], problem: Recurrence, plan: Plan
 ) -> tuple[list[Tensor], tuple[Tensor | None, Tensor | None, Tensor | None], Tensor | float]:
     """States from one sweep; starts, ends and decay of its chunks, where these are more than one; the certificate."""
-    sweeper, states = kind(problem), empty_states(problem.steps, problem.initial, problem.cell.parts)
+    sweeper: Any = kind(problem)
+    states = empty_states(problem.steps, problem.initial, problem.cell.parts)
     sweeper.of_layer = True
     segments = cut_evenly(problem.steps, problem.batch, plan.chunk, False)
     if plan.chunk >= problem.steps:
         sweeper.forward(segments, problem.initial, states)
         return states, (None, None, None), 0.0
     starts, ends, decay = sweeper.forward_entering(segments, plan.warmup, states, plan.wants_decay)
-    return states, (starts, ends, decay), _certified(sweeper, starts, ends, SHARE_OF_BOX, fading=False)
+    error = _certified(sweeper, starts, ends, SHARE_OF_BOX, fading=False)
+    mended = unless(error, plan.limit, len(segments)) if kind.mends else None
+    if mended is not None:
+        tell(error, mended=True)
+        sweeper.mend(mended, states)
+        error = mended.told
+    return states, (starts, ends, decay), error
 
 
 def swept_sums(
@@ -109,14 +118,21 @@ def swept_sums(
     """Gradients of inputs, initial state and weights from one adjoint sweep; the certificate."""
     final = torch.zeros_like(problem.initial) if final is None else final
     gate_grads = problem.initial.new_empty(problem.steps, problem.batch, problem.cell.gate_width)
-    data, sweeper = AdjointData(states, incoming, gate_grads), kind(problem)
+    sweeper: Any = kind(problem)
+    data = AdjointData(states, incoming, gate_grads)
     sweeper.of_layer = True
-    segments, error = cut_evenly(problem.steps, problem.batch, plan.chunk, True), 0.0
+    segments = cut_evenly(problem.steps, problem.batch, plan.chunk, True)
+    error: Tensor | float = 0.0
     if plan.chunk >= problem.steps:
         begins, _ = sweeper.adjoint(segments, final, data)
     else:
         ends, begins, _ = sweeper.adjoint_entering(segments, plan.warmup, final, data, False)
         error = _certified(sweeper, ends, begins, 0.0, fading=True)
+        mended = unless(error, plan.limit, len(segments)) if kind.mends else None
+        if mended is not None:
+            tell(error, mended=True)
+            sweeper.mend_adjoint(mended, final, data, begins[-problem.batch :])
+            error = mended.told
     inputs, by_weight = problem.cell.input_grads(gate_grads), weight_grads_of(problem, states, gate_grads)
     return inputs, begins[-problem.batch :], by_weight, error
 
@@ -151,7 +167,7 @@ def _certified(sweeper: ReferenceSweeper, starts: Tensor, ends: Tensor, share: f
 def _key(way: str, kind: type[ReferenceSweeper], problem: Recurrence, plan: Plan, given: Given) -> Hashable:
     """The step, its sizes, the plan, and how products round that torch makes."""
     shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in given)
-    cutting = plan.chunk, plan.warmup, plan.wants_decay
+    cutting = plan.chunk, plan.warmup, plan.wants_decay, plan.limit
     rounds = problem.u.is_cuda and tf32.matmul_rounds()
     return way, kind, problem.cell.fused, problem.u.device, shapes, cutting, rounds  # type: ignore[attr-defined]
 

@@ -7,7 +7,7 @@ of all that, by autograd. The step itself is not run, so its `Surroundings` tell
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -196,6 +196,10 @@ class SteadyCell:
         self._settle(way, live, kept, (incoming, final), wanted)
         return result
 
+    def _key(self, way: Any, plan: Plan) -> Hashable:
+        """By which a recording of its backward pass is known."""
+        return self._token, way, plan.chunk, plan.warmup, plan.limit
+
     def _joined(self, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
         """Gradients by the leading parts of all states `(T, B, ·)` and by the final state `(B, S)`."""
         widths = self.compiled.fused.parts
@@ -236,7 +240,7 @@ class SteadyCell:
         with RECORDINGS.lock:
             if not ground.here or not ground.has(kept[0]):
                 return
-            given, key = (*live[:2], *grads, *kept), (self._token, way, standing.plan.chunk, standing.plan.warmup)
+            given, key = (*live[:2], *grads, *kept), self._key(way, standing.plan)
             body = partial(self._pulled, kind, standing.plan, wanted)
             RECORDINGS.run(key, given, self._size(backward=True), body, before=0, ground=ground)
             recording = RECORDINGS.known(key, live[0].device)

@@ -20,7 +20,7 @@ from timeloom.kernels.replay import RECORDINGS
 from timeloom.report import SolveReport
 from timeloom.solve.first_sweep import report_of, watch_for
 from timeloom.solve.newton import StandingNewton
-from timeloom.solve.plan import StandingPlan
+from timeloom.solve.plan import Plan, StandingPlan
 from timeloom.torch_state.streams import Watch
 
 if TYPE_CHECKING:
@@ -140,20 +140,26 @@ class Verdict:
         if numbers is None:  # nobody knows: to be solved anew
             return
         if isinstance(found.standing, StandingNewton):
-            self._report = found.standing.report(numbers, found.experience, began)
+            self._report = found.standing.report(numbers, found.experience, began, self.took is not None)
+            if self._report is None and found.standing.linear:
+                RECORDINGS.discard(found.recording)  # the next one finds out how many sweeps it takes
         else:
             self._report = report_of(numbers[0], plan, self._steps, began)
             if self._report is None:
                 found.experience.note_miss(plan, numbers[0])
-                if self.took is not None:
-                    whole = SolveReport.sequential(self._steps, plan.reason, plan.limit, self.took)
-                    why = "; ".join(filter(None, (plan.reason, f"chunks of {plan.chunk} were not enough this time")))
-                    self._report = replace(whole, residuals=(numbers[0], 0.0), fell_back=True, reason=why)
-                return
-            if self._watched is not None and plan.chunk < self._steps:
+            elif self._watched is not None and plan.chunk < self._steps:
                 found.experience.trials.note(plan, plan.expected, self._watched.milliseconds())
         if self._report is not None:
             self._learn(self._report)
+        elif self.took is not None:
+            self._report = self._of_what_was_mended(plan, numbers[-1], self.took)
+
+    def _of_what_was_mended(self, plan: Plan, missed: float, took: float) -> SolveReport:
+        """Of a certificate that was missed, and one chunk in place of what it was of."""
+        what = f"chunks of {plan.chunk}" if plan.linearization is None else "so many of Newton's steps"
+        why = "; ".join(filter(None, (plan.reason, f"{what} were not enough this time")))
+        whole = SolveReport.sequential(self._steps, why, plan.limit, took)
+        return replace(whole, residuals=(missed, 0.0), fell_back=True)
 
 
 class Call:

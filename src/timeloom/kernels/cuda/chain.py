@@ -13,7 +13,7 @@ from torch import Tensor
 from timeloom.kernels import faults
 from timeloom.kernels.cuda.programs import CHAIN_THREADS, ChainArgs, chain_function
 from timeloom.kernels.reference import ReferenceSweeper
-from timeloom.problem import Recurrence
+from timeloom.problem import Recurrence, Segments, cut_evenly
 
 
 class ChainSweeper(ReferenceSweeper):
@@ -27,6 +27,10 @@ class ChainSweeper(ReferenceSweeper):
         self._n = problem.cell.parts[0]
         self._initial = problem.initial.contiguous()
         self._device = index_of(problem.initial.device)
+
+    def _whole(self, reverse: bool) -> Segments:
+        """Every sequence a chunk of its own."""
+        return cut_evenly(self.problem.steps, self.problem.batch, self.problem.steps, reverse)
 
     def least_scale(self, share_of_box: float) -> float:
         """What the first part of a state counts as at least when a jump is measured."""

@@ -41,6 +41,8 @@ struct FusedArgs {
   const float *weights[MATRICES + 1];             // stacks of matrices, and packed ones
   const float *vectors[VECTORS + 1];              // per-unit vectors
   index_t batch, lead, incoming_width, rows;
+  const float *unless;                            // a certificate or NULL: nothing is swept where it is within its limit
+  float limit;
 };
 
 __device__ constexpr int part_width[PARTS] = PART_WIDTHS, part_place[PARTS] = PART_PLACES, part_offset[PARTS] = PART_OFFSETS;

@@ -25,6 +25,7 @@ from timeloom.kernels.cuda.driver import Function
 from timeloom.kernels.cuda.programs import architecture, headers, shared_room
 from timeloom.kernels.faults import broken, guarded, or_reference
 from timeloom.kernels.generated import form_of, in_normal_form
+from timeloom.kernels.mending import Unless
 from timeloom.kernels.reference import AdjointData
 from timeloom.problem import Recurrence, Segments
 
@@ -91,6 +92,8 @@ def arguments(parts: int, weights: int, vectors: int) -> type[Any]:
             ("weights", ctypes.c_void_p * (weights + 1)),
             ("vectors", ctypes.c_void_p * (vectors + 1)),
             *[(name, ctypes.c_longlong) for name in ("batch", "lead", "incoming_width", "rows")],
+            ("unless", ctypes.c_void_p),
+            ("limit", ctypes.c_float),
         ]
 
     return FusedArgs
@@ -126,6 +129,7 @@ class FusedCUDASweeper(ChainSweeper):
     """Runs stretches of a compiled step in generated code; the dense transfer stays with the reference."""
 
     recordable = True
+    mends = True
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
@@ -163,12 +167,19 @@ class FusedCUDASweeper(ChainSweeper):
             starts = self._initial.new_empty(len(segments), self.cell.size)
         return self._forward(segments, starts, states, want_decay, min(lead, self.problem.steps))
 
+    def mend(self, unless: Unless, states: list[Tensor]) -> None:
+        self._forward(self._whole(reverse=False), self._initial, states, False, 0, unless)
+
+    def mend_adjoint(self, unless: Unless, final: Tensor, data: AdjointData, begins: Tensor) -> None:
+        self._adjoint(self._whole(reverse=True), final.contiguous(), data, False, 0, begins, unless)
+
     def _forward(
-        self, segments: Segments, starts: Tensor, states: list[Tensor] | None, want_decay: bool, lead: int
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        self, segments: Segments, starts: Tensor, states: list[Tensor] | None, want_decay: bool, lead: int,
+        unless: Unless | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         ends = torch.empty_like(starts)
         decay = torch.empty_like(starts) if want_decay else None
-        self._run("forward", segments, states, lead, starts=starts, ends=ends, decay=decay)
+        self._run("forward", segments, states, lead, unless, starts=starts, ends=ends, decay=decay)
         return starts, ends, decay
 
     @or_reference
@@ -185,28 +196,31 @@ class FusedCUDASweeper(ChainSweeper):
         if lead == 0:
             return super().adjoint_entering(segments, lead, final, data, want_decay)
         ends = self._initial.new_empty(len(segments), self.cell.size)
-        given = {"final": final.contiguous(), "lengths": self.problem.ends_on_device()}
-        return self._adjoint(segments, ends, data, want_decay, min(lead, self.problem.steps), **given)
+        final, lengths = final.contiguous(), self.problem.ends_on_device()
+        lead = min(lead, self.problem.steps)
+        return self._adjoint(segments, ends, data, want_decay, lead, final=final, lengths=lengths)
 
     def _adjoint(
-        self, segments: Segments, ends: Tensor, data: AdjointData, want_decay: bool, lead: int, **tensors: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        begins = torch.empty_like(ends)
+        self, segments: Segments, ends: Tensor, data: AdjointData, want_decay: bool, lead: int,
+        begins: Tensor | None = None, unless: Unless | None = None, **tensors: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+        begins = torch.empty_like(ends) if begins is None else begins
         decay = torch.empty_like(ends) if want_decay else None
         if data.reset_grads is not None:
             data.reset_grads.zero_()
         incoming = None if data.incoming is None else aligned(data.incoming)
         found = {"incoming": incoming, "written": data.gate_grads, "reset_grads": data.reset_grads}
         states = [aligned(part) for part in data.states]
-        self._run("adjoint", segments, states, lead, starts=ends, ends=begins, decay=decay, **found, **tensors)
+        self._run("adjoint", segments, states, lead, unless, starts=ends, ends=begins, decay=decay, **found, **tensors)
         return ends, begins, decay
 
     def _run(
-        self, direction: Direction, segments: Segments, states: list[Tensor] | None, lead: int, **tensors: Tensor | None
-    ) -> None:
+        self, direction: Direction, segments: Segments, states: list[Tensor] | None, lead: int, unless: Unless | None,
+        **tensors: Tensor | None,
+    ) -> None:  # fmt: skip
         if len(segments) == 0:
             return
-        source = self._source(direction, len(segments))
+        source = self._source(direction, len(segments) if unless is None else unless.rows)
         incoming = tensors.get("incoming")
         tensors |= {"inputs": self._inputs, "origin": self._initial, "resets": self._marks}
         tensors |= zip(("sequence", "begin", "end"), segments.on(self._initial.device), strict=True)
@@ -214,6 +228,8 @@ class FusedCUDASweeper(ChainSweeper):
         args = arguments(source.parts, len(source.weights), source.vectors)(**pointers)
         args.batch, args.lead, args.rows = self.problem.batch, lead, len(segments)
         args.incoming_width = 0 if incoming is None else incoming.shape[-1]
+        if unless is not None:
+            args.unless, args.limit = unless.certificate.data_ptr(), unless.limit_on_device
         for name, held in (
             ("states", states or ()),
             ("weights", [self._pack(packed) for packed in source.weights]),

@@ -1,6 +1,7 @@
 // A forward sweep of a compiled step: see fused.cuh. The readable twin is kernels/reference.py.
 
 extern "C" __global__ void __launch_bounds__(THREADS) fused_forward(const __grid_constant__ FusedArgs a) {
+  if (a.unless && *a.unless <= a.limit) return;   // a NaN is not
   extern __shared__ __align__(16) float all_rows[];
   float *const shared = all_rows + OWN_ROW * ROW_ROOM, *const decay = shared + AT_DECAY, *const ring = shared + AT_RING;
   const index_t row = (index_t)blockIdx.x * ROWS + OWN_ROW;

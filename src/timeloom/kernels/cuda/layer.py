@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,14 +14,15 @@ from timeloom.kernels.cuda import dense, products
 from timeloom.kernels.cuda.newton import CUDANewton
 from timeloom.kernels.cuda.newton import fits as newton_fits
 from timeloom.kernels.cuda.programs import text_of
-from timeloom.kernels.cuda.sweeper import CUDASweeper, Unless, fits, launches_each_step, sequence_mask
-from timeloom.kernels.host_certificate import is_heard, tell
+from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step, sequence_mask
+from timeloom.kernels.host_certificate import tell
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
+from timeloom.kernels.mending import Unless, unless
 from timeloom.kernels.newton import newton_steps
 from timeloom.kernels.reference import AdjointData
 from timeloom.known import Entry
 from timeloom.problem import Recurrence, cut_evenly, empty_states
-from timeloom.torch_state import streams, tf32
+from timeloom.torch_state import tf32
 
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 MOST_AT_ONCE = 2**20
@@ -78,7 +78,7 @@ class CUDALayer(Layer):
         self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None, entry: Entry | None = None
     ) -> tuple[list[Tensor], Tensor | float]:
         if cutting.newton is not None:
-            return self._newton(cutting.newton, share_of_box, keep)
+            return self._newton(cutting, cutting.newton, share_of_box, keep)
         (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
         u = self._inputs()
         sweeper, tape = self.sweeper(Recurrence(self.cell, u, self.initial, None, self.resets), keep)
@@ -102,41 +102,43 @@ class CUDALayer(Layer):
         if found is not None and self.x.dtype == self.initial.dtype:  # else the states that are kept are rounded
             found.starts, found.ends, found.decay, found.u = starts, ends, decay, u
         error = sweeper.certify(starts, ends, share_of_box, decay)
-        unless = self._unless(error, cutting, len(segments))
-        if unless is not None:
+        mended = self._unless(error, cutting, len(segments))
+        if mended is not None:
             tell(error, mended=True)
-            sweeper.mend(unless, states, sweeps > 1)
-            error = _of_what_is_mended(unless)
+            sweeper.mend(mended, states, sweeps > 1)
+            error = mended.told
         return self._kept(states, tape), error
 
     def _unless(self, error: Tensor | float, cutting: Cutting, rows: int) -> Unless | None:
-        """Where a certificate is known that the host cannot read in time, since it is one of a CUDA graph: what has the
-        graph itself run in one chunk what is not certified, by the kernel that such rows have; None where steps are
-        launches.
-        """
-        if not isinstance(error, Tensor) or cutting.limit == math.inf or not self._in_a_graph:
+        """What has a graph mend what is not certified; None where steps are launches, too many of them."""
+        found = unless(error, cutting.limit, rows)
+        if found is None or launches_each_step(self.kernel, self.n, rows, self.x.device):
             return None
-        if launches_each_step(self.kernel, self.n, rows, self.x.device):
-            return None
-        return Unless(error, cutting.limit, rows)
-
-    @property
-    def _in_a_graph(self) -> bool:
-        return streams.capturing(self.x.device)
+        return found
 
     @property
     def has_newton(self) -> bool:
         plain = self.x.dtype == torch.float32 and self.resets is None and not self.cell.behind
         return plain and newton_fits(self.cell.kernel, self.cell.size, self.x.device)
 
-    def _newton(self, steps: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor]:
+    def _newton(self, cutting: Cutting, steps: int, share_of_box: float, keep: bool) -> tuple[list[Tensor], Tensor]:
         problem = Recurrence(self.cell, self._inputs(), self.initial)
         saved = CUDASweeper.room_for_saved(problem) if keep else None
         states, residuals = newton_steps(CUDANewton(problem, share_of_box, saved), steps, self.initial)
+        mended = self._unless(residuals[-1], cutting, len(self.initial))
+        if mended is not None:
+            tell(residuals, mended=True)
+            self.sweeper(problem, keep, [] if saved is None else [saved])[0].mend(mended, states)
+            residuals = torch.cat([residuals[:-1], mended.told.view(1)])
         return states if saved is None else [*states, saved], residuals
 
     def _scanned(
-        self, sweeps: int, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
+        self,
+        cutting: Cutting,
+        sweeps: int,
+        kept: list[Tensor],
+        grads: tuple[Tensor | None, Tensor | None],
+        want_x: bool,
     ) -> tuple[Gradients, Tensor | float]:
         """By a scan over the maps of all chunks; sweeps behind it mend the rounding of the maps."""
         sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads)
@@ -151,7 +153,12 @@ class CUDALayer(Layer):
             if left:
                 ends = kernels.correct(maps, ends, begins)
         error = sweeper.certify(ends.view(-1, size), begins, 0.0, fading=True) if kernels.links > 1 else 0.0
-        tell(error)
+        mended = self._unless(error, cutting, len(segments))
+        tell(error, mended=mended is not None)
+        if mended is not None:
+            whole = AdjointData(states, incoming, gate_grads)
+            sweeper.mend_adjoint(mended, self.at_ends(final, 1), whole, begins[-batch:])
+            error = mended.told
         return self._gradients(states[0], gate_grads.flatten(0, 1), begins[-batch:], want_x), error
 
     def _backwards(
@@ -174,7 +181,7 @@ class CUDALayer(Layer):
         self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
     ) -> tuple[Gradients, Tensor | float]:
         if cutting.newton is not None:
-            return self._scanned(cutting.newton, kept, grads, want_x)
+            return self._scanned(cutting, cutting.newton, kept, grads, want_x)
         (steps, batch), sweeps = self.x.shape[:2], cutting.sweeps
         sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads)
         segments = cut_evenly(steps, batch, cutting.chunk, True)
@@ -198,14 +205,14 @@ class CUDALayer(Layer):
                 ends = sweeper.correct(ends, begins, decay, boxed=False)
                 begins, decay = sweeper.adjoint(segments, ends, reading if left else writing, True)
             error = sweeper.certify(ends, begins, 0.0, decay, fading=True)
-        unless = self._unless(error, cutting, len(segments))
-        tell(error, mended=unless is not None)
+        mended = self._unless(error, cutting, len(segments))
+        tell(error, mended=mended is not None)
         d_initial = begins[-batch:]
         into_resets = None if taken is None else taken.view(links, *self.initial.shape).sum(0)
-        if unless is not None:
+        if mended is not None:
             whole = AdjointData(states, incoming, gate_grads, into_resets)
-            sweeper.mend_adjoint(unless, self.at_ends(final, 1), whole, sweeps > 1 and not cutting.dense, d_initial)
-            error = _of_what_is_mended(unless)
+            sweeper.mend_adjoint(mended, self.at_ends(final, 1), whole, d_initial, sweeps > 1 and not cutting.dense)
+            error = mended.told
         if into_resets is not None:
             d_initial = d_initial + into_resets
         return self._gradients(states[0], gate_grads.flatten(0, 1), d_initial, want_x), error
@@ -276,12 +283,3 @@ class CUDALayer(Layer):
         by_h, by_x, *by_one = sum_outer(gate_grads, torch.cat(values, 1)).split([part.shape[1] for part in values], 1)
         w_hh = torch.cat([by_h[: 2 * n], by_h[3 * n :]]) if self.kernel == "gru" else by_h.contiguous()
         return by_x[: d_u.shape[1]].contiguous(), w_hh, by_one[0].squeeze(1).contiguous() if by_one else None
-
-
-def _of_what_is_mended(unless: Unless) -> Tensor:
-    """The certificate where the host gets to know it, or where it is met; in a graph of a user's zero where one chunk
-    has taken the place of what was not certified.
-    """
-    if is_heard():
-        return unless.certificate
-    return torch.where(unless.certificate <= unless.limit_on_device, unless.certificate, 0.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +31,9 @@ from timeloom.kernels.cuda.programs import (
     text_of,
 )
 from timeloom.kernels.cuda.wide import PLAIN, WideWeights
+from timeloom.kernels.mending import Unless
 from timeloom.kernels.reference import AdjointData, floor_of, units_of
-from timeloom.problem import Recurrence, Segments, cut_evenly
+from timeloom.problem import Recurrence, Segments
 
 WAVES = ((16, 8), (32, 4), (128, 2))
 """Hidden units up to which rows by themselves, so many on a multiprocessor, are faster than rows in tiles: narrow ones
@@ -122,23 +123,6 @@ def launches_each_step(kernel: str, units: int, rows: int, device: torch.device)
     return isinstance(found, Wide)
 
 
-class Unless(NamedTuple):
-    """A certificate on the device, and its limit: what is launched with it sweeps where it is missed, and else nothing.
-
-    rows: of the sweeps that it is of, whose kernel is there.
-    """
-
-    certificate: Tensor
-    limit: float
-    rows: int
-
-    @property
-    def limit_on_device(self) -> float:
-        """The largest number of single precision that is within the limit."""
-        limit = torch.tensor(self.limit, dtype=torch.float32)
-        return float(limit if float(limit) <= self.limit else torch.nextafter(limit, torch.zeros(())))
-
-
 class CUDASweeper(ChainSweeper):
     """Runs stretches of a recurrence on an NVIDIA GPU, all steps in one launch; the reference keeps dense transfers.
 
@@ -173,17 +157,15 @@ class CUDASweeper(ChainSweeper):
         _, ends, decay = self._forward(segments, starts.contiguous(), states, want_decay, 0)
         return ends, decay
 
-    def mend(self, unless: Unless, states: list[Tensor], want_decay: bool) -> None:
+    def mend(self, unless: Unless, states: list[Tensor], want_decay: bool = False) -> None:
         """All states in one chunk, where chunks were not certified."""
         self._forward(self._whole(reverse=False), self._initial, states, want_decay, 0, unless)
 
-    def mend_adjoint(self, unless: Unless, final: Tensor, data: AdjointData, want_decay: bool, begins: Tensor) -> None:
+    def mend_adjoint(
+        self, unless: Unless, final: Tensor, data: AdjointData, begins: Tensor, want_decay: bool = False
+    ) -> None:
         """All gradients in one chunk, where chunks were not certified, those of the initial state into `begins`."""
         self._adjoint(self._whole(reverse=True), final, data, want_decay, 0, None, unless, begins)
-
-    def _whole(self, reverse: bool) -> Segments:
-        """Every sequence a chunk of its own."""
-        return cut_evenly(self.problem.steps, self.problem.batch, self.problem.steps, reverse)
 
     @faults.or_reference
     def forward_entering(

@@ -1,0 +1,52 @@
+"""Certificates that the host cannot read in time, those of CUDA graphs: the graph itself runs in one chunk what is not
+certified, so that its results are exact whatever the certificate is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from timeloom.kernels.host_certificate import is_heard
+from timeloom.torch_state import streams
+
+
+class Unless(NamedTuple):
+    """A certificate on the device, and its limit: what is launched with it sweeps where it is missed, and else nothing.
+
+    rows: of the sweeps that it is of, whose kernel is there.
+    """
+
+    certificate: Tensor
+    limit: float
+    rows: int
+
+    @property
+    def limit_on_device(self) -> float:
+        """The largest number of single precision that is within the limit."""
+        limit = torch.tensor(self.limit, dtype=torch.float32)
+        return float(limit if float(limit) <= self.limit else torch.nextafter(limit, torch.zeros(())))
+
+    @property
+    def told(self) -> Tensor:
+        """The certificate where the host gets to know it, or where it is met; in a graph of a user's zero where one
+        chunk has taken the place of what was not certified.
+        """
+        if is_heard():
+            return self.certificate
+        return torch.where(self.certificate <= self.limit_on_device, self.certificate, 0.0)
+
+
+def unless(error: Tensor | float, limit: float, rows: int) -> Unless | None:
+    """What the launches behind a certificate are given to mend what is not certified; None where the host looks."""
+    if not isinstance(error, Tensor) or limit == math.inf or not in_a_graph(error.device):
+        return None
+    return Unless(error, limit, rows)
+
+
+def in_a_graph(device: torch.device) -> bool:
+    """Whether launches on a device go into a CUDA graph."""
+    return streams.capturing(device)

@@ -1,0 +1,42 @@
+"""What a module's last call did, for those who ask. Where replays mend what is not certified, nobody else waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from timeloom.report import SolveReport
+from timeloom.solve.steady_pass import Verdict
+
+
+class Reporting(nn.Module):
+    """A module with `reports`."""
+
+    _reports: list[SolveReport]
+    _verdicts: Sequence[Verdict | None]
+
+    @property
+    def reports(self) -> list[SolveReport]:
+        """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …
+        To ask for them may take waiting for the GPU, where nothing else has.
+        """
+        verdicts = self._verdicts
+        if verdicts:
+            found = [verdict.report() for verdict in verdicts if verdict is not None]
+            self._take_reports([report for report in found if report is not None])
+        return self._reports
+
+    def _take_reports(self, reports: list[SolveReport], verdicts: Sequence[Verdict | None] = ()) -> None:
+        """Of a call that has just been made, or the verdicts that tell them once they are asked for."""
+        self.__dict__["_reports"], self.__dict__["_verdicts"] = reports, verdicts
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: Any = super().__getstate__()
+        return dict(state, _reports=self.reports, _verdicts=())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        earlier = self.__dict__.pop("reports", [])  # where earlier editions kept them
+        self._take_reports(state.get("_reports", earlier))

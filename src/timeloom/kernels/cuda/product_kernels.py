@@ -60,7 +60,7 @@ def split_kernel(
         tl.store(low + to, value_low, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def by_split_kernel(
     a, high, low, undo, bias, c, rows, columns, depth, a_row, a_step, b_step, b_column, c_row,
     BIASED: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -100,7 +100,7 @@ def by_split_kernel(
     tl.store(c + row[:, None] * c_row + column[None, :], total, in_rows[:, None] & in_columns[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def look_kernel(
     x, most, sums, rows, columns, x_row,
     SUMMED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
@@ -125,7 +125,7 @@ def look_kernel(
         tl.store(to, tl.sum(total, 0), column < columns)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["terms", "first_row", "groups_a", "groups_b"])
 def outer_kernel(
     a, b, most_a, most_b, c, rows, columns, terms, share, a_step, b_step, first_row, groups_a, groups_b, c_row, c_share,
     EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,

@@ -135,9 +135,10 @@ class Recordings:
     def clear(self) -> None:
         """Forget all recordings; their memory is free again."""
         with self.lock:
-            for _, recording in self._recordings():
-                recording.drop()
+            dropped = [recording for _, recording in self._recordings()]
             self._known.clear()
+            for recording in dropped:
+                recording.drop()
 
 
 RECORDINGS = Recordings()

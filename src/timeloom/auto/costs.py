@@ -40,7 +40,7 @@ WORTH_CUTTING = 0.95
 """Share of the time of one chunk on a CPU that several must not exceed behind a long warm-up, which may turn out too
 short."""
 WORTH_DRIVING = 0.5
-"""The same of users' cells on a GPU, where the driver's sweeps follow a miss, launch by launch: a warm-up nearly as long
+"""The same of users' cells on a GPU, where the driver's sweeps follow a miss, launch by launch: a warm-up about as long
 as a sequence took a trained network 52 ms, and one chunk 21."""
 MOST_STEPS = 2**40
 """No sequence is longer."""

@@ -89,6 +89,11 @@ def shortest_in_torch() -> object:
     return steps_to_gain("GRU", True, 1, HIDDEN, dtype=torch.float64, least=128)
 
 
+@measures("auto/thresholds.SHORTEST_LSTM_IN_TORCH", what="steps of one sequence in float64")
+def shortest_lstm_in_torch() -> object:
+    return steps_to_gain("LSTM", False, 1, HIDDEN, dtype=torch.float64, least=1024)
+
+
 @measures(
     "auto/thresholds.LSTM_BATCH",
     what=f"sequences of 1,024 steps and {WIDE} units from which torch's is faster; None: never",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from timeloom.auto.costs import fewest_to_cut, register_cost
 from timeloom.auto.experience import assumed_warmup
-from timeloom.auto.layer_experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience, rest_of
 from timeloom.kernels import faults
 from timeloom.kernels.cuda.sweeper import fits, launches_each_step, told_as
 from timeloom.solve.tolerance import TOLERANCE
@@ -68,7 +68,7 @@ def why(layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerEx
     reason = why_by_size(layer, x, steps, batch)
     if reason is not None or steps > MOST_STEPS or _in_registers(layer, x, batch) or capturing(x.device):
         return reason
-    return RESTING if _resting(known) else None
+    return RESTING if rest_of(known) else None
 
 
 def why_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
@@ -126,13 +126,3 @@ def _one_chunk(layer: Sized, steps: int, batch: int, device: torch.device) -> bo
     cost = register_cost(layer.mode.lower(), layer.hidden_size, device.index or 0)
     fewest = fewest_to_cut(max(int(batch), 1), assumed_warmup(TOLERANCE[torch.float32]), cost)
     return fewest is None or steps < fewest
-
-
-def _resting(known: Sequence[LayerExperience]) -> bool:
-    """Whether shooting has turned out not to pay on any layer, and is not to be tried for some calls; counts this
-    one.
-    """
-    rests = bool(known) and all(layer.forward.resting or layer.backward.resting for layer in known)
-    for experience in (side for layer in known for side in (layer.forward, layer.backward)) if rests else ():
-        experience.skip_call()
-    return rests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -51,3 +52,13 @@ class LayerExperience:
         if report.gradient is not None and report.gradient.too_far:
             self.forward.add_cycle()
             self.backward.add_cycle()
+
+
+def rest_of(known: Sequence[LayerExperience]) -> bool:
+    """Whether shooting has turned out not to pay on any layer, and is not to be tried for some calls; counts this
+    one.
+    """
+    rests = bool(known) and all(layer.forward.resting or layer.backward.resting for layer in known)
+    for experience in (side for layer in known for side in (layer.forward, layer.backward)) if rests else ():
+        experience.skip_call()
+    return rests

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from timeloom.auto import cudnn
 from timeloom.auto.cudnn import Sized
-from timeloom.auto.layer_experience import LayerExperience
+from timeloom.auto.layer_experience import LayerExperience, rest_of
 from timeloom.kernels.cpu.build import unavailable
 from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.torch_state.precision import solved_in
@@ -26,10 +26,15 @@ SHORTEST_LSTM_FORWARD = 1024
 """The same without gradients."""
 SHORTEST_IN_TORCH = 2048
 """The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
+SHORTEST_LSTM_IN_TORCH = 32768
+"""The same of them for an LSTM without gradients: torch's takes a step a tenth of the time that its GRU does."""
 LSTM_BATCH = 8
 """Batch from which oneDNN's fused LSTM fills a CPU by itself."""
 LSTM_HIDDEN = 256
 """Hidden size beyond which it does so with a single sequence."""
+
+RESTING = "auto: the network forgets too slowly, and torch's own layer is faster than one chunk"
+"""A reason that may be gone by the next call."""
 
 __all__ = ["Sized", "why_faster", "why_faster_by_size"]
 
@@ -38,7 +43,15 @@ def why_faster(layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[
     """Why torch's own layer is the faster one, or None. `known` is what earlier calls showed of the layer."""
     if x.device.type == "cuda":
         return cudnn.why(layer, x, steps, batch, known)
-    return _why_on_cpu(layer, x, steps, batch)
+    reason = _why_on_cpu(layer, x, steps, batch)
+    if reason is None and not _has_kernels(layer, x) and rest_of(known):
+        return RESTING
+    return reason
+
+
+def by_size(layer: Sized, x: Tensor) -> bool:
+    """Whether size alone decides: where our one chunk is what a network that forgets too slowly runs."""
+    return x.device.type == "cpu" and _has_kernels(layer, x)
 
 
 def why_faster_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
@@ -50,10 +63,13 @@ def why_faster_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str |
 
 def _why_on_cpu(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
     missing = ""
-    if solved_in(x) != torch.float32 or layer.proj_size > 0:
-        needed = SHORTEST_IN_TORCH
+    in_torch = SHORTEST_IN_TORCH
+    if layer.mode == "LSTM" and not torch.is_grad_enabled():
+        in_torch = SHORTEST_LSTM_IN_TORCH
+    if not _compiles(layer, x):
+        needed = in_torch
     elif unavailable() is not None:
-        needed, missing = SHORTEST_IN_TORCH, f" without compiled kernels ({unavailable()})"
+        needed, missing = in_torch, f" without compiled kernels ({unavailable()})"
     elif layer.mode == "LSTM" and _fills_the_cpu(layer.hidden_size, layer.input_size, batch):
         return f"auto: {batch} × {layer.hidden_size} units fill the CPU in torch's fused LSTM"
     elif layer.mode == "LSTM":
@@ -62,6 +78,16 @@ def _why_on_cpu(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
     else:
         needed = SHORTEST[layer.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]
     return f"auto: {steps} steps are too few to gain{missing}" if steps < needed else None
+
+
+def _compiles(layer: Sized, x: Tensor) -> bool:
+    """Whether there are compiled kernels for a layer of this kind."""
+    return solved_in(x) == torch.float32 and layer.proj_size == 0
+
+
+def _has_kernels(layer: Sized, x: Tensor) -> bool:
+    """The same on this machine."""
+    return _compiles(layer, x) and unavailable() is None
 
 
 def _fills_the_cpu(hidden: int, inputs: int, batch: int) -> bool:

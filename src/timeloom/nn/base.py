@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from timeloom.auto import cudnn
+from timeloom.auto import cudnn, thresholds
 from timeloom.auto.beginnings import Beginning
 from timeloom.auto.layer_experience import LayerExperience
 from timeloom.distributed.context import alone, time_group
@@ -175,12 +175,12 @@ class Recurrent(Reporting, Stacked):
             result = self._run_torch_layer(input, hx, reason, weights)
             if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
                 guess_of(self, asked, guess, *torch_layer.size(self, input))
-            passing = obstacle or reason == cudnn.RESTING  # it may be gone next time
+            passing = obstacle or reason in (cudnn.RESTING, thresholds.RESTING)  # it may be gone next time
             if key is not None and not passing and len(self._known) < MOST_KNOWN:
                 self._known[key] = self.reports
             return result
-        if key is not None and known is None and data.device.type == "cpu" and len(self._known) < MOST_KNOWN:
-            self._known[key] = []  # there, size alone decides
+        if key is not None and known is None and len(self._known) < MOST_KNOWN and thresholds.by_size(self, data):
+            self._known[key] = []
         found = own_sweeps.call(self, asked, weights or self._present_weights(), obstacle)
         if key is not None and not obstacle and len(self._left) < MOST_KNOWN:
             left = torch_layer.calls_left(self, data)

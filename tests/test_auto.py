@@ -16,7 +16,7 @@ import zoo
 from torch import Tensor
 
 import timeloom as tl
-from timeloom.auto import cudnn
+from timeloom.auto import cudnn, thresholds
 from timeloom.auto import decide as auto_file
 from timeloom.auto.costs import (
     LEAST_CORRECTED,
@@ -697,3 +697,28 @@ def test_a_long_warmup_grants_what_rounding_adds_up_to() -> None:
     assert strict.limit < 0.5 * plan.tolerance
     endless = replace(plan, chunk=1)
     assert endless.limit < plan.tolerance, "an error of 1e-5 is too much in any case"
+
+
+def test_without_kernels_what_rests_is_torchs_on_a_cpu() -> None:
+    """One chunk of torch operations is slower than torch's own layer, which runs until the next look."""
+    gru, x = tl.GRU(2, 3).double(), torch.randn(thresholds.SHORTEST_IN_TORCH + 50, 1, 2, dtype=torch.float64)
+    gru(x)
+    (experience,) = gru.experiences()
+    experience.forward.pause = 2
+    for left in (1, 0):
+        y, _ = gru(x)
+        assert thresholds.RESTING in gru.reports[0].reason
+        assert gru.reports[0].ran_in_torch
+        assert experience.forward.pause == left
+    own, _ = gru(x)
+    assert not gru.reports[0].ran_in_torch
+    torch.testing.assert_close(own, y)
+
+
+def test_an_lstm_in_float64_gains_later_without_gradients() -> None:
+    lstm = tl.LSTM(2, 3).double()
+    for steps, in_torch in ((thresholds.SHORTEST_LSTM_IN_TORCH - 1, True), (thresholds.SHORTEST_LSTM_IN_TORCH, False)):
+        x = torch.randn(steps, 1, 2, dtype=torch.float64)
+        with torch.no_grad():
+            lstm(x)
+        assert lstm.reports[0].ran_in_torch == in_torch

@@ -124,7 +124,7 @@ class Graph:
 def record(given: Sequence[Tensor | None], size: int, body: Body, ground: Recording | None) -> Recording:
     with torch.inference_mode(False), torch.no_grad():
         places = places_for(given, ground)
-        room = torch.empty(MOST_READ)
+        room = torch.empty(MOST_READ, device="cpu")
         with listening(room) as listener:
             results = [found.clone() if isinstance(found, Tensor) else found for found in body(given)]
             listener.take(results[-1])

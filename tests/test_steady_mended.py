@@ -184,3 +184,65 @@ def test_what_the_device_takes_for_met_is_met(limit: float) -> None:
     on_device = Unless(torch.zeros(()), limit, 1).limit_on_device
     assert on_device <= limit
     assert math.isclose(on_device, limit, rel_tol=2e-7)
+
+
+def test_a_users_default_device_and_dtype_are_not_asked() -> None:
+    """Either would be read from the GPU while it is captured, or be above the limit."""
+    told = Unless(torch.zeros(()), 0.1, 1)
+    with torch.device("meta"):
+        assert told.limit_on_device == Unless(torch.zeros(()), 0.1, 1).limit_on_device
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert Unless(torch.zeros(()), 0.1, 1).limit_on_device <= 0.1
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_layers_are_recorded_under_a_default_device() -> None:
+    ours, exact = pair("GRU")
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    pull = torch.randn(STEPS, BATCH, UNITS)
+    with torch.device("meta"):
+        for _ in range(CALLS_BEFORE):
+            ours(x)[0].backward(pull)
+    assert ours._steady
+    assert_right(ours, exact, x)
+
+
+def test_who_interrupts_a_look_finds_it_still_to_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, exact = pair("GRU")
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    y, _ = ours(x)
+
+    def interrupted(self: Certificate) -> list[float] | None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Certificate, "read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ours.reports  # noqa: B018
+    (report,) = ours.reports
+    assert report.certified
+    y.sum().backward()
+    assert report.backward is not None
+
+
+def test_a_miss_of_another_call_is_not_compared_with_this_ones() -> None:
+    """Jumps of two calls, which a longer warm-up has not made smaller, tell nothing of rounding."""
+    ours, exact = pair("GRU")
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    layer = steady_layer(ours)
+    experience, plan = layer.forward.experience, layer.forward.standing.plan
+    experience.note_miss(plan, 2e-6, over=True)
+    experience.note_miss(replace(plan, warmup=2 * plan.warmup), 3e-6)
+    assert experience.rounding.largest == 0.0
+    experience.note_miss(replace(plan, warmup=4 * plan.warmup), 3.5e-6)
+    assert experience.rounding.largest > 0.0, "of one call they do"
+
+
+def test_reports_may_be_set() -> None:
+    ours, _ = pair("GRU")
+    ours.reports = []
+    assert ours.reports == []

@@ -145,3 +145,17 @@ def test_gradients_that_are_not_certified_are_solved_for_anew(
     trunk_calls.clear()
     assert_right(ours, exact, x)
     assert trunk_calls == ["backward"]
+
+
+def test_a_network_that_diverges_is_not_given_more_steps_for_ever() -> None:
+    ours, exact = pair("GRU", DEER(tol=2e-5))
+    x = torch.randn(STEPS, BATCH, INPUTS)
+    for _ in range(CALLS_BEFORE):
+        assert_right(ours, exact, x)
+    with torch.no_grad():
+        for module in (ours, exact):
+            module.weight_hh_l0.mul_(60)
+    for _ in range(2 * CALLS_BEFORE):
+        ours(x)[0].sum().backward()
+    (experience,) = ours.experiences()
+    assert experience.forward.counts.newton_steps < 40

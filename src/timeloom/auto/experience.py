@@ -67,6 +67,8 @@ class Experience:
     """Solves that asked whether their gradient is due for a comparison."""
     missed: tuple[int, float] | None = None
     """Steps of the last warm-up that was not enough, and the jump it left, while a call tries longer ones."""
+    missed_before: bool = False
+    """Whether that was an earlier call, whose weights and inputs were others."""
     dense_plans: int = 0
     """Plans for dense transfers in a row."""
     without_dense: int = 0
@@ -146,9 +148,10 @@ class Experience:
         """Two states were so far apart after so many steps, without a sweep."""
         self.forgetting = min(max(jump, NOISE), 1.0) ** (1 / steps)
 
-    def note_miss(self, plan: Cutting, error: float) -> None:
+    def note_miss(self, plan: Cutting, error: float, over: bool = False) -> None:
         """The planned sweeps were not certified, by this jump or error. From two warm-ups of different lengths follows
-        how fast the jump shrinks once what is quickly forgotten is gone, and so how long the next one must be.
+        how fast the jump shrinks once what is quickly forgotten is gone, and so how long the next one must be. `over`:
+        whether the call that showed it is over, so that what comes next is of another one.
         """
         if plan.dense:
             self.without_dense = LONGEST_PAUSE
@@ -156,7 +159,8 @@ class Experience:
         if plan.sweeps > 1:
             self.counts.note_too_few(plan.sweeps)
             return
-        last, self.missed = self.missed, (plan.warmup, error)
+        last, self.missed = None if self.missed_before else self.missed, (plan.warmup, error)
+        self.missed_before = over
         self.counts.stop_looking()
         before = (Miss(0, 1.0), Miss(0, 1.0), *self.search.missed)[-2]
         shorter = Miss(0, 1.0) if last is None else Miss(*last)  # of this call: another one's weights and inputs differ

@@ -5,6 +5,7 @@ certified, so that its results are exact whatever the certificate is.
 from __future__ import annotations
 
 import math
+import struct
 from typing import NamedTuple
 
 import torch
@@ -26,9 +27,12 @@ class Unless(NamedTuple):
 
     @property
     def limit_on_device(self) -> float:
-        """The largest number of single precision that is within the limit."""
-        limit = torch.tensor(self.limit, dtype=torch.float32)
-        return float(limit if float(limit) <= self.limit else torch.nextafter(limit, torch.zeros(())))
+        """The largest number of single precision that is within the limit. Told without torch, whose default device and
+        dtype are the user's.
+        """
+        (bits,) = struct.unpack("<i", struct.pack("<f", self.limit))
+        nearest, below = struct.unpack("<ff", struct.pack("<ii", bits, bits - 1))
+        return float(nearest if nearest <= self.limit else below)
 
     @property
     def told(self) -> Tensor:

@@ -143,9 +143,9 @@ class Recording:
         if self.unread is None:
             return
         with LOCK:
-            unread, self.unread = self.unread, None
-            if unread is not None:
-                unread()
+            if self.unread is not None:
+                self.unread()  # whoever interrupts it finds it still to be done
+                self.unread = None
 
     @property
     def readable(self) -> bool:

@@ -23,10 +23,17 @@ class Reporting(nn.Module):
         To ask for them may take waiting for the GPU, where nothing else has.
         """
         verdicts = self._verdicts
-        if verdicts:
-            found = [verdict.report() for verdict in verdicts if verdict is not None]
-            self._take_reports([report for report in found if report is not None])
-        return self._reports
+        if not verdicts:
+            return self._reports
+        told = [verdict.report() for verdict in verdicts if verdict is not None]
+        found = [report for report in told if report is not None]
+        if self._verdicts is verdicts:  # no other thread's call has come between
+            self._take_reports(found)
+        return found
+
+    @reports.setter
+    def reports(self, reports: list[SolveReport]) -> None:
+        self._take_reports(reports)
 
     def _take_reports(self, reports: list[SolveReport], verdicts: Sequence[Verdict | None] = ()) -> None:
         """Of a call that has just been made, or the verdicts that tell them once they are asked for."""

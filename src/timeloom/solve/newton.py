@@ -135,7 +135,8 @@ class StandingNewton(NamedTuple):
             met = residuals[-1] <= self.plan.tolerance
             return _report(self.plan, residuals[-1:], "", began, sweeps=self.cutting.newton) if met else None
         if not _are_enough(residuals, self.plan):
-            experience.counts.note_newton(_more(len(residuals) - 1, residuals, self.plan))
+            if not _why_stop(residuals, self.plan):  # else more would not help
+                experience.counts.note_newton(_more(len(residuals) - 1, residuals, self.plan))
             return _report(self.plan, residuals, "", began) if mended and residuals[-1] <= self.plan.tolerance else None
         experience.counts.note_newton(_needed(residuals, self.plan))
         return _report(self.plan, residuals, "", began)

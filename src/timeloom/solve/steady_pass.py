@@ -132,12 +132,16 @@ class Verdict:
 
     def _take_in(self) -> None:
         """Wait for the GPU, and learn. A missed certificate is noted for the next plan."""
-        found, self._pass = self._pass, None
+        found = self._pass
         if found is None:
             return
         began = self._began if self.took is None else time.perf_counter() - self.took
         numbers, plan = found.recording.read_all(self._turn), found.standing.plan
-        if numbers is None:  # nobody knows: to be solved anew
+        self._pass = None
+        if numbers is None:  # nobody knows: to be solved anew, where nothing was mended
+            if self.took is not None:
+                unread = "; ".join(filter(None, (plan.reason, "another replay hid its certificate")))
+                self._report = SolveReport.sequential(self._steps, unread, plan.limit, self.took)
             return
         if isinstance(found.standing, StandingNewton):
             self._report = found.standing.report(numbers, found.experience, began, self.took is not None)
@@ -146,7 +150,7 @@ class Verdict:
         else:
             self._report = report_of(numbers[0], plan, self._steps, began)
             if self._report is None:
-                found.experience.note_miss(plan, numbers[0])
+                found.experience.note_miss(plan, numbers[0], over=self.took is not None)
             elif self._watched is not None and plan.chunk < self._steps:
                 found.experience.trials.note(plan, plan.expected, self._watched.milliseconds())
         if self._report is not None:

@@ -85,8 +85,8 @@ def test_results_and_gradients_are_torchs(
         assert "on the chip" in report.reason
 
 
-@waiting_alone
-def test_weights_that_need_more_steps_get_them(trunk_calls: list[str]) -> None:
+def needing_more(scale: float) -> tuple[Any, Any, Tensor, int]:
+    """A settled network whose recurrent weights have become larger by so much, an input, and the steps it took before."""
     ours, exact = pair("GRU", DEER(tol=2e-5))
     x = torch.randn(STEPS, BATCH, INPUTS)
     for _ in range(CALLS_BEFORE):
@@ -94,7 +94,13 @@ def test_weights_that_need_more_steps_get_them(trunk_calls: list[str]) -> None:
     taken = ours.reports[0].iterations
     with torch.no_grad():
         for module in (ours, exact):
-            module.weight_hh_l0.mul_(4)
+            module.weight_hh_l0.mul_(scale)
+    return ours, exact, x, taken
+
+
+@waiting_alone
+def test_weights_that_need_more_steps_get_them(trunk_calls: list[str]) -> None:
+    ours, exact, x, taken = needing_more(4)
     trunk_calls.clear()
     assert_right(ours, exact, x)
     assert trunk_calls[0] == "forward"
@@ -107,14 +113,7 @@ def test_weights_that_need_more_steps_get_them(trunk_calls: list[str]) -> None:
 
 @pytest.mark.parametrize("_on_a_cpu", [MENDED], indirect=True)
 def test_weights_that_need_more_steps_are_mended_and_get_them(trunk_calls: list[str]) -> None:
-    ours, exact = pair("GRU", DEER(tol=2e-5))
-    x = torch.randn(STEPS, BATCH, INPUTS)
-    for _ in range(CALLS_BEFORE):
-        assert_right(ours, exact, x)
-    taken = ours.reports[0].iterations
-    with torch.no_grad():
-        for module in (ours, exact):
-            module.weight_hh_l0.mul_(4)
+    ours, exact, x, taken = needing_more(4)
     trunk_calls.clear()
     assert_right(ours, exact, x)
     assert trunk_calls == []
@@ -148,13 +147,7 @@ def test_gradients_that_are_not_certified_are_solved_for_anew(
 
 
 def test_a_network_that_diverges_is_not_given_more_steps_for_ever() -> None:
-    ours, exact = pair("GRU", DEER(tol=2e-5))
-    x = torch.randn(STEPS, BATCH, INPUTS)
-    for _ in range(CALLS_BEFORE):
-        assert_right(ours, exact, x)
-    with torch.no_grad():
-        for module in (ours, exact):
-            module.weight_hh_l0.mul_(60)
+    ours, _, x, _ = needing_more(60)
     for _ in range(2 * CALLS_BEFORE):
         ours(x)[0].sum().backward()
     (experience,) = ours.experiences()

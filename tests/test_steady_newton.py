@@ -86,7 +86,7 @@ def test_results_and_gradients_are_torchs(
 
 
 def needing_more(scale: float) -> tuple[Any, Any, Tensor, int]:
-    """A settled network whose recurrent weights have become larger by so much, an input, and the steps it took before."""
+    """A settled network, its recurrent weights so much larger now; exactly so; an input; the steps it took before."""
     ours, exact = pair("GRU", DEER(tol=2e-5))
     x = torch.randn(STEPS, BATCH, INPUTS)
     for _ in range(CALLS_BEFORE):

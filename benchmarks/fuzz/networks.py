@@ -164,8 +164,13 @@ def ours(case: Case, state: dict[str, Tensor], ragged: dict[str, Tensor]) -> tup
 def _compiled(module: nn.Module) -> Any:
     """The module in graphs, with operators of its own; nothing is compiled for the machine, which takes long."""
     torch.compiler.reset()
-    torch._dynamo.config.allow_rnn = True
-    return torch.compile(module, backend="aot_eager")
+    compiled = torch.compile(module, backend="aot_eager")
+
+    def call(*given: Any, **options: Any) -> Any:
+        with torch._dynamo.config.patch(allow_rnn=True):
+            return compiled(*given, **options)
+
+    return call
 
 
 def _own_layer(

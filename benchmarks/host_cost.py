@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         x, pull = (torch.randn(given.steps, 1, units, device=given.device) for _ in range(2))
         x.requires_grad_()
         linear, few = nn.Linear(4, 4).to(given.device), torch.randn(4, 4, device=given.device)
-        calls = {
-            **steps_of(layer, x, pull),
-            "a linear layer": lambda linear=linear, few=few: linear(few).sum().backward(),
-        }
+        calls = steps_of(layer, x, pull) | {"a linear layer": partial(_backward, linear, few)}
         for name, call in calls.items():
             returned, done = measure(call)
             print(f"{cell} {units}, {name}: returned after {returned:.3f} ms, done after {done:.3f} ms", flush=True)
@@ -59,6 +57,10 @@ def steps_of(layer: nn.Module, x: Tensor, pull: Tensor) -> dict[str, Callable[[]
         "gradients added to": add,
         "autograd.grad": lambda: torch.autograd.grad(layer(x)[0], [x, *parameters], pull),
     }
+
+
+def _backward(linear: nn.Module, x: Tensor) -> None:
+    linear(x).sum().backward()
 
 
 def measure(call: Callable[[], object]) -> tuple[float, float]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import timeloom as tl
+from benchmarks.zoo.measure import wait
 
 STEPS, LEARNS, TURNS = 16384, 40, 200
 LAYERS = (("GRU", 32), ("GRU", 128), ("LSTM", 32))
@@ -76,11 +77,6 @@ def measure(call: Callable[[], object]) -> tuple[float, float]:
         wait()
         found.append((1e3 * (returned - began), 1e3 * (time.perf_counter() - began)))
     return statistics.median(one for one, _ in found), statistics.median(one for _, one in found)
-
-
-def wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

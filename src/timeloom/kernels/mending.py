@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from timeloom.kernels.host_certificate import is_heard
+from timeloom.kernels.host_certificate import is_heard, tell
 from timeloom.torch_state import streams
 
 
@@ -49,6 +50,15 @@ def unless(error: Tensor | float, limit: float, rows: int) -> Unless | None:
     if not isinstance(error, Tensor) or limit == math.inf or not in_a_graph(error.device):
         return None
     return Unless(error, limit, rows)
+
+
+def mended(error: Tensor | float, given: Unless | None, mend: Callable[[Unless], None]) -> Tensor | float:
+    """Tell a certificate, and launch behind it what mends where there is something given for that; the certificate."""
+    tell(error, mended=given is not None)
+    if given is None:
+        return error
+    mend(given)
+    return given.told
 
 
 def in_a_graph(device: torch.device) -> bool:

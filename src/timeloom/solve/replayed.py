@@ -17,8 +17,7 @@ from timeloom.cells.fused import FusedCell
 from timeloom.kernels import AdjointData, ReferenceSweeper, sweeper_kind
 from timeloom.kernels import sweeper as choose_sweeper
 from timeloom.kernels.faults import KernelFault
-from timeloom.kernels.host_certificate import tell
-from timeloom.kernels.mending import unless
+from timeloom.kernels.mending import mended, unless
 from timeloom.kernels.replay import RECORDINGS
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.report import SolveReport
@@ -99,11 +98,8 @@ def swept_states(
         return states, (None, None, None), 0.0
     starts, ends, decay = sweeper.forward_entering(segments, plan.warmup, states, plan.wants_decay)
     error = _certified(sweeper, starts, ends, SHARE_OF_BOX, fading=False)
-    mended = unless(error, plan.limit, len(segments)) if kind.mends else None
-    if mended is not None:
-        tell(error, mended=True)
-        sweeper.mend(mended, states)
-        error = mended.told
+    given = unless(error, plan.limit, len(segments)) if kind.mends else None
+    error = mended(error, given, lambda missed: sweeper.mend(missed, states))
     return states, (starts, ends, decay), error
 
 
@@ -128,11 +124,8 @@ def swept_sums(
     else:
         ends, begins, _ = sweeper.adjoint_entering(segments, plan.warmup, final, data, False)
         error = _certified(sweeper, ends, begins, 0.0, fading=True)
-        mended = unless(error, plan.limit, len(segments)) if kind.mends else None
-        if mended is not None:
-            tell(error, mended=True)
-            sweeper.mend_adjoint(mended, final, data, begins[-problem.batch :])
-            error = mended.told
+        given = unless(error, plan.limit, len(segments)) if kind.mends else None
+        error = mended(error, given, lambda at: sweeper.mend_adjoint(at, final, data, begins[-problem.batch :]))
     inputs, by_weight = problem.cell.input_grads(gate_grads), weight_grads_of(problem, states, gate_grads)
     return inputs, begins[-problem.batch :], by_weight, error
 

@@ -121,7 +121,6 @@ class SteadyCell:
 
     def stands(self) -> bool:
         """Whether the next call like it is to be made by it, as far as that does not depend on the step."""
-        self.forward.recording.catch_up()
         return self._rounds == _rounding() and self.forward.stands()
 
     def drop(self) -> None:

@@ -59,14 +59,14 @@ class Pass:
         return Pass(standing, experience, recording, recording.hold(places), recording.hold(wanted), lent)
 
     def stands(self) -> bool:
-        """Whether the next pass of its kind is to be this one."""
+        """Whether the next pass of its kind is to be this one; what the last one told is taken in first."""
+        self.recording.catch_up()
         return self.recording.here and self.standing.holds(self.experience)
 
     def stands_in(self, stream: int, set_as: tuple[bool, bool]) -> bool:
-        """The same, where replays are possible, in these surroundings; what the last one told is taken in first."""
+        """The same, where replays are possible, in these surroundings."""
         recording = self.recording
-        if recording.unread is not None:
-            recording.catch_up()
+        recording.catch_up()
         return recording.is_of(stream, set_as) and self.standing.holds(self.experience)
 
     def run(self, given: Sequence[Tensor | None]) -> tuple[list[Tensor], int, Watch | None]:
@@ -211,7 +211,6 @@ def replayed_gradients(
     began, ground = time.perf_counter(), call.layer.forward.recording
     try:
         with RECORDINGS.lock:
-            found.recording.catch_up()
             if not found.stands():
                 return None
             if not ground.has(given[2]):  # another call came between, and what was lent is a copy by now

@@ -17,7 +17,7 @@ from timeloom.kernels.cuda.programs import text_of
 from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step, sequence_mask
 from timeloom.kernels.host_certificate import tell
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
-from timeloom.kernels.mending import Unless, unless
+from timeloom.kernels.mending import Unless, mended, unless
 from timeloom.kernels.newton import newton_steps
 from timeloom.kernels.reference import AdjointData
 from timeloom.known import Entry
@@ -102,12 +102,9 @@ class CUDALayer(Layer):
         if found is not None and self.x.dtype == self.initial.dtype:  # else the states that are kept are rounded
             found.starts, found.ends, found.decay, found.u = starts, ends, decay, u
         error = sweeper.certify(starts, ends, share_of_box, decay)
-        mended = self._unless(error, cutting, len(segments))
-        if mended is not None:
-            tell(error, mended=True)
-            sweeper.mend(mended, states, sweeps > 1)
-            error = mended.told
-        return self._kept(states, tape), error
+        given = self._unless(error, cutting, len(segments))
+        told = mended(error, given, lambda missed: sweeper.mend(missed, states, sweeps > 1))
+        return self._kept(states, tape), told
 
     def _unless(self, error: Tensor | float, cutting: Cutting, rows: int) -> Unless | None:
         """What has a graph mend what is not certified; None where steps are launches, too many of them."""
@@ -125,11 +122,11 @@ class CUDALayer(Layer):
         problem = Recurrence(self.cell, self._inputs(), self.initial)
         saved = CUDASweeper.room_for_saved(problem) if keep else None
         states, residuals = newton_steps(CUDANewton(problem, share_of_box, saved), steps, self.initial)
-        mended = self._unless(residuals[-1], cutting, len(self.initial))
-        if mended is not None:
+        given = self._unless(residuals[-1], cutting, len(self.initial))
+        if given is not None:
             tell(residuals, mended=True)
-            self.sweeper(problem, keep, [] if saved is None else [saved])[0].mend(mended, states)
-            residuals = torch.cat([residuals[:-1], mended.told.view(1)])
+            self.sweeper(problem, keep, [] if saved is None else [saved])[0].mend(given, states)
+            residuals = torch.cat([residuals[:-1], given.told.view(1)])
         return states if saved is None else [*states, saved], residuals
 
     def _scanned(
@@ -153,12 +150,9 @@ class CUDALayer(Layer):
             if left:
                 ends = kernels.correct(maps, ends, begins)
         error = sweeper.certify(ends.view(-1, size), begins, 0.0, fading=True) if kernels.links > 1 else 0.0
-        mended = self._unless(error, cutting, len(segments))
-        tell(error, mended=mended is not None)
-        if mended is not None:
-            whole = AdjointData(states, incoming, gate_grads)
-            sweeper.mend_adjoint(mended, self.at_ends(final, 1), whole, begins[-batch:])
-            error = mended.told
+        whole, begin = AdjointData(states, incoming, gate_grads), begins[-batch:]
+        given = self._unless(error, cutting, len(segments))
+        error = mended(error, given, lambda at: sweeper.mend_adjoint(at, self.at_ends(final, 1), whole, begin))
         return self._gradients(states[0], gate_grads.flatten(0, 1), begins[-batch:], want_x), error
 
     def _backwards(
@@ -205,16 +199,11 @@ class CUDALayer(Layer):
                 ends = sweeper.correct(ends, begins, decay, boxed=False)
                 begins, decay = sweeper.adjoint(segments, ends, reading if left else writing, True)
             error = sweeper.certify(ends, begins, 0.0, decay, fading=True)
-        mended = self._unless(error, cutting, len(segments))
-        tell(error, mended=mended is not None)
-        d_initial = begins[-batch:]
         into_resets = None if taken is None else taken.view(links, *self.initial.shape).sum(0)
-        if mended is not None:
-            whole = AdjointData(states, incoming, gate_grads, into_resets)
-            sweeper.mend_adjoint(mended, self.at_ends(final, 1), whole, d_initial, sweeps > 1 and not cutting.dense)
-            error = mended.told
-        if into_resets is not None:
-            d_initial = d_initial + into_resets
+        whole, decays = AdjointData(states, incoming, gate_grads, into_resets), sweeps > 1 and not cutting.dense
+        given, begin = self._unless(error, cutting, len(segments)), begins[-batch:]
+        error = mended(error, given, lambda at: sweeper.mend_adjoint(at, self.at_ends(final, 1), whole, begin, decays))
+        d_initial = begin if into_resets is None else begin + into_resets
         return self._gradients(states[0], gate_grads.flatten(0, 1), d_initial, want_x), error
 
     def _inputs(self) -> Tensor:

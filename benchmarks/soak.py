@@ -223,7 +223,7 @@ def look(began: float, steps: int, device: str, pairs: list[Pair]) -> dict[str, 
 
 
 def see_everything(pairs: list[Pair], longest: int, device: str) -> None:
-    """A step of each layer by each solver, whole and ragged: libraries and kernels that are loaded once are no growth."""
+    """A step of each layer by each solver, whole and ragged: what is loaded once is no growth."""
     for pair in pairs:
         for solver in reversed(dict.fromkeys(SOLVERS)):  # the last one stays
             for lengths in (None, torch.tensor([longest, 1])):

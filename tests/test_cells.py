@@ -8,7 +8,7 @@ import zoo
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from timeloom.cells import Cell, GenericCell, GRUCell, LSTMCell, RNNCell
+from timeloom.cells import Cell, GenericCell, GRUCell, LSTMCell, RNNCell, projection
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -212,3 +212,26 @@ def test_vmap_agrees_with_the_dense_jacobian_of_a_generic_cell() -> None:
     problem, state, u = at_random(net)
     expected = vmap(jacrev(lambda s, u: net.step(s[None], u[None])[0]))(state, u)
     torch.testing.assert_close(problem.cell.jacobian(state, u), expected.detach())
+
+
+@pytest.mark.parametrize("inputs", [1, 128, 129, 300])
+@pytest.mark.parametrize("biased", [True, False])
+def test_many_inputs_are_added_up_in_parts(inputs: int, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projection, "_adds_in_a_row", lambda a: True)  # as on a GPU
+    multiply, terms = projection.torch.addmm, list[int]()
+
+    def noted(total: Tensor, a: Tensor, b: Tensor, **given: Tensor) -> Tensor:
+        terms.append(a.shape[1])
+        return multiply(total, a, b, **given)
+
+    monkeypatch.setattr(projection.torch, "addmm", noted)
+    x, weight = torch.randn(7, 2, inputs + 3), torch.randn(12, inputs, requires_grad=True)
+    bias = torch.randn(12) if biased else None
+    u = projection.project(x, weight, bias)
+    assert max(terms, default=0) <= 128
+    assert len(terms) == -(-inputs // 128) - (not biased)
+    exact = nn.functional.linear(x[..., :inputs].double(), weight.double(), bias if bias is None else bias.double())
+    torch.testing.assert_close(u[..., :12].double(), exact, rtol=1e-5, atol=1e-5)
+    assert torch.equal(u[..., 12:], x[..., inputs:])
+    (found,) = torch.autograd.grad(u[..., :12].sum(), [weight])
+    torch.testing.assert_close(found, x[..., :inputs].sum((0, 1)).expand(12, -1), rtol=1e-5, atol=1e-5)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from timeloom.cells import base
+from timeloom.cells import base, projection
 from timeloom.kernels import faults
 from timeloom.kernels.cuda.chain import index_of, on_device
 from timeloom.kernels.cuda.programs import shared_room
@@ -129,7 +129,7 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
             return c
         except faults.KernelFault:
             pass
-    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+    return projection.multiply(a, b, bias, out)
 
 
 def sum_outer(grads: Rows, values: Rows, first: int, last: int, out: Tensor | None = None) -> Tensor:

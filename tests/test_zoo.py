@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -198,7 +199,8 @@ def test_a_whole_run_by_both_sides_has_the_same_losses(tmp_path: Path) -> None:
     assert row["updates"] == 7
     assert row["early_difference"] < 1e-4
     assert row["timeloom_loss"] == pytest.approx(row["torch_loss"], rel=1e-4)
-    assert row["timeloom"]["updates"] == list(range(1, 8))
+    assert row["timeloom"]["updates"] == row["timeloom"]["told"] == list(range(1, 8))
+    assert all(before < after for before, after in pairwise(row["timeloom"]["seconds"]))
     assert run.name in table.line(RUN_COLUMNS, row)
     facts = {"device": "a machine", "torch": "2", "rows": [row, {"name": "x", "case": "x", "error": "none"}]}
     (tmp_path / "gpu-runs.json").write_text(json.dumps(facts))
@@ -227,6 +229,8 @@ def test_sides_are_compared_over_the_updates_that_both_made() -> None:
     assert row["same_loss_ratio"] == 6.0 / 2.5
     assert row["early_difference"] == pytest.approx(0.25)
     assert row["late_ratio"] == pytest.approx(4.0)
+    assert row["torch_late_gain"] == pytest.approx(1 - 0.4 / 0.5)
+    assert row["timeloom_late_gain"] == pytest.approx(1 - 0.3 / 0.5)
 
 
 def test_a_side_without_time_stops_early() -> None:

@@ -61,7 +61,7 @@ def picture(row: Row) -> Any:
     ours = row["timeloom"]
     for place, label in ((0, "forward"), (1, "backward")):
         counted = [each[place] for each in ours["sweeps"]]
-        sweeps.step(ours["updates"][: len(counted)], counted, where="post", label=label, color=(MET, MISSED)[place])
+        sweeps.step(ours["told"], counted, where="post", label=label, color=(MET, MISSED)[place])
     sweeps.set_ylabel("sweeps")
     sweeps.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     sweeps.legend(frameon=False, fontsize=8)
@@ -69,7 +69,7 @@ def picture(row: Row) -> Any:
         for place, style in ((0, "-"), (1, ":")):
             lengths = [max(each[place], 1) for each in row.get(key, {}).get("cuts", [])]
             label = f"{('chunk', 'warm-up')[place]}{', warm starts' if key == 'warm' else ''}"
-            cuts.step(row[key]["updates"][: len(lengths)], lengths, style, where="post", color=color, label=label)
+            cuts.step(row[key].get("told", []), lengths, style, where="post", color=color, label=label)
     cuts.set_yscale("log")
     cuts.set_ylabel("steps, forward (log)")
     cuts.set_xlabel(_told(ours["decisions"]), fontsize=7, loc="left")

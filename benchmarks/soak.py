@@ -52,6 +52,7 @@ SOLVERS: tuple[Any, ...] = (
     "mgrit",
     "deer",
 )
+BATCHES = (1, 2, 3, 8)
 KINDS: tuple[tuple[Any, Any], ...] = ((tl.GRU, nn.GRU), (tl.LSTM, nn.LSTM), (tl.RNN, nn.RNN))
 
 
@@ -226,11 +227,13 @@ def look(began: float, steps: int, device: str, pairs: list[Pair]) -> dict[str, 
 
 
 def see_everything(pairs: list[Pair], longest: int, device: str) -> None:
-    """A step of each layer by each solver, whole and ragged: what is loaded once is no growth."""
+    """A step of each layer by each solver, whole and ragged, as large as they come: what is loaded once, as Triton is, is
+    no growth.
+    """
     for pair in pairs:
         for solver in reversed(dict.fromkeys(SOLVERS)):  # the last one stays
-            for lengths in (None, torch.tensor([longest, 1])):
-                pair.step(torch.randn(longest, 2, 2, device=device), lengths, solver)
+            for lengths in (None, torch.randint(1, longest + 1, (BATCHES[-1],))):
+                pair.step(torch.randn(longest, BATCHES[-1], 2, device=device), lengths, solver)
 
 
 def run(device: str, minutes: float, seed: int) -> dict[str, Any]:
@@ -242,7 +245,7 @@ def run(device: str, minutes: float, seed: int) -> dict[str, Any]:
     next_look, next_beside, at_third = 0.0, 0.0, None
     while (spent := time.monotonic() - began) < 60 * minutes:
         pair = chance.choice(pairs)
-        length, batch = chance.choice(some), chance.choice((1, 2, 3, 8))
+        length, batch = chance.choice(some), chance.choice(BATCHES)
         x = torch.randn(length, batch, 2, device=device)
         lengths = torch.randint(1, length + 1, (batch,)) if chance.random() < 0.3 else None
         solver = chance.choice(SOLVERS) if chance.random() < 0.05 else None  # else as before: `auto` learns

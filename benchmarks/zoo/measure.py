@@ -24,7 +24,9 @@ SETTLED = 3
 ROUNDS, BLOCK = 3, 8
 """Turns of each side, and calls in a row of a turn, as a training makes them, of those that are quick."""
 QUICK, SLOW = 0.2, 1.0
-"""Seconds of a call up to which it is quick; and beyond which it is not repeated before it is timed, and timed once."""
+"""Seconds of a call up to which it is quick; and beyond which it is timed once: the second call, since a first one may
+compile its kernels.
+"""
 CHUNK, TOLERANCE, STRETCH = 256, 1e-4, 16384
 """Of the sweeps by correction; and the steps, of one sequence, that they and the memory are measured on, at most."""
 ONE_CHUNK = tl.solvers.Shooting(chunk=2**40, warmup=0)
@@ -76,14 +78,13 @@ def measured(subject: Subject, brief: bool = False, torch_too: bool = True) -> d
     calls = {name: partial(results, each, subject.x, pull, subject.resets) for name, each in contenders.items()}
     in_turn = {}
     for name, call in calls.items():
-        first, found = clock(call)
-        again = WARM_UP if name == "auto" else SETTLED if first <= 1e3 * SLOW else 1
+        row[f"{name} first ms"], _ = clock(call)
+        took, found = clock(call)
+        again = WARM_UP if name == "auto" else SETTLED if took <= 1e3 * SLOW else 1
         for _ in range(again - 1):
-            found = call()
-        row[f"{name} first ms"] = first
+            took, found = clock(call)
         if truth is not None:
             row[f"{name} error"] = error(found, truth)
-        took = first if again == 1 else clock(call)[0]
         in_turn[name] = 0 if again == 1 else BLOCK if took <= 1e3 * QUICK else 1
         row[f"{name} ms"] = took
     rounds: dict[str, list[float]] = {name: [] for name in contenders if in_turn[name]}

@@ -227,7 +227,7 @@ def look(began: float, steps: int, device: str, pairs: list[Pair]) -> dict[str, 
 
 
 def see_everything(pairs: list[Pair], longest: int, device: str) -> None:
-    """A step of each layer by each solver, whole and ragged, as large as they come: what is loaded once, as Triton is, is
+    """A step of each layer by each solver, whole and ragged, as large as they come: what is loaded once (Triton is) is
     no growth.
     """
     for pair in pairs:

@@ -25,6 +25,7 @@
 #include <omp.h>
 #include "elements.h"
 #include "team.h"
+#include "tiny.h"
 
 #define ONCE static __attribute__((noinline))
 #define GROUP 32 /* rows that walk together at most */

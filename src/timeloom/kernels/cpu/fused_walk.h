@@ -244,12 +244,14 @@ static int run(walker *walk, const fused_args *a, int threads) {
   {
     const long here = omp_get_num_threads(), me = omp_get_thread_num();
     const long shared = here == asked ? members : 1; /* nobody is waited for who has not come */
+    const uint64_t mode = take_tiny_for_zero();
     /* which thread sums what must not depend on the day */
     for (long i = me / shared; i < groups; i += here / shared) {
       real *sums = a->sums ? a->sums + SUMS * (shared > 1 ? i : me) : NULL;
       team *others = shared > 1 ? &teams[i] : NULL;
       failed |= walk_group(walk, a, i * size, size, sums, others, me % shared, shared);
     }
+    set_float_mode(mode);
   }
   return failed;
 }

@@ -551,6 +551,26 @@ def test_the_number_of_sweeps_is_learned() -> None:
 
 
 @pytest.mark.usefixtures("on_gpu")
+def test_where_many_sweeps_are_not_enough_chunks_are_lengthened_and_shortened_again() -> None:
+    experience, problem = Experience(), problem_of(16384)
+    experience.learn(report_of(34, 0.8))
+    shortest, chunks = Auto().plan(problem, experience).chunk, list[int]()
+    while (plan := Auto().plan(problem, experience)).chunk < 16384:
+        if plan.sweeps > 1:
+            chunks.append(plan.chunk // shortest)
+        experience.note_miss(plan, 0.9)
+    assert chunks == [1, 1, 4, 4, 16], "with more sweeps, one chunk takes less time"
+    experience = Experience(counts=SweepCounts(stretch=4))
+    experience.learn(report_of(34, 0.99))
+    for _ in range(FIRST_LOOK):
+        plan = Auto().plan(problem, experience)
+        assert plan.chunk == 4 * shortest
+        experience.learn(corrected_report(2, 1e-4))
+    plan = Auto().plan(problem, experience)
+    assert (plan.chunk, plan.sweeps) == (shortest, auto_file.SWEEPS), "not a warm-up at once"
+
+
+@pytest.mark.usefixtures("on_gpu")
 def test_few_sweeps_for_a_while_are_a_reason_to_look_afresh() -> None:
     """The network may forget quickly again; where it does not, the next look is further away."""
     experience, looks = Experience(), []

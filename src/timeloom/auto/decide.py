@@ -117,7 +117,7 @@ def _several_sweeps(
     and may be faster is tried.
     """
     found: dict[Way, Choice] = {}
-    sweeps, chunk = experience.sweeps or SWEEPS, chunk_to_correct(steps, batch, cost)
+    sweeps, chunk = experience.sweeps or SWEEPS, experience.stretch * chunk_to_correct(steps, batch, cost)
     if chunk < steps:
         reason = f"auto: {-(-steps // chunk)} chunks, {sweeps} sweeps with corrections by the decay"
         expected = cost_of_sweeps(steps, batch, chunk, sweeps, cost)

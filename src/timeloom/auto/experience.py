@@ -37,9 +37,9 @@ MUCH_SHORTER = 16
 LONGEST_PAUSE = 256
 """Calls after which `auto` looks again at a network that did not contract, at most."""
 
-Shown = tuple[int, int | None, bool, bool, float, Factors]
-"""What an experience comes to for a plan: steps of warm-up, sweeps, whether the network is unknown, whether transfers
-may be dense, the jumps that are rounding, and what was measured of each way to run it."""
+Shown = tuple[int, int | None, int, bool, bool, float, Factors]
+"""What an experience comes to for a plan: steps of warm-up, sweeps and how much longer their chunks are, whether the
+network is unknown, whether transfers may be dense, the jumps that are rounding, and what was measured of each way."""
 Basis = tuple[Any, ...]
 
 
@@ -92,6 +92,11 @@ class Experience:
         return self.counts.needed
 
     @property
+    def stretch(self) -> int:
+        """Factor by which the chunks of such sweeps are lengthened."""
+        return self.counts.stretch
+
+    @property
     def looking(self) -> bool:
         """Whether the next plan is to try the longest warm-up that would gain over these sweeps."""
         return self.counts.looking
@@ -129,16 +134,17 @@ class Experience:
 
     def shown(self, tolerance: float, linear: bool) -> Shown:
         """All that plans are made from; `linear`: of those for gradients."""
-        dense, sweeps, factors = linear and self.allows_dense, self.counts.needed, self.trials.factors
-        return self.warmup(tolerance), sweeps, self.forgetting is None, dense, self.rounding.largest, factors
+        dense, counts, factors = linear and self.allows_dense, self.counts, self.trials.factors
+        sweeps = counts.needed, counts.stretch
+        return self.warmup(tolerance), *sweeps, self.forgetting is None, dense, self.rounding.largest, factors
 
     @property
     def basis(self) -> Basis:
         """What `shown` is made from."""
-        search, sweeps, rounding = self.search, self.counts.needed, self.rounding.largest
+        search, counts, rounding = self.search, self.counts, self.rounding.largest
         searched = search.enough, search.too_short, search.missed, search.wait > 0
-        return (self.forgetting, self.missed, self.misses, self.planned, sweeps, self.allows_dense, rounding,
-                *searched, self.trials.factors)  # fmt: skip
+        return (self.forgetting, self.missed, self.misses, self.planned, counts.needed, counts.stretch,
+                self.allows_dense, rounding, *searched, self.trials.factors)  # fmt: skip
 
     def note_certificate(self, met: bool) -> None:
         """The quick certificate of the planned sweeps was met, or was not and a general solve follows."""

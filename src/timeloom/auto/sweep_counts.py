@@ -11,7 +11,9 @@ TOO_MANY = 10**9
 FEW_SWEEPS = 2
 """Corrected sweeps so few that a warm-up may be cheaper again."""
 MOST_CORRECTED = 12
-"""Sweeps with corrections that are tried at once, at most."""
+"""Sweeps with corrections that are tried at once, at most: where they are not enough, chunks are lengthened."""
+LONGER_CHUNKS, MOST_LONGER = 4, 16
+"""Factor by which they are, each time, and altogether at most."""
 LOOKS = (1, 8, 64, 512)
 """Solves by more sweeps after which it is tried whether a warm-up would be cheaper, however little the jumps behind
 shorter ones promise."""
@@ -32,6 +34,8 @@ class SweepCounts:
 
     needed: int | None = None
     """Sweeps with corrections by the decay that were enough, where they were tried."""
+    stretch: int = 1
+    """Factor by which chunks are longer than those that are swept fastest, which took too many sweeps."""
     too_few: int = 0
     """Sweeps that were not enough when they were tried last."""
     since_too_few: int = 0
@@ -50,14 +54,19 @@ class SweepCounts:
     """Solves in a row that would have done with one less."""
 
     def note_too_few(self, sweeps: int) -> None:
-        """So many sweeps were not enough: some more the next time."""
+        """So many sweeps were not enough: some more the next time, or longer chunks."""
         self.too_few, self.since_too_few = sweeps, 0
         more = sweeps + max(FEW_SWEEPS, sweeps // 2)
-        self.needed = more if more <= MOST_CORRECTED else TOO_MANY
+        if more <= MOST_CORRECTED:
+            self.needed = more
+        elif self.stretch < MOST_LONGER:
+            self.stretch, self.needed, self.too_few = self.stretch * LONGER_CHUNKS, None, 0
+        else:
+            self.needed = TOO_MANY
 
     def learn(self, report: SolveReport) -> bool:
         """Take in how many sweeps were needed. True where they have been few for a while: the network may forget
-        quickly again, so that is to be looked at afresh.
+        quickly again, so that is to be looked at afresh. Of chunks that were lengthened, shorter ones are tried first.
         """
         spare = report.residuals[-1] < SPARE * report.tolerance
         self.since_too_few += 1
@@ -70,7 +79,8 @@ class SweepCounts:
         if self.calm < self.look_after:
             return False
         self.needed, self.calm, self.look_after = None, 0, min(2 * self.look_after, LAST_LOOK)
-        return True
+        lengthened, self.stretch = self.stretch > 1, max(self.stretch // LONGER_CHUNKS, 1)
+        return not lengthened
 
     def stop_looking(self) -> bool:
         """The longest warm-up is not to be tried any more; whether it was to be."""
@@ -96,4 +106,4 @@ class SweepCounts:
 
     def forget(self) -> None:
         """The network is looked at afresh: whatever was enough."""
-        self.needed = None
+        self.needed, self.stretch = None, 1

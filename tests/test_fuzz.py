@@ -234,6 +234,22 @@ def test_a_certificate_that_lies_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert judge(asked, "cpu")["findings"] == []
 
 
+def test_a_gradient_of_terms_that_cancel_is_off_by_more_than_the_tolerance_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The terms of the gradient of its rate are 5,000 times what they add up to; no other gradient is excused."""
+    case = Case(
+        cell="Relaxing", n=1, inputs=64, T=150, dtype="float64", x_scale=4.0, solver="MGRIT", seed=1393361555,
+        options={"coarsening": 4, "relaxation": "FCF", "cycle": "F", "coarse": "frozen", "tol": 1e-3},
+    )  # fmt: skip
+    answer = judge(case, "cpu")
+    assert answer["errors"]["grad rate"][0] > 0.05
+    assert answer["findings"] == []
+    _broken(monkeypatch, lambda y, final: (_Off.apply(y, 0.1), final))
+    found = {finding["tensor"] for finding in judge(case, "cpu")["findings"]}
+    assert found >= {"grad x", "grad inp.weight", "grad inp.bias"}
+
+
 def test_a_network_that_amplifies_roundings_is_not_a_finding() -> None:
     """Its outputs depend on every rounding: torch's own error is large, and one run's is luck."""
     for seed in range(3):

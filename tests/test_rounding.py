@@ -80,6 +80,8 @@ FINDINGS = {
     | {"options": {"chunk": 1, "correction": "auto", "warmup": 0}},
     "a fallback from states with jumps within the tolerance": {"cell": "LSTM", "n": 17, "T": 600, "B": 7, "h0": True}
     | {"gate_bias": 6.0, "x_scale": 4.0, "solver": "QuasiELK", "grad": False, "seed": 1452828022},
+    "roundings that a correction carries on, which the network would forget": {"n": 129, "inputs": 16, "layers": 2}
+    | {"B": 0, "gate_bias": 3.0, "solver": "Picard", "grad": False, "seed": 2012113532},
     "a gradient that jumps where a unit crosses zero": {"cell": "RNN_RELU", "n": 40, "inputs": 33, "layers": 2, "T": 16}
     | {"B": 33, "h0": True, "dtype": "float64", "solver": "QuasiDEER", "options": {"tol": 0.001}, "seed": 1370749340},
     "norms of an own cell, with gradients added up in half precision": {"cell": "LayerNormGRU", "n": 15, "inputs": 2}

@@ -74,7 +74,8 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
         residuals.append(state.measure(plan.tolerance))
         if state.converged or residuals[-1] <= ROUNDING.get(state.starts.dtype, 0.0):
             estimates.append(_estimate(state, plan, residuals, moves))
-        if is_rounding(residuals, plan, state.starts.dtype) and not _add_up_to_less(plan, residuals, estimates):
+        stands_still = is_rounding(residuals, plan, state.starts.dtype)
+        if stands_still and not _add_up_to_less(plan, residuals, estimates) and not _carries_rounding(plan, moves):
             if not state.converged:
                 plan = replace(plan, reason="; ".join(filter(None, (plan.reason, "as near as rounding allows"))))
             state.accept()
@@ -84,7 +85,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             smaller = smaller_demand(state, plan, most, residuals, moves, estimates, polished)
             if smaller is None or len(residuals) >= plan.max_iters:
                 if plan.on_divergence == "sequential":
-                    given_up = _why_doubt(state, plan, residuals, estimates[-1], most, cut_off=smaller is not None)
+                    given_up = _why_doubt(state, plan, residuals, moves, estimates[-1], most, smaller is not None)
                     state.converged = not given_up
                 break
             polished, demand = True, smaller
@@ -135,6 +136,14 @@ def _add_up_to_less(plan: Plan, residuals: list[float], estimates: list[float]) 
     return estimates[-1] < STANDS_STILL * estimates[-2]
 
 
+def _carries_rounding(plan: Plan, moves: list[float]) -> bool:
+    """Whether the last correction moved states by more than is worth mending, and carried jumps on otherwise than the
+    network does, which forgets what its steps round: each sweep then leaves states off by as much once more.
+    """
+    how = plan.linearization
+    return how is not None and how.elements != "dense" and bool(moves) and moves[-1] > WORTH_MENDING * plan.tolerance
+
+
 def smaller_demand(
     state: Boundaries, plan: Plan, most: float,
     residuals: list[float], moves: list[float], estimates: list[float], polished: bool,
@@ -158,8 +167,9 @@ def smaller_demand(
 
 
 def _why_doubt(
-    state: Boundaries, plan: Plan, residuals: list[float], estimate: float, most: float, cut_off: bool
-) -> str:
+    state: Boundaries, plan: Plan,
+    residuals: list[float], moves: list[float], estimate: float, most: float, cut_off: bool,
+) -> str:  # fmt: skip
     """Why jumps that meet the tolerance, and are more than rounding, tell too little of the error to stop there; or
     nothing. Each sweep makes one more link exact by itself: where links amplify, and sweeps for three quarters of them
     left jumps as large as states half of the way, they did nothing else, and of the links behind little is known.
@@ -168,7 +178,7 @@ def _why_doubt(
     """
     if cut_off and plan.counts_errors and estimate > most:
         return f"gave up after max_iters={plan.max_iters} sweeps: the jumps left may add up to {estimate:.1e}"
-    if residuals[-1] <= ROUNDING.get(state.starts.dtype, 0.0):
+    if residuals[-1] <= ROUNDING.get(state.starts.dtype, 0.0) and not _carries_rounding(plan, moves):
         return ""
     if estimate > UNCERTAIN * most:
         return f"gave up: the jumps left may add up to {estimate:.1e}, and sweeps no longer help"

@@ -35,18 +35,41 @@ class Mending(ReferenceSweeper):
 
     mends = True
 
+    def retry(
+        self, unless: Unless, segments: Segments, lead: int, starts: Tensor, states: list[Tensor], want_decay: bool
+    ) -> Tensor:
+        ends = torch.full_like(starts, torch.nan)
+        if _missed(unless):
+            found, reached, _ = self.forward_entering(segments, lead, states, want_decay)
+            starts.copy_(found)
+            ends.copy_(reached)
+        return ends
+
+    def retry_adjoint(
+        self, unless: Unless, segments: Segments, lead: int, ends: Tensor, final: Tensor | None, data: AdjointData,
+        begins: Tensor, want_decay: bool,
+    ) -> None:  # fmt: skip
+        if _missed(unless):
+            found, reached, _ = self.adjoint_entering(segments, lead, final, data, want_decay)
+            ends.copy_(found)
+            begins.copy_(reached)
+
     def mend(self, unless: Unless, states: list[Tensor], want_decay: bool = False) -> None:
-        if not float(unless.certificate) <= unless.limit_on_device:
+        if _missed(unless):
             self.forward(self._whole(reverse=False), self.problem.initial, states, want_decay)
 
     def mend_adjoint(
         self, unless: Unless, final: Tensor, data: AdjointData, begins: Tensor, want_decay: bool = False
     ) -> None:
-        if not float(unless.certificate) <= unless.limit_on_device:
+        if _missed(unless):
             begins.copy_(self.adjoint(self._whole(reverse=True), final, data, want_decay)[0])
 
     def _whole(self, reverse: bool) -> Segments:
         return cut_evenly(self.problem.steps, self.problem.batch, self.problem.steps, reverse)
+
+
+def _missed(unless: Unless) -> bool:
+    return not float(unless.certificate) <= unless.limit_on_device
 
 
 class StandIn(Mending):
@@ -85,7 +108,11 @@ class StandIn(Mending):
 
 @dataclass(frozen=True)
 class Chunks(Auto):
-    """Chunks of a fixed length behind the warm-up that `auto` has learned."""
+    """Chunks of a fixed length behind the warm-up that `auto` has learned; and a longer one by this factor, to be tried
+    where that is not enough.
+    """
+
+    longer: int = 0
 
     def why_torch(self, *_: Any) -> str | None:
         return None
@@ -97,10 +124,13 @@ class Chunks(Auto):
     def _decide_anew(self, problem: Recurrence, experience: Experience, tolerance: float, linear: bool) -> Plan:
         warmup = min(experience.warmup(tolerance), problem.steps)
         chunk = CHUNK if warmup < problem.steps else problem.steps
-        return Plan(
+        plan = Plan(
             chunk=chunk, warmup=warmup if chunk < problem.steps else 0, driver=march, tolerance=tolerance, max_iters=4,
             on_divergence=self.on_divergence, reason=f"auto: warm-up of {warmup} steps",
         )  # fmt: skip
+        if not self.longer or chunk == problem.steps:
+            return plan
+        return replace(plan, retry=replace(plan, warmup=self.longer * warmup, reason="auto: a longer warm-up"))
 
 
 class Graph:

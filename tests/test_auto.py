@@ -520,6 +520,28 @@ def test_a_long_memory_is_corrected_in_several_sweeps() -> None:
     assert Auto().plan(problem_of(16384), experience).sweeps == 1, "it forgets quickly: a warm-up is cheaper"
 
 
+@pytest.mark.usefixtures("on_gpu")
+def test_networks_that_have_missed_have_a_longer_warm_up_to_try() -> None:
+    experience = Experience()
+    plan = Auto().plan(problem_of(16384), experience)
+    assert plan.retry is None
+    experience.note_miss(plan, 1e-5)
+    following = Auto().plan(problem_of(16384), experience)
+    assert following.retry is not None
+    assert (following.retry.warmup, following.retry.chunk) == (4 * following.warmup, following.chunk)
+    slow = Experience()
+    slow.learn(report_of(34, 0.8))
+    swept = Auto().plan(problem_of(16384), slow)
+    assert swept.retry is not None
+    assert (swept.retry.warmup, swept.retry.sweeps) == (4 * swept.sweeps * swept.chunk, 1)
+    assert swept.retry.limit > swept.tolerance, "a jump's, not that of one among many"
+    slow.learn(report_of(34, 0.97))
+    slow.counts.needed, slow.counts.stretch = 12, 4
+    swept = Auto().plan(problem_of(16384), slow)
+    assert swept.sweeps == 12
+    assert swept.retry is None, "one chunk takes hardly longer"
+
+
 def test_a_certificate_missed_by_little_is_worth_more_of_the_same() -> None:
     plan = replace(Auto().plan(problem_of(16384), Experience()), chunk=8, warmup=30, tolerance=1e-4)
     longer = plan.insisting(1e-3)

@@ -177,6 +177,11 @@ def test_a_graph_of_a_users_is_certified_where_it_mends(monkeypatch: pytest.Monk
             right, _ = layer.forward(replace(plan, chunk=len(x), warmup=0), 0.5, True)
         assert (float(error) > 0.0) == met
         torch.testing.assert_close(kept[0], right[0], rtol=0, atol=2e-5 if met else 0)
+    missed = replace(plan, tolerance=-1.0, accepts=-1.0, retry=replace(plan, warmup=2 * plan.warmup))
+    with torch.no_grad():
+        kept, error = layer.forward(missed, 0.5, True)
+    assert 0.0 < float(error) <= plan.tolerance, "that of the longer warm-up"
+    torch.testing.assert_close(kept[0], right[0], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("limit", [1e-6, 0.1, 1 / 3, 2.5e-7])
@@ -246,3 +251,47 @@ def test_reports_may_be_set() -> None:
     ours, _ = pair("GRU")
     ours.reports = []
     assert ours.reports == []
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_a_longer_warm_up_is_tried_before_one_chunk(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is enough, results are exact, and it is learned."""
+    ours, exact = pair(kind)
+    ours.solver = emulated.Chunks(tol=2e-5, longer=16)
+    x = torch.randn(40 * STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    missed: list[bool] = []
+    honest = emulated._missed
+    monkeypatch.setattr(emulated, "_missed", lambda unless: (missed.append(found := honest(unless)), found)[1])
+    assert_right(ours, exact, x)
+    assert missed == [False, False] * 2, "of each pass: a longer warm-up, and one chunk"
+    missed.clear()
+    move(ours, exact)
+    assert_right(ours, exact, x)
+    assert missed == [True, False] * 2
+    experience = steady_layer(ours).forward.experience
+    for report in (ours.reports[0], ours.reports[0].backward):
+        assert report.certified
+        assert not report.fell_back
+        assert report.warmup == 16 * emulated.WARMUP
+        assert report.reason == "auto: a longer warm-up"
+    assert experience.search.too_short >= emulated.WARMUP
+    assert experience.search.enough == 16 * emulated.WARMUP
+    for _ in range(2 * CALLS_BEFORE):
+        assert_right(ours, exact, x)
+    assert emulated.WARMUP < ours.reports[0].warmup < 16 * emulated.WARMUP, "and the search goes on below it"
+
+
+def test_a_longer_warm_up_that_is_not_enough_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, exact = pair("GRU")
+    ours.solver = emulated.Chunks(tol=2e-5, longer=2)
+    x = torch.randn(40 * STEPS, BATCH, INPUTS)
+    settle(ours, exact, x)
+    with torch.no_grad():
+        for module in (ours, exact):
+            module.bias_hh_l0[UNITS : 2 * UNITS] += 4
+    assert_right(ours, exact, x)
+    report = ours.reports[0]
+    assert report.fell_back
+    assert report.backward.fell_back
+    assert steady_layer(ours).forward.experience.search.too_short == 2 * emulated.WARMUP

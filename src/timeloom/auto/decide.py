@@ -29,6 +29,10 @@ SHARE_OF_ERRORS = 0.5
 """Share of the tolerance that an error is granted there: both passes have one."""
 LEAST_ERROR = 1e-5
 """What rounding in float32 adds up to over a long memory, in torch's own layer too."""
+RETRY_FACTORS = (4, 2)
+"""How many times the steps that were not enough a second warm-up has; the first factor that is worth it is taken."""
+RETRY_SHARE = 0.5
+"""Share of one chunk's time that a second warm-up may take."""
 LOOK_SHARE = 0.9
 """Share of the time of several sweeps that a warm-up may take which is tried in their place."""
 
@@ -49,6 +53,8 @@ class Choice(NamedTuple):
     """Whether gradients at chunk ends are found by dense transfers."""
     expected: float = 0.0
     """Microseconds that it should take, where the costs are in them."""
+    retry: int = 0
+    """Steps of a second, longer warm-up, tried before one chunk if the certificate is missed; 0 for none."""
 
     @property
     def patience(self) -> int:
@@ -86,8 +92,11 @@ def decide(problem: Recurrence, experience: Experience, tolerance: float, given:
         if choice is not None:
             experience.note_plan(choice.sweeps, choice.dense)
             accepts = max(SHARE_OF_ERRORS * tolerance, LEAST_ERROR)
+            retry = 0 if choice.dense else _retry(steps, batch, choice.chunk, choice.sweeps * choice.chunk, cost)
             return choice._replace(
-                tolerance=tolerance if given else SHARE_OF_JUMPS * tolerance, accepts=tolerance if given else accepts
+                tolerance=tolerance if given else SHARE_OF_JUMPS * tolerance,
+                accepts=tolerance if given else accepts,
+                retry=retry,
             )
     if chunk >= steps:
         memory = experience.warmup(tolerance)
@@ -98,7 +107,15 @@ def decide(problem: Recurrence, experience: Experience, tolerance: float, given:
     reason = f"auto: {-(-steps // chunk)} chunks, warm-up of {warmup} steps {known}"
     expected = cost_of(steps, batch, chunk, warmup, cost) if kernels and whole else 0.0
     accepts = LEAST_ERROR if kernels and not given else 0.0
-    return Choice(chunk, warmup, reason, tolerance, accepts=accepts, expected=expected)
+    retry = _retry(steps, batch, chunk, warmup, cost) if kernels and whole and experience.search.too_short else 0
+    return Choice(chunk, warmup, reason, tolerance, accepts=accepts, expected=expected, retry=retry)
+
+
+def _retry(steps: int, batch: int, chunk: int, seen: int, cost: Cost) -> int:
+    """Steps of a second warm-up, if sweeps over `seen` steps are not enough; 0 if one chunk takes little more."""
+    most = RETRY_SHARE * cost_of(steps, batch, steps, 0, cost)
+    longer = (times * seen for times in RETRY_FACTORS)
+    return next((warmup for warmup in longer if cost_of(steps, batch, chunk, warmup, cost) <= most), 0)
 
 
 def _one_chunk(steps: int, experience: Experience, tolerance: float, memory: int = NEVER) -> Choice:

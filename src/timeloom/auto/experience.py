@@ -37,9 +37,10 @@ MUCH_SHORTER = 16
 LONGEST_PAUSE = 256
 """Calls after which `auto` looks again at a network that did not contract, at most."""
 
-Shown = tuple[int, int | None, int, bool, bool, float, Factors]
-"""What an experience comes to for a plan: steps of warm-up, sweeps and how much longer their chunks are, whether the
-network is unknown, whether transfers may be dense, the jumps that are rounding, and what was measured of each way."""
+Shown = tuple[int, bool, int | None, int, bool, bool, float, Factors]
+"""What an experience comes to for a plan: steps of warm-up, whether one was too short, sweeps and how much longer their
+chunks are, whether the network is unknown, whether transfers may be dense, the jumps that are rounding, and what was
+measured of each way."""
 Basis = tuple[Any, ...]
 
 
@@ -135,8 +136,8 @@ class Experience:
     def shown(self, tolerance: float, linear: bool) -> Shown:
         """All that plans are made from; `linear`: of those for gradients."""
         dense, counts, factors = linear and self.allows_dense, self.counts, self.trials.factors
-        sweeps = counts.needed, counts.stretch
-        return self.warmup(tolerance), *sweeps, self.forgetting is None, dense, self.rounding.largest, factors
+        warmup, sweeps = (self.warmup(tolerance), self.search.too_short > 0), (counts.needed, counts.stretch)
+        return *warmup, *sweeps, self.forgetting is None, dense, self.rounding.largest, factors
 
     @property
     def basis(self) -> Basis:

@@ -34,6 +34,8 @@ class Cutting:
     newton: int | None = None
     """Newton's steps on all states at once, in place of sweeps, where a layer makes them (`has_newton`); of gradients,
     sweeps behind a scan over the maps of chunks."""
+    retry: Cutting | None = None
+    """The same chunks behind a longer warm-up, which a recorded pass that misses its certificate tries first."""
 
     @property
     def limit(self) -> float:

@@ -7,13 +7,16 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from timeloom.kernels.host_certificate import is_heard, tell
 from timeloom.torch_state import streams
+
+if TYPE_CHECKING:
+    from timeloom.kernels.layer import Cutting
 
 
 class Unless(NamedTuple):
@@ -52,13 +55,37 @@ def unless(error: Tensor | float, limit: float, rows: int) -> Unless | None:
     return Unless(error, limit, rows)
 
 
-def mended(error: Tensor | float, given: Unless | None, mend: Callable[[Unless], None]) -> Tensor | float:
-    """Tell a certificate, and launch behind it what mends where there is something given for that; the certificate."""
-    tell(error, mended=given is not None)
-    if given is None:
-        return error
-    mend(given)
-    return given.told
+class Retry(NamedTuple):
+    """A second sweep of the same chunks if a certificate is missed: `sweep(missed, warmup)` returns its certificate."""
+
+    sweep: Callable[[Unless, int], Tensor]
+    cutting: Cutting
+
+    @staticmethod
+    def of(sweep: Callable[[Unless, int], Tensor], cutting: Cutting | None) -> Retry | None:
+        """None if the plan has no second sweep."""
+        return None if cutting is None else Retry(sweep, cutting)
+
+
+def mended(
+    error: Tensor | float, given: Unless | None, mend: Callable[[Unless], None], retry: Retry | None = None
+) -> Tensor | float:
+    """Report a certificate to the host, launch behind it what mends a missed one if `given`, and return it.
+
+    With a second sweep to `retry` first, two certificates are reported; the second is zero if the first is met.
+    """
+    if given is None or retry is None:
+        tell(error, mended=given is not None)
+        if given is None:
+            return error
+        mend(given)
+        return given.told
+    met = given.certificate <= given.limit_on_device
+    second = torch.where(met, 0.0, retry.sweep(given, retry.cutting.warmup))
+    tell(torch.stack([given.certificate, second]), mended=True)
+    last = Unless(second, retry.cutting.limit, given.rows)
+    mend(last)
+    return given.certificate if is_heard() else torch.where(met, given.certificate, last.told)
 
 
 def in_a_graph(device: torch.device) -> bool:

@@ -91,8 +91,12 @@ def _key(layer: Layer, cutting: Cutting) -> Hashable:
     read = (weight for weight in weights if not any(weight is one for one in fresh.values()))
     places = *fresh, *(None if weight is None else (weight.data_ptr(), weight.stride()) for weight in read)
     sizes = x.shape, x.dtype, layer.w_ih.dtype, layer.w_hh.shape, layer.initial.dtype, layer.kernel, layer.cell.masks
-    plan = cutting.chunk, cutting.warmup, cutting.sweeps, cutting.dense, cutting.newton, cutting.limit
+    plan = _plan(cutting), None if cutting.retry is None else _plan(cutting.retry)
     return type(layer), x.device, sizes, plan, places
+
+
+def _plan(cutting: Cutting) -> Hashable:
+    return cutting.chunk, cutting.warmup, cutting.sweeps, cutting.dense, cutting.newton, cutting.limit
 
 
 def _size(layer: Layer) -> int:

@@ -126,7 +126,7 @@ def _in_one_chunk(plan: Plan, steps: int, why: str) -> Plan:
     nothing else has done.
     """
     reason = "; ".join(filter(None, (plan.reason, why)))
-    return replace(plan, chunk=steps, warmup=0, sweeps=1, reason=reason)
+    return replace(plan, chunk=steps, warmup=0, sweeps=1, retry=None, reason=reason)
 
 
 def report_of(error: Tensor | float, plan: Plan, steps: int, began: float) -> SolveReport | None:

@@ -70,6 +70,7 @@ class Plan(Cutting):
     """Microseconds that its sweeps should take on the device, where that is known."""
     polish: float = math.inf
     """Residual above which a solve that meets the tolerance is corrected and swept once more."""
+    retry: Plan | None = None
     check_gradient: bool = False
     """Whether to compare the gradients of a backward solve with the exact ones."""
     gradient_tolerance: float | None = None

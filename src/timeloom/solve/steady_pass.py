@@ -151,6 +151,10 @@ class Verdict:
             self._report = report_of(numbers[0], plan, self._steps, began)
             if self._report is None:
                 found.experience.note_miss(plan, numbers[0], over=self.took is not None)
+                if plan.retry is not None and len(numbers) > 1:  # which the graph has tried by itself
+                    self._report = report_of(numbers[1], plan.retry, self._steps, began)
+                    if self._report is None:
+                        found.experience.note_miss(plan.retry, numbers[1], over=True)
             elif self._watched is not None and plan.chunk < self._steps:
                 found.experience.trials.note(plan, plan.expected, self._watched.milliseconds())
         if self._report is not None:

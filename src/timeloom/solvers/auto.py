@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from timeloom.auto import thresholds
 from timeloom.auto.costs import cheapest, decay_is_cheap, newton_up_to, step_cost
-from timeloom.auto.decide import PATIENCE, decide
+from timeloom.auto.decide import LEAST_ERROR, PATIENCE, decide
 from timeloom.auto.experience import Experience, Shown
 from timeloom.auto.layer_experience import LayerExperience
 from timeloom.problem import Recurrence
@@ -93,7 +93,7 @@ class Auto(Solver):
     def _decide_anew(self, problem: Recurrence, experience: Experience, tolerance: float, linear: bool) -> Plan:
         chosen = decide(problem, experience, tolerance, self.tol is not None, linear)
         cut = chosen.chunk < problem.steps  # one chunk has nothing to correct
-        return Plan(  # in one go: it is made anew for every call
+        plan = Plan(  # in one go: it is made anew for every call
             chunk=chosen.chunk,
             warmup=chosen.warmup,
             sweeps=chosen.sweeps,
@@ -110,6 +110,12 @@ class Auto(Solver):
             decay_is_cheap=cut and decay_is_cheap(problem),
             newton_up_to=newton_up_to(problem) if cut else 0,
         )
+        if not chosen.retry:
+            return plan
+        accepts = max(chosen.accepts, LEAST_ERROR) if self.tol is None else 0.0
+        longer = replace(plan, warmup=chosen.retry, sweeps=1, correction="auto", tolerance=tolerance, accepts=accepts)
+        why = f"a warm-up of {chosen.retry} steps, since what was planned was not enough this time"
+        return replace(plan, retry=replace(longer, reason=f"{plan.reason}; {why}", expected=0.0))
 
     def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:
         if experience.resting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from timeloom.kernels.cuda.programs import text_of
 from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step, sequence_mask
 from timeloom.kernels.host_certificate import tell
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
-from timeloom.kernels.mending import Unless, mended, unless
+from timeloom.kernels.mending import Retry, Unless, mended, unless
 from timeloom.kernels.newton import newton_steps
 from timeloom.kernels.reference import AdjointData
 from timeloom.known import Entry
@@ -102,8 +103,13 @@ class CUDALayer(Layer):
         if found is not None and self.x.dtype == self.initial.dtype:  # else the states that are kept are rounded
             found.starts, found.ends, found.decay, found.u = starts, ends, decay, u
         error = sweeper.certify(starts, ends, share_of_box, decay)
-        given = self._unless(error, cutting, len(segments))
-        told = mended(error, given, lambda missed: sweeper.mend(missed, states, sweeps > 1))
+
+        def retry_sweep(missed: Unless, warmup: int) -> Tensor:
+            entered = sweeper.retry(missed, segments, warmup, starts, states, sweeps > 1)
+            return sweeper.certify(starts, entered, share_of_box)
+
+        given, retry = self._unless(error, cutting, len(segments)), Retry.of(retry_sweep, cutting.retry)
+        told = mended(error, given, lambda missed: sweeper.mend(missed, states, sweeps > 1), retry)
         return self._kept(states, tape), told
 
     def _unless(self, error: Tensor | float, cutting: Cutting, rows: int) -> Unless | None:
@@ -201,8 +207,16 @@ class CUDALayer(Layer):
             error = sweeper.certify(ends, begins, 0.0, decay, fading=True)
         into_resets = None if taken is None else taken.view(links, *self.initial.shape).sum(0)
         whole, decays = AdjointData(states, incoming, gate_grads, into_resets), sweeps > 1 and not cutting.dense
-        given, begin = self._unless(error, cutting, len(segments)), begins[-batch:]
-        error = mended(error, given, lambda at: sweeper.mend_adjoint(at, self.at_ends(final, 1), whole, begin, decays))
+
+        def retry_sweep(missed: Unless, warmup: int) -> Tensor:
+            sweeper.retry_adjoint(missed, segments, warmup, ends, final, whole, begins, decays)
+            return sweeper.certify(ends, begins, 0.0, fading=True)
+
+        given = self._unless(error, cutting, len(segments))
+        retry = Retry.of(retry_sweep, cutting.retry if taken is None else None)  # `whole` has no room for resets
+        begin = begins[-batch:]
+        mend = partial(sweeper.mend_adjoint, final=self.at_ends(final, 1), data=whole, begins=begin, want_decay=decays)
+        error = mended(error, given, mend, retry)
         d_initial = begin if into_resets is None else begin + into_resets
         return self._gradients(states[0], gate_grads.flatten(0, 1), d_initial, want_x), error
 

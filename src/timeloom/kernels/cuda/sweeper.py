@@ -157,6 +157,20 @@ class CUDASweeper(ChainSweeper):
         _, ends, decay = self._forward(segments, starts.contiguous(), states, want_decay, 0)
         return ends, decay
 
+    def retry(
+        self, unless: Unless, segments: Segments, lead: int, starts: Tensor, states: list[Tensor], want_decay: bool
+    ) -> Tensor:
+        """All stretches behind a longer warm-up if the certificate is missed: writes starts, states; returns ends."""
+        return self._forward(segments, starts, states, want_decay, min(lead, self.problem.steps), unless)[1]
+
+    def retry_adjoint(
+        self, unless: Unless, segments: Segments, lead: int, ends: Tensor, final: Tensor | None, data: AdjointData,
+        begins: Tensor, want_decay: bool,
+    ) -> None:  # fmt: skip
+        """The same for gradients: writes those at ends and beginnings of stretches, and of gates."""
+        final = None if final is None else final.contiguous()
+        self._adjoint(segments, ends, data, want_decay, min(lead, self.problem.steps), final, unless, begins)
+
     def mend(self, unless: Unless, states: list[Tensor], want_decay: bool = False) -> None:
         """All states in one chunk, where chunks were not certified."""
         self._forward(self._whole(reverse=False), self._initial, states, want_decay, 0, unless)

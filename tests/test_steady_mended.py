@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import replayed_on_cpu as emulated
 import torch
 from test_steady import BATCH, CALLS_BEFORE, INPUTS, STEPS, UNITS, assert_right, each_kind, pair, results, settle
+from torch import Tensor
 
-from timeloom.kernels import mending
+from timeloom.kernels import AdjointData, mending
 from timeloom.kernels.host_certificate import Certificate
 from timeloom.kernels.mending import Unless
 from timeloom.solve import trunk
@@ -49,6 +51,14 @@ def move(ours: Any, exact: Any) -> None:
     with torch.no_grad():
         for module in (ours, exact):
             module.bias_hh_l0[UNITS : 2 * UNITS] += 0.9
+
+
+def spy_on_misses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the certificates that launches look at are missed, in the order of the launches."""
+    seen: list[bool] = []
+    honest = emulated._missed
+    monkeypatch.setattr(emulated, "_missed", lambda unless: (seen.append(found := honest(unless)), found)[1])
+    return seen
 
 
 def test_nobody_waits_for_a_certificate(reads: list[Certificate]) -> None:
@@ -124,23 +134,54 @@ def test_a_network_that_remembers_for_longer(reads: list[Certificate]) -> None:
     assert not ours.reports[0].fell_back
 
 
-def test_gradients_that_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With resets, too, into which gradients flow."""
+def spoil(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make all that planned sweeps write wrong from now on; those of retries, whose warm-up is longer, are right."""
+    forward, adjoint = emulated.StandIn.forward_entering, emulated.StandIn.adjoint_entering
+
+    def wrong(lead: int, written: Sequence[Tensor | None]) -> None:
+        for tensor in written:
+            if tensor is not None and lead == emulated.WARMUP:
+                tensor.add_(1.0)
+
+    def spoilt_forward(self: Any, segments: Any, lead: int, states: list[Tensor], want_decay: bool) -> Any:
+        found = forward(self, segments, lead, states, want_decay)
+        wrong(lead, [*found, *states])
+        return found
+
+    def spoilt_adjoint(self: Any, segments: Any, lead: int, final: Any, data: AdjointData, want_decay: bool) -> Any:
+        found = adjoint(self, segments, lead, final, data, want_decay)
+        wrong(lead, [*found, data.gate_grads, data.reset_grads])
+        return found
+
+    monkeypatch.setattr(emulated.StandIn, "forward_entering", spoilt_forward)
+    monkeypatch.setattr(emulated.StandIn, "adjoint_entering", spoilt_adjoint)
+
+
+@pytest.mark.parametrize(("longer", "limits"), [(0, [-1.0]), (16, [-1.0, -1.0, 1e-3])], ids=["one chunk", "a retry"])
+def test_gradients_that_are_missed(longer: int, limits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With resets, too, into which gradients flow. `limits`: what is asked of the certificates of a pass, in turns."""
     ours, _ = pair("GRU")
+    ours.solver = emulated.Chunks(tol=2e-5, longer=longer)
     x, resets = torch.randn(5 * STEPS, BATCH, INPUTS), torch.rand(5 * STEPS, BATCH) < 0.01
     hx = torch.randn(1, BATCH, UNITS)
-    found = []
-    for _ in range(CALLS_BEFORE + 2):
+
+    def gradients() -> list[Tensor]:
         ours.zero_grad()
         start = hx.clone().requires_grad_()
         y, _ = ours(x, start, resets=resets)
         y.sin().sum().backward()
-        found.append([start.grad, *(weight.grad.clone() for weight in ours.parameters())])
-        if len(found) == CALLS_BEFORE + 1:
-            assert ours._steady
-            monkeypatch.setattr(Unless, "limit_on_device", property(lambda _: -1.0))
-    for own, right in zip(found[-1], found[0], strict=True):
-        torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-4)
+        return [start.grad, *(weight.grad.clone() for weight in ours.parameters())]
+
+    right = gradients()
+    for _ in range(CALLS_BEFORE):
+        gradients()
+    assert ours._steady
+    asked, missed = itertools.cycle(limits), spy_on_misses(monkeypatch)
+    monkeypatch.setattr(Unless, "limit_on_device", property(lambda _: next(asked)))
+    spoil(monkeypatch)
+    found = gradients()
+    assert missed == ([True, False] if longer else [True]) * 2, "of each pass"
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
 
 
 def test_copies_do_not_share_what_is_to_be_told() -> None:
@@ -260,9 +301,7 @@ def test_a_longer_warm_up_is_tried_before_one_chunk(kind: str, monkeypatch: pyte
     ours.solver = emulated.Chunks(tol=2e-5, longer=16)
     x = torch.randn(40 * STEPS, BATCH, INPUTS)
     settle(ours, exact, x)
-    missed: list[bool] = []
-    honest = emulated._missed
-    monkeypatch.setattr(emulated, "_missed", lambda unless: (missed.append(found := honest(unless)), found)[1])
+    missed = spy_on_misses(monkeypatch)
     assert_right(ours, exact, x)
     assert missed == [False, False] * 2, "of each pass: a longer warm-up, and one chunk"
     missed.clear()
@@ -276,10 +315,11 @@ def test_a_longer_warm_up_is_tried_before_one_chunk(kind: str, monkeypatch: pyte
         assert report.warmup == 16 * emulated.WARMUP
         assert report.reason == "auto: a longer warm-up"
     assert experience.search.too_short >= emulated.WARMUP
-    assert experience.search.enough == 16 * emulated.WARMUP
+    assert experience.search.enough == 0, "a warm-up of 16 times as many steps is not what comes next"
     for _ in range(2 * CALLS_BEFORE):
         assert_right(ours, exact, x)
-    assert emulated.WARMUP < ours.reports[0].warmup < 16 * emulated.WARMUP, "and the search goes on below it"
+    assert emulated.WARMUP < ours.reports[0].warmup < 16 * emulated.WARMUP
+    assert not ours.reports[0].fell_back
 
 
 def test_a_longer_warm_up_that_is_not_enough_either(monkeypatch: pytest.MonkeyPatch) -> None:

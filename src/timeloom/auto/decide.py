@@ -107,7 +107,8 @@ def decide(problem: Recurrence, experience: Experience, tolerance: float, given:
     reason = f"auto: {-(-steps // chunk)} chunks, warm-up of {warmup} steps {known}"
     expected = cost_of(steps, batch, chunk, warmup, cost) if kernels and whole else 0.0
     accepts = LEAST_ERROR if kernels and not given else 0.0
-    retry = _retry(steps, batch, chunk, warmup, cost) if kernels and whole and experience.search.too_short else 0
+    mends = kernels and problem.lengths is None and experience.search.too_short > 0
+    retry = _retry(steps, batch, chunk, warmup, cost) if mends else 0
     return Choice(chunk, warmup, reason, tolerance, accepts=accepts, expected=expected, retry=retry)
 
 

@@ -145,22 +145,35 @@ class Verdict:
             return
         if isinstance(found.standing, StandingNewton):
             self._report = found.standing.report(numbers, found.experience, began, self.took is not None)
-            if self._report is None and found.standing.linear:
+            if self._report is not None:
+                self._learn(self._report)
+            elif found.standing.linear:
                 RECORDINGS.discard(found.recording)  # the next one finds out how many sweeps it takes
         else:
-            self._report = report_of(numbers[0], plan, self._steps, began)
-            if self._report is None:
-                found.experience.note_miss(plan, numbers[0], over=self.took is not None)
-                if plan.retry is not None and len(numbers) > 1:  # which the graph has tried by itself
-                    self._report = report_of(numbers[1], plan.retry, self._steps, began)
-                    if self._report is None:
-                        found.experience.note_miss(plan.retry, numbers[1], over=True)
-            elif self._watched is not None and plan.chunk < self._steps:
-                found.experience.trials.note(plan, plan.expected, self._watched.milliseconds())
-        if self._report is not None:
-            self._learn(self._report)
-        elif self.took is not None:
+            self._report = self._of_sweeps(found.experience, plan, numbers, began)
+        if self._report is None and self.took is not None:
             self._report = self._of_what_was_mended(plan, numbers[-1], self.took)
+
+    def _of_sweeps(
+        self, experience: Experience, plan: Plan, numbers: Sequence[float], began: float
+    ) -> SolveReport | None:
+        """The report of the planned sweeps, or else of the retry that the graph made by itself; None if both missed.
+
+        From a retry only the miss before it is learned: the next warm-up grows by that, and another miss is as cheap.
+        """
+        report = report_of(numbers[0], plan, self._steps, began)
+        if report is not None:
+            if self._watched is not None and plan.chunk < self._steps:
+                experience.trials.note(plan, plan.expected, self._watched.milliseconds())
+            self._learn(report)
+            return report
+        experience.note_miss(plan, numbers[0], over=self.took is not None)
+        if plan.retry is None or len(numbers) == 1:
+            return None
+        report = report_of(numbers[1], plan.retry, self._steps, began)
+        if report is None:
+            experience.note_miss(plan.retry, numbers[1], over=True)
+        return report
 
     def _of_what_was_mended(self, plan: Plan, missed: float, took: float) -> SolveReport:
         """Of a certificate that was missed, and one chunk in place of what it was of."""

@@ -209,11 +209,12 @@ class CUDALayer(Layer):
         whole, decays = AdjointData(states, incoming, gate_grads, into_resets), sweeps > 1 and not cutting.dense
 
         def retry_sweep(missed: Unless, warmup: int) -> Tensor:
-            sweeper.retry_adjoint(missed, segments, warmup, ends, final, whole, begins, decays)
+            sweeper.retry_adjoint(missed, segments, warmup, ends, final, writing, begins, decays)
+            if taken is not None and into_resets is not None:
+                torch.sum(taken.view(links, *self.initial.shape), 0, out=into_resets)
             return sweeper.certify(ends, begins, 0.0, fading=True)
 
-        given = self._unless(error, cutting, len(segments))
-        retry = Retry.of(retry_sweep, cutting.retry if taken is None else None)  # `whole` has no room for resets
+        given, retry = self._unless(error, cutting, len(segments)), Retry.of(retry_sweep, cutting.retry)
         begin = begins[-batch:]
         mend = partial(sweeper.mend_adjoint, final=self.at_ends(final, 1), data=whole, begins=begin, want_decay=decays)
         error = mended(error, given, mend, retry)

@@ -25,15 +25,15 @@ PICTURES = (
 )
 HEAD = """# The papers, claim by claim
 
-Written by `python -m experiments page` from the results stored in `experiments/`; nothing here is typed in by hand but
-the papers' own numbers and the column on what differs. `python -m experiments` lists the experiments, `python -m
-experiments run NAME` runs one (`--fast` in small, `--device cuda`, `--minutes`, `--out FOLDER`); stored results are
-replaced with `--store` only. `python -m experiments missing` tells what is not measured yet, and what it takes.
+`python -m experiments page` writes this page from the results stored in `experiments/`. Only the papers' own numbers
+and the column on what differs are typed in by hand. `python -m experiments` lists the experiments, and
+`python -m experiments run NAME` runs one (`--fast` in small, `--device cuda`, `--minutes`, `--out FOLDER`). Only
+`--store` replaces stored results. `python -m experiments missing` lists what is not measured yet, and what it takes.
 
-How to read it: ratios are times of the baseline over ours, so below 1× ours is slower. What was missed is in bold in
-the column on what differs. Real data are not at hand where this was measured: accuracies on generated stand-ins compare
-ways to train, and say nothing about the papers' sets. No GPU run had the machine to itself; the load is told where it
-is known.
+How to read it: a ratio is the baseline's time over ours, so below 1× ours is slower. Goals that were missed are in bold
+in the column on what differs. The real data were not available where this was measured. Accuracies on generated data
+compare ways to train, and say nothing about the papers' data sets. No GPU run had the machine to itself; the page gives
+the load where it is known.
 """
 
 

@@ -17,10 +17,10 @@ from benchmarks.plot import plot
 from benchmarks.results import LEFT_ALIGNED, cells, header, machine_facts, markdown, verdict, write_json
 
 BUSY = 0.7
-"""Load average before the start from which on the numbers cannot be trusted."""
+"""Load average before the start above which the numbers cannot be trusted."""
 RESULTS = Path(__file__).with_name("results")
 WIDTHS = {"T": 5, "B": 3, "n": 3, "regime": 9, "ratio": 7, "goal": 5, "sweeps": 6, "chunk": 11}
-"""Of the columns whose rows are wider than their title."""
+"""Widths of the columns whose rows are wider than their title."""
 
 
 PROGRAM, ON_GPU = "python -m benchmarks", "python -m benchmarks.gpu"

@@ -1,4 +1,4 @@
-"""Public cells in their authors' form, written down from papers and documentation: operations as their loops run them.
+"""Public cells in their authors' form, written from papers and documentation, with the operations of their loops.
 
 `ncps`: CfC and LTC. `torchrecurrent`: nine of its cells. `speechbrain`: LiGRU, whose inputs are projected and
 normalised for all of time before the loop. None of these packages is needed.
@@ -20,7 +20,7 @@ def matrix(*shape: int) -> nn.Parameter:
 
 
 class Authors(nn.Module):
-    """One cell. `outside` is what its authors compute for all of time, `(T, B, ...)`, before they loop."""
+    """One cell. `outside` computes what its authors compute for all of time, `(T, B, ...)`, before their loop."""
 
     parts = 1
 

@@ -1,4 +1,4 @@
-"""What is measured: sizes, regimes of the weights, and the goal of each, in lists with a name."""
+"""What is measured: named lists of cases, each with its sizes, its regime of weights and its goal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import product
 from typing import Literal
 
 NEVER_SLOWER = 0.95
-"""Goal wherever none was set: timeloom may cost a few percent, no more."""
+"""Goal where none was set: timeloom may be a few percent slower, no more."""
 SLOWEST_TORCH_STEP = 15.0
 """Seconds of a torch step beyond which a case is left out of the grid."""
 LARGEST_STATES = 2**28
@@ -55,9 +55,9 @@ class Case:
 
 
 def torch_step_seconds(case: Case) -> float:
-    """Rough cost of forward + backward in torch.nn on two cores, to leave out what nobody would wait for.
+    """Rough time of forward + backward in torch.nn on two cores, to leave out cases that take too long.
 
-    A step in time costs a constant for its dozens of small calls (the LSTM's fused primitive has few), the
+    A time step costs a constant for its dozens of small calls (the LSTM's fused primitive has few), the
     matrix products of both passes, and passes over the gates in memory.
     """
     overhead = 230e-6 if case.cell == "GRU" else 3.5e-6

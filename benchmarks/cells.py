@@ -30,7 +30,7 @@ from timeloom import cells
 
 RESULTS = Path(__file__).parent / "results"
 LOOPED = {"cuda": 256, "cpu": 1024}
-"""Steps of the loops."""
+"""Steps over which the loops are timed."""
 ROUNDS = 9
 
 
@@ -54,9 +54,9 @@ class Row:
     milliseconds: float
     fastest: float
     of_gru: float | None
-    """Times the GRU's."""
+    """Time as a multiple of the GRU's."""
     loop: float | None
-    """Times faster than the loop."""
+    """How many times faster than the loop."""
     error: float | None
     loop_error: float | None
     report: str
@@ -81,7 +81,7 @@ def cases(device: str) -> list[Case]:
     found = [Case(name, make, steps, batch, 64) for batch in batches for name, make in CELLS.items()]
     if device == "cuda":
         found.append(Case("BlockGRU, 8 blocks", cells.BlockGRU, 512, 16, 512, torch.bfloat16))
-    units = {"ncps LTC": 16}  # a number for every pair of units: no layer of it is wide
+    units = {"ncps LTC": 16}  # it computes a number for every pair of units
     return found + [Case(name, make, steps, 1, units.get(name, 64)) for name, make in authors_cells.CELLS.items()]
 
 
@@ -113,7 +113,7 @@ def seconds(call: Callable[[], None], device: str) -> float:
 
 
 def in_turns(calls: dict[str, Callable[[], None]], device: str) -> dict[str, list[float]]:
-    """Milliseconds of each, taken in turns, after eight calls from which timeloom learns."""
+    """Milliseconds of each call, taken in turns, after eight calls from which timeloom learns."""
     for call in calls.values():
         for _ in range(8):
             call()
@@ -142,7 +142,7 @@ def apart(found: list[Tensor], truth: list[Tensor]) -> float:
 
 
 def projected(cell: nn.Module, x: Tensor) -> Tensor:
-    """What authors compute for all of time before they loop."""
+    """What a cell's authors compute for all of time before their loop."""
     outside = getattr(cell, "outside", None)
     return x if outside is None else outside(x)
 
@@ -224,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
         looped = not given.no_loops and (case.batch == 1 or case.dtype != torch.float32)
         rows.append(measure(case, given.device, grus.get(size), looped))
         print(json.dumps(asdict(rows[-1])), flush=True)
-        if given.out is not None:  # as it goes: whoever is stopped keeps what he has
+        if given.out is not None:  # after every row: a run that is stopped keeps its rows
             given.out.parent.mkdir(parents=True, exist_ok=True)
             given.out.write_text(json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
             given.out.with_suffix(".md").write_text(document(rows, facts, given.device))

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             row |= {"sweeps": sweeps(model.layer, x, chunk, given.tol)}
             print(line(row), flush=True)
             rows.append(row)
-            save(rows, Path(given.out), device, given)  # whoever is stopped keeps what there is
+            save(rows, Path(given.out), device, given)  # after every row: a run that is stopped keeps its rows
     return 0
 
 

@@ -65,7 +65,7 @@ def stored(path: Path) -> list[dict[str, Any]]:
 
 
 def train(table: Table, settings: str, seed: int) -> dict[str, Any]:
-    """One training, and what its best epoch is worth on the test series."""
+    """One training, and the accuracy of its best epoch on the test series."""
     splits = split(table, 0.2, 0.2, seed)
     config = replace(TrainConfig(), seed=seed, compare=0, save_every=sys.maxsize)
     if settings == "before":  # the epoch of the lowest validation loss, as it was then

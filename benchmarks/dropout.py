@@ -33,11 +33,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 SIZES = ((4096, 1, 32), (4096, 8, 32), (4096, 1, 64), (4096, 8, 64), (1024, 8, 128))
 """Steps, batch, and units, which are as many as inputs."""
 WARM = {"cpu": 4, "cuda": 40}
-"""Calls before the first turn: kernels are made and warm-ups learned; on a GPU plans come to stand and are recorded."""
+"""Calls before the first turn: kernels are built and warm-ups learned; on a GPU plans settle and are recorded."""
 
 
 def seconds(layer: Any, x: torch.Tensor) -> float:
-    """Of a forward and backward pass."""
+    """Seconds of a forward and backward pass."""
     clock = time.process_time if x.device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     layer.zero_grad()
     begin = clock()

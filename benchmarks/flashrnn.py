@@ -60,7 +60,7 @@ class FlashSLSTM(Gated):
 
     def initial(self, batch: int) -> tuple[Tensor, ...]:
         zero = self.recurrent.new_zeros(batch, self.hidden_size)
-        return zero, zero, zero, zero - 1e4  # so that the first step takes its stabiliser from the input gate alone
+        return zero, zero, zero, zero - 1e4  # so that the first step's stabiliser is the input gate's
 
     def forward(self, state: tuple[Tensor, ...], x: Tensor) -> tuple[Tensor, ...]:
         h, c, n, m = state
@@ -80,7 +80,7 @@ def theirs(cell: Gated, function: str, backend: str, x: Tensor) -> Tensor:
     flashrnn = import_module("flashrnn").flashrnn
     heads, width = cell.heads, cell.hidden_size // cell.heads
     given = cell.input(x.transpose(0, 1)).unflatten(-1, (4, heads, width))
-    bias = given.new_zeros(4, heads, width)  # the projection has it
+    bias = given.new_zeros(4, heads, width)  # the projection adds it
     dtype = str(x.dtype).removeprefix("torch.")
     states, _ = flashrnn(given, cell.recurrent.transpose(-1, -2), bias, function=function, backend=backend, dtype=dtype)
     found: Tensor = states[0].flatten(-2).transpose(0, 1)

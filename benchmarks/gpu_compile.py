@@ -20,9 +20,9 @@ from benchmarks.results import new_file
 
 RESULTS = Path(__file__).parent / "results" / "gpu-compile.json"
 EAGER_STEPS = 5
-"""Steps that every model makes before it is compiled: layers learn how to solve by them."""
+"""Steps that every model makes before it is compiled, from which layers learn how to solve."""
 SETTLING_STEPS = 10
-"""Steps behind them that are not timed: graphs are made and captured."""
+"""Steps after these that are not timed, in which graphs are compiled and captured."""
 TIMED_STEPS = 20
 MODES: dict[str, dict[str, Any] | None] = {
     "cudnn": None,
@@ -33,7 +33,7 @@ MODES: dict[str, dict[str, Any] | None] = {
 
 
 def train(name: str) -> dict[str, Any]:
-    """Losses, milliseconds a step (median and least), and what the layers say of their last solve."""
+    """Losses, milliseconds per step (median and least), and the layers' reports on their last solve."""
     torch.manual_seed(0)
     torch.compiler.reset()
     model = Classifier().to(clock.DEVICE)
@@ -54,7 +54,7 @@ def train(name: str) -> dict[str, Any]:
 
 
 def certificates(layers: Any) -> float | None:
-    """The largest certificate of a captured graph's last replay, over what it must not exceed; None without one."""
+    """The largest certificate of a captured graph's last replay, relative to its tolerance; None without one."""
     reports = [report for layer in layers for report in (layer.reports[0], layer.reports[0].backward)]
     read = [float(report.certificate) / report.tolerance for report in reports if report.certificate is not None]
     return max(read, default=None)

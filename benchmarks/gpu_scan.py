@@ -32,9 +32,9 @@ LANES = [32, 256, 1024, 4096, 16384]
 LARGEST = 1 << 28
 """Numbers in the largest array: 1 GiB of float32."""
 RIVALS = {"accelerated_scan.scalar": 1 << 31, "accelerated_scan.warp": 1 << 16}
-"""Modules with a function `scan` over (B, C, T), and the most steps that they take."""
+"""Modules with a function `scan` over (B, C, T), and the most steps that they accept."""
 SLOW = {(16384, 32), (16384, 1024)}
-"""Where the scan in torch's operations is measured too."""
+"""Sizes at which the scan in torch operations is measured, too."""
 MATRICES: list[tuple[Structure, int, int, int]] = [  # steps, batch, n
     ("dense", 16384, 1, 4), ("dense", 16384, 1, 8), ("dense", 65536, 16, 4), ("dense", 65536, 16, 8),
     ("dense", 16384, 1, 16), ("block", 16384, 1, 32), ("block", 65536, 16, 64),
@@ -47,7 +47,7 @@ Scan = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Contender:
-    """A scan, and the layout it likes best: lanes innermost, `(T, lanes)`, or time innermost, `(1, lanes, T)`."""
+    """A scan, and its own layout: lanes innermost, `(T, lanes)`, or time innermost, `(1, lanes, T)`."""
 
     name: str
     scan: Scan
@@ -62,7 +62,7 @@ class Contender:
 
 
 def rivals() -> tuple[dict[str, Contender], list[str]]:
-    """Those that can be imported, and why the others cannot."""
+    """The rivals that can be imported, and why the others cannot."""
     found, absent = {}, []
     for name in RIVALS:
         try:
@@ -86,12 +86,12 @@ def contenders(steps: int, lanes: int, others: dict[str, Contender]) -> Iterator
 
 
 def _cumsum(a: Tensor, b: Tensor) -> Tensor:
-    """As many bytes as a scan: one and a half times as many numbers, read once and written once."""
+    """A cumsum that moves as many bytes as a scan: 1.5 times as many numbers, read once and written once."""
     return torch.cumsum(a.new_empty(3 * a.numel() // 2), 0)
 
 
 def time_of(scan: Scan, a: Tensor, b: Tensor, weight: Tensor | None) -> dict[str, float]:
-    """Forward, the same from a CUDA graph, without the time of the host, and with a weight forward + backward."""
+    """Times of forward, of forward from a CUDA graph (without host time), and, given a weight, forward + backward."""
     with torch.no_grad():
         times = {"forward": milliseconds(lambda: scan(a, b)), "graph": milliseconds(captured(lambda: scan(a, b)))}
     if weight is not None:

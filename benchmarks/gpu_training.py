@@ -45,7 +45,7 @@ class Classifier(nn.Module):
 
 
 def batch_of(index: int) -> tuple[Tensor, Tensor]:
-    """Series of that shape whose class is the frequency of one channel: generated, not EigenWorms."""
+    """Generated series of EigenWorms' shape, whose class is the frequency of one channel."""
     generator = torch.Generator(device=clock.DEVICE).manual_seed(index)
     labels = torch.randint(CLASSES, (BATCH,), generator=generator, device=clock.DEVICE)
     x = torch.randn(STEPS, BATCH, CHANNELS, generator=generator, device=clock.DEVICE)
@@ -55,7 +55,7 @@ def batch_of(index: int) -> tuple[Tensor, Tensor]:
 
 
 def train_steps(model: nn.Module, calls: Iterable[Callable[[Tensor], Tensor]]) -> tuple[list[float], list[float]]:
-    """Losses and seconds of training steps, one with each of the calls: the model, or what it was compiled to."""
+    """Losses and seconds of training steps, one for each of the calls: the model, or its compiled form."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     losses, seconds = [], []
     for index, call in enumerate(calls):
@@ -73,7 +73,7 @@ def train_steps(model: nn.Module, calls: Iterable[Callable[[Tensor], Tensor]]) -
 
 
 def train(parallel: bool) -> tuple[list[float], float]:
-    """Losses, and seconds a step (median of those after the first ten)."""
+    """Losses, and the median seconds per step after the first ten."""
     torch.manual_seed(0)
     model = Classifier().to(clock.DEVICE)
     if parallel:
@@ -83,7 +83,7 @@ def train(parallel: bool) -> tuple[list[float], float]:
 
 
 def large(length: int, batch: int, hidden: int) -> dict[str, Any]:
-    """Milliseconds and peak memory of a training step at a size where memory is the question."""
+    """Milliseconds and peak memory of a training step at a size where memory matters."""
     layer = timeloom.GRU(hidden, hidden).to(clock.DEVICE)
     x = torch.randn(length, batch, hidden, device=clock.DEVICE, requires_grad=True)
     samples = []

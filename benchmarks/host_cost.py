@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def steps_of(layer: nn.Module, x: Tensor, pull: Tensor) -> dict[str, Callable[[], object]]:
-    """A training step, by what becomes of its gradients."""
+    """Training steps, by how they handle gradients."""
     parameters = list(layer.parameters())
 
     def add() -> None:

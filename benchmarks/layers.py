@@ -29,7 +29,7 @@ MODULES: dict[tuple[str, str], Callable[[int, int], nn.Module]] = {
 
 
 def build(case: Case, library: Library) -> nn.Module:
-    """The case's layer: the weights depend on the case alone, not on the library."""
+    """The case's layer, with weights that depend only on the case, not on the library."""
     torch.manual_seed(SEED)
     weights = MODULES["torch", case.cell](case.hidden, case.hidden)
     if case.regime.trained:
@@ -55,9 +55,9 @@ class Problem:
     x: Tensor
     """(T, B, n)."""
     weight_states: Tensor
-    """(T, B, n): of every state."""
+    """(T, B, n): weights of all states."""
     weight_last: tuple[Tensor, ...]
-    """(1, B, n) each: of the last state's parts."""
+    """(1, B, n) each: weights of the last state's parts."""
 
     @classmethod
     def draw(cls, case: Case, device: str = "cpu") -> Problem:

@@ -22,7 +22,7 @@ Clock = Callable[[Callable[[], object]], float]
 
 WARM_UPS = 3
 SLOW = 1.0
-"""Seconds of a call from which on one warm-up is enough for it; timeloom, which learns, gets them all."""
+"""Seconds of a call above which one warm-up is enough for it; timeloom, which learns, gets all of them."""
 ROUNDS = (3, 15)
 """Fewest and most rounds."""
 ROUND_BUDGET = 1.5
@@ -64,7 +64,7 @@ class Measurement:
     case: Case
     timings: dict[Library, Timing]
     errors: dict[Library, dict[str, float]]
-    """Of each output and gradient against float64: largest difference over largest value."""
+    """Error of each output and gradient against float64: largest difference over largest value."""
     solve: Solve
     peak_bytes: dict[Library, int] | None = None
 
@@ -87,12 +87,12 @@ class Measurement:
 
 
 def measure(case: Case) -> Measurement:
-    """Times both sides in one run and compares both with torch in float64."""
+    """Time both sides in one run, and compare both with torch in float64."""
     problem = Problem.draw(case)
     layers = {library: build(case, library) for library in LIBRARIES}
     steps = {library: TrainingStep(layers[library], problem) for library in LIBRARIES}
     timings = time_in_turns(steps)
-    # After the timing, so that the errors are those of the settings timeloom has learned and was timed with.
+    # After the timing, so that errors are measured with the settings that timeloom learned and was timed with.
     results = {library: steps[library].results() for library in LIBRARIES}
     solve = solve_of(layers["timeloom"])
     del steps
@@ -102,7 +102,7 @@ def measure(case: Case) -> Measurement:
 
 
 def exact_results(case: Case, problem: Problem, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Outputs and gradients by torch in float64, where the problem is; of these weights, or the case's own."""
+    """Outputs and gradients by torch in float64, on the problem's device, with these weights or the case's own."""
     truth = build(case, "torch").to(problem.x.device, torch.float64)
     if weights is not None:
         truth.load_state_dict(weights)
@@ -126,10 +126,10 @@ def wall_seconds(call: Callable[[], object]) -> float:
 def time_in_turns(
     steps: Mapping[Name, Callable[[], object]], clock: Clock = wall_seconds, budget: float = ROUND_BUDGET
 ) -> dict[Name, Timing]:
-    """Times the sides in turn, round after round, so that whatever else the machine does meets all.
+    """Time the sides in turn, round after round, so that other work on the machine affects all alike.
 
-    In a round each side's turn is as many steps as fit into `TURN`, at least one; who begins alternates. All
-    single steps are samples.
+    In a round each side's turn is as many steps as fit into `TURN`, at least one; which side begins alternates. Every
+    step is a sample.
     """
     usual = {library: _warm_up(library, step, clock) for library, step in steps.items()}
     turns = {library: max(1, min(LONGEST_TURN, int(TURN / max(seconds, 1e-9)))) for library, seconds in usual.items()}
@@ -152,7 +152,7 @@ def time_in_turns(
 
 
 def _warm_up(name: str, step: Callable[[], object], clock: Clock) -> float:
-    """Calls the step until caches are warm and timeloom has learned; returns the seconds of the last call."""
+    """Call the step until caches are warm and timeloom has learned; returns the seconds of the last call."""
     seconds = clock(step)
     enough = name != "timeloom" and seconds >= SLOW
     for _ in range(0 if enough else WARM_UPS - 1):

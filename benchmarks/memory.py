@@ -1,4 +1,4 @@
-"""Peak memory of training steps, each side in a process of its own.
+"""Peak memory of training steps, each side in a separate process.
 
 `python -m benchmarks.memory LIBRARY CASE` prints the bytes by which the process's peak grew over its steps.
 """
@@ -33,8 +33,8 @@ def _in_fresh_process(case: Case, library: Library) -> int:
 
 
 def grow(case: Case, library: Library) -> int:
-    """Runs training steps in this process; returns the bytes by which its peak grew."""
-    # A small step first: what a library allocates once, whatever the size, is not the step's.
+    """Run training steps in this process; returns the bytes by which its peak grew."""
+    # A small step first: what a library allocates once, whatever the size, does not count.
     small = replace(case, length=min(case.length, 32), batch=1)
     TrainingStep(build(small, library), Problem.draw(small))()
     step = TrainingStep(build(case, library), Problem.draw(case))
@@ -60,7 +60,7 @@ def _peak() -> int:
 
 
 def _forget_peak() -> None:
-    """Sets the peak back to the present size, where the system can: imports may have peaked higher."""
+    """Reset the peak to the present size, if the system can: imports may have peaked higher."""
     if LINUX_RESET.exists():
         LINUX_RESET.write_text("5")
 

@@ -28,7 +28,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class InTurn(Prefetch[Any]):
-    """Makes nothing ready ahead."""
+    """Prepares no batch ahead."""
 
     def begin(self, step: int) -> None:
         pass
@@ -63,7 +63,7 @@ def cases(small: bool) -> dict[str, tuple[tuple[int, int, int], TrainConfig]]:
 
 
 def measure(config: TrainConfig, splits: Splits, folder: Path, ahead: bool) -> dict[str, float]:
-    """Two epochs; the share of the time in which a step waits for its batch."""
+    """Train two epochs; returns the share of the time that steps wait for their batch."""
     folder.mkdir()
     config = replace(config, compare=0, device="cpu", optim=replace(config.optim, epochs=2))
     trainer = Trainer(config, splits, folder, None, lambda row: None)
@@ -81,7 +81,7 @@ def measure(config: TrainConfig, splits: Splits, folder: Path, ahead: bool) -> d
 
 
 def table(results: dict[str, Any]) -> str:
-    """A line for each training."""
+    """A table with a line for each training."""
     lines = [
         "# Waiting for data",
         "",

@@ -1,4 +1,4 @@
-"""Pictures of the ratios: one row a case, or for a grid one panel a hidden size."""
+"""Pictures of the ratios: one row per case, or for a grid one panel per hidden size."""
 
 from __future__ import annotations
 

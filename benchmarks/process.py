@@ -1,4 +1,4 @@
-"""A process of one's own that answers a line with a line, so that what crashes or hangs in it takes nothing down."""
+"""A child process that answers each line with a line, so that a crash or hang in it takes nothing else down."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Process:
-    """Started with the first request, and again after it had to be ended."""
+    """A process that is started with the first request, and again after it has been ended."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command = command
@@ -22,7 +22,7 @@ class Process:
         self._answers: queue.Queue[str] = queue.Queue()
 
     def ask(self, request: str, seconds: float) -> str | None:
-        """The answer, or None where the process has ended; raises queue.Empty where none comes in time."""
+        """The answer, or None if the process has ended; raises queue.Empty if none comes in time."""
         process = self._process or self._start()
         assert process.stdin is not None
         process.stdin.write(request + "\n")
@@ -34,7 +34,7 @@ class Process:
         return self._process is not None
 
     def status(self) -> int | None:
-        """How it ended, once it has."""
+        """The process's exit status, once it has ended."""
         return self._process.wait() if self._process else None
 
     def _start(self) -> subprocess.Popen[str]:
@@ -55,7 +55,7 @@ class Process:
         return process
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         process, self._process = self._process, None
         if process is None or process.stdin is None or self._reader is None:
             return
@@ -67,13 +67,13 @@ class Process:
 
 
 def surroundings() -> dict[str, str]:
-    """The environment of a process that imports what this one does, whatever folder this one runs in."""
+    """The environment for a process with the same import path as this one, whatever the working folder."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def serve(answer: Callable[[str], str]) -> None:
-    """What such a process does: answer every line of its input."""
+    """Run in such a process: answer every line of its input."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # so that what libraries print is not taken for an answer
     for request in sys.stdin:
         print(answer(request), file=answers, flush=True)

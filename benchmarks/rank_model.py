@@ -1,4 +1,4 @@
-"""What a training step over R ranks costs: a model with two constants, fitted to measured points, and its picture."""
+"""The cost of a training step over R ranks: a model with two constants, fitted to measured points, and its picture."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 import torch
 
 COLLECTIVES, WARMUP = 7, 30
-"""Small ones of a training step of one layer with a loss over all steps, and a typical warm-up."""
+"""Small collectives in a training step of one layer with a loss over all steps, and a typical warm-up."""
 KILOBYTES = 25
-"""The gradients of the weights for n = 32, which ranks sum in one more."""
+"""Size of the weights' gradients for n = 32, which ranks sum in one more collective."""
 RING_UP_TO = 8
-"""Ranks up to which small collectives go round a ring; beyond, in log₂ R rounds (timeloom.distributed.group)."""
+"""Ranks up to which small collectives use a ring; with more, log₂ R rounds (timeloom.distributed.group)."""
 PAPER = 6.5
 """The largest speedup that the multigrid paper reports, on CPUs."""
 NODE = 8
-"""GPUs of a node."""
+"""GPUs per node."""
 NVLINK_GB, NETWORK_GB, ETHERNET_GB = 450.0, 50.0, 12.5
 """GB a second in one direction: NVLink 4 (900 both ways, NVIDIA's data sheet of the H200), InfiniBand NDR (400 Gb/s),
 and 100 Gb Ethernet for the CPU cluster: nominal values."""
 NCCL_RING, NCCL_TREE, NCCL_NVLINK, NCCL_NETWORK, NCCL_TREE_NETWORK = 3.6e-3, 4.4e-3, 0.5e-3, 2.7e-3, 5.0e-3
-"""Milliseconds in the protocol for small messages: to start a ring and a tree, and a hop on NVLink, between nodes, and
-between nodes of a tree: what NCCL's own model assumes (github.com/NVIDIA/nccl, src/graph/tuning.cc; NVLink 1.8 × slower
-where there are several nodes)."""
+"""Milliseconds in the protocol for small messages, to start a ring and a tree, and for a hop on NVLink, between nodes,
+and between nodes of a tree, as in NCCL's own model (github.com/NVIDIA/nccl, src/graph/tuning.cc; NVLink 1.8 × slower
+with several nodes)."""
 NCCL_LAUNCH = 0.02
 """Milliseconds to launch a pair of messages: an assumption."""
 H200_FIXED, H200_PER_STEP = 3.0, 0.194 / 16384
-"""Milliseconds of a call and of a time step for n = 32, B = 1, measured on one H200 (results/gpu.md)."""
+"""Milliseconds per call and per time step for n = 32, B = 1, measured on one H200 (results/gpu.md)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Model:
     per_step: float
 
     def compute(self, ranks: int, steps: int, warmup: int) -> float:
-        """What one rank computes."""
+        """Milliseconds that one rank computes."""
         return self.fixed + self.per_step * (steps / ranks + warmup)
 
     def cost(self, ranks: int, steps: int, warmup: int, talk: float, cores: float) -> float:
@@ -50,8 +50,9 @@ class Model:
 
 
 def fit(points: Sequence[Any]) -> tuple[Model, Model]:
-    """One rank by itself, and several: each with its own fixed cost and both with one cost a time step, which together
-    have the least relative error in the time that a rank computes.
+    """Models of one rank by itself and of several, with fixed costs of their own and a common cost per time step.
+
+    Fitted for the least relative error in the time that a rank computes.
     """
     rows = [
         [float(p.ranks == 1), float(p.ranks > 1), p.steps / p.ranks + (p.warmup if p.ranks > 1 else 0)] for p in points
@@ -63,30 +64,30 @@ def fit(points: Sequence[Any]) -> tuple[Model, Model]:
 
 @dataclass(frozen=True)
 class Machine:
-    """Something to predict for: what a rank computes at, and what an exchange between R of them takes."""
+    """A machine to predict for: the cost of a rank's computing, and of an exchange between R ranks."""
 
     name: str
     color: str
     model: Model
     alone: Model
-    """One rank by itself, the ordinary path."""
+    """The model of one rank by itself, on the ordinary path."""
     talk: Callable[[int], float]
     """`talk(ranks)`: milliseconds of all exchanges of a training step."""
 
     def speed(self, ranks: int, steps: int) -> float:
-        """Over one rank with the same sequence."""
+        """Speedup over one rank with the same sequence."""
         alone = self.alone.cost(1, steps, 0, 0.0, 1)
         return alone / self.model.cost(ranks, steps, WARMUP, self.talk(ranks), ranks)
 
     def efficiency(self, ranks: int, steps: int) -> float:
-        """Of ranks with so many steps each, against one rank with as many."""
+        """Efficiency of ranks with `steps` steps each, against one rank with as many."""
         return self.alone.cost(1, steps, 0, 0.0, 1) / self.model.cost(
             ranks, ranks * steps, WARMUP, self.talk(ranks), ranks
         )
 
 
 def cpu_cluster(alone: Model, model: Model, hop: float) -> Machine:
-    """Cores like those measured here; every hop takes what was measured between two processes."""
+    """Cores like those measured here; every hop takes as long as was measured between two processes."""
 
     def talk(ranks: int) -> float:
         ring = 2 * (ranks - 1) * hop + _bandwidth(ranks, ETHERNET_GB)
@@ -113,12 +114,12 @@ def h200_nodes() -> Machine:
 
 
 def _bandwidth(ranks: int, gigabytes: float) -> float:
-    """Milliseconds of the weights' gradients on the way: twice through every link."""
+    """Milliseconds to transfer the weights' gradients, twice through every link."""
     return 2 * (ranks - 1) / ranks * KILOBYTES * 1024 / (gigabytes * 1e6)
 
 
 def table(machines: Sequence[Machine]) -> list[str]:
-    """Predicted speedups in words."""
+    """A table of predicted speedups."""
     ranks = (8, 64, 256, 1024)
     lines = [
         "| predicted | " + " | ".join(f"{r} ranks" for r in ranks) + " | best |",
@@ -136,7 +137,7 @@ def table(machines: Sequence[Machine]) -> list[str]:
 
 
 def plot(path: Path, machines: Sequence[Machine], measured: Sequence[tuple[int, float, int]]) -> None:
-    """Speed over one rank against the number of ranks: measured here, and what the model says of larger machines."""
+    """Plot the speedup over one rank against the number of ranks: measured here, and predicted for larger machines."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -36,7 +36,7 @@ BATCHES = (1, 8)
 HIDDEN = 32
 WARM_UPS, ROUNDS, REPEATS = 4, 10, 3
 TURNS = 200
-"""Of the plain call and of one rank."""
+"""Turns of the plain call and of one rank."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ class Point:
     steps: int
     batch: int
     milliseconds: float
-    """The fastest round: ranks wait for each other, so whatever else the machine does is seen many times over."""
+    """The fastest round: ranks wait for each other, so other work on the machine delays all of them."""
     median: float
     computing: float
-    """Milliseconds of processor time of one rank, the least of all rounds: waiting and other programs are not in it."""
+    """Milliseconds of processor time of one rank, the least of all rounds, without waiting and other programs."""
     collectives: int
     kilobytes: float
-    """Sent by one rank."""
+    """KiB sent by one rank."""
     warmup: int
     sweeps: tuple[int, int]
 
 
 def measure(rank: int, ranks: int, port: int, send: Any) -> None:
-    """All points of one number of ranks, and the milliseconds of one exchange; sent by rank 0."""
+    """Measure all points for one number of ranks, and the milliseconds of one exchange; rank 0 sends them."""
     mesh = _start(rank, ranks, port)
     points = [_point(mesh, ranks, steps, batch) for batch in BATCHES for steps in STEPS]
     team, message = group_of(mesh), torch.zeros(2 * HIDDEN + 5)
@@ -97,7 +97,7 @@ def _training_step(net: Any, owner: Any, x: torch.Tensor) -> Any:
 
 def _start(rank: int, ranks: int, port: int) -> Any:
     torch.set_num_threads(1)
-    group.SHARE_MEMORY = False  # what is measured is to foretell many machines
+    group.SHARE_MEMORY = False  # the measurements are to predict several machines
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(ranks)}
     return time_mesh(device="cpu")
 
@@ -145,7 +145,7 @@ def launch(ranks: int, work: Any = measure) -> Any:
     processes = [context.Process(target=work, args=(rank, ranks, port, send)) for rank in range(ranks)]
     for process in processes:
         process.start()
-    send.close()  # so that the end of the processes is seen here
+    send.close()  # so that the end of the processes is noticed here
     found = receive.recv()
     for process in processes:
         process.join()
@@ -163,7 +163,7 @@ def together(repeats: list[tuple[list[Point], float]]) -> tuple[list[Point], flo
 
 
 def overhead(taken: list[list[float]]) -> dict[str, float]:
-    """Of turns of a plain call and of one rank."""
+    """Medians from turns of a plain call and of one rank."""
     plain, one = (statistics.median(column) for column in zip(*taken, strict=True))
     return {"plain": plain, "one rank": one, "ratio": statistics.median(ranked / alone for alone, ranked in taken)}
 
@@ -218,7 +218,7 @@ def held_out(point: Point) -> bool:
 
 
 def measured() -> dict[str, Any]:
-    """All that is measured, as it is stored."""
+    """All measurements, as they are stored."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     load, turns = os.getloadavg()[0], launch(1, measure_overhead)
     repeats = [{ranks: launch(ranks) for ranks in RANKS} for _ in range(REPEATS)]

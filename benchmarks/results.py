@@ -38,7 +38,7 @@ def new_file(text: str) -> Path:
 
 
 def machine_facts() -> dict[str, Any]:
-    """What the numbers depend on; nothing that names the machine or its user. Call it before the measurements."""
+    """Facts that the numbers depend on, without names of the machine or its user; to be called before measuring."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -96,7 +96,7 @@ def header(with_memory: bool) -> tuple[str, ...]:
 
 
 def markdown(measurements: Sequence[Measurement], facts: dict[str, Any]) -> str:
-    """The table with what stands behind it."""
+    """The table with its notes."""
     titles = header(any(measurement.peak_bytes for measurement in measurements))
     lines = [
         f"{facts['processor']}, {facts['cores']} cores, {facts['threads']} threads, torch {facts['torch']}, "

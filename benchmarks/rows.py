@@ -34,7 +34,7 @@ MOST_BYTES = 8 << 30
 
 
 class Forced(CUDASweeper):
-    """Rows by themselves or in tiles, as told."""
+    """A sweeper that walks rows by themselves or in tiles, as `single` says."""
 
     single = True
 

@@ -37,7 +37,7 @@ TURNS = {"cpu": 3, "cuda": 5}
 LEARNS = {"cpu": 3, "cuda": 30}
 """Steps before timeloom's are timed: libraries load, kernels are built, `auto` learns."""
 BLOCK = 8
-"""Steps in a row that a turn times on a GPU, as a training makes them."""
+"""Consecutive steps that a turn times on a GPU, as in training."""
 CASES = {
     "cpu": (("GRU", 32), ("GRU", 128), ("LSTM", 32), ("LSTM", 128)),
     "cuda": (("GRU", 32), ("GRU", 128), ("GRU", 512), ("LSTM", 32), ("LSTM", 128)),
@@ -95,7 +95,7 @@ def _options(options: argparse.Namespace) -> str:
 
 
 def measure(cell: str, units: int, weights: str, device: str) -> dict[str, Any]:
-    """Milliseconds of a training step in each way, and how many times as fast as torch's."""
+    """Milliseconds of a training step each way, and speedups over torch's."""
     torch.manual_seed(0)
     layer = (nn.LSTM if cell == "LSTM" else nn.GRU)(units, units)
     if weights == "trained":
@@ -120,7 +120,7 @@ def measure(cell: str, units: int, weights: str, device: str) -> dict[str, Any]:
 
 
 def _turn(layer: nn.Module, x: torch.Tensor, times: int) -> float:
-    """Seconds of a step: the quickest of some on a CPU; on a GPU the mean of a row of them."""
+    """Seconds of a step: the fastest of several on a CPU; on a GPU the mean of consecutive ones."""
     return _steps(layer, x, BLOCK) if x.is_cuda else min(_steps(layer, x, 1) for _ in range(times))
 
 
@@ -137,7 +137,7 @@ def _steps(layer: nn.Module, x: torch.Tensor, count: int) -> float:
 
 
 def draw(folder: Path) -> None:
-    """One panel a device that was measured: bars for the kernel, and what parallel time adds; torch's layer is 1."""
+    """Draw one panel per measured device: bars for the kernel, and for what parallel time adds; torch's layer is 1."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -179,7 +179,7 @@ def draw(folder: Path) -> None:
 
 
 def _busy(load: dict[str, Any]) -> str:
-    """What a reader should know of the machine."""
+    """A note if other work kept the machine busy."""
     others = load["others"] or 0.0
     return f", others on {others:.1f} of {load['cores']} cores" if others >= NOTICEABLE else ""
 

@@ -1,11 +1,11 @@
 """`python -m benchmarks.soak --device cpu|cuda --minutes N`: a long training with changing shapes, lengths and solvers.
 
-Timeloom's model and torch's begin with the same weights and see the same batches, each with its optimizer. So does an
-echo, torch's again with weights that are one rounding off: where training amplifies roundings, that is how far two
-right runs part. Looked at all the while: the host's and the device's memory, the kernels' files, Python's objects, and
-how far timeloom's loss, and the echo's, is from torch's. Beside
-the training, now and then: threads that use modules at once (each on its stream), DataLoader workers that run a layer,
-and a fork after the device was used. It ends with status 1 where memory grows or losses part.
+Timeloom's model and torch's begin with the same weights and see the same batches, each with its own optimizer. So does
+an echo, a second torch model with weights that are one rounding off: where training amplifies roundings, it shows how
+far two correct runs diverge. Monitored throughout: the host's and the device's memory, the kernels' files, the number
+of Python objects, and how far timeloom's loss, and the echo's, is from torch's. From time to time, in addition: threads
+that use modules at once (each on its stream), DataLoader workers that run a layer, and a fork after the device was
+used. It ends with status 1 if memory grows or losses diverge.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from benchmarks.fuzz.record import facts
 from timeloom.kernels.cache import folders
 
 MOST_GROWTH = {"host": 64.0, "device": 64.0, "reserved": 256.0, "kernels": 64.0}
-"""MiB between the first third of a run and its end; before it begins, every layer has met every solver."""
+"""Most growth in MiB from the first third of a run to its end; every layer has used every solver before it begins."""
 MOST_OBJECTS = 2000
-"""The same for Python's objects."""
+"""The same for the number of Python objects."""
 MOST_DRIFT = 0.02
-"""Largest relative distance of the two running losses, on average, beyond twice the echo's."""
+"""Largest mean relative distance of the two running losses, beyond twice the echo's."""
 SIDES = ("timeloom", "torch", "echo")
 SOLVERS: tuple[Any, ...] = (
     "auto",
@@ -57,7 +57,7 @@ KINDS: tuple[tuple[Any, Any], ...] = ((tl.GRU, nn.GRU), (tl.LSTM, nn.LSTM), (tl.
 
 
 class Pair:
-    """A layer with a head by timeloom and by torch, on a task of memory: the running mean's sign."""
+    """A layer with a head, by timeloom and by torch, on a memory task: the sign of the running mean."""
 
     def __init__(self, number: int, device: str) -> None:
         self.kind, n = number % 3, (8, 24, 40, 64)[number % 4]
@@ -99,7 +99,7 @@ class Pair:
 
 
 class Lines(Dataset[Tensor]):
-    """What a DataLoader worker makes by running a layer of ours."""
+    """A dataset whose items a DataLoader worker computes by a timeloom layer."""
 
     def __init__(self) -> None:
         self.layer = tl.GRU(2, 8, solver=tl.solvers.Shooting(chunk=16))
@@ -115,18 +115,18 @@ class Lines(Dataset[Tensor]):
 
 @cache
 def _member(index: int) -> ThreadPoolExecutor:
-    """A thread of the crew, the same in all checks: torch keeps 33 MiB for cuBLAS for each thread on each stream."""
+    """A thread, the same in all checks: torch keeps 33 MiB for cuBLAS for each thread and stream."""
     return ThreadPoolExecutor(1)
 
 
 @cache
 def _stream(index: int) -> torch.cuda.Stream:
-    """Its stream, likewise."""
+    """The stream of a thread, the same in all checks."""
     return torch.cuda.Stream()
 
 
 def threads(device: str) -> None:
-    """Three threads, each with its module, and all with one; results must be those of one thread."""
+    """Three threads, each with its own module, and all with a shared one; results must be those of one thread."""
     modules = [tl.GRU(2, 16, device=device, solver=tl.solvers.Shooting(chunk=32)) for _ in range(3)]
     inputs = [torch.randn(200, 2, 2, device=device) for _ in range(3)]
     with torch.no_grad():
@@ -146,7 +146,7 @@ def threads(device: str) -> None:
 
 
 def workers(device: str) -> None:
-    """DataLoader workers that were forked from a process that has run kernels."""
+    """DataLoader workers forked from a process that has run kernels."""
     data = Lines()
     found = torch.cat(list(DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context="fork")))
     right = torch.stack([data[index] for index in range(len(data))])
@@ -155,7 +155,7 @@ def workers(device: str) -> None:
 
 
 def _in_child(answers: Any, trains: bool) -> None:
-    torch.set_num_threads(1)  # after a fork more would wait for ever, in torch's own layers too
+    torch.set_num_threads(1)  # after a fork more would hang, in torch's own layers too
     torch.manual_seed(1)
     layer = tl.LSTM(2, 8, solver=tl.solvers.Shooting(chunk=16))
     x = torch.randn(64, 2, 2)
@@ -166,8 +166,9 @@ def _in_child(answers: Any, trains: bool) -> None:
 
 
 def fork(device: str) -> None:
-    """A child forked after the CPU was used trains there, and so does a spawned one. After a GPU was used, torch lets
-    no forked child train: both run forward then.
+    """A child forked after the CPU was used trains there, and so does a spawned one.
+
+    After a GPU was used, torch does not allow a forked child to train: both only run forward then.
     """
     found = []
     for method in ("fork", "spawn"):
@@ -187,10 +188,10 @@ BESIDE: tuple[Callable[[str], None], ...] = (threads, workers, fork)
 
 
 def memory(device: str) -> dict[str, float]:
-    """MiB of host and device, and the number of Python's objects."""
+    """MiB of host and device, and the number of Python objects."""
     gc.collect()
     if sys.platform == "linux":
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what the allocator merely keeps is no growth
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory that the allocator only caches is no growth
     status = Path("/proc/self/statm")
     pages = int(status.read_text().split()[1]) if status.exists() else 0
     found = {"host": pages * os.sysconf("SC_PAGE_SIZE") / 2**20, "objects": float(len(gc.get_objects()))}
@@ -205,7 +206,7 @@ def memory(device: str) -> dict[str, float]:
 
 
 def _bytes(path: Path) -> int:
-    """A file's size; none of one that another process has just taken away."""
+    """A file's size; 0 if another process has just removed it."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -213,12 +214,12 @@ def _bytes(path: Path) -> int:
 
 
 def kinds() -> Counter[str]:
-    """Python's objects by their types."""
+    """Counts of Python objects by type."""
     return Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
 
 
 def look(began: float, steps: int, device: str, pairs: list[Pair]) -> dict[str, float]:
-    """What there is to see now; of the pairs the largest drift."""
+    """The current readings, with the largest drift of all pairs."""
     seen = {"minutes": round((time.monotonic() - began) / 60, 2), "steps": steps, **memory(device)}
     return seen | {
         "drift": max(pair.drift("timeloom") for pair in pairs),
@@ -227,8 +228,9 @@ def look(began: float, steps: int, device: str, pairs: list[Pair]) -> dict[str, 
 
 
 def see_everything(pairs: list[Pair], longest: int, device: str) -> None:
-    """A step of each layer by each solver, whole and ragged, as large as they come: what is loaded once (Triton is) is
-    no growth.
+    """Run a step of each layer with each solver, whole and ragged, at the largest size.
+
+    What is loaded only once, such as Triton, then does not count as growth.
     """
     for pair in pairs:
         for solver in reversed(dict.fromkeys(SOLVERS)):  # the last one stays
@@ -281,7 +283,7 @@ def run(device: str, minutes: float, seed: int) -> dict[str, Any]:
 
 
 def page(found: dict[str, Any], about: dict[str, Any]) -> str:
-    """What was seen, as a page that is kept."""
+    """The readings as a page."""
     device, seen = found["device"], found["seen"]
     where = about.get("gpu") or about["processor"]
     names = ("minutes", "steps", "host", "device", "reserved", "kernels", "objects", "drift", "echo")

@@ -1,7 +1,7 @@
-"""Weights that a short training has moved: real gates, neither drawn nor shifted by hand.
+"""Weights after a short training: realistic gates, neither random nor shifted by hand.
 
-The task, on the inputs that the benchmark draws: say for a few channels on which side the last excursion beyond
-`THRESHOLD` was, so that units must hold a sign for some 80 steps.
+The task, on the inputs that the benchmark draws: output for a few channels the side of the last excursion beyond
+`THRESHOLD`, so that units must hold a sign for some 80 steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 STEPS, LENGTH, BATCH = 60, 1024, 16
 RATE = 0.05
-"""Learning rate of Adam, in 1/√n: a step moves the gates' arguments in wide layers about as far as in narrow ones."""
+"""Learning rate of Adam times √n: a step then moves the gates' arguments about as far in wide layers as in narrow."""
 CHANNELS = 4
 THRESHOLD = 2.5
 SEED = 4711
@@ -29,7 +29,7 @@ def excursions(x: Tensor) -> Tensor:
 
 @cache
 def trained_state(cell: str, hidden: int) -> dict[str, Tensor]:
-    """The state_dict of a GRU or LSTM after the training, on the CPU; trained on a GPU where there is one."""
+    """The state_dict of a GRU or LSTM after the training, on the CPU; trained on a GPU if there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(SEED)
     layer = (nn.LSTM if cell == "LSTM" else nn.GRU)(hidden, hidden).to(device)

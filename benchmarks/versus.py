@@ -84,7 +84,7 @@ def _compare(trees: Sequence[Process], row: tuple[Any, ...], seconds: float) -> 
 
 
 def answer_all(clock: str) -> None:
-    """One tree's process: a line with a row prepares it, an empty one is answered by the seconds of a turn's call."""
+    """Run one tree's process: a line with a row prepares it, an empty line is answered by the seconds of a call."""
     calls: list[tuple[Callable[[], object], int]] = []
     now = CLOCKS[clock]
 
@@ -101,7 +101,7 @@ def answer_all(clock: str) -> None:
 
 
 def _prepare(cell: str, units: int, batch: int, steps: int, way: str, which: str) -> tuple[Callable[[], object], int]:
-    """The call of a row, and how often it is made in a turn."""
+    """The call of a row, and how often it is repeated in a turn."""
     import torch
 
     import timeloom
@@ -127,7 +127,7 @@ def _prepare(cell: str, units: int, batch: int, steps: int, way: str, which: str
         began = time.perf_counter()
         call()
         taken.append(time.perf_counter() - began)
-    return call, max(1, round(TURN / min(taken)))  # of the fastest: calls that were held up would make too few of them
+    return call, max(1, round(TURN / min(taken)))  # by the fastest: delayed calls would make too few
 
 
 if __name__ == "__main__":

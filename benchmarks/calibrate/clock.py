@@ -1,4 +1,4 @@
-"""Times of calls, and from which size on one of two is the faster."""
+"""Times of calls, and the size from which one of two is faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST = 8192
 
 
 def seconds(run: Callable[[], object], device: str = "cpu", turns: int = 7) -> float:
-    """The least time of a call, after two that are not counted: what other programs take away is not its cost."""
+    """The least time of a call, after two that are not counted: time lost to other programs is not its cost."""
     found = []
     for turn in range(turns + 2):
         _wait(device)
@@ -35,7 +35,7 @@ def _wait(device: str) -> None:
 
 
 class Sweeping(tl.solvers.Auto):
-    """`auto` that leaves no module to torch's layer."""
+    """`auto` that never runs torch's layer."""
 
     def why_torch(self, *_: object) -> None:
         return None
@@ -57,7 +57,7 @@ def call(layer: nn.Module, x: Tensor, taped: bool = True) -> None:
 
 
 def first_gain(sizes: Iterable[int], gains: Callable[[int], bool]) -> int | None:
-    """The first of ever larger sizes that gains, and so does the next one: one win may be noise. None: none does."""
+    """The first of growing sizes that gains along with the next one, since one win may be noise; None if none does."""
     won = None
     for size in sizes:
         if not gains(size):
@@ -70,7 +70,7 @@ def first_gain(sizes: Iterable[int], gains: Callable[[int], bool]) -> int | None
 
 
 def largest_gain(sizes: Sequence[int], gains: Callable[[int], bool]) -> int | str:
-    """The size before the first that does not gain, and the next one neither; 0 where there is none."""
+    """The size before the first one that, along with the next one, does not gain; 0 if there is none."""
     lost = first_gain(sizes, lambda size: not gains(size))
     return f"over {sizes[-1]}" if lost is None else max((size for size in sizes if size < lost), default=0)
 
@@ -90,7 +90,7 @@ def steps_to_gain(
     dtype: torch.dtype = torch.float32,
     least: int = 4,
 ) -> int | None:
-    """Steps from which on timeloom's sweeps are faster than torch's layer; None where they never are."""
+    """Steps from which timeloom's sweeps are faster than torch's layer; None if they never are."""
     torch.manual_seed(0)
     theirs = getattr(nn, name)(INPUTS, hidden, device=device, dtype=dtype)
     ours = swept(name, hidden, device=device, dtype=dtype)
@@ -104,7 +104,7 @@ def steps_to_gain(
 
 
 def newton_gains(size: int, device: str = "cpu") -> bool:
-    """Whether dense transfers are faster than one chunk in torch operations, of a GRU that forgets slowly."""
+    """Whether dense transfers are faster than one chunk in torch operations, for a GRU that forgets slowly."""
     torch.manual_seed(0)
     steps, found = 2048, []
     x = torch.randn(steps, 1, INPUTS, dtype=torch.float64, device=device)

@@ -1,4 +1,4 @@
-"""The constants that `auto` was given by measuring: where each one stands, and what measures it."""
+"""The measured constants of `auto`: where each one is defined, and what measures it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class Measured:
-    """A constant, and how it is measured: `measure()` returns what it is here, in the form of the stored one."""
+    """A constant, and how it is measured: `measure()` returns its value here, in the form of the stored one."""
 
     name: str
     """`folder/file.CONSTANT`, in `timeloom`."""
@@ -43,7 +43,7 @@ BY_OTHERS = {
     "auto/beginnings.COST_ON_GPU": "python -m benchmarks.gpu runs",
     "distributed/group.RING_UP_TO": "python -m benchmarks.ranks",
 }
-"""Constants that come out of another command, by their names."""
+"""Constants that another command measures, by name."""
 
 
 def measures(

@@ -37,14 +37,14 @@ from timeloom.solve import beside_torch
 
 HIDDEN = 32
 WIDE = 192
-"""Units of a layer that is not swept in one call."""
+"""Units of a layer that is too wide to be swept in one call."""
 FEW = 3
-"""Turns of what takes long."""
+"""Turns of calls that take long."""
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Inside, torch's LSTM is not tried in place of our sweeps."""
+    """Context in which torch's LSTM is not tried in place of our sweeps."""
     with patch.object(beside_torch, "is_rival", return_value=False):
         yield
 
@@ -119,7 +119,7 @@ def _wide_gains(units: int, batch: int) -> bool:
 
 
 def sweep_cost(sweeper: type[ReferenceSweeper], units: int, rows: tuple[int, int], steps: int) -> tuple[float, float]:
-    """Microseconds of a step by itself and of each row of a thread in it, by sweeps over few such rows and many."""
+    """Microseconds of a step by itself, and of each row per thread in it, from sweeps over few and many rows."""
     threads, found = torch.get_num_threads(), []
     for count in (rows[0] * threads, rows[1] * threads):
         cell = GRUCell(torch.randn(3 * units, units) / units, torch.zeros(units))
@@ -137,7 +137,7 @@ def compiled_step() -> object:
 
 
 def _teamed(units: int, rows: int, team: Team) -> float:
-    """Seconds of a GRU's sweep over so many rows, walked by such teams."""
+    """Seconds of a GRU's sweep over `rows` rows, shared by such teams of threads."""
     torch.manual_seed(0)
     cell = GRUCell(torch.randn(3 * units, units) / units, torch.zeros(units))
     problem = Recurrence(cell, torch.randn(1024, rows, 3 * units), torch.zeros(rows, units))
@@ -213,7 +213,7 @@ def side_by_side() -> object:
 
 
 def _gain_of_rows(units: int) -> float:
-    """How much less time two rows of a thread take than their costs say, beside one."""
+    """How much less time two rows per thread take, compared with one, than the cost model predicts."""
     threads, steps, found = torch.get_num_threads(), 1024, []
     for rows in (threads, 2 * threads):
         cell = LSTMCell(torch.randn(4 * units, units) / units)
@@ -235,7 +235,7 @@ def most_inputs() -> object:
 
 
 def _widest(widths: tuple[int, ...], sizes: Callable[[int], tuple[int, int]], taped: bool) -> object:
-    """Up to which width a layer in one call is faster than sweeps over projected inputs."""
+    """The width up to which a layer in one call is faster than sweeps over projected inputs."""
 
     def gains(width: int) -> bool:
         inputs, units = sizes(width)

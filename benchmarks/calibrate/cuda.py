@@ -1,4 +1,4 @@
-"""Constants of an NVIDIA GPU. Those of rows side by side are measured by `benchmarks.rows`."""
+"""Constants of an NVIDIA GPU; those of concurrent rows are measured by `benchmarks.rows`."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def shared_block(device: str = "cuda") -> object:
 
 
 def _generated(each: int, device: str) -> float:
-    """Microseconds of a step of generated kernels, over so many rows on each multiprocessor."""
+    """Microseconds of a step of generated kernels, with `each` rows on each multiprocessor."""
     count = each * (torch.cuda.get_device_properties(0).multi_processor_count if device == "cuda" else 2)
     cell, x = LayerNormGRU(INPUTS, 64).to(device), torch.randn(1024, count, INPUTS, device=device)
     state = torch.zeros(count, 64, device=device)

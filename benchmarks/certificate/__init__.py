@@ -1,1 +1,1 @@
-"""Whether reports tell the truth: error estimates of many solves held against float64."""
+"""Whether reports are right: error estimates of many solves, compared with float64."""

@@ -1,4 +1,4 @@
-"""A solve held against the truth at every chunk start: what its report says of the error, and the error."""
+"""A solve compared with the truth at every chunk start: the error estimate of its report, and the true error."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from timeloom.solvers import Solver
 TOO_LITTLE, TOO_MUCH = 3.0, 30.0
 """Factors by which an estimate may be below and above the error."""
 CHAOS = 16
-"""Times that one rounding may come to more than another, where a network amplifies all of them."""
+"""Factor by which the effects of two roundings may differ in a network that amplifies all of them."""
 ROUNDINGS = 1000
-"""Roundings, in the dtype's own, that any long run adds up."""
+"""Roundings of the dtype that any long run may accumulate."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What a solve said, and what is true."""
+    """What a solve reported, and what is true."""
 
     report: SolveReport
     error: float
-    """Largest relative error of a chunk start, beside float64, one link after the other."""
+    """Largest relative error of a chunk start, against a sequential run in float64."""
     rounding: float
-    """The same of a plain run in the solve's own precision, nudged by a rounding at every link."""
+    """The same for a sequential run in the solve's own precision, perturbed by a rounding at every link."""
     dtype: torch.dtype
 
     @property
@@ -49,8 +49,9 @@ class Audit:
 
     @property
     def too_little(self) -> bool:
-        """Whether the error is more than a few times what the report says. Without any jump a solve is a plain run:
-        its error is rounding, whatever the network makes of that.
+        """Whether the error is more than a few times the estimate.
+
+        Without any jump a solve is a sequential run: its error is rounding, however the network amplifies it.
         """
         assert self.report.error_estimate is not None
         jumps = self.report.residuals[-1] > 0
@@ -58,14 +59,14 @@ class Audit:
 
     @property
     def too_much(self) -> bool:
-        """Whether the report says far more than the error, where that is more than rounding and the tolerance."""
+        """Whether the estimate is far larger than the error, and more than rounding and the tolerance."""
         said = self.report.error_estimate
         assert said is not None
         return said > TOO_MUCH * self.error + self.floor and said > self.report.tolerance
 
 
 def audit(problem: Recurrence, solver: Solver) -> tuple[Audit, Audit]:
-    """Of a forward solve, and of a backward one along the states that it found."""
+    """Audits of a forward solve, and of a backward solve along the states that it found."""
     with torch.no_grad():
         plan, back = solver.plan(problem, Experience()), solver.plan(problem, Experience(), "backward")
         states = empty_states(problem.steps, problem.initial, problem.cell.parts)
@@ -93,7 +94,7 @@ def audit(problem: Recurrence, solver: Solver) -> tuple[Audit, Audit]:
 
 
 def _double(problem: Recurrence) -> Recurrence:
-    """In float64, on the CPU."""
+    """The problem in float64, on the CPU."""
     cell = problem.cell.with_weights(tuple(weight.double().cpu() for weight in problem.cell.weights))
     return replace(problem, cell=cell, u=problem.u.double().cpu(), initial=problem.initial.double().cpu())
 
@@ -101,14 +102,14 @@ def _double(problem: Recurrence) -> Recurrence:
 def _judged(report: SolveReport, starts: Tensor, plain: Tensor, exact: Chain, problem: Recurrence) -> Audit:
     true = _in_order(exact)
     scale = scales(true, true, exact.parts, floors(exact.bound, exact.first, exact.parts), exact.fading)
-    scale = scale.clamp(min=torch.finfo(problem.initial.dtype).tiny)  # below, gradients fade into what it cannot hold
+    scale = scale.clamp(min=torch.finfo(problem.initial.dtype).tiny)  # smaller gradients underflow
     own = (given.double().cpu() - true for given in (starts, plain))
     error, rounding = (float(relative(apart, scale, exact.parts).max()) for apart in own)
     return Audit(report, error, rounding, problem.initial.dtype)
 
 
 def _in_order(chain: Chain, nudged: bool = False) -> Tensor:
-    """Starts `(C, B, S)` of a run of one link after the other; each changed in its last bits where `nudged`."""
+    """Starts `(C, B, S)` of a run of one link after the other; `nudged`: with the last bits of each changed."""
     batch, starts = len(chain.first), [chain.first]
     last_bits = 1 + 2 * torch.finfo(chain.first.dtype).eps if nudged else 1
     for link in range(chain.links - 1):

@@ -55,7 +55,7 @@ class Case:
 
 
 def drawn(seed: int, kernels: bool = False) -> Case:
-    """The case of a seed; in float32, as a GPU's kernels are, where it is for `kernels`."""
+    """The case of a seed; `kernels`: in float32, as a GPU's kernels need."""
     rng = random.Random(seed)
     chunk = rng.choice([3, 4, 8, 16, 32])
     dtype = rng.choice([torch.float64, torch.float64, torch.float32])

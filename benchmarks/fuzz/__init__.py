@@ -1,1 +1,1 @@
-"""Random networks, inputs and solvers, each judged against float64 beside torch's own layer. See __main__.py."""
+"""Random networks, inputs and solvers, judged against float64 together with torch's own layer. See __main__.py."""

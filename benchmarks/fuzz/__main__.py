@@ -33,16 +33,15 @@ from benchmarks.fuzz.record import facts, reproduce, summary, write
 from benchmarks.fuzz.worker import Worker
 
 LONGEST = {"cuda": 120.0, "cpu": 600.0}
-"""Seconds that a case may take, the start of its process counted, before it is called a hang: on a CPU others may have
-most of it."""
+"""Seconds, with the start of its process, after which a case counts as a hang: a CPU may be busy with other work."""
 GRACE = 20.0
-"""Seconds that a case may take at the end of a run, before it is left unfinished."""
+"""Seconds that a case may take at the end of a run before it is left unfinished."""
 RESULTS = Path(__file__).parents[1] / "results"
 
 
 @dataclass(frozen=True)
 class Task:
-    """A case to judge: number `index` of a seed, or one of a file."""
+    """A case to judge: number `index` of a seed, or one from a file."""
 
     case: Case
     seed: int | str | None = None
@@ -72,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(tasks: Iterator[Task], log: Log, device: str, minutes: float, workers: int, threads: int) -> None:
-    """Judge cases in processes of their own until there are no more or the time is over."""
+    """Judge cases in separate processes until there are no more or the time is over."""
     end, lock = time.monotonic() + 60 * minutes, threading.Lock()
 
     def work() -> None:
@@ -121,7 +120,7 @@ def _one(case: Case, device: str) -> int:
 
 
 def _tasks(given: argparse.Namespace, log: Log) -> Iterator[Task]:
-    """Those with findings, if asked for; then a file's, or those of the seed that the log has not."""
+    """Cases with findings, if asked for; then those of a file, or those of the seed that are missing in the log."""
     if given.again:
         yield from [Task(Case.of(answer["case"]), answer["seed"], answer["index"]) for answer in log.found()]
     if given.cases is not None:
@@ -135,7 +134,7 @@ def _tasks(given: argparse.Namespace, log: Log) -> Iterator[Task]:
 
 
 def _stream(given: argparse.Namespace) -> int | str:
-    """What a seed's configurations are kept by: those with features are others."""
+    """The key of a seed's configurations in the log, which are others with features."""
     return f"features {given.seed}" if given.features else int(given.seed)
 
 

@@ -1,4 +1,4 @@
-"""One configuration, as a line of JSON that says only what is not the default."""
+"""One configuration, as a line of JSON with only the fields that are not at their defaults."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 MODULES = ("GRU", "LSTM", "RNN", "RNN_RELU", "ImplicitGRU")
-"""Cells that are modules; those of `networks.USER_CELLS` are run by `unroll`."""
+"""Cells that are modules; those in `networks.USER_CELLS` are run by `unroll`."""
 TWINS = MODULES[:4]
-"""Modules that torch has too."""
+"""Modules that torch also has."""
 FEATURES = ("second order", "warm starts", "states", "layer", "dropout", "compiled")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -46,20 +46,20 @@ class Case:
     scale: float = 1.0
     """The recurrent weights' factor."""
     trained: int = 0
-    """Training steps before."""
+    """Training steps before the case is run."""
     x_scale: float = 1.0
     solver: str = "auto"
     """The name of a class of `timeloom.solvers`, or "auto"."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the solver."""
+    """Options of the solver."""
     grad: bool = True
     calls: int = 1
     """Calls of the same module; the last one is judged, on its own input."""
     seed: int = 0
     feature: str = ""
-    """What is used beside, one of `FEATURES`: gradients of gradients; `WarmStarts`, of inputs that changed a little;
-    `return_states`; `Layer` over a user's cell, which takes lengths and resets there; dropout inside the recurrence;
-    the module inside a graph of `torch.compile`."""
+    """A feature that is used in addition, one of `FEATURES`: second-order gradients; `WarmStarts`, with inputs that
+    change a little between calls; `return_states`; `Layer` over a user's cell, which then takes lengths and resets;
+    dropout inside the recurrence; the module inside a graph of `torch.compile`."""
 
     def __post_init__(self) -> None:
         if self.feature not in ("", *FEATURES):
@@ -69,7 +69,7 @@ class Case:
 
     @staticmethod
     def of(given: str | dict[str, Any]) -> Case:
-        """From JSON, or what it says."""
+        """A case from JSON, or from its fields."""
         said = json.loads(given) if isinstance(given, str) else given
         unknown = set(said) - {entry.name for entry in fields(Case)} - {"why"}
         if unknown:
@@ -77,7 +77,7 @@ class Case:
         return Case(**{name: value for name, value in said.items() if name != "why"})
 
     def line(self) -> str:
-        """JSON that `of` understands."""
+        """The case as JSON for `of`."""
         usual = asdict(Case())
         return json.dumps({name: value for name, value in asdict(self).items() if value != usual[name]})
 

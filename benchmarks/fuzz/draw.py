@@ -1,4 +1,4 @@
-"""Draws configurations: mostly small and quick, now and then long, wide or both, as far as the device can bear."""
+"""Draws configurations: mostly small and fast, sometimes long, wide or both, within the limits of the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Limits:
     """What a case may cost."""
 
     work: tuple[float, float]
-    """Powers of ten between which the most multiplications of a pass are drawn."""
+    """Powers of ten between which the limit on a pass's multiplications is drawn."""
     steps: int
     """Most steps in torch's own loop, layers and directions together."""
     loop: int
@@ -31,9 +31,9 @@ class Limits:
     trained: int
     """Most units of a network that is trained first."""
     trained_share: float
-    """Of the networks that torch has too."""
+    """Share of networks that are trained first, among those that torch also has."""
     long_share: float
-    """Of sequences longer than the usual `LONG`: they take most of the time, and find no more than others do."""
+    """Share of sequences longer than the usual `LONG`: they take most of the time, and find no more than others."""
 
 
 LIMITS = {
@@ -43,11 +43,11 @@ LIMITS = {
 LONG, LONGEST = 1000, 9000
 """Most steps of usual cases, and of long ones."""
 FEATURE_STEPS, FEATURE_UNITS = 80, 65
-"""Most steps and units where the truth of a feature is a loop in Python, or a graph of gradients."""
+"""Most steps and units if the reference for a feature is a loop in Python, or a graph of gradients."""
 DENSE_UNITS, DENSE_UNITS_OWN = 65, 8
-"""Most units where every step has a matrix, and the same of users' cells: theirs are differentiated row by row."""
+"""Most units if every step has a matrix; the same for users' cells, whose Jacobians are computed row by row."""
 STEPWISE_UNITS_OWN = 33
-"""Most units of users' cells where every step has a diagonal, for the same reason."""
+"""Most units of users' cells if every step has a diagonal, for the same reason."""
 
 
 def draw(seed: int, index: int, device: str) -> Case:
@@ -56,7 +56,7 @@ def draw(seed: int, index: int, device: str) -> Case:
 
 
 def draw_feature(seed: int, index: int, device: str) -> Case:
-    """The same of those that use a feature: numbers of their own, so that those without stay what they are."""
+    """The same for configurations that use a feature, with a random stream of their own, apart from `draw`'s."""
     random = Random(f"features:{seed}:{index}")
     feature = random.choice(FEATURES)
     case = _using(feature, _drawn(random, device), random)
@@ -77,7 +77,7 @@ def _drawn(random: Random, device: str) -> Case:
 
 
 def _using(feature: str, case: Case, random: Random) -> Case:
-    """A case that can use the feature: of the layers that have it, and no longer than its truth, a loop in Python."""
+    """A case that can use the feature: with a layer that has it, short enough for a reference loop in Python."""
     own = case.cell in USER_CELLS
     if feature == "warm starts":
         return replace(case, feature=feature, calls=3, B=max(case.B, 1))
@@ -177,7 +177,7 @@ def _solver(random: Random, case: Case, device: str) -> tuple[str, dict[str, Any
 
 
 def _bounded(case: Case, work: float, limits: Limits, shorten: bool) -> Case:
-    """The same within the limits: with fewer steps where it is to be shortened, else with fewer sequences and units."""
+    """The same within the limits: with fewer steps if `shorten`, else with fewer sequences and units."""
     most = limits.steps // (case.layers * case.directions)
     python = case.cell not in TWINS
     if python:

@@ -1,4 +1,4 @@
-"""Dropout inside the recurrence, in torch's words: a loop over steps with the masks that a call of timeloom draws."""
+"""Dropout inside the recurrence in torch operations: a loop over steps with the masks that a timeloom call draws."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ OPTIONS: tuple[dict[str, float], ...] = (
 
 
 def options_of(case: Case) -> dict[str, float]:
-    """What a case drops."""
+    """The dropout options of a case."""
     return OPTIONS[case.seed % len(OPTIONS)]
 
 
 @contextmanager
 def same_masks(case: Case) -> Iterator[None]:
-    """Inside, masks are drawn as in any other run of the case, and behind it all else as if there had been none."""
+    """Context in which all runs of a case draw the same masks; the random state is restored behind it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(case.seed)
         yield
 
 
 def run_dropping(case: Case, layer: Any, x: Tensor, h0: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One layer of torch's, step by step. Masks are drawn in the case's dtype, whatever that of x: those of the weights
-    first, then the state's, one for each sequence, then zoneout's of h and of c.
+    """One layer of torch's, step by step.
+
+    Masks are drawn in the case's dtype, whatever x's: first those of the weights, then the state's, one for each
+    sequence, then zoneout's for h and for c.
     """
     dropped, drawn = options_of(case), DTYPES[case.dtype]
     steps, batch = x.shape[:2]
@@ -74,5 +76,5 @@ def _step(cell: str, by_x: Tensor, by_h: Tensor, state: list[Tensor]) -> list[Te
 
 
 def _kept(shape: tuple[int, ...], share: float, dtype: torch.dtype) -> Tensor:
-    """What is left of ones after dropout, scaled up."""
+    """A dropout mask: ones with probability 1 − share, scaled up."""
     return torch.empty(shape, dtype=dtype).bernoulli_(1 - share) / (1 - share)

@@ -1,9 +1,9 @@
-"""Runs a case three times and says what is wrong with timeloom's run, if anything is.
+"""Runs a case three times and reports what is wrong with timeloom's run, if anything is.
 
-Findings: a crash; a number that is none where torch has one; an error beyond twice torch's own in the same dtype (plus
-a floor of the dtype's rounding); a certificate that lies: a report that calls states or gradients converged which are
-off by more than three times its tolerance beyond what torch is. Where the user gave the tolerance, errors may be as
-large as that makes them: those of gradients by more than a factor of it only as far as torch's own are at such states.
+Findings: a crash; a NaN or infinity where torch has a number; an error beyond twice torch's own in the same dtype (plus
+a floor of the dtype's rounding); a wrong certificate: a report that calls states or gradients converged whose error
+exceeds torch's by more than three times its tolerance. If the user gave the tolerance, errors may be as large as that
+makes them; gradients may be off by more than a factor of it only as far as torch's own are at such states.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from benchmarks.fuzz.networks import USER_CELLS, Forward, ours, state_widths, to
 FLOOR = {torch.float64: 16, torch.float32: 16, torch.float16: 2, torch.bfloat16: 2}
 """Roundings of a dtype, relative to a tensor's largest number, that are never a finding."""
 FAINT = 1e-4
-"""A tensor smaller than this share of the largest one of its kind (outputs, gradients) is measured by that share."""
+"""Errors of a tensor smaller than this share of the largest one of its kind (outputs, gradients) are relative to that
+share."""
 PERTURBED = 24
-"""Runs of torch on numbers changed by a rounding, where timeloom's error is beyond what torch's single run had: where a
-network amplifies roundings, one run is good or bad by luck, and of thousands of networks some are unluckier than ten
-runs of torch. What autograd keeps is changed, too: of a state near 1, the derivative 1 − h² has few digits left, and no
-change of the inputs moves it. And the last sequence comes first: a sum over many steps and sequences, as a weight's
-gradient is, has other roundings in another order."""
+"""Runs of torch on numbers changed by a rounding, if timeloom's error exceeds that of torch's single run: where a
+network amplifies roundings, the error of one run is luck, and among thousands of networks some are unluckier than ten
+runs of torch. Tensors that autograd saves are changed, too: for a state near 1, the derivative 1 − h² has few digits
+left, which no change of the inputs moves. And the sequences are reversed: a sum over many steps and sequences, such as
+a weight's gradient, has other roundings in another order."""
 PROMISED = 3.0
-"""Tolerances that a certified result may be off by."""
+"""Tolerances by which a certified result may be off."""
 PROMISED_GRADIENT = 30.0
-"""The same for gradients where the user gave the tolerance: the states' own errors change them too."""
+"""The same for gradients if the user gave the tolerance: errors of the states change them too."""
 LOOSENED = 8
-"""Runs of torch whose saved states are off by the tolerance that the user gave, where gradients are off by more than
-that: of a sum whose terms cancel, as a weight's gradient may be, little is left then, however small the tolerance is
-beside each term. Such a gradient is held to twice what those runs are off by, all others to the tolerance."""
+"""Runs of torch with saved states that are off by the tolerance that the user gave, if gradients are off by more than
+that: a sum whose terms cancel, as a weight's gradient may, then has a large relative error, however small the tolerance
+is relative to each term. Such a gradient may be off by twice the error of those runs, all others by the tolerance."""
 ANOTHER = 0.5
-"""Share of the largest number from which on a torch run's outputs are those of another trajectory: a chaotic network's.
-Gradients along it are as large as that trajectory makes them, so no factor of torch's bounds ours."""
+"""Relative error above which a torch run's outputs belong to another trajectory: that of a chaotic network. Gradients
+are as large as their trajectory makes them, so that no factor of torch's error bounds ours."""
 CHANGED = 1e-3
-"""By how much of other inputs those of warm starts change from call to call."""
+"""Share of other inputs by which the inputs of warm starts change from call to call."""
 KINKED = ("RNN_RELU", "LiGRU")
 """Cells whose derivative jumps where a unit crosses zero."""
 
@@ -51,7 +52,7 @@ Errors = dict[str, float]
 
 
 def judge(case: Case, device: str) -> dict[str, Any]:
-    """What happened: `findings` (empty where all is well), `errors`, `report`, `seconds`, or why it was `skipped`."""
+    """The result: `findings` (empty if all is well), `errors`, `report`, `seconds`, or why it was `skipped`."""
     began = time.perf_counter()
     torch.manual_seed(case.seed)
     torch.backends.cudnn.allow_tf32 = case.tf32
@@ -59,7 +60,7 @@ def judge(case: Case, device: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"case": case.line(), "findings": [], "errors": {}}
     try:
         dtypes: dict[str, torch.dtype] = {}
-        if case.dtype == "float64":  # torch is its own truth there, so ask how firm that is
+        if case.dtype == "float64":  # torch is its own truth there, of limited precision
             truth = problem.torchs(dtypes)
             torch_runs = [problem.shrunk(truth)]
         else:
@@ -111,17 +112,17 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
 
 
 class _Bound:
-    """What a case's errors may be."""
+    """The bounds on a case's errors."""
 
     def __init__(self, case: Case, reports: list[Any]) -> None:
         self.floor = floor(DTYPES[case.autocast or case.dtype])
         self.asked = float(case.options.get("tol", 0.0)) * max(1, len(reports))
         self.steps = case.cell in KINKED and self.asked > 0
-        """Whether gradients jump where states change by as much as was allowed for: no tolerance bounds those."""
+        """Whether gradients are discontinuous in states that may be off by the tolerance: no tolerance bounds those."""
         self.chaotic = False
-        """Whether torch's own outputs are those of another trajectory."""
+        """Whether torch's own outputs belong to another trajectory."""
         self.loosened: Errors = {}
-        """What torch's own gradients are off by where its states are off by what was asked for, once that is known."""
+        """Errors of torch's own gradients at states that are off by the tolerance asked for, once they are known."""
         self.forward, self.backward = _promise(reports), _promise([report.backward for report in reports])
 
     def findings(self, name: str, error: float, theirs: float) -> list[dict[str, Any]]:
@@ -148,7 +149,7 @@ class _Bound:
 
 
 def _promise(reports: list[Any]) -> float | None:
-    """The sum of the tolerances of layers solved by sweeps, or None where one of all was not certified, or none was."""
+    """The sum of the tolerances of layers solved by sweeps; None if a layer was not certified, or none was swept."""
     if any(report is None or not report.certified for report in reports):
         return None
     swept = [report.tolerance for report in reports if report.residuals]
@@ -177,7 +178,7 @@ class _Problem:
         self.h0 = tuple(self._rounded(*shape, scale=0.5) for shape in shapes) if case.h0 else None
         self.upstream: list[Tensor] = []
         self.direction = torch.randn_like(self.inputs[-1]) if case.feature == "second order" else None
-        """Along which the gradient of x is differentiated once more."""
+        """The direction in which the gradient of x is differentiated once more."""
 
     def _rounded(self, *shape: int, scale: float) -> Tensor:
         numbers = torch.randn(*shape, dtype=torch.float64) * scale
@@ -201,19 +202,19 @@ class _Problem:
             return self._run(module, forward, x, h0, dtype, flipped=self.case.feature != "dropout")
 
     def loosened(self, tolerance: float) -> Tensors:
-        """A run of torch with gradients as of states that are off by a tolerance: all that autograd keeps is."""
+        """A run of torch in which everything that autograd saves is off by a tolerance."""
         dtype = DTYPES[self.case.dtype]
         module, forward = torchs(self.case, self.state, self.ragged, dtype)
         with torch.autograd.graph.saved_tensors_hooks(partial(self._perturbed, by=tolerance), lambda value: value):
             return self._run(module, forward, self.inputs[-1], self.h0, dtype)
 
     def shrunk(self, truth: Tensors) -> Tensors:
-        """What float64 may be off by, as float32 tells."""
+        """A result with float64's possible error, derived from float32's."""
         module, forward = torchs(self.case, self.state, self.ragged, torch.float32)
         return shrunk(self._run(module, forward, self.inputs[-1], self.h0, torch.float32), truth)
 
     def _perturbed(self, value: Tensor, by: float | None = None) -> Tensor:
-        """Numbers changed by this share of them at most, or by a rounding."""
+        """Numbers changed at random by up to this share of each, or by a rounding."""
         if not value.is_floating_point():
             return value
         if by is None:
@@ -232,7 +233,7 @@ class _Problem:
         self, module: nn.Module, forward: Forward, x: Tensor, h0: tuple[Tensor, ...] | None, dtype: torch.dtype,
         dtypes: dict[str, torch.dtype] | None = None, flipped: bool = False,
     ) -> Tensors:  # fmt: skip
-        """Outputs, and the gradients of everything, as float64; `flipped`: with the last sequence first on the way."""
+        """Outputs, and the gradients of everything, as float64; `flipped`: computed with the last sequence first."""
         case = self.case
         turned: Callable[[Tensor], Tensor] = (lambda value: value.flip(-2)) if flipped else (lambda value: value)
         x = turned(x).to(dtype, copy=True).requires_grad_(case.grad)
@@ -269,24 +270,24 @@ class _Problem:
 
 
 def shrunk(single: Tensors, truth: Tensors) -> Tensors:
-    """What float64, its own truth, may be off by: as much as a run in float32 is, but for the ratio of roundings."""
+    """The truth plus float64's possible error: that of a run in float32, scaled by the ratio of their roundings."""
     ratio = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
     return {name: truth[name] + ratio * (value.double() - truth[name]).nan_to_num() for name, value in single.items()}
 
 
 def worst(errors: Iterable[float]) -> float:
-    """The largest of several runs; NaN where one of them has none: a rounding away, torch's own numbers are lost."""
+    """The largest error of several runs; NaN if one has NaN, as torch's own numbers are then a rounding from lost."""
     found = list(errors)
     return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 def floor(dtype: torch.dtype) -> float:
-    """Of the errors that are never a finding."""
+    """The error below which there is never a finding."""
     return FLOOR[dtype] * torch.finfo(dtype).eps
 
 
 def scales(truth: Tensors) -> dict[str, float]:
-    """What each tensor's errors are relative to."""
+    """The scale to which each tensor's errors are relative."""
     sizes = {name: float(value.abs().max()) for name, value in truth.items()}
     found = {}
     for name, size in sizes.items():
@@ -297,12 +298,12 @@ def scales(truth: Tensors) -> dict[str, float]:
 
 
 def error_of(value: Tensor, truth: Tensor, scale: float) -> float:
-    """The largest difference, relative; NaN where a number is none."""
+    """The largest difference, relative to `scale`; NaN if a number is not finite."""
     return float((value - truth).abs().max()) / scale if bool(value.isfinite().all()) else math.nan
 
 
 def beyond(truth: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the exact numbers are more than a dtype can hold: torch's are finite there by another trajectory."""
+    """Whether the exact numbers exceed a dtype's range: torch's are finite then only by another trajectory."""
     return float(truth.abs().max()) > torch.finfo(dtype).max
 
 
@@ -311,7 +312,7 @@ def first_line(error: BaseException) -> str:
 
 
 def context_lost(error: BaseException) -> bool:
-    """Whether the device will fail at everything from now on."""
+    """Whether the device fails at everything from now on."""
     text = f"{type(error).__name__}: {error}"
     return any(words in text for words in ("CUDA error", "illegal", "AcceleratorError", "device-side assert"))
 

@@ -1,7 +1,7 @@
-"""What has been judged so far, a line of JSON each, written as it goes: runs that stop can be gone on with.
+"""The log of judged cases, one line of JSON each, written immediately so that stopped runs can be continued.
 
 Lines: `{"run": facts}` where a run begins, and after it `{"seed", "index", "case", "findings", "worst", …}` for every
-case. Where a case was judged again, its last line counts; findings of lines before are told as mended.
+case. If a case was judged again, its last line counts; earlier findings that it no longer has count as mended.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Log:
         self.path = path
         self.runs: list[dict[str, Any]] = []
         self.answers: dict[str, Answer] = {}
-        """The last answer of each case, by the case."""
+        """The last answer for each case, by the case."""
         self.mended: dict[str, Answer] = {}
-        """Answers with findings that the last one of the same case has no more, by the case."""
+        """Earlier answers with findings whose last answer for the same case has none, by the case."""
         if path.exists():
             for line in _lines(path):
                 self._take(line)
@@ -34,7 +34,7 @@ class Log:
         self._write({"run": run})
 
     def add(self, answer: Answer, seed: int | str | None = None, index: int | None = None) -> None:
-        """Of a case: number `index` of a seed, or from a file."""
+        """Add the answer for a case: number `index` of a seed, or one from a file."""
         kept = {name: value for name, value in answer.items() if name not in ("errors", "report", "broken")}
         if not kept["findings"]:
             del kept["findings"]
@@ -72,7 +72,7 @@ class Log:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """All but a last one that was cut off."""
+    """All lines except a last one that was cut off."""
     for text in path.read_text().splitlines():
         try:
             yield json.loads(text)
@@ -81,7 +81,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def worst(errors: dict[str, tuple[float, float]], gradient: bool) -> tuple[float, float] | None:
-    """The largest error of outputs or of gradients, and torch's largest, of numbers that are some."""
+    """The largest finite error of outputs or of gradients, and torch's largest."""
     pairs = [pair for name, pair in errors.items() if name.startswith("grad ") == gradient]
     pairs = [pair for pair in pairs if not (math.isnan(pair[0]) or math.isnan(pair[1]))]
     return (max(pair[0] for pair in pairs), max(pair[1] for pair in pairs)) if pairs else None

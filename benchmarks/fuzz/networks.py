@@ -18,16 +18,16 @@ from benchmarks.fuzz.segments import run_segments
 from benchmarks.trained import excursions
 
 Result = tuple[Tensor, tuple[Tensor, ...]]
-"""Outputs `(T, B, ·)` and the parts of the final state, as a module has them."""
+"""Outputs `(T, B, ·)` and the parts of the final state, as a module returns them."""
 Forward = Callable[[Tensor, tuple[Tensor, ...] | None], Result]
 """`forward(x, h0)` with x `(T, B, D)` and h0 a tuple of parts, or None."""
 
 KEEPING = {"GRU": 1, "LSTM": 1, "ImplicitGRU": 1}
-"""Which block of a bias is the gate that keeps the state."""
+"""Index of the block of a bias that belongs to the gate that keeps the state."""
 
 
 class LayerNormGRU(nn.Module):
-    """A GRU with the norm of a row in its gates."""
+    """A GRU with a layer norm on its recurrent products."""
 
     def __init__(self, inputs: int, n: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class LayerNormGRU(nn.Module):
 
 
 class LiGRU(nn.Module):
-    """A GRU without a reset gate, its candidate rectified."""
+    """A GRU without a reset gate and with a ReLU candidate."""
 
     def __init__(self, inputs: int, n: int) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def ours(case: Case, state: dict[str, Tensor], ragged: dict[str, Tensor]) -> tup
 
 
 def _compiled(module: nn.Module) -> Any:
-    """The module in graphs, with operators of its own; nothing is compiled for the machine, which takes long."""
+    """The module in graphs with its own operators, without generating machine code, which would take long."""
     torch.compiler.reset()
     compiled = torch.compile(module, backend="aot_eager")
 
@@ -199,7 +199,7 @@ def _own_layer(
 def torchs(
     case: Case, state: dict[str, Tensor], ragged: dict[str, Tensor], dtype: torch.dtype
 ) -> tuple[nn.Module, Forward]:
-    """The same in torch, in a dtype: its layer, or a loop over steps where it has none."""
+    """The same in torch, in a dtype: its layer, or a loop over steps if it has none."""
     if case.feature == "layer":
         cell = loaded(USER_CELLS[case.cell](case.inputs, case.n), state, dtype)
         return cell, lambda x, h0: _loop_marked(cell, x, h0 or _zeros(case, x), ragged)
@@ -282,7 +282,7 @@ def _stepped(case: Case, layer: Any, x: Tensor, h0: tuple[Tensor, ...]) -> Resul
 
 
 def _loop_marked(cell: nn.Module, x: Tensor, h0: tuple[Tensor, ...], ragged: dict[str, Tensor]) -> Result:
-    """A user's cell step by step: put back to h0 before marked steps, and left alone in the padding."""
+    """A user's cell step by step: reset to h0 before marked steps, and unchanged in the padding."""
     state, outputs = h0, []
     always = torch.ones(x.shape[1], dtype=torch.bool, device=x.device)
     for t, step in enumerate(x):
@@ -327,7 +327,7 @@ def _run_implicit(case: Case, layer: nn.RNNBase, x: Tensor, h0: tuple[Tensor, ..
 
 
 def _train(layer: nn.RNNBase, steps: int) -> None:
-    """Remember on which side the last excursion of a few channels was."""
+    """Train a layer to remember the side of the last excursion of a few channels."""
     width = min(4, layer.input_size, layer.hidden_size)
     device = next(layer.parameters()).device
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05 / layer.hidden_size**0.5)

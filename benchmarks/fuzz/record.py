@@ -1,4 +1,4 @@
-"""What a log holds, as JSON and as a page: counts, seeds, versions, findings, errors beside torch's by regime."""
+"""A log's summary as JSON and as a page: counts, seeds, versions, findings, errors and torch's errors by regime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.results import machine_facts
 
 SOURCES = (".py", ".c", ".h", ".cu", ".cuh")
 SLOWEST = 10
-"""Configurations named for the time they took."""
+"""Number of slowest configurations that are listed."""
 RULE = """\
 A finding is a crash, a hang, a number that is none where torch has one, an error beyond twice torch's own (plus a floor
 of the dtype's rounding), or a certificate that lies. Configuration number i of a seed is the same on every machine:
@@ -38,7 +38,7 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def code() -> str:
-    """A digest of timeloom's sources: runs between which they changed have others."""
+    """A digest of timeloom's sources, which changes with them."""
     root, found = Path(timeloom.__file__).parent, hashlib.sha256()
     for path in sorted(path for path in root.rglob("*") if path.suffix in SOURCES):
         found.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
@@ -51,7 +51,7 @@ def reproduce(device: str, case: str) -> str:
 
 
 def summary(log: Log) -> dict[str, Any]:
-    """Of all that was judged: each configuration counts once, by its last answer."""
+    """A summary of all judged cases: each configuration counts once, by its last answer."""
     answers = list(log.answers.values())
     skipped = Counter(answer["skipped"] for answer in answers if "skipped" in answer)
     judged = [answer for answer in answers if "skipped" not in answer]
@@ -76,7 +76,7 @@ def summary(log: Log) -> dict[str, Any]:
 
 
 def _seeds(answers: Iterable[Answer]) -> dict[str, str]:
-    """Which numbers of each seed were judged; of cases from a file, how many."""
+    """The numbers of each seed that were judged, and how many cases came from a file."""
     numbers: dict[str, list[int]] = {}
     filed = 0
     for answer in answers:
@@ -89,7 +89,7 @@ def _seeds(answers: Iterable[Answer]) -> dict[str, str]:
 
 
 def _stretches(numbers: list[int]) -> list[str]:
-    """Neighbours together: 0–41, 43."""
+    """Numbers with neighbours joined to ranges: 0–41, 43."""
     found = []
     for _, members in groupby(enumerate(numbers), key=lambda entry: entry[1] - entry[0]):
         stretch = [number for _, number in members]
@@ -98,7 +98,7 @@ def _stretches(numbers: list[int]) -> list[str]:
 
 
 def _counts(answers: Iterable[Answer]) -> dict[str, dict[str, int]]:
-    """By cell, solver, regime, precision and kind of input, the most frequent first."""
+    """Counts by cell, solver, regime, precision and kind of input, the most frequent first."""
     counters: dict[str, Counter[str]] = {name: Counter() for name in ("cell", "solver", "regime", "precision", "input")}
     for answer in answers:
         case = Case.of(answer["case"])
@@ -145,7 +145,7 @@ def regimes(answers: Iterable[Answer]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, str], list[dict[str, tuple[float, float]]]] = {}
     for answer in answers:
         case = Case.of(answer["case"])
-        if answer["worst"] and "tol" not in case.options:  # what a user asks for is not torch's accuracy
+        if answer["worst"] and "tol" not in case.options:  # a given tolerance is not torch's accuracy
             groups.setdefault((precision_of(case), regime_of(case)), []).append(answer["worst"])
     rows = []
     for (precision, regime), errors in sorted(groups.items()):
@@ -162,7 +162,7 @@ def regimes(answers: Iterable[Answer]) -> list[dict[str, Any]]:
 
 
 def write(folder: Path, device: str, log: Log) -> Path:
-    """The JSON of a log's summary, and the page of it; returns the page's path."""
+    """Write the JSON of a log's summary, and its page; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     result = summary(log)
     path = folder / f"fuzz-{device}.json"

@@ -1,4 +1,4 @@
-"""Sequences of many lengths, and resets, in torch's own layers: each stretch between resets is a sequence by itself."""
+"""Ragged sequences and resets in torch's own layers: each stretch between resets is run as a separate sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Stretch = tuple[int, int, int]
 
 
 def stretches(steps: int, batch: int, ragged: dict[str, Tensor]) -> list[Stretch]:
-    """In the order of sequences and of time."""
+    """All stretches between resets, in the order of sequences and of time."""
     lengths = ragged["lengths"].tolist() if "lengths" in ragged else [steps] * batch
     resets = ragged["resets"].T.tolist() if "resets" in ragged else [[False] * steps] * batch
     found = []
@@ -31,7 +31,7 @@ def run_segments(
     case: Case, layer: nn.RNNBase, run_loop: Callable[..., Any], x: Tensor, h0: tuple[Tensor, ...],
     ragged: dict[str, Tensor],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-    """Outputs `(T, B, ·)`, zero in the padding, and the final states, of all stretches side by side."""
+    """Outputs `(T, B, ·)`, zero in the padding, and the final states, from all stretches side by side."""
     steps, batch = x.shape[:2]
     cut = stretches(steps, batch, ragged)
     rows = torch.tensor([row for row, _, _ in cut], device=x.device)
@@ -64,7 +64,7 @@ def _joined(results: list[Tensor], cut: list[Stretch], steps: int, batch: int) -
 
 
 def _last(part: Tensor, cut: list[Stretch], batch: int, directions: int) -> Tensor:
-    """The final state of each sequence: of its last stretch, and of its first one for the direction back."""
+    """The final state of each sequence: that of its last stretch, or of its first one in the reverse direction."""
     rows = [row for row, _, _ in cut]
     first = [rows.index(row) for row in range(batch)]
     last = [len(rows) - 1 - rows[::-1].index(row) for row in range(batch)]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fuzz.worker DEVICE THREADS` judges a case a line; it is replaced when it dies or hangs."""
+"""`python -m benchmarks.fuzz.worker DEVICE THREADS` judges one case per line; it is replaced when it dies or hangs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.process import Process, serve
 
 
 class Worker:
-    """A process that judges cases; the run goes on whatever becomes of it."""
+    """A process that judges cases; the run continues whatever happens to it."""
 
     def __init__(self, device: str, threads: int) -> None:
         self.process = Process((sys.executable, "-m", "benchmarks.fuzz.worker", device, str(threads)))

@@ -29,9 +29,9 @@ RESULTS = Path(__file__).parents[1] / "results"
 PLOT = "plot"
 MINUTES = 7.5
 MOST_PROCESSES = 16
-"""To compile in: each holds a CUDA context and a case."""
+"""Most processes to compile in: each holds a CUDA context and a case."""
 SHARE_TO_WARM = 0.4
-"""Of a piece's minutes, at most."""
+"""Largest share of a piece's minutes that compiling first may take."""
 PROGRAM = "python -m benchmarks.gpu"
 
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 
 
 def plot(folder: Path) -> int:
-    """Draws what is there."""
+    """Draw pictures of the results that are there."""
     from benchmarks.gpu import pictures, run_pictures  # matplotlib is imported only where it is used
 
     drawn = [*pictures.draw(folder), *run_pictures.draw(folder)]

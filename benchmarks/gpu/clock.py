@@ -12,11 +12,11 @@ DEVICE = "cuda"
 LEARNING_CALLS = 8
 """Calls from which timeloom learns what a network needs."""
 LEARNING_SECONDS = 4.0
-"""Seconds after which no further of them are made."""
+"""Seconds after which no further learning calls are made."""
 
 
 def event_seconds(call: Callable[[], object]) -> float:
-    """Seconds of a call by CUDA events, the host's part in it included: nothing else is under way."""
+    """Seconds of a call by CUDA events, including the host's time, since the GPU is idle before it."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     call()
@@ -44,7 +44,7 @@ def learn(step: Callable[[], object]) -> None:
 
 
 def captured(step: Callable[[], object]) -> Callable[[], object]:
-    """The same call as a CUDA graph: one launch for all of its kernels. Raises RuntimeError where that cannot be."""
+    """The same call as a CUDA graph: one launch for all of its kernels. Raises RuntimeError if that is impossible."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -24,7 +24,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Depth:
-    """What is measured beside the eager times."""
+    """What is measured in addition to the eager times."""
 
     forward: bool = True
     """The forward pass alone, without gradients."""
@@ -33,7 +33,7 @@ class Depth:
     """Errors against float64."""
     memory: bool = True
     seconds: float = 1.0
-    """That rounds of timing may take."""
+    """Seconds that rounds of timing may take."""
 
 
 FULL = Depth()
@@ -76,7 +76,7 @@ def measure(case: Case, dtype_name: str = "float32", depth: Depth = FULL) -> Row
 
 
 def describe(case: Case, dtype_name: str = "float32") -> Row:
-    """What a row is about."""
+    """The fields of a row that describe its case."""
     name = case.name + ("" if dtype_name == "float32" else f" {dtype_name}")
     sizes = {"T": case.length, "B": case.batch, "n": case.hidden}
     about = {"cell": case.cell, "regime": case.regime.name, "dtype": dtype_name, "goal": case.goal}
@@ -90,7 +90,7 @@ def first_line(error: BaseException) -> str:
 
 
 def ratios(row: Mapping[str, Any]) -> Row:
-    """How many times faster than cuDNN's eager step, by the medians, and how much more memory, where both are there."""
+    """Speedups over cuDNN's eager step, by the medians, and memory relative to cuDNN's, where both were measured."""
     pairs = {
         "ratio": ("cudnn_ms", "timeloom_ms"),
         "graph_ratio": ("cudnn_ms", "graph_ms"),
@@ -112,7 +112,7 @@ def forward_of(layer: nn.Module, x: Tensor) -> Call:
 
 
 def _capture(ours: nn.Module, problem: Problem, row: Row) -> tuple[Call, SolveReport] | None:
-    """A graph of timeloom's step and what it reports, where timeloom's own sweeps ran and it can be captured."""
+    """A CUDA graph of timeloom's step and its report, if timeloom's own sweeps ran and can be captured."""
     assert isinstance(ours, Recurrent)
     report = ours.reports[0]
     if not report.solver.startswith("shooting") or report.fell_back:
@@ -137,7 +137,7 @@ def _forward(layers: Mapping[str, nn.Module], x: Tensor, graph: bool, seconds: f
 
 
 def _errors(case: Case, steps: Mapping[str, TrainingStep], problem: Problem, theirs: nn.Module) -> Row:
-    """Largest error of outputs and gradients against float64, of the weights as they were rounded."""
+    """Largest error of outputs and gradients against float64 with the same rounded weights."""
     results = {name: step.results() for name, step in steps.items()}
     try:
         exact = exact_results(case, problem, theirs.state_dict())
@@ -156,7 +156,7 @@ def _floor(case: Case, dtype: torch.dtype, row: Row, ours: nn.Module) -> Row:
 
 
 def times(timings: Mapping[str, Timing]) -> Row:
-    """Medians and fastest, under their names."""
+    """Medians and fastest times, as fields of a row."""
     row: Row = {}
     for name, timing in timings.items():
         row |= {f"{name}_ms": timing.median, f"{name}_min_ms": timing.fastest, f"{name}_samples": timing.samples}

@@ -1,4 +1,4 @@
-"""Whatever can run a GRU layer beside cuDNN: timeloom's solvers and other libraries, each in one form to be timed."""
+"""Everything that can run a GRU layer besides cuDNN: timeloom's solvers and other libraries, behind one interface."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from timeloom.report import SolveReport
 from timeloom.solvers.base import names as solver_names
 
 AS_CUDNN = 2e-4
-"""Tolerance of timeloom's solves where products are rounded to tf32, and of DEER's beside them."""
+"""Tolerance of timeloom's solves if products may be rounded to tf32; DEER in JAX gets the same."""
 
 
 class Runner(Protocol):
@@ -37,20 +37,20 @@ class Runner(Protocol):
         """Forward and backward."""
 
     def graph(self) -> Call:
-        """The same in a CUDA graph; RuntimeError where that cannot be."""
+        """The same in a CUDA graph; raises RuntimeError if that is impossible."""
 
     def results(self) -> dict[str, Tensor] | None:
-        """Outputs and gradients by name, as of `TrainingStep`; None for another cell than torch's."""
+        """Outputs and gradients by name, as in `TrainingStep`; None for a cell other than torch's."""
 
     def peak(self) -> int | None:
-        """Peak bytes of a step, where they can be told."""
+        """Peak bytes of a step, if they can be measured."""
 
     def facts(self) -> Row:
-        """What to say of the last step and, where there was one, of the graph's."""
+        """Fields of a row about the last step and, if there was one, the graph's."""
 
 
 class TorchRunner:
-    """A torch module that returns the states and the last one."""
+    """A torch module that returns all states and the last one."""
 
     clock: Clock = staticmethod(event_seconds)
 
@@ -93,7 +93,7 @@ class Contender:
     """A module that must be importable."""
     note: str = ""
     in_a_graph: bool = False
-    """Whether it may be captured: what reads numbers on the host cannot."""
+    """Whether it may be captured, which is impossible if it reads numbers on the host."""
 
     @property
     def absent(self) -> bool:
@@ -168,7 +168,7 @@ CONTENDERS = {contender.name: contender for contender in (*RIVALS, *SOLVERS)}
 
 
 def rival_cases(contender: Contender) -> list[Case]:
-    """Where a rival is measured: the loop only where it compiles, the two standards there as well."""
+    """The cases of a rival: for the loop only those at which it compiles, which the two standards run as well."""
     if contender is LOOP:
         return lists.short_rivals()
     return lists.rivals() + (lists.short_rivals() if contender in (TIMELOOM, CUDNN) else [])

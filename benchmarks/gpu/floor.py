@@ -1,4 +1,4 @@
-"""How fast a training step could be: what must be moved, and what must be done one after the other.
+"""How fast a training step could be: the bytes that must be moved, and the steps that must be sequential.
 
 (a) Bandwidth. Any method reads x and the states' gradients and writes the states and x's gradient, `(T, B, n)` each,
     and reads every weight and writes its gradient:  s (4 T B n + 2 P) bytes, with s bytes a number and P weights, at
@@ -32,11 +32,11 @@ SHORT, LONG = 128, 640
 
 @dataclass(frozen=True)
 class Floor:
-    """Milliseconds below which a training step cannot be."""
+    """Lower bounds on the milliseconds of a training step."""
 
     bandwidth_ms: float
     latency_ms: float | None
-    """None where torch's own layer ran, or the time of a step could not be measured."""
+    """None if torch's own layer ran, or the time of a step could not be measured."""
 
     @property
     def milliseconds(self) -> float:
@@ -52,19 +52,19 @@ class StepLatency:
 
 
 def bytes_moved(case: Case, itemsize: int) -> int:
-    """Bytes of (a)."""
+    """The bytes of bound (a)."""
     weights = GATES[case.cell] * case.hidden * (2 * case.hidden + 2)
     return itemsize * (4 * case.length * case.batch * case.hidden + 2 * weights)
 
 
 def chain(solve: Solve) -> tuple[int, int]:
-    """Steps that (b) counts, forward and backward."""
+    """The sequential steps of bound (b), forward and backward."""
     backward = (solve.backward_warmup or 0) + (solve.backward_chunk or 0) * (solve.backward_sweeps or 0)
     return solve.warmup + solve.chunk * solve.sweeps, backward
 
 
 def floor_of(case: Case, itemsize: int, solve: Solve, bytes_per_second: float, latency: StepLatency | None) -> Floor:
-    """Both floors of a case, as timeloom solved it."""
+    """Both bounds for a case, as timeloom solved it."""
     moving = 1e3 * bytes_moved(case, itemsize) / bytes_per_second
     if latency is None or solve.solver == "sequential":
         return Floor(moving, None)
@@ -83,7 +83,7 @@ def bandwidth() -> float:
 
 @cache
 def step_latency(cell: CellName, hidden: int) -> StepLatency | None:
-    """In float32; None where a lone chunk cannot be run in a CUDA graph."""
+    """The time of a step in float32; None if a lone chunk cannot be run in a CUDA graph."""
     try:
         whole = [_lone_chunk(Case(steps, 1, hidden, cell)) for steps in (SHORT, LONG)]
     except RuntimeError:

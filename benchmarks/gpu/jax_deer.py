@@ -4,8 +4,8 @@ For h[t] = f(h[t-1], u[t]) and a guess h of all states, an iteration solves the 
 
     h⁺[t] = J[t] h⁺[t-1] + f(h[t-1], u[t]) − J[t] h[t-1],   J[t] = ∂f/∂h at (h[t-1], u[t]),
 
-by an associative scan over pairs (A, b), until no state moves by more than the tolerance, or by little more and no less
-than half as far as before: in tf32 the last digits never come to rest. Gradients are those of the solution:
+by an associative scan over pairs (A, b), until no state moves by more than the tolerance, or by little more and by more
+than half as far as before: in tf32 the last digits never settle. Gradients are those of the solution:
 λ[t] = J[t+1]ᵀ λ[t+1] + g[t], by the same scan in reverse.
 """
 
@@ -20,7 +20,7 @@ Weights = dict[str, Any]
 """w_ih `(3n, n)`, w_hh `(3n, n)`, b_ih, b_hh `(3n,)`."""
 MOST_ITERATIONS = 100
 LITTLE = 100.0
-"""Times the tolerance from which on a movement that does not shrink is rounding."""
+"""Multiple of the tolerance below which a movement that does not shrink counts as rounding."""
 
 
 def cell(weights: Weights, h: Any, u: Any) -> Any:
@@ -48,7 +48,7 @@ def _combine(first: Any, second: Any) -> Any:
 
 
 def _before(h: Any) -> Any:
-    """The state before each step, of the states after it; the first one is zero."""
+    """The states before all steps, from those after them; the first one is zero."""
     return jnp.concatenate([jnp.zeros_like(h[:1]), h[:-1]])
 
 

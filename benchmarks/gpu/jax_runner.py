@@ -1,4 +1,4 @@
-"""JAX's GRUs with a case's weights and inputs, timed by the host's clock until their results are there."""
+"""JAX's GRUs with a case's weights and inputs, timed by the host's clock until their results are ready."""
 
 from __future__ import annotations
 

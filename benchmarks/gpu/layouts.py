@@ -1,4 +1,4 @@
-"""How the tables of the pieces look, and what is said above them."""
+"""The columns of the pieces' tables, and the notes above them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ PERSISTENT = 128
 
 
 def goal(batch: int, hidden: int) -> float:
-    """Of forward + backward over cuDNN at T = 16,384 in float32."""
+    """The goal for the speedup of forward + backward over cuDNN at T = 16,384 in float32."""
     if batch == 1:
         return 60.0 if hidden <= PERSISTENT else 100.0
     return 40.0 if batch == 16 and hidden <= PERSISTENT else NEVER_SLOWER
@@ -82,7 +82,7 @@ def _unfit(case: Case) -> str | None:
 
 
 def cudnn_seconds(case: Case) -> float:
-    """Rough cost of forward + backward in cuDNN on an H200, fitted by eye to measured steps."""
+    """Rough time of forward + backward in cuDNN on an H200, fitted by eye to measured steps."""
     step = 1.2e-6 + 45e-9 * case.batch
     if case.hidden > PERSISTENT:
         step = 22e-6 + 0.4e-9 * case.batch * case.hidden
@@ -90,7 +90,7 @@ def cudnn_seconds(case: Case) -> float:
 
 
 def solvers() -> list[Case]:
-    """Where every solver can be tried."""
+    """Sizes at which every solver can be tried."""
     return [Case(LENGTH, 1, hidden) for hidden in (8, 32, 128)]
 
 

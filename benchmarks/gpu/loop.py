@@ -1,4 +1,4 @@
-"""A GRU as a loop over its cell, what one writes before asking torch.compile for help."""
+"""A GRU as a plain loop over its cell, to be compiled by torch.compile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class LoopGRU(nn.Module):
     """torch's parameters by their names, run step by step in Python; inputs are projected by one product.
 
-    Not derived from nn.GRU, which torch.compile refuses to look into.
+    Not derived from nn.GRU, which torch.compile refuses to trace.
     """
 
     def __init__(self, hidden: int) -> None:

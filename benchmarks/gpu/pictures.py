@@ -18,7 +18,7 @@ from benchmarks.plot import GOAL, MET, MISSED, plain_numbers
 
 LINES = (("graph_ratio", "in a CUDA graph", MET), ("ratio", "eager", MISSED))
 DARK = 1.3
-"""Powers of ten beyond which a field of the heat map is dark, and its number white."""
+"""Power of ten above which a field of the heat map is dark, and its number white."""
 
 
 def draw(folder: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from benchmarks.gpu.table import Column
 from benchmarks.gpu.worker import NO_ANSWER, Worker
 
 SHARE_WITH_ERRORS = 3
-"""Every so manieth point of the grid is compared with float64."""
+"""Every n-th point of the grid is compared with float64."""
 LONGEST = {"compile": 200.0, "jax": 120.0}
 """Seconds that a contender may take for one case, by its group."""
 LONGEST_OTHERS = 90.0
@@ -36,14 +36,14 @@ class Job:
 
     name: str
     measure: Callable[[float], Row]
-    """Given the seconds that are left."""
+    """Takes the seconds that are left."""
     warms: tuple[Case, str] | None = None
-    """The case and dtype whose kernels can be compiled before."""
+    """The case and dtype whose kernels can be compiled beforehand."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some minutes of measuring, and their table."""
+    """A few minutes of measurements, and their table."""
 
     name: str
     title: str
@@ -51,7 +51,7 @@ class Piece:
     columns: Sequence[Column]
     jobs: Sequence[Job]
     more: Mapping[str, Sequence[Column]] = field(default_factory=dict)
-    """Further tables of the same rows, by what is said above them."""
+    """Further tables of the same rows, by their headings."""
     left_out: dict[str, str] = field(default_factory=dict)
     verdict: Callable[[Sequence[Row]], list[str]] = lambda rows: []
     finish: Callable[[], None] = lambda: None
@@ -67,7 +67,7 @@ def _compared(cases: Sequence[tuple[Case, str]], depth: Depth = FULL) -> list[Jo
 
 
 def goals_met(rows: Sequence[Row]) -> list[str]:
-    """How many goals are met, none by a graph that is not certified, and how many errors are within twice cuDNN's."""
+    """How many goals are met, ignoring graphs that are not certified, and how many errors are within twice cuDNN's."""
     measured = [row for row in rows if "cudnn_ms" in row]
     in_graphs = [row.get("graph_ratio", 0.0) if row.get("graph_certified", True) else 0.0 for row in measured]
     best = [max(row["ratio"], ratio) >= row["goal"] for row, ratio in zip(measured, in_graphs, strict=True)]
@@ -121,7 +121,7 @@ def _grid() -> Piece:
 def _raced(pairs: Sequence[tuple[Contender, Case]]) -> tuple[list[Job], dict[str, str], Callable[[], None]]:
     workers = {contender.group: Worker() for contender, _ in pairs}
     silent: dict[str, str] = {}
-    """Contenders that gave no answer in time, and on which case: larger ones come later, and would not do better."""
+    """Contenders that gave no answer in time, with the case: later cases are larger, and would not do better."""
 
     def measure(contender: Contender, case: Case, left: float) -> Row:
         if contender.name in silent:

@@ -1,4 +1,4 @@
-"""One contender on one case: both directions, a CUDA graph where it can be, the error against float64."""
+"""One contender on one case: both directions, a CUDA graph if possible, the error against float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.layers import Problem
 from benchmarks.measure import Clock, Timing, exact_results, relative_errors, time_in_turns
 
 PATIENCE = 4.0
-"""Seconds of a call from which on one of each is all that is timed."""
+"""Seconds of a call above which only one of each is timed."""
 
 
 def name_of(contender: Contender, case: Case) -> str:
@@ -28,10 +28,10 @@ def begin(contender: Contender, case: Case) -> Row:
 
 
 def measure(contender: Contender, case: Case) -> Row:
-    """One row. A graph comes last: a capture that fails may leave a process in a state not to go on with."""
+    """One row. The graph comes last, as a failed capture may leave the process unusable."""
     runner = contender.make(case)
     row = begin(contender, case)
-    first = runner.clock(runner.step)  # compilers are at work in it, and in the first forward pass
+    first = runner.clock(runner.step)  # includes compilation, as does the first forward pass
     learn(runner.step)
     runner.forward()
     calls: dict[str, Callable[[], object]] = {"both": runner.step, "forward": runner.forward}

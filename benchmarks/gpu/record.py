@@ -1,4 +1,4 @@
-"""The results of a piece as files, written anew after every row: a run that is stopped keeps what it has."""
+"""The results of a piece as files, rewritten after every row, so that a run that is stopped keeps its rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAME = ("device", "torch")
 
 
 def stem(piece: str) -> str:
-    """How the files of a piece are called."""
+    """The name of a piece's files, without suffix."""
     return "gpu" if piece == "headline" else f"gpu-{piece}"
 
 
@@ -50,7 +50,7 @@ class Record:
         return [name for name in self.order if name not in self.rows]
 
     def add(self, row: Row) -> None:
-        """Takes a row in."""
+        """Add a row."""
         self.rows[row["name"]] = row
 
     def content(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Record:
         return {**self.facts, "piece": self.piece, "rows": rows, "left_out": self.left_out}
 
     def write(self, markdown: str) -> None:
-        """Both files, each in one go: a reader never sees half of one."""
+        """Write both files, each atomically: a reader never sees half of one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.content(), indent=1, ensure_ascii=False) + "\n"
         for path, content in ((self.path, text), (self.path.with_suffix(".md"), markdown)):

@@ -1,4 +1,4 @@
-"""Runs a piece: row by row, within its time, whatever single rows do."""
+"""Runs a piece: row by row, within its time, whatever happens in single rows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DEVICE_LOST = "the device failed; go on with --resume in a new process"
 def run(
     piece: Piece, record: Record, minutes: float, clock: Callable[[], float] = time.monotonic, spent: float = 0.0
 ) -> None:
-    """Measures what the record misses, writing it after every row; what the time does not allow is left out.
+    """Measure the rows that the record lacks, writing it after every row; rows beyond the time are left out.
 
-    `spent`: seconds of the minutes that are gone already.
+    `spent`: seconds of the minutes that are used already.
     """
     jobs = {job.name: job for job in piece.jobs}
     began, stopped = clock() - spent, None
@@ -47,7 +47,7 @@ def run(
 
 
 def attempt(job: Job, left: float) -> Row:
-    """The job's row; one with the error where it fails."""
+    """The job's row, or one with the error if it fails."""
     try:
         return job.measure(left)
     except Exception as error:
@@ -55,7 +55,7 @@ def attempt(job: Job, left: float) -> Row:
 
 
 def tidy() -> bool:
-    """Gives memory back between rows; False where the device does not answer any more."""
+    """Free memory between rows; returns False if the device no longer answers."""
     gc.collect()
     if not torch.cuda.is_available():
         return True

@@ -1,4 +1,4 @@
-"""A picture of every whole training run: losses over wall-clock, and below what was decided over the updates."""
+"""A picture of every whole training run: losses over wall-clock, and below them the decisions over the updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.plot import GOAL, MET, MISSED
 SIDES = (("torch", "torch", MISSED), ("timeloom", "timeloom", MET), ("warm", "with warm starts", GOAL))
 PIECE = "runs"
 MOST_TOLD = 6
-"""Decisions that are written out, at most."""
+"""Most decisions that are written out."""
 
 
 def draw(folder: Path) -> list[Path]:
@@ -83,7 +83,7 @@ def picture(row: Row) -> Any:
 
 
 def _told(decisions: dict[str, str]) -> str:
-    """What was decided, and at which update."""
+    """The decisions, and at which update each was made."""
     told = [f"update {int(at) + 1}: {reason}" for at, reason in decisions.items()]
     shown = told if len(told) <= MOST_TOLD else [*told[: MOST_TOLD - 1], "…", told[-1]]
     return "\n".join(["update (below: what was decided, and when)", *shown])

@@ -1,4 +1,4 @@
-"""Rows as a Markdown table with what stands behind it, and as a line on the terminal."""
+"""Rows as a Markdown table with its notes, and as a line on the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Column:
 
 
 def milliseconds(key: str) -> Callable[[Row], str]:
-    """Median, and the fastest in brackets."""
+    """The median, and the fastest in brackets."""
 
     def text(row: Row) -> str:
         fastest = row.get(f"{key}_min_ms")
@@ -32,7 +32,7 @@ def milliseconds(key: str) -> Callable[[Row], str]:
 
 
 def ratio(key: str, goal: bool = False) -> Callable[[Row], str]:
-    """Times; in bold below the row's goal, or else below 0.95."""
+    """A speedup; in bold below the row's goal, or below 0.95."""
 
     def text(row: Row) -> str:
         value = row.get(key)
@@ -77,13 +77,13 @@ def memory(row: Row) -> str:
 
 
 def sweeps(row: Row) -> str:
-    """Forward + backward."""
+    """Sweeps, forward + backward."""
     both = row.get("sweeps")
     return NONE if both is None else "+".join("?" if each is None else str(each) for each in both)
 
 
 def notes(row: Row) -> str:
-    """What else there is to say: fallbacks, and what could not be measured."""
+    """Notes: fallbacks, and what could not be measured."""
     told = ["fell back"] if row.get("fell_back") else []
     told += ["cuDNN ran"] if "torch's own layer" in row.get("reason", "") else []
     told += ["graph not certified"] if row.get("graph_certified") is False else []

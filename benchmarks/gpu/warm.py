@@ -1,7 +1,6 @@
-"""Compiles the kernels of a piece in processes side by side, into Triton's cache: one row after the other, compiling
-would take longer than measuring.
+"""Compiles the kernels of a piece in parallel processes, into Triton's cache.
 
-`python -m benchmarks.gpu.warm` reads its cases as a JSON list.
+Row by row, compiling would take longer than measuring. `python -m benchmarks.gpu.warm` reads its cases as a JSON list.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Typed = tuple[Case, str]
 
 
 def representatives(jobs: Sequence[Typed]) -> list[Typed]:
-    """One case of all those that run the same kernels: the longest of the smallest batch."""
+    """One case for each set of kernels: the longest with the smallest batch."""
     chosen: dict[tuple[object, ...], Typed] = {}
     for case, dtype in sorted(jobs, key=lambda job: (-job[0].batch, job[0].length)):
         aligned = case.batch == 1, case.batch % 16 == 0
@@ -39,7 +38,7 @@ def representatives(jobs: Sequence[Typed]) -> list[Typed]:
 
 
 def warm(jobs: Sequence[Typed], processes: int, seconds: float, command: Sequence[str] = COMMAND) -> str:
-    """Has all cases run once, and says how that went; what takes too long is left to the row that needs it."""
+    """Run all cases once and report on it; kernels that take too long are left to the row that needs them."""
     began, chosen = time.monotonic(), representatives(jobs)
     shares = [chosen[index::processes] for index in range(min(processes, len(chosen)))]
     running = [_start(share, command) for share in shares]
@@ -63,7 +62,7 @@ def _start(share: Sequence[Typed], command: Sequence[str]) -> subprocess.Popen[s
 
 
 def run_once(case: Case, dtype: str) -> None:
-    """Both passes as they are once the network is known, and the forward pass alone."""
+    """Run both passes until timeloom knows the network, and the forward pass alone."""
     layer = build(case, "timeloom").to(clock.DEVICE, getattr(torch, dtype))
     problem = Problem.draw(case, clock.DEVICE).to(getattr(torch, dtype))
     learn(TrainingStep(layer, problem))

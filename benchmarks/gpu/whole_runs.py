@@ -1,9 +1,9 @@
 """Whole training runs, first update to the last, torch and timeloom from the same seeds: loss over wall-clock.
 
-Both sides see the same batches in the same order, begin with the same weights and make the same updates, by Adam at a
-rate that falls to nothing along half a cosine, so that the last update is the end of a training; compiling and all that
-is learned in the first calls is in the time. Nobody waits for a loss between two updates, as training loops do not. A
-side that has no time left stops early, and both are then compared over the updates that both have made.
+Both sides see the same batches in the same order, begin with the same weights and make the same updates, by Adam with a
+learning rate that falls to zero along half a cosine, so that the last update is the end of a training; times include
+compiling and everything that is learned in the first calls. Between updates the host does not wait for losses, as
+training loops do not. A side that runs out of time stops early; both are compared over the updates that both made.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from benchmarks.zoo.networks import Model, Network
 from benchmarks.zoo.tasks import TASKS, Batch
 
 CUDNN_LIMIT = 65535
-"""Steps of a call beyond which cuDNN refuses: longer sequences go in blocks, the state carried, gradients cut."""
+"""Most steps of a call that cuDNN accepts: longer sequences run in blocks, with the state carried and gradients cut."""
 MOST_WARM = 6.0
 """Seconds that the side with warm starts may take."""
 EARLY = 20
-"""Updates over which the losses of both sides are compared: later on, rounding has made two runs of any one of them."""
+"""Updates over which the losses of both sides are compared: later, rounding alone makes two runs differ."""
 POINTS = 150
-"""Of a curve that are kept, at most."""
+"""Most points of a curve that are kept."""
 APART = 8
-"""Updates between two looks at the clock, for which the host waits until the GPU has come so far."""
+"""Updates between two checks of the clock, at which the host waits for the GPU."""
 LAST = 0.2
-"""Share of a run, its end, over which it is told how far the loss still fell."""
+"""Share of a run, at its end, for which the fall of the loss is reported."""
 SEED = 0
 
 
@@ -48,7 +48,7 @@ class Run:
     pool: int = 4
     """Batches that are drawn once and trained on in turns."""
     seconds: float = 80.0
-    """That a side may take."""
+    """Seconds that a side may take."""
     note: str = ""
 
     @property
@@ -65,11 +65,11 @@ RUNS = (
     Run(Network("amplifier", "GRU", 32, 200, CUDNN_LIMIT, 1)),
     Run(Network("text", "GRU", 256, 60, 16384, 1), 8),
 )
-"""One of each kind first: there may be no time for all."""
+"""One of each kind first, as there may be no time for all."""
 
 
 class Stopwatch:
-    """The end of every update, in seconds since the beginning: on a GPU by events, which nobody waits for."""
+    """The end of every update, in seconds since the beginning: on a GPU by events, without waiting for them."""
 
     def __init__(self, device: str) -> None:
         self._events: list[torch.cuda.Event] | None = None if device == "cpu" else []
@@ -86,7 +86,7 @@ class Stopwatch:
             self._events[-1].record()
 
     def wait(self) -> float:
-        """Seconds until what was noted last, when it is over."""
+        """Wait for the last update that was noted; returns the seconds until its end."""
         if self._events is None:
             return self._times[-1] - self._times[0]
         self._events[-1].synchronize()
@@ -104,19 +104,19 @@ class Curve:
     """What one side did, update by update."""
 
     seconds: list[float] = field(default_factory=list)
-    """Since the beginning, at the end of each update."""
+    """Seconds since the beginning, at the end of each update."""
     losses: list[float] = field(default_factory=list)
     told: list[int] = field(default_factory=list)
-    """The updates after which reports were looked at, from 1; what they said follows."""
+    """The updates after which reports were read, from 1; their contents follow."""
     sweeps: list[tuple[int, int]] = field(default_factory=list)
     """Forward and backward."""
     cuts: list[tuple[int, int]] = field(default_factory=list)
     """Chunk and warm-up of the forward pass."""
     decisions: dict[int, str] = field(default_factory=dict)
-    """What the report said, by the update at which that was new, from 0."""
+    """The reasons in reports, by the update at which each was new, from 0."""
 
     def look(self, update: int, layer: Any) -> None:
-        """At the reports of this update, from 0: that waits for the GPU."""
+        """Read the reports of this update, counted from 0, which waits for the GPU."""
         reports = getattr(layer, "reports", None)
         if reports:
             report = reports[0]
@@ -132,16 +132,16 @@ class Curve:
         return replace(self, seconds=self.seconds[:updates], losses=self.losses[:updates])
 
     def late(self) -> float:
-        """Seconds of an update in the second half."""
+        """Median seconds of an update in the second half."""
         half = len(self.seconds) // 2
         return statistics.median(b - a for a, b in pairwise([0.0, *self.seconds][half:]))
 
     def smooth(self, window: int) -> list[float]:
-        """Means over the last so many losses: one of each batch of the pool."""
+        """Running means over `window` losses: one of each batch of the pool."""
         return [statistics.fmean(self.losses[max(0, i + 1 - window) : i + 1]) for i in range(len(self.losses))]
 
     def content(self) -> dict[str, Any]:
-        """For the file: every so manieth update."""
+        """The curve for the file, thinned to at most POINTS updates."""
         stride = -(-len(self.losses) // POINTS)
         kept = range(0, len(self.losses), stride)
         return {
@@ -183,7 +183,10 @@ def train(
     longest: int | None = None,
     store: tl.WarmStarts | None = None,
 ) -> Curve:
-    """Adam on the pool's batches in turns, until all updates are made or the time is over; with warm starts or none."""
+    """Train by Adam on the pool's batches in turns, until all updates are made or the time is over.
+
+    longest: most steps of a call; store: that of warm starts, if any.
+    """
     updates, curve, losses = run.network.updates, Curve(), list[Tensor]()
     optimizer = torch.optim.Adam(model.parameters(), run.network.rate, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
@@ -207,7 +210,7 @@ def train(
 
 
 def backward(model: Model, batch: Batch, longest: int | None) -> Tensor:
-    """The loss, its gradients in the model; in blocks where a layer takes no more than so many steps."""
+    """Compute the loss and its gradients in the model, in blocks if a layer accepts no more than `longest` steps."""
     steps = len(batch.x)
     if longest is None or steps <= longest or batch.resets is not None:
         loss = model.loss(batch)
@@ -224,13 +227,13 @@ def backward(model: Model, batch: Batch, longest: int | None) -> Tensor:
 
 
 def blocks(batch: Batch, longest: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of equal lengths, as few as can be."""
+    """The fewest blocks of at most `longest` steps, of equal lengths."""
     count = -(-len(batch.x) // longest)
     return zip(batch.x.chunk(count), batch.answers.chunk(count), strict=True)
 
 
 def with_warm_starts(without: Curve, warm: Curve) -> Row:
-    """Both over the updates that both made, and an update of each at the end, where nothing is compiled any more."""
+    """Times of both over the updates that both made, and of an update of each at the end, without compilation."""
     updates = min(len(without.losses), len(warm.losses))
     without, warm = without.first(updates), warm.first(updates)
     return {
@@ -243,7 +246,7 @@ def with_warm_starts(without: Curve, warm: Curve) -> Row:
 
 
 def compared(theirs: Curve, ours: Curve, pool: int) -> Row:
-    """Wall-clock over the updates that both made, to the same loss, and how far the losses are apart."""
+    """Wall-clock over the updates that both made, wall-clock to the same loss, and how far the losses differ."""
     updates = min(len(theirs.losses), len(ours.losses))
     theirs, ours = theirs.first(updates), ours.first(updates)
     smooth = [side.smooth(pool) for side in (theirs, ours)]

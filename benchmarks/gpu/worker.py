@@ -1,6 +1,6 @@
-"""A process of its own for contenders, so that none can take the run down or hold it up.
+"""Separate processes for contenders, so that none can crash the run or hold it up.
 
-`python -m benchmarks.gpu.worker` reads a request (JSON: contender, case) a line and answers with a row a line.
+`python -m benchmarks.gpu.worker` reads one request (JSON: contender, case) per line and answers with one row per line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Worker:
         self.process = Process(command)
 
     def measure(self, contender: Contender, case: Case, seconds: float) -> Row:
-        """The row, or one that says what went wrong: an error, the process's end, or no answer in time."""
+        """The row, or one with what went wrong: an error, the end of the process, or no answer in time."""
         request = {"contender": contender.name, "case": asdict(case)}
         try:
             answer = self.process.ask(json.dumps(request), seconds)
@@ -49,7 +49,7 @@ class Worker:
         return row
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self.process.close()
 
 
@@ -59,7 +59,7 @@ def case_of(fields: dict[str, Any]) -> Case:
 
 
 def answer(request: str) -> Row:
-    """What the process does with a request."""
+    """The process's answer to a request."""
     fields = json.loads(request)
     contender, case = CONTENDERS[fields["contender"]], case_of(fields["case"])
     try:

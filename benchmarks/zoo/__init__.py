@@ -1,1 +1,1 @@
-"""Trained networks: made by real training from seeds, then timed and held against float64 beside torch's own layers."""
+"""Trained networks: really trained from seeds, then timed and compared with float64, together with torch's layers."""

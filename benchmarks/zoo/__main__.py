@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             row = measured(subject, given.brief, not given.own) | {"loss": loss}
             print(line(row), flush=True)
             rows.append(row)
-            save(rows, left_out, device, Path(given.out))  # whoever is stopped keeps what there is
+            save(rows, left_out, device, Path(given.out))  # after every row: a run that is stopped keeps its rows
     for name, why in left_out.items():
         print(f"{name}: left out, {why}")
     print(save(rows, left_out, device, Path(given.out)))
@@ -81,7 +81,7 @@ def candidates(
     left_out: dict[str, str],
     stored: dict[str, Any],
 ) -> Iterator[tuple[str, Iterator[tuple[Subject, float]]]]:
-    """Names, and what there is to measure of each, with the loss it was trained to; nothing is trained before that."""
+    """Networks by name, each with its subjects to measure and the loss after training; trained only when iterated."""
 
     def at_sizes(network: Network) -> Iterator[tuple[Subject, float]]:
         model = model_of(network, stored, device, given.updates)
@@ -129,7 +129,7 @@ COLUMNS = (
 
 
 def over(row: dict[str, Any], slow: str, fast: str) -> str:
-    """How many times as fast one side is as another; nothing where that was not measured."""
+    """The speedup of one side over another; a dash if that was not measured."""
     return f"{row[f'{slow} ms'] / row[f'{fast} ms']:.1f}×" if f"{slow} ms" in row else "–"
 
 
@@ -155,7 +155,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Those columns that have an entry."""
+    """Only the columns that have an entry."""
     kept = [place for place in range(len(columns)) if any(row[place] != "–" for row in rows)]
     return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
@@ -166,7 +166,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def save(rows: list[dict[str, Any]], left_out: dict[str, str], device: torch.device, folder: Path) -> Path:
-    """The page's file."""
+    """Write the results as JSON and as a page; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     where = f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads, {time.strftime('%Y-%m-%d')}"

@@ -1,4 +1,4 @@
-"""A network's layer as torch has it and as timeloom runs it, and episodes that begin inside a batch."""
+"""A network's layer in torch and in timeloom, and episodes that begin inside a batch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import timeloom as tl
 from benchmarks.fuzz.networks import LayerNormGRU, LiGRU
 
 MOST_KNOWN = 8
-"""Batches whose episodes are remembered, at least."""
+"""Number of batches whose episodes are remembered."""
 OWN_CELLS: dict[str, type[nn.Module]] = {"LayerNormGRU": LayerNormGRU, "LiGRU": LiGRU}
-"""Cells that torch has no layer of."""
+"""Cells for which torch has no layer."""
 
 
 class Unrolled(nn.Module):
-    """A cell of one's own over a sequence: by `timeloom.unroll`, or by the plain loop over its steps."""
+    """A user's cell over a sequence: by `timeloom.unroll`, or by a plain loop over its steps."""
 
     def __init__(self, cell: nn.Module, units: int, solver: Any = "auto", loop: bool = False) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def own_layer(layer: str, inputs: int, units: int, solver: Any = "auto") -> nn.M
 
 
 def torch_layer(layer: str, inputs: int, units: int) -> nn.Module:
-    """Torch's own layer; the plain loop where there is none."""
+    """Torch's own layer, or the plain loop if there is none."""
     if layer in OWN_CELLS:
         return Unrolled(OWN_CELLS[layer](inputs, units), units, loop=True)
     made: nn.Module = getattr(nn, layer)(inputs, units)
@@ -56,7 +56,7 @@ def torch_layer(layer: str, inputs: int, units: int) -> nn.Module:
 
 
 def outputs(module: nn.Module, x: Tensor, resets: Tensor | None = None) -> Tensor:
-    """What a layer gives for x `(T, B, D)`: `(T, B, n)`. Torch's layers know no resets: episodes are packed."""
+    """A layer's outputs `(T, B, n)` for x `(T, B, D)`. Torch's layers have no resets: episodes are packed for them."""
     if resets is None:
         y: Tensor = module(x)[0]
     elif isinstance(module, tl.GRU | tl.LSTM | tl.RNN):
@@ -67,10 +67,10 @@ def outputs(module: nn.Module, x: Tensor, resets: Tensor | None = None) -> Tenso
 
 
 class Episodes:
-    """Episodes inside a batch, side by side in a packed batch: the quick way for a layer without resets."""
+    """Episodes inside a batch as a packed batch: the fast way for a layer without resets."""
 
     _known: ClassVar[list[tuple[Tensor, Episodes]]] = []
-    """Of the last resets, as many as a training draws its batches of."""
+    """Episodes of the last resets, enough for all batches of a training."""
 
     def __init__(self, resets: Tensor) -> None:
         steps, batch = resets.shape
@@ -86,7 +86,7 @@ class Episodes:
 
     @classmethod
     def of(cls, resets: Tensor) -> Episodes:
-        """The same for the same resets: what is known before the call is not paid for in it."""
+        """The episodes of these resets, cached so that finding them is not part of a timed call."""
         found = next((episodes for known, episodes in cls._known if known is resets), None)
         if found is None:
             found = cls(resets)

@@ -1,4 +1,4 @@
-"""One trained network at one size: times and errors beside torch's layer, its memory, and the sweeps that it needs."""
+"""One trained network at one size: times and errors compared with torch's layer, its memory, and its sweeps."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from benchmarks.zoo.networks import Model, Network
 from benchmarks.zoo.tasks import TASKS
 
 WARM_UP = 30
-"""Calls before `auto` is timed, which learns from them; others have as many as SETTLED."""
+"""Calls before `auto`, which learns from them, is timed; others get SETTLED calls."""
 SETTLED = 3
 ROUNDS, BLOCK = 3, 8
-"""Turns of each side, and calls in a row of a turn, as a training makes them, of those that are quick."""
+"""Turns of each side, and consecutive calls in a turn, as in training, if they are quick."""
 QUICK, SLOW = 0.2, 1.0
-"""Seconds of a call up to which it is quick; and beyond which it is timed once: the second call, since a first one may
-compile its kernels.
+"""Seconds of a call up to which it counts as quick, and above which it is timed once, by the second call, since the
+first one may compile kernels.
 """
 CHUNK, TOLERANCE, STRETCH = 256, 1e-4, 16384
-"""Of the sweeps by correction; and the steps, of one sequence, that they and the memory are measured on, at most."""
+"""Chunk and tolerance for the sweeps by correction; and the most steps, of one sequence, for these and the memory."""
 ONE_CHUNK = tl.solvers.Shooting(chunk=2**40, warmup=0)
 
 
@@ -64,8 +64,9 @@ class Subject:
 
 
 def measured(subject: Subject, brief: bool = False, torch_too: bool = True) -> dict[str, Any]:
-    """Milliseconds of torch's layer, of one chunk and of `auto`, and their errors against float64; what the network
-    remembers too, unless that is to be `brief`. Without torch's, which takes minutes on a CPU, there are no errors.
+    """Milliseconds of torch's layer, of one chunk and of `auto`, and their errors against float64.
+
+    Also the network's memory, unless `brief`. Without torch's layer, which takes minutes on a CPU, there are no errors.
     """
     (steps, batch), device = subject.x.shape[:2], subject.x.device
     pull = torch.randn(steps, batch, subject.units, generator=torch.Generator().manual_seed(2)).to(device)
@@ -88,7 +89,7 @@ def measured(subject: Subject, brief: bool = False, torch_too: bool = True) -> d
         in_turn[name] = 0 if again == 1 else BLOCK if took <= 1e3 * QUICK else 1
         row[f"{name} ms"] = took
     rounds: dict[str, list[float]] = {name: [] for name in contenders if in_turn[name]}
-    for _ in range(ROUNDS):  # side by side: one after the other in every round
+    for _ in range(ROUNDS):  # in turns: each side in every round
         for name, times in rounds.items():
             times.append(clock(partial(in_a_row, calls[name], in_turn[name]))[0] / in_turn[name])
     row |= {f"{name} ms": statistics.median(times) for name, times in rounds.items()}
@@ -109,7 +110,7 @@ def results(module: nn.Module, x: Tensor, pull: Tensor, resets: Tensor | None = 
 
 
 def in_a_row(call: Callable[[], list[Tensor]], times: int) -> list[Tensor]:
-    """What the last of so many calls found."""
+    """Repeat a call; returns the result of the last one."""
     for _ in range(times - 1):
         call()
     return call()
@@ -121,7 +122,7 @@ def error(found: list[Tensor], truth: list[Tensor]) -> float:
 
 
 def clock(call: Callable[[], list[Tensor]]) -> tuple[float, list[Tensor]]:
-    """Milliseconds of a call, the GPU's work included, and what it found."""
+    """Milliseconds of a call, including the GPU's work, and its result."""
     wait()
     began = time.perf_counter()
     found = call()

@@ -1,4 +1,4 @@
-"""How long the zoo's networks remember, and the sweeps that each correction takes for it."""
+"""How long the zoo's networks remember, and the sweeps that each correction takes for them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def remembered(layer: Any, x: Tensor) -> dict[str, Any]:
 
 
 def sweeps(layer: Any, x: Tensor, chunk: int, tol: float, seed: int = 2) -> dict[str, Any]:
-    """Sweeps forward and backward by correction, from a warm-up of one chunk, None where they were too many; and the
-    milliseconds of both passes in the second of two calls.
+    """Sweeps forward and backward by correction, from a warm-up of one chunk; None if there were too many.
+
+    Also the milliseconds of both passes in the second of two calls.
     """
     found: dict[str, Any] = {}
     kind = getattr(tl, type(layer).__name__)
@@ -54,7 +55,7 @@ def sweeps(layer: Any, x: Tensor, chunk: int, tol: float, seed: int = 2) -> dict
 
 
 def told(found: dict[str, Any]) -> dict[str, str]:
-    """Sweeps by correction as `forward/backward`; `–` where they were too many."""
+    """Sweeps by correction as `forward/backward`; `–` if there were too many."""
     return {
         name: "/".join("–" if count is None else str(count) for count in (one["forward"], one["backward"]))
         for name, one in found.items()

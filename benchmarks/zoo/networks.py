@@ -13,7 +13,7 @@ from benchmarks.zoo.layers import OWN_CELLS, outputs, own_layer
 from benchmarks.zoo.tasks import TASKS, Batch
 
 UNSEEN = 99
-"""Seed of the batch that a loss is told of."""
+"""Seed of the batch for which losses are reported."""
 POOL = 8
 """Batches that are drawn once and trained on in turns."""
 
@@ -38,7 +38,7 @@ class Network:
 
     @property
     def own(self) -> bool:
-        """Whether its cell is one that torch has no layer of."""
+        """Whether torch has no layer for its cell."""
         return self.layer in OWN_CELLS
 
 
@@ -68,11 +68,11 @@ ZOO = (
 )
 
 TORCHS = tuple(network for network in ZOO if not network.own and not TASKS[network.task].needs())
-"""Those of torch's layers whose task can be drawn here."""
+"""Networks of torch's layers whose task can be drawn here."""
 
 
 class Model(nn.Module):
-    """The layer between an embedding, of text, and a linear read-out. Trained by timeloom's layer: it is the same."""
+    """The layer with an embedding before it, for text, and a linear read-out; trained by timeloom's layer."""
 
     def __init__(self, network: Network, layer: nn.Module | None = None) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Model(nn.Module):
         return self.loss_of(outputs(self.layer, self.features(batch.x), batch.resets), batch.answers)
 
     def loss_of(self, states: Tensor, answers: Tensor) -> Tensor:
-        """From the layer's outputs `(T, B, n)`."""
+        """The loss from the layer's outputs `(T, B, n)`."""
         out = self.head(states)
         if self.answers == "numbers":
             return F.mse_loss(out, answers)
@@ -97,31 +97,31 @@ class Model(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("weights.pt")
-"""State_dicts by the networks' names, in half precision: of those whose training takes longer than a few seconds."""
+"""State_dicts by network name, in half precision, of networks whose training takes more than a few seconds."""
 
 
 def stored_weights(file: Path = WEIGHTS) -> dict[str, dict[str, Tensor]]:
-    """State_dicts by the networks' names, in float32."""
+    """State_dicts by network name, in float32."""
     found = torch.load(file, map_location="cpu", weights_only=True)
     return {name: {key: value.float() for key, value in weights.items()} for name, weights in found.items()}
 
 
 def store_weights(models: dict[str, Model], file: Path) -> None:
-    """Put those of these models into a file, beside what is there."""
+    """Add the state_dicts of these models to a file."""
     held = stored_weights(file) if file.exists() else {}
     held |= {name: model.state_dict() for name, model in models.items()}
     torch.save({name: {k: v.cpu().half() for k, v in weights.items()} for name, weights in held.items()}, file)
 
 
 def unseen_loss(network: Network, model: Model, device: torch.device) -> float:
-    """On a batch that it was not trained on, as long as those that it was."""
+    """The loss on a batch that the model was not trained on, of the same length as its training batches."""
     drawn = TASKS[network.task].draw(network.steps, network.batch, torch.Generator().manual_seed(UNSEEN))
     with torch.no_grad():
         return float(model.loss(drawn.to(device)))
 
 
 def model_of(network: Network, stored: dict[str, dict[str, Tensor]], device: torch.device, updates: int = 0) -> Model:
-    """With its stored weights; trained where there are none."""
+    """The network's model with its stored weights, or trained if there are none."""
     if network.name not in stored:
         return trained(network, device, updates=updates)[0]
     model = Model(network).to(device)
@@ -130,7 +130,7 @@ def model_of(network: Network, stored: dict[str, dict[str, Tensor]], device: tor
 
 
 def trained(network: Network, device: torch.device, seed: int = 0, updates: int = 0) -> tuple[Model, float]:
-    """The model after its training, of its own or of so many updates, and the loss it ended with."""
+    """The model after its training, of `updates` updates or its own number, and the final loss."""
     torch.manual_seed(seed)
     task, generator = TASKS[network.task], torch.Generator().manual_seed(seed)
     model = Model(network).to(device)

@@ -1,5 +1,6 @@
-"""Public trained weights: silero-vad's LSTM of 128 units, which finds speech, on generated talk. From a file that the
-user names or from the installed package; none is stored here.
+"""Public trained weights: silero-vad's LSTM of 128 units, which detects speech, on generated talk.
+
+They are read from a file that the user names or from the installed package; none are stored here.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from torch import Tensor
 
 UNITS = 128
 PIECE, CONTEXT, RATE = 512, 64, 16_000
-"""Samples in a piece, of the one before it that are heard again, and in a second."""
+"""Samples per piece, samples of the piece before it that are repeated, and samples per second."""
 AT_ONCE = 4096
-"""Pieces that the convolutions take in one call."""
+"""Pieces that the convolutions process in one call."""
 
 
 def weights_file(given: Path | None) -> Path | None:
-    """silero_vad.jit: the one that is named, or the installed package's; None where there is none."""
+    """The file silero_vad.jit that is named, or the installed package's; None if there is none."""
     if given is not None:
         if not given.is_file():
             raise FileNotFoundError(f"--weights {given}: no such file; expected silero-vad's silero_vad.jit")
@@ -32,7 +33,7 @@ def weights_file(given: Path | None) -> Path | None:
 
 
 def speech_lstm(file: Path) -> tuple[dict[str, Tensor], Any]:
-    """The weights by the names of torch's layer, and what turns pieces `(N, PIECE + CONTEXT)` into its inputs."""
+    """The weights by the names of torch's layer, and the function from pieces `(N, PIECE + CONTEXT)` to its inputs."""
     heard = torch.jit.load(file, map_location="cpu")._model.eval()
     rnn = heard.decoder.rnn.state_dict()
     weights = {f"{name}_l0": rnn[name].detach() for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
@@ -40,7 +41,7 @@ def speech_lstm(file: Path) -> tuple[dict[str, Tensor], Any]:
 
 
 def talk(steps: int, batch: int, hear: Any, generator: torch.Generator) -> Tensor:
-    """Features of syllables that buzz in noise, with pauses, at other places in every sequence: `(T, B, 128)`."""
+    """Features of buzzing syllables in noise, with pauses, at different places in every sequence: `(T, B, 128)`."""
     time = torch.arange(steps * PIECE) / RATE + 7 * torch.arange(batch)[:, None]
     phase = 2 * math.pi * (110 * time - 16 * torch.cos(2 * math.pi * 0.3 * time))
     buzz = torch.stack([torch.sin(k * phase) / k for k in range(1, 12)]).sum(0)

@@ -1,4 +1,4 @@
-"""Real series out of a wheel: BasicMotions, which the package aeon carries. Nothing is downloaded."""
+"""Real series from a wheel: BasicMotions, which the package aeon contains. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FILE = Path("datasets", "data", "BasicMotions", "BasicMotions_TRAIN.ts")
 
 
 def missing() -> str:
-    """What is to be installed first; nothing where the series are there."""
+    """What must be installed first; empty if the series are there."""
     return "" if _file() is not None else "no package aeon, whose wheel has the series"
 
 
 def in_a_row(steps: int, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Recordings one after the other, drawn anew for every sequence `(T, B, CHANNELS)`, and their classes `(T, B)`."""
+    """Random recordings in sequence, different for every sequence, `(T, B, CHANNELS)`, and their classes `(T, B)`."""
     series, classes = _all()
     length = series.shape[1]
     chosen = torch.randint(0, len(series), (-(-steps // length), batch), generator=generator)

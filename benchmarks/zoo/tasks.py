@@ -1,4 +1,4 @@
-"""Tasks that need memory, drawn from seeds: what a network is trained on before it is measured."""
+"""Tasks that need memory, drawn from seeds, on which networks are trained before they are measured."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from torch.nn import functional as F
 from benchmarks.zoo import recordings
 
 Answers = Literal["numbers", "classes", "bytes"]
-"""At every step: numbers, a class, or the byte that follows, of inputs that are bytes."""
+"""Targets at every step: numbers, a class, or, for inputs that are bytes, the next byte."""
 WINDOW = 200
 """Steps over which marked numbers are added up."""
 SYMBOLS, SHOWN, DELAY = 8, 8, 60
-"""Of the copy task: kinds of symbols, how many are shown, and the steps before they are asked for."""
+"""Copy task: kinds of symbols, how many are shown, and the steps before they are asked for."""
 EPISODE = 100
-"""Steps of a corridor, on average."""
+"""Average steps of a corridor."""
 ACTIVITIES = 5
 """Kinds of movement in the stand-in for a sensor's recordings."""
 LONGEST_ECHO = 8192
-"""Steps after which the amplifier's filter has forgotten all that a float64 holds."""
+"""Steps after which the amplifier's filter has decayed below float64's precision."""
 
 
 class Batch(NamedTuple):
-    """Inputs, what to answer, and where episodes begin."""
+    """Inputs, targets, and where episodes begin."""
 
     x: Tensor
     """`(T, B, D)`; of text, bytes `(T, B)`."""
@@ -53,11 +53,11 @@ class Task:
     outputs: int
     answers: Answers = "numbers"
     needs: Callable[[], str] = str
-    """What is missing here to draw it; nothing where that is all there."""
+    """What is missing to draw it here; empty if nothing is."""
 
 
 def flip_flop(steps: int, batch: int, generator: torch.Generator) -> Batch:
-    """Three bits: each is to be what its last pulse said, and pulses are rare."""
+    """Three bits: the target of each is the sign of its last pulse, and pulses are rare."""
     pulses = torch.rand(steps, batch, 3, generator=generator) < 0.01
     signs = torch.where(torch.rand(steps, batch, 3, generator=generator) < 0.5, -1.0, 1.0)
     x = torch.where(pulses, signs, 0.0)
@@ -75,9 +75,7 @@ def adding(steps: int, batch: int, generator: torch.Generator) -> Batch:
 
 
 def copy(steps: int, batch: int, generator: torch.Generator) -> Batch:
-    """Symbols are shown, then nothing for a while; at a signal they are to be said again, one after the other. Then
-    the next ones are shown, without end.
-    """
+    """Symbols are shown, then nothing for a while; after a signal they must be repeated in order, and so on."""
     period = 2 * SHOWN + DELAY
     rounds = -(-steps // period)
     symbols = torch.randint(0, SYMBOLS, (rounds, SHOWN, batch), generator=generator)
@@ -90,7 +88,7 @@ def copy(steps: int, batch: int, generator: torch.Generator) -> Batch:
 
 
 def amplifier(steps: int, batch: int, generator: torch.Generator) -> Batch:
-    """A guitar's amplifier: a filter with a long memory, and a clipper behind it."""
+    """A guitar amplifier: a filter with a long memory, followed by a clipper."""
     x = torch.randn(steps, batch, 1, generator=generator)
     x = 2 * F.avg_pool1d(x.permute(1, 2, 0), 9, 1, 4).permute(2, 0, 1)
     level = 0.05 * _faded(x.double(), 0.995)
@@ -107,8 +105,9 @@ def _faded(x: Tensor, rate: float) -> Tensor:
 
 
 def corridors(steps: int, batch: int, generator: torch.Generator) -> Batch:
-    """A policy's memory: a sign at the entrance of a corridor says where to turn at its end; every corridor is an
-    episode of its own. Inputs: the sign, whether the end is reached, noise. Actions: on, left, right.
+    """A policy's memory: a sign at the entrance of a corridor tells where to turn at its end.
+
+    Every corridor is an episode. Inputs: the sign, whether the end is reached, noise. Actions: on, left, right.
     """
     ends = torch.rand(steps, batch, generator=generator) < 1 / EPISODE
     resets = torch.cat([torch.ones(1, batch, dtype=torch.bool), ends[:-1]])
@@ -121,8 +120,9 @@ def corridors(steps: int, batch: int, generator: torch.Generator) -> Batch:
 
 
 def sensor(steps: int, batch: int, generator: torch.Generator) -> Batch:
-    """A stand-in for a worn sensor: a person moves in one of ACTIVITIES ways, some hundreds of steps each; three
-    channels swing with the gait and drift, and the way is to be told at every step.
+    """A simulated wearable sensor: a person moves in one of ACTIVITIES ways, for several hundred steps each.
+
+    Three channels swing with the gait and drift; the target at every step is the way of moving.
     """
     changes = torch.rand(steps, batch, generator=generator) < 1 / 400
     drawn = torch.randint(0, ACTIVITIES, (steps, batch), generator=generator)
@@ -136,7 +136,7 @@ def sensor(steps: int, batch: int, generator: torch.Generator) -> Batch:
 
 
 def text(steps: int, batch: int, generator: torch.Generator) -> Batch:
-    """Bytes of the standard library's sources, and those that follow them."""
+    """Bytes of the standard library's sources; the targets are the next bytes."""
     at = torch.randint(0, len(_library()) - steps - 1, (batch,), generator=generator)
     pieces = torch.stack([_library()[i : i + steps + 1] for i in at.tolist()], 1).long()
     return Batch(pieces[:-1], pieces[1:])
@@ -149,7 +149,7 @@ def _library() -> Tensor:
 
 
 def motions(steps: int, batch: int, generator: torch.Generator) -> Batch:
-    """Recordings of a watch's accelerometer and gyroscope, in a row: which of four sports, at every step."""
+    """Consecutive recordings of a watch's accelerometer and gyroscope; the target at every step: one of four sports."""
     return Batch(*recordings.in_a_row(steps, batch, generator))
 
 

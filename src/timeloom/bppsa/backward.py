@@ -36,15 +36,15 @@ def chain_backward(
     by Parallel Scan Algorithm", 2020). Jacobians are sparse where layers are: convolutions, pruned weights, ReLU.
 
     model: an nn.Sequential (or Sequentials within it) of Linear, Conv2d, ReLU, Tanh, MaxPool2d, AvgPool2d, Flatten,
-        BatchNorm1d and BatchNorm2d. A BatchNorm in training ties the sequences of the batch together: the scan
-        ends before it and begins behind it anew. In eval mode it is a diagonal like any other.
+        BatchNorm1d and BatchNorm2d. A BatchNorm in training couples the samples of the batch: the scan ends before
+        it and starts anew behind it. In eval mode its Jacobian is diagonal.
     x: the input, `(B, ...)`; float32 or float64.
     loss: from the model's output to a scalar, such as `lambda y: F.cross_entropy(y, target)`.
-    levels: levels of the scan in which matrices are multiplied; between them the chain is run through as usual.
+    levels: levels of the scan in which matrices are multiplied; the roots above them are run through serially.
         0 is back-propagation; None takes as many as there are.
     record: called with the trace of the scan: its products and what they cost.
     group: processes of torch.distributed that share the products of every level. All of them hold the same model and
-        call this with the same batch; each writes all Jacobians down, and all have all gradients in the end.
+        call this with the same batch; each builds all Jacobians, and all have all gradients in the end.
     Returns the loss, detached. Gradients are added to `.grad` of parameters, and flow on into x if it wants one.
     Autocast is for the loss alone: the layers run in their own precision.
     """
@@ -79,7 +79,7 @@ def chain_backward(
 
 
 def _sharing(group: Any, value: Tensor) -> Each:
-    """Who makes the products of a level: this process, or those of a group."""
+    """Who computes the products of a level: this process, or those of a group."""
     if group is None:
         return alone
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
@@ -94,7 +94,7 @@ def _sharing(group: Any, value: Tensor) -> Each:
 
 
 def _own_precision(x: Tensor) -> AbstractContextManager[None]:
-    """Products of sparse matrices are not for autocast's types."""
+    """Context without autocast, whose dtypes products of sparse matrices do not support."""
     return without_autocast(x.device)
 
 
@@ -141,7 +141,7 @@ def _gradients(
 
 
 def _first_needed(layers: list[tuple[str, nn.Module]], x: Tensor) -> int:
-    """The first point whose gradient somebody wants: the input, or the output of the first layer with parameters."""
+    """The first point whose gradient is needed: the input, or the output of the first layer with parameters."""
     if x.requires_grad:
         return 0
     trained = (i for i, (_, layer) in enumerate(layers) if any(p.requires_grad for p in layer.parameters()))
@@ -159,7 +159,7 @@ def _add_parameter_grads(layer: nn.Module, point: Tensor, grad: Tensor | None) -
 
 
 def _layers(model: Any, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """All layers with their names, nested chains in their place, a layer that stands in two places twice."""
+    """All layers with their names, nested chains inlined; a layer used twice appears twice."""
     if not _is_chain(model):
         raise TypeError(
             f"model must be an nn.Sequential, a chain of layers, got {type(model).__name__}"
@@ -204,7 +204,7 @@ def _check(layers: list[tuple[str, nn.Module]], x: Any, loss: Any, levels: objec
 
 
 def _check_hooks(layer: nn.Module, given: Tensor, returned: Tensor) -> None:
-    """Hooks may watch; what they change would be missing in the layer's Jacobian."""
+    """Refuse forward hooks that change a layer's output, since its Jacobian would not include the change."""
     if layer._forward_hooks or layer._forward_pre_hooks:
         with statistics_kept(layer):
             plain = layer.forward(given.clone())

@@ -15,7 +15,7 @@ from timeloom.bppsa.windows import Windows, pair
 
 
 def linear(layer: nn.Linear, x: Tensor, y: Tensor) -> Matrix:
-    """The weight's transpose, at every position in front of the features."""
+    """The weight's transpose, once for every position of the dimensions in front of the features."""
     weight = layer.weight.detach()
     batch, places = len(x), x[0].numel() // layer.in_features
     outputs, inputs = weight.nonzero(as_tuple=True)
@@ -28,7 +28,7 @@ def linear(layer: nn.Linear, x: Tensor, y: Tensor) -> Matrix:
 
 
 def conv2d(layer: nn.Conv2d, x: Tensor, y: Tensor) -> Matrix:
-    """An entry for each weight that is not zero and each place where its window meets the input."""
+    """An entry for each nonzero weight and each place of its window in which it meets an input pixel."""
     _check_images(layer, x)
     if layer.padding_mode != "zeros":
         raise ValueError(f"chain_backward supports Conv2d with padding_mode='zeros' only, got {layer}")
@@ -40,7 +40,7 @@ def conv2d(layer: nn.Conv2d, x: Tensor, y: Tensor) -> Matrix:
     geometry = Windows(pair(x.shape[2:]), pair(y.shape[2:]), kernel, pair(layer.stride), padding, dilation)
     pixel, out, place = geometry.entries(x.device)
     weight = layer.weight.detach().flatten(2)
-    # meetings sorted by their place in the window, so that those of each weight are a stretch
+    # pairs sorted by their place in the window, so that those of each weight are contiguous
     order = place.argsort(stable=True)
     pixel, out = pixel[order], out[order]
     counts = torch.bincount(place, minlength=weight.shape[2])
@@ -63,7 +63,7 @@ def tanh(layer: nn.Tanh, x: Tensor, y: Tensor) -> Matrix:
 
 
 def max_pool2d(layer: nn.MaxPool2d, x: Tensor, y: Tensor) -> Matrix:
-    """A one where each output pixel comes from; none for a window wholly in the padding: it is -inf whatever x is."""
+    """A one at the input pixel that each output pixel equals; none for windows in the padding, -inf whatever x is."""
     _check_images(layer, x)
     sizes = layer.kernel_size, layer.stride, layer.padding, layer.dilation
     _, pixel = F.max_pool2d(x, *sizes, layer.ceil_mode, return_indices=True)
@@ -77,12 +77,12 @@ def max_pool2d(layer: nn.MaxPool2d, x: Tensor, y: Tensor) -> Matrix:
 
 
 def avg_pool2d(layer: nn.AvgPool2d, x: Tensor, y: Tensor) -> Matrix:
-    """Every pixel of a window over what the window's sum is divided by."""
+    """One over the divisor of a window's sum, for every pixel of the window."""
     _check_images(layer, x)
     kernel, stride, padding = (pair(value) for value in (layer.kernel_size, layer.stride, layer.padding))
     geometry = Windows(pair(x.shape[2:]), pair(y.shape[2:]), kernel, stride, padding)
     pixel, out, _ = geometry.entries(x.device)
-    # A sum over ones counts a window's pixels: F.avg_pool2d knows all its rules.
+    # Pooling ones counts a window's pixels by all the rules of F.avg_pool2d.
     options = layer.ceil_mode, layer.count_include_pad, layer.divisor_override
     ones = torch.ones(1, 1, *x.shape[2:], dtype=x.dtype, device=x.device)
     share = F.avg_pool2d(ones, kernel, stride, padding, *options).flatten() / torch.bincount(
@@ -96,11 +96,11 @@ def avg_pool2d(layer: nn.AvgPool2d, x: Tensor, y: Tensor) -> Matrix:
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 NORM_FLOPS = 8.0
-"""Floating-point operations an entry of a BatchNorm's gradient takes in training: two sums, and a line through them."""
+"""Floating-point operations per entry of a BatchNorm's gradient in training: two sums, and a line through them."""
 
 
 def batch_norm(layer: BatchNorm, x: Tensor, y: Tensor) -> Matrix | Cut:
-    """By running statistics, a diagonal; by those of the batch, a cut: there every entry depends on all sequences."""
+    """With running statistics a diagonal; with batch statistics a cut, since every entry depends on all samples."""
     if uses_batch(layer):
         return Cut(lambda grad: _pull_norm(layer, x, grad), NORM_FLOPS * x[0].numel())
     assert layer.running_var is not None
@@ -117,7 +117,7 @@ def uses_batch(layer: nn.Module) -> bool:
 
 @contextmanager
 def statistics_kept(layer: nn.Module) -> Iterator[None]:
-    """Within it, calls of a BatchNorm do not count for its running statistics: the forward pass has counted."""
+    """Context in which calls of a BatchNorm leave its running statistics alone: the forward pass has updated them."""
     tracks = getattr(layer, "track_running_stats", None)
     if tracks and uses_batch(layer):
         layer.track_running_stats = False  # type: ignore[assignment]
@@ -136,7 +136,7 @@ def _pull_norm(layer: BatchNorm, x: Tensor, grad: Tensor) -> Tensor:
 
 
 def flatten(layer: nn.Flatten, x: Tensor, y: Tensor) -> None:
-    """Nothing: the numbers stay in their order."""
+    """None, the identity: the numbers stay in their order."""
     if len(y) != len(x):
         raise ValueError(f"chain_backward needs the batch to stay the first dimension, but {layer} flattens it")
 

@@ -14,12 +14,12 @@ from torch.nn.functional import pad
 WORTH_SPARSE = 0.25
 """Share of entries up to which a matrix is stored sparse."""
 MOST_PRODUCTS = 2**28
-"""Of numbers, in one product of sparse matrices: cuSPARSE has no resources for many more."""
+"""Most scalar products in one product of sparse matrices: cuSPARSE has no resources for many more."""
 
 
 @dataclass(frozen=True)
 class Dense:
-    """`(B, rows, columns)`, or `(1, rows, columns)` where all sequences of the batch share one."""
+    """Dense matrices `(B, rows, columns)`, or `(1, rows, columns)` if all samples of the batch share one."""
 
     values: Tensor
 
@@ -41,7 +41,7 @@ class Sparse:
 
     @property
     def stored(self) -> int:
-        """Stored entries in all."""
+        """Number of stored entries in all."""
         return self.matrix.values().numel()
 
     @staticmethod
@@ -80,26 +80,26 @@ Matrix = Dense | Sparse
 
 @dataclass(frozen=True)
 class Cut:
-    """A layer whose Jacobian ties the sequences of a batch together, such as a BatchNorm in training.
+    """A layer whose Jacobian couples the samples of a batch, such as a BatchNorm in training.
 
-    The scan ends before it and begins behind it anew; the layer itself is stepped over as in back-propagation.
+    The scan ends before it and starts anew behind it; the layer itself is passed as in back-propagation.
     """
 
     pull: Callable[[Tensor], Tensor]
     """From the gradient at its output to the one at its input, both in the shapes of the points."""
     flops: float
-    """For one of the batch."""
+    """Floating-point operations per sample."""
 
 
 def apply(matrix: Matrix, vector: Tensor) -> Tensor:
-    """`matrix · vector` for each of the batch: `(B, columns)` to `(B, rows)`."""
+    """`matrix · vector` for each sample: `(B, columns)` to `(B, rows)`."""
     if isinstance(matrix, Sparse):
         return (matrix.matrix @ vector.flatten()).view(matrix.batch, -1)
     return (matrix.values @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 def compose(left: Matrix, right: Matrix) -> Matrix:
-    """`left · right` for each of the batch."""
+    """`left · right` for each sample."""
     if isinstance(left, Dense) and isinstance(right, Dense):
         return Dense(left.values @ right.values)
     if isinstance(left, Sparse) and isinstance(right, Sparse):
@@ -119,9 +119,9 @@ def compose(left: Matrix, right: Matrix) -> Matrix:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Of two CSR matrices, by pieces of rows that are made of no more than `MOST_PRODUCTS` products each."""
+    """The product of two CSR matrices, in pieces of rows of at most `MOST_PRODUCTS` scalar products each."""
     begins = left.crow_indices()
-    made = pad(_products(left, right).cumsum(0), (1, 0))[begins]  # before each row
+    made = pad(_products(left, right).cumsum(0), (1, 0))[begins]  # products before each row
     pieces = 1 + int(made[-1]) // MOST_PRODUCTS
     cuts = torch.searchsorted(made, torch.arange(pieces, device=made.device) * MOST_PRODUCTS).unique().tolist()
     found, whole = [], right.to_sparse_coo()
@@ -133,7 +133,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
             left.values()[inside],
             (last - first, left.shape[1]),
         )
-        # by way of COO: torch's product of two CSR matrices on a CPU never gives its memory back
+        # through COO: torch's product of two CSR matrices on a CPU leaks memory
         part = torch.sparse.mm(rows.to_sparse_coo(), whole).coalesce().to_sparse_csr()
         found.append((part.crow_indices(), part.col_indices(), part.values()))
     if len(found) == 1:
@@ -144,20 +144,20 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _products(left: Tensor, right: Tensor) -> Tensor:
-    """How many products every stored entry of `left` takes part in."""
+    """Number of scalar products that each stored entry of `left` takes part in."""
     begins = right.crow_indices()
     return (begins[1:] - begins[:-1])[left.col_indices()]
 
 
 def apply_flops(matrix: Matrix) -> float:
-    """Floating-point operations of `apply`, for one of the batch on average: two for each stored entry."""
+    """Floating-point operations of `apply`, per sample on average: two for each stored entry."""
     if isinstance(matrix, Sparse):
         return 2 * matrix.stored / matrix.batch
     return 2.0 * matrix.shape[0] * matrix.shape[1]
 
 
 def compose_flops(left: Matrix, right: Matrix) -> float:
-    """Floating-point operations of `compose`, for one of the batch on average."""
+    """Floating-point operations of `compose`, per sample on average."""
     if isinstance(left, Sparse) and isinstance(right, Sparse):
         return 2 * float(_products(left.matrix, right.matrix).sum()) / left.batch
     if isinstance(left, Sparse):
@@ -166,7 +166,7 @@ def compose_flops(left: Matrix, right: Matrix) -> float:
 
 
 def csr(begins: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """A CSR tensor from its parts, which are taken as they are."""
+    """A CSR tensor from its parts, which are not checked."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls its CSR tensors a beta, once a process
         return torch.sparse_csr_tensor(begins, columns, values, shape, check_invariants=False)

@@ -1,4 +1,4 @@
-"""The independent products of a scan's level, shared by processes: each makes some of them and tells the others."""
+"""The independent products of a scan's level, shared by processes: each computes some and broadcasts them."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from timeloom.bppsa.matrices import Dense, Matrix, Sparse, csr
 
 Value = Tensor | Matrix
 Each = Callable[[Sequence[Callable[[], Value]]], list[Value]]
-"""Runs tasks that do not depend on each other, and returns what all of them gave."""
+"""Runs tasks that do not depend on each other, and returns the results of all."""
 
 KINDS = ("vector", "dense", "sparse")
 
 
 def alone(tasks: Sequence[Callable[[], Value]]) -> list[Value]:
-    """All of them here, one after the other."""
+    """Run all tasks here, one after the other."""
     return [task() for task in tasks]
 
 
 class Shared:
-    """Task i is for rank i mod R of a process group; every rank must come with the same tasks in the same order."""
+    """Runs task i on rank i mod R of a process group; every rank must pass the same tasks in the same order."""
 
     def __init__(self, group: dist.ProcessGroup, like: Tensor) -> None:
         self.group, self.like = group, like
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.made = 0
-        """Tasks that this rank has run."""
+        """Number of tasks that this rank has run."""
 
     def __call__(self, tasks: Sequence[Callable[[], Value]]) -> list[Value]:
-        if len(tasks) == 1:  # nothing to share: what it gives is small, or is needed by all at once
+        if len(tasks) == 1:  # nothing to share: its result is small, or needed by all at once
             return alone(tasks)
         mine = {i: task() for i, task in enumerate(tasks) if i % self.size == self.rank}
         self.made += len(mine)
         return [self._tell(mine.get(i), i % self.size) for i in range(len(tasks))]
 
     def same(self, value: Tensor) -> bool:
-        """Whether all ranks have the same number, as they must if they hold the same model and batch."""
+        """Whether all ranks have the same value, as they must if they hold the same model and batch."""
         told = value.detach().clone()
         self._send(told, 0)
         differs = (told != value.detach()).float()
@@ -47,7 +47,7 @@ class Shared:
         return not bool(differs)
 
     def _tell(self, value: Value | None, rank: int) -> Value:
-        """The value of a rank, on all of them: first its kind and sizes, then its numbers."""
+        """Broadcast the value of one rank to all: first its kind and sizes, then its numbers."""
         header = torch.zeros(5, dtype=torch.int64, device=self.like.device)
         if value is not None:
             header.copy_(torch.tensor(_described(value)))
@@ -82,7 +82,7 @@ class Shared:
 
 
 def _described(value: Value) -> list[int]:
-    """Kind, batch, rows, columns and stored entries; a sparse matrix is that of the whole batch."""
+    """Kind, batch, rows, columns and stored entries; those of a sparse matrix are for the whole batch."""
     if isinstance(value, Sparse):
         return [KINDS.index("sparse"), value.batch, *value.matrix.shape, value.stored]
     if isinstance(value, Dense):

@@ -17,18 +17,18 @@ Phase = Literal["up", "middle", "down"]
 
 @dataclass(frozen=True)
 class Operation:
-    """One product of the scan. Those of one phase and level do not depend on each other, except in the middle."""
+    """One product of the scan; products of one phase and level are independent, except in the middle."""
 
     phase: Phase
     level: int
     kind: Literal["matvec", "matmul"]
     flops: float
-    """For one of the batch, on average."""
+    """Floating-point operations per sample, on average."""
 
 
 @dataclass
 class ScanTrace:
-    """All products that a scan made, and those that plain back-propagation would have made."""
+    """All products that a scan computed, and those of plain back-propagation."""
 
     operations: list[Operation] = field(default_factory=list)
     serial: list[float] = field(default_factory=list)
@@ -65,11 +65,11 @@ def scan_backward(
 
     An exclusive scan over `g, J₁, J₂, …` with the product from the right, `a ⊙ b = b a`, in three parts.
 
-    Up: neighbours are multiplied, `levels` times over. Middle: the roots are carried on one by one; with all levels
-    there is one root and nothing to do. Down: each node hands what comes before it to its left child, and that times
-    the left child's product to the right one; the operands are thus swapped against a sum's scan. All that comes
-    before a node begins with g, so this part multiplies matrices with vectors only. Nothing comes before the
-    first node: there is no identity to multiply with. Products that nobody will ask for are not made.
+    Up: neighbours are multiplied, `levels` times over. Middle: the roots are multiplied one by one; with all levels
+    there is one root and nothing to do. Down: each node passes its prefix to its left child, and its prefix times the
+    left child's product to the right one; compared with a scan of sums, the operands are thus swapped. Every prefix
+    begins with g, so this part multiplies matrices with vectors only. The first node has no prefix: there is no
+    identity to multiply with. Products that are never used are not computed.
 
     each: runs the products of a level, which do not depend on each other.
     """
@@ -83,7 +83,7 @@ def scan_backward(
         trace.operations.append(Operation(phase, level, "matmul", compose_flops(matrix, value)))
         return partial(compose, matrix, value)
 
-    # Each level lists all its nodes but the last, of which the product would never be used.
+    # Each level lists all its nodes but the last, whose product would never be used.
     tree: list[list[Value]] = [[gradient, *jacobians]]
     while tree[-1] and (levels is None or len(tree) <= levels):
         below, level = tree[-1], len(tree)
@@ -100,5 +100,5 @@ def scan_backward(
 
 
 def _children(known: Value | None, rights: Iterator[Value], two: bool) -> list[Value | None]:
-    """What comes before the left child and, where there is one, before the right child."""
+    """The prefix of the left child and, if there is one, of the right child."""
     return [known, next(rights)] if two else [known]

@@ -1,4 +1,4 @@
-"""Which input pixels each output pixel of a convolution or pooling layer looks at."""
+"""Which input pixels each output pixel of a convolution or pooling layer depends on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Windows:
         return pixel, out, place
 
     def _axis(self, axis: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """The same along one axis: input, output and place of every pair that meets."""
+        """The same along one axis: input, output and place in the window of every such pair."""
         out = torch.arange(self.outputs[axis], device=device).unsqueeze(1)
         place = torch.arange(self.kernel[axis], device=device)
         at = out * self.stride[axis] - self.padding[axis] + place * self.dilation[axis]

@@ -1,7 +1,7 @@
 """Cells: the mathematics of one step, its derivatives, and the projection of all inputs by one product.
 
 Two kinds. A `Cell` is what solvers work with. A `Step` is a module `cell(state, x) -> state` for `timeloom.unroll` and
-`timeloom.Layer`, in torch's words alone: kernels are made from it.
+`timeloom.Layer`, written in torch operations, from which kernels are generated.
 """
 
 from timeloom.cells.base import Cell

@@ -1,4 +1,4 @@
-"""What a solver may ask of a recurrence's mathematics. A cell never sees a solver, a chunk or a device."""
+"""The interface of cells, the mathematics of one step. A cell never sees a solver, a chunk or a device."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from timeloom.cells.coarse import Coarse, Frozen, UserStep
 from timeloom.torch_state.transforms import transforms_work
 
 SHORT_SUM = 256
-"""Terms of a sum over time that are summed one after the other, at least."""
+"""Least terms of each short sum, by which long sums over time are made."""
 MOST_SUMMED = 1 << 20
-"""Numbers in all short sums of one gradient, at most."""
+"""Most numbers in all short sums of one gradient."""
 
 
 class Masks(NamedTuple):
     """Which masks of a dropout inside the recurrence stand behind `u` in every row (see `timeloom.cells.masked`)."""
 
     dropped: bool = False
-    """What h is multiplied by before the recurrent product, `(n,)`."""
+    """A factor of h in the recurrent product, `(n,)`."""
     zoned: bool = False
-    """The share of every unit that a step keeps as it was, a part of the state each."""
+    """The share of every unit that a step keeps unchanged, for each part of the state."""
 
 
 NO_MASKS = Masks()
@@ -33,34 +33,34 @@ NO_MASKS = Masks()
 class Cell(ABC):
     """One step `s⁺ = f(s, u)` of a recurrence over projected inputs, and its derivatives.
 
-    A state is flat, `(N, S)`: its parts (h; or h and c) side by side, part 0 being the output. `u` is `(N, K)`: what
-    the input contributes to the step, computed for all of time beforehand. Rows are independent.
+    A state is flat, `(N, S)`: its parts (h; or h and c) side by side, part 0 being the output. `u` is `(N, K)`: the
+    contribution of the input to the step, computed for all of time beforehand. Rows are independent.
     """
 
     parts: tuple[int, ...]
     """Widths of the state's parts; they sum to S."""
     weights: tuple[Tensor, ...]
-    """Recurrent weights: what `weight_grads` returns the gradients of, in this order."""
+    """Recurrent weights, in the order in which `weight_grads` returns their gradients."""
     gate_width: int
     """Width G of the gate gradients that `vjp` returns."""
     whole_state_out: bool = False
-    """Whether a run returns whole states, and not their first part alone."""
+    """Whether a run returns whole states rather than only their first part."""
     has_blocks: bool = False
-    """Whether the state is two parts of one width of which every unit has one each, as h and c: see `blocks`."""
+    """Whether the state has two parts of one width, with an entry of each for every unit, as h and c: see `blocks`."""
     kernel: str | None = None
     """Name of the fused kernel that computes this cell, where one exists (see `timeloom.kernels`)."""
     generated: bool = False
-    """Whether kernels are generated from its `step`, whose gate gradients are then the cell's own."""
+    """Whether kernels are generated from its `step`; their gate gradients are then the cell's own."""
     in_cudnn: bool = False
-    """Whether it is a cell of torch's own layers: solutions need not be more precise than cuDNN's, then."""
+    """Whether it is a cell of torch's own layers, so that solutions need not be more precise than cuDNN's."""
     gated: bool = True
-    """Whether part of a state passes a step by, rather than all of it through the product with the weights."""
+    """Whether part of the state bypasses the product with the weights in a step."""
 
     masks: Masks = NO_MASKS
     behind: int = 0
     """Width of the masks behind `u`."""
     told: str = ""
-    """What reports say of its kernels, where that is not known from the cell."""
+    """What reports say of its kernels, if they do not find out themselves."""
 
     @property
     def size(self) -> int:
@@ -76,7 +76,7 @@ class Cell(ABC):
 
     @abstractmethod
     def decay(self, state: Tensor, u: Tensor) -> Tensor:
-        """A diagonal stand-in for the step's Jacobian, `(N, S)`: what each unit keeps of itself."""
+        """A diagonal approximation of the step's Jacobian, `(N, S)`: the share that each unit keeps of itself."""
 
     @abstractmethod
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Cell(ABC):
         return self.jacobian(state, u).diagonal(dim1=-2, dim2=-1)
 
     def estimated_diagonal(self, state: Tensor, u: Tensor, probes: int) -> Tensor:
-        """The diagonal of the Jacobian as Hutchinson estimates it, `(N, S)`: the mean of `v ⊙ Jᵀv` over random signs v.
+        """Hutchinson's estimate of the Jacobian's diagonal, `(N, S)`: the mean of `v ⊙ Jᵀv` over random signs v.
 
         Costs `probes` products where the diagonal itself may cost S; exact where the Jacobian is diagonal.
         """
@@ -99,8 +99,9 @@ class Cell(ABC):
         return total / probes
 
     def blocks(self, state: Tensor, u: Tensor) -> Tensor:
-        """The diagonals of the four parts of the Jacobian of a state of two parts, `(N, 2, 2, n)`: what each unit's own
-        h and c do to one another.
+        """The diagonals of the four blocks of the Jacobian of a state of two parts, `(N, 2, 2, n)`.
+
+        They are the derivatives of each unit's next h and c by its own h and c.
         """
         raise NotImplementedError(f"{type(self).__name__} has no blocks of 2 × 2")
 
@@ -110,10 +111,10 @@ class Cell(ABC):
 
     @abstractmethod
     def weight_grads(self, previous: Sequence[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of `weights` from what they are `multiplied` by, `(N, part)` each, and the gate gradients."""
+        """Gradients of `weights` from their operands (see `multiplied`), `(N, part)` each, and the gate gradients."""
 
     def multiplied(self, previous: Sequence[Tensor], u: Tensor) -> Sequence[Tensor]:
-        """What weights are multiplied by, `(N, part)` each, of the parts of the states before each step."""
+        """The operands of the weights, `(N, part)` each, from the parts of the states before each step."""
         return previous
 
     def bound(self, initial: Tensor) -> Tensor | None:
@@ -123,7 +124,7 @@ class Cell(ABC):
         return None
 
     def coarse(self, kind: str) -> Coarse:
-        """A step over many steps, of this kind: `frozen`, or `implicit` where the cell has one."""
+        """A coarse step of this kind: `frozen`, or `implicit` if the cell has one."""
         if kind == "implicit":
             raise ValueError(
                 f"coarse='implicit' is for cells with an update gate (GRU, ImplicitGRU), and this is a "
@@ -150,7 +151,7 @@ class Cell(ABC):
 
 
 def jacobian_by_vjp(cell: Cell, state: Tensor, u: Tensor) -> Tensor:
-    """The step's Jacobian `(N, S, S)`, of a cell that has its vjp alone: a row for every unit of the next state."""
+    """The step's Jacobian `(N, S, S)` by vjps, one row for every unit of the next state."""
     units = torch.eye(cell.size, dtype=state.dtype, device=state.device)
 
     def pull(unit: Tensor) -> Tensor:
@@ -170,7 +171,7 @@ def unit_box(initial: Tensor) -> Tensor:
 def chain_weights(scales: Sequence[Tensor], weights: Sequence[Tensor], diagonal: Tensor | None = None) -> Tensor:
     """`Σ diag(scale) W`, plus `diag(diagonal)`, for batches of scales: `(N, n)` each, `(n, p)` each `-> (N, n, p)`.
 
-    One product for each unit, over the few terms; so in memory the rows of one unit lie side by side, for all items.
+    Computed by one product for each unit over the few terms: in memory the rows of a unit are adjacent for all items.
     """
     if diagonal is not None:
         eye = torch.eye(diagonal.shape[-1], dtype=diagonal.dtype, device=diagonal.device)
@@ -180,9 +181,9 @@ def chain_weights(scales: Sequence[Tensor], weights: Sequence[Tensor], diagonal:
 
 
 def sum_outer(grads: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
-    """`Σ grads[i] ⊗ values[i]`: the gradient of a weight that maps values to what grads belong to, into `out` if given.
+    """`Σ grads[i] ⊗ values[i]`, into `out` if given: a weight's gradient from its inputs and its outputs' gradients.
 
-    On a CPU a sum of short sums: of narrow matrices torch makes one long sum, off by 4e-6 after some 10,000 terms.
+    On a CPU a sum of short sums: for narrow matrices torch makes one long sum, off by 4e-6 after some 10,000 terms.
     """
     terms = len(grads)
     sums = min(terms // SHORT_SUM, MOST_SUMMED // max(1, grads.shape[1] * values.shape[1]))

@@ -9,8 +9,8 @@ from timeloom.cells.step import Step, by_blocks, check_blocks, uniform
 
 
 class BlockGRU(Step):
-    """The recurrent core of DreamerV3 (Hafner et al., 2023): blocks of units see x, and of h
-    themselves alone:
+    """The recurrent core of DreamerV3 (Hafner et al., 2023): a block of units sees x and its own
+    block of h:
 
     r, c, u = LN(W x + R h)              R block-diagonal
     n = tanh(σ(r) ⊙ c)    z = σ(u − 1)    h⁺ = h + z ⊙ (n − h)

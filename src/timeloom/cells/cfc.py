@@ -9,7 +9,7 @@ from timeloom.cells.step import Step
 
 
 class CfC(Step):
-    """Closed-form continuous-time network (Hasani et al., 2022), by way of a layer of `backbone` units:
+    """Closed-form continuous-time network (Hasani et al., 2022), through a layer of `backbone` units:
 
     y = 1.7159 tanh(⅔ (B [x, h] + b))
     s = σ(A y + a)    h⁺ = (1 − s) ⊙ tanh(F y + f) + s ⊙ tanh(G y + g)

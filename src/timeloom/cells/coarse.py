@@ -1,4 +1,4 @@
-"""Coarse steps: one evaluation that stands in for many steps of a cell, and its transposed derivative."""
+"""Coarse steps: one evaluation that approximates many steps of a cell, and its vjp."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from timeloom.cells.base import Cell
 
 Pull = Callable[[slice, Tensor], Tensor]
-"""`pull(at, grad)`: transposed derivatives of the intervals `at`, applied to grad `(k, B, S)`."""
+"""`pull(at, grad)`: the vjps of the intervals `at`, applied to grad `(k, B, S)`."""
 March = tuple[Callable[[Tensor, Tensor], Tensor], Tensor]
-"""`step(state, x)`, of rows `(B, S)` and `(B, K)`, and x of every interval, `(N, B, K)`."""
+"""`step(state, x)` on rows `(B, S)` and `(B, K)`, and the x of every interval, `(N, B, K)`."""
 UserStep = Callable[[Any, Tensor, Tensor], Any]
-"""A user's own coarse step, `step(h, x, span) -> h`: h and x as his cell takes them, span `(N, 1)`."""
+"""A user's own coarse step, `step(h, x, span) -> h`: h and x as the user's cell takes them, span `(N, 1)`."""
 
 
 class Coarse(ABC):
@@ -32,25 +32,26 @@ class Coarse(ABC):
 
     @abstractmethod
     def linearise(self, state: Tensor, u: Tensor, span: Tensor) -> Pull:
-        """Transposed derivatives at these points, for intervals `(K, B, ·)`; used again and again, so prepared once."""
+        """The vjps at these points, for intervals `(K, B, ·)`; prepared once, as they are applied many times."""
 
     def marching(self, u: Tensor, span: Tensor, added: Tensor) -> March | None:
-        """All intervals `(K, B, ·)` one after the other, with `added` `(K, B, S)` behind each, as kernels can be made
-        of; None where they cannot.
+        """A march through all intervals `(K, B, ·)` that adds `added` `(K, B, S)` after each, for generated kernels.
+
+        None if no kernels can be generated for it.
         """
         return None
 
     def marching_back(self, state: Tensor, u: Tensor, span: Tensor, added: Tensor) -> March | None:
-        """The same of their transposed derivatives at these states."""
+        """The same for their vjps at these states."""
         return None
 
 
 class Frozen(Coarse):
-    """Any cell with its decay d and the rest of its step, `b = f(s) − d s`, standing still for the whole span m:
+    """Any cell with its decay d and the rest of its step, `b = f(s) − d s`, frozen for the whole span m:
 
         s⁺ = d^m s + (1 + d + … + d^(m−1)) b
 
-    Exact for a step that is linear, diagonal and constant. The decay is held within [−1, 1].
+    Exact for a step that is linear, diagonal and constant. The decay is clamped to [−1, 1].
     """
 
     def __init__(self, cell: Cell) -> None:
@@ -77,7 +78,7 @@ class Frozen(Coarse):
 
 
 class UsersOwn(Coarse):
-    """A coarse step that the user wrote for a cell of his own; its derivative by autograd."""
+    """A user's coarse step for his own cell, differentiated by autograd."""
 
     def __init__(self, cell: Cell, function: UserStep) -> None:
         self.cell = cell

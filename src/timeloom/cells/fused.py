@@ -1,4 +1,4 @@
-"""A step that was compiled, as a cell: whatever it is, derivatives follow from its normal form."""
+"""A compiled step as a cell: its derivatives follow from its normal form."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from timeloom.compile.graph import Place
 from timeloom.compile.program import Fused, Program, evaluate, gathered
 
 DENSE_UP_TO = 128
-"""Units up to which a GPU makes the outer products of all blocks with each other faster than it sorts them by block."""
+"""Units up to which a GPU computes outer products of all pairs of blocks faster than it reorders them by block."""
 ROWS_SUMMED = 1024
-"""Rows of a short sum, of a block's gradient."""
+"""Rows of each short sum that a block's gradient is made of."""
 
 
 class FusedCell(Cell):
-    """A step in its normal form over what x contributes, `u` `(N, K)`: the input vectors side by side.
+    """A step in its normal form over the contribution of x, `u` `(N, K)`: the input vectors side by side.
 
     Weights: the stacks of recurrent matrices, `(count, blocks, out, in)` each, then the per-unit vectors. Gate
-    gradients: what the adjoint program writes out.
+    gradients: the vectors that the adjoint program writes out.
     """
 
     whole_state_out = True
@@ -109,7 +109,7 @@ class FusedCell(Cell):
         return (*by_matrix, *by_unit)
 
     def _matrix_grads(self, number: int, previous: Sequence[Tensor], gate_grads: Tensor) -> Tensor:
-        """Gradient of a stack, `(count, blocks, out, in)`: products whose gradients lie side by side go together."""
+        """Gradient of a stack, `(count, blocks, out, in)`; products with adjacent gradients are computed together."""
         matrix, (part, offset) = self.fused.matrices[number], self.fused.operand_at[number]
         source = gate_grads if part is None else previous[part]
         operand = source[:, offset : offset + matrix.blocks * matrix.inputs]
@@ -132,9 +132,11 @@ class FusedCell(Cell):
 
 
 def _outer_by_block(grads: Tensor, values: Tensor) -> Tensor:
-    """`Σ grads[i, b] ⊗ values[i, b]` of every block: `(rows, blocks, out)` and `(rows, blocks, in)` to
-    `(blocks, out, in)`. A sum of short sums, which a GPU makes side by side: of one product for each block it runs as
-    many as there are blocks, and these are few.
+    """`Σ grads[i, b] ⊗ values[i, b]` for every block b: `(rows, blocks, out)` and `(rows, blocks, in)` to
+    `(blocks, out, in)`.
+
+    A sum of short sums, which a GPU computes in parallel: with one product per block it would run only as many products
+    as there are blocks, and these are few.
     """
     rows, blocks = grads.shape[:2]
     pieces = max(1, rows // ROWS_SUMMED)

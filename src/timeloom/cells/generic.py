@@ -13,7 +13,7 @@ from timeloom.cells.coarse import UserStep
 
 State = Tensor | tuple[Tensor, ...]
 PROBED_ROWS = 4
-"""Rows on which a Jacobian's structure is looked for."""
+"""Rows on which a Jacobian's structure is probed."""
 
 
 class GenericCell(Cell):
@@ -55,7 +55,7 @@ class GenericCell(Cell):
         return parts if self.is_tuple else parts[0]
 
     def check_repeats(self, state: Tensor, u: Tensor) -> Tensor:
-        """The next state; raises where the same rows give another one the second time."""
+        """The next state; raises if a second call on the same rows gives another one."""
         out, again = self.step(state, u), self.step(state, u)
         difference = float((again - out).nan_to_num(posinf=0, neginf=0).abs().max())
         if difference > _rounding(out):
@@ -67,8 +67,9 @@ class GenericCell(Cell):
         return out
 
     def check_rows(self, state: Tensor, u: Tensor) -> None:
-        """Raise where rows give another result alone than in the batch: as they are, and near there, since rows of an
-        initial state are often all alike.
+        """Raise if rows give another result alone than in the batch.
+
+        Tested as they are and nearby, since the rows of an initial state are often all alike.
         """
         generator = torch.Generator(device=state.device).manual_seed(0)
         noise = torch.randn(2 * len(state), self.size, generator=generator, device=state.device, dtype=state.dtype)
@@ -116,8 +117,9 @@ class GenericCell(Cell):
         return _pull_back(out, state, grad), grad
 
     def is_diagonal(self, state: Tensor, u: Tensor) -> bool:
-        """Whether no unit looks at another, found on a few rows spread over those given and on random states around
-        them; remembered until a row shows that it is not so (see `decay`).
+        """Whether no unit depends on another, tested on a few of the given rows and on random states around them.
+
+        Remembered until a row shows otherwise (see `decay`).
         """
         if self._diagonal is None:
             rows = spread(len(state), state.device)
@@ -141,10 +143,10 @@ class GenericCell(Cell):
         return self._dense(state, u) if found is None else torch.diag_embed(found)
 
     def _if_diagonal(self, state: Tensor, u: Tensor) -> Tensor | None:
-        """The diagonal of the Jacobian `(N, S)` where that is all there is of it, at these very rows; None where not.
+        """The diagonal of the Jacobian `(N, S)` if the Jacobian is diagonal at all these rows; else None.
 
-        A few probed rows may look diagonal while others are not (a threshold that no probed day exceeds). Of a diagonal
-        Jacobian, `Jᵀ(d ⊙ v)` is the same for every sign of v: two signs are compared, on all rows.
+        A few probed rows may look diagonal while others are not (a threshold that no probed row exceeds). For a
+        diagonal Jacobian `s ⊙ Jᵀs` is the same for every vector s of signs: two of them are compared, on all rows.
         """
         if not self.is_diagonal(state, u):
             return None
@@ -178,7 +180,7 @@ class GenericCell(Cell):
 
 
 def _rounding(out: Tensor) -> float:
-    """Differences of a step's results that rounding may make."""
+    """Differences between a step's results that count as rounding."""
     return 100 * torch.finfo(out.dtype).eps * max(1.0, float(out.abs().nan_to_num(posinf=0).max()))
 
 
@@ -188,7 +190,7 @@ def spread(rows: int, device: torch.device) -> Tensor:
 
 
 def _check_order(function: object) -> None:
-    """Torch's own modules take x before h: with as many inputs as units they would run, and mean something else."""
+    """Refuse torch's own modules, which take x before h: with as many inputs as units they would run, but wrongly."""
     kind = type(function).__name__
     if isinstance(function, nn.RNNCellBase):
         raise TypeError(

@@ -28,7 +28,7 @@ class GRUCell(Cell):
     kernel: str | None = "gru"
     in_cudnn = True
     gamma = 1.0
-    """Size of a step, where it is taken as an implicit one."""
+    """Step size of the implicit Euler step, in implicit variants."""
 
     def __init__(self, w_hh: Tensor, b_hn: Tensor) -> None:
         self.weights = (w_hh, b_hn)
@@ -58,15 +58,15 @@ class GRUCell(Cell):
         return reset, update, inner, torch.tanh(u_n + reset * inner)
 
     def _keep(self, update: Tensor) -> Tensor:
-        """Share of h that a step keeps, from z."""
+        """The share of h that a step keeps, from z."""
         return update
 
     def _taken(self, update: Tensor) -> Tensor:
-        """The rest, which the candidate gets."""
+        """The share of the candidate, from z."""
         return 1 - update
 
     def _keep_slope(self, update: Tensor) -> Tensor:
-        """Derivative of the share that is kept by the update gate's argument."""
+        """Derivative of the kept share by the update gate's argument."""
         return update * (1 - update)
 
     def step(self, state: Tensor, u: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class GRUCell(Cell):
         return torch.lerp(candidate, state, self._keep(update))
 
     def _slopes(self, h: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What of h is kept, and ∂h⁺ by the arguments of the reset gate, the update gate, the candidate, and by M."""
+        """The kept share of h, and ∂h⁺ by the arguments of reset gate, update gate and candidate, and by M."""
         gates = self._gates(h, u)
         laws = self._keep(gates[1]), self._taken(gates[1]), self._keep_slope(gates[1])
         return self._slopes_of(h, gates, *laws)
@@ -83,7 +83,7 @@ class GRUCell(Cell):
     def _slopes_of(
         h: Tensor, gates: tuple[Tensor, Tensor, Tensor, Tensor], keep: Tensor, taken: Tensor, slope: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The same for any share that is kept."""
+        """The same for a given kept share and its slope."""
         reset, _, inner, candidate = gates
         by_candidate = taken * (1 - candidate * candidate)
         by_reset = by_candidate * inner * reset * (1 - reset)
@@ -127,8 +127,8 @@ class GRUCell(Cell):
 class GRUCoarse(Coarse):
     """A GRU over a span of m steps, with the share k of h that m steps keep: `h⁺ = n + k ⊙ (h − n)`.
 
-    `frozen`: gates and candidate stand still, so k is a step's own share to the power m; `implicit`: one implicit Euler
-    step of size γ m, `k = 1 / (1 + γ m (1 − z))`.
+    `frozen`: gates and candidate are frozen, so k is the share of one step to the power m; `implicit`: one implicit
+    Euler step of size γ m, `k = 1 / (1 + γ m (1 − z))`.
     """
 
     def __init__(self, cell: GRUCell, kind: str) -> None:
@@ -159,7 +159,7 @@ class GRUCoarse(Coarse):
         return pull
 
     def _slopes(self, state: Tensor, u: Tensor, span: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What of h is kept, and ∂h⁺ by what the weights make of h for the reset gate, the update gate and M."""
+        """The kept share of h, and ∂h⁺ by the recurrent products of the reset gate, the update gate and M."""
         gates = self.cell._gates(state, u)
         kept = self._keep(gates[1], span)
         laws = kept, 1 - kept, self._keep_slope(gates[1], span)
@@ -172,31 +172,31 @@ class GRUCoarse(Coarse):
         return partial(GRUCoarse._marched, self), torch.cat([u, span.expand_as(added), added], -1)
 
     def _marched(self, state: Tensor, x: Tensor) -> Tensor:
-        """`step` and what is added to it, of x `(N, 5 n)`: inputs, the span for each unit, what is added."""
+        """`step` plus an addend, from x `(N, 5 n)`: inputs, the span for each unit, the addend."""
         n = state.shape[-1]
         _, update, _, candidate = self.cell._gates(state, x[..., : 3 * n])
         span, added = x[..., 3 * n : 4 * n], x[..., 4 * n :]
         if self.kind == "implicit":
             keep = implicit_keep(update, self.cell.gamma * span)
         else:
-            keep = torch.exp(span * torch.log(self.cell._keep(update)))  # kernels know no powers
+            keep = torch.exp(span * torch.log(self.cell._keep(update)))  # kernels have no such power
         return torch.lerp(candidate, state, keep) + added
 
     def marching_back(self, state: Tensor, u: Tensor, span: Tensor, added: Tensor) -> March | None:
         return partial(GRUCoarse._marched_back, self), torch.cat([*self._slopes(state, u, span), added], -1)
 
     def _marched_back(self, grad: Tensor, x: Tensor) -> Tensor:
-        """A pull and what is added to it, of x `(N, 5 n)`: what is kept, three slopes, what is added."""
+        """A vjp plus an addend, from x `(N, 5 n)`: the kept share, three slopes, the addend."""
         n = grad.shape[-1]
         through = torch.cat([grad * x[..., n : 2 * n], grad * x[..., 2 * n : 3 * n], grad * x[..., 3 * n : 4 * n]], -1)
         return grad * x[..., :n] + through @ self.cell.weights[0] + x[..., 4 * n :]
 
 
 def implicit_keep(update: Tensor, gamma: Tensor | float) -> Tensor:
-    """`k = 1 / (1 + γ (1 − z))` from z: what an implicit Euler step of size γ keeps."""
+    """`k = 1 / (1 + γ (1 − z))` from z: the share that an implicit Euler step of size γ keeps."""
     return 1 / (1 + gamma * (1 - update))
 
 
 def implicit_keep_slope(update: Tensor, gamma: Tensor | float) -> Tensor:
-    """Its derivative by the update gate's argument."""
+    """The derivative of `implicit_keep` by the update gate's argument."""
     return gamma * implicit_keep(update, gamma).square() * update * (1 - update)

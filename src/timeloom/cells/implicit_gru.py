@@ -29,7 +29,7 @@ class ImplicitGRUCell(GRUCell):
         return implicit_keep(update, self.gamma)
 
     def _taken(self, update: Tensor) -> Tensor:
-        """`1 − k`, from 1 − z: k itself, near 1, has lost its digits."""
+        """`1 − k`, computed from 1 − z, since subtracting a k near 1 would lose digits."""
         rate = self.gamma * (1 - update)
         return rate / (1 + rate)
 

@@ -9,7 +9,7 @@ from timeloom.cells.step import Step
 
 
 class LayerNormGRU(Step):
-    """Layer Normalization (Ba et al., 2016), the GRU of it:
+    """The GRU of Layer Normalization (Ba et al., 2016):
 
     a = LN(W x)    b = LN(U h)
     r = σ(a_r + b_r)    z = σ(a_z + b_z)    n = tanh(a_n + r ⊙ b_n)    h⁺ = n + z ⊙ (h − n)

@@ -11,7 +11,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class LayerNormLSTM(Step):
-    """Layer Normalization (Ba et al., 2016), the LSTM of it; its state is `(h, c)`:
+    """The LSTM of Layer Normalization (Ba et al., 2016); its state is `(h, c)`:
 
     i, f, g, o = LN(W x) + LN(U h)
     c⁺ = σ(f) ⊙ c + σ(i) ⊙ tanh(g)    h⁺ = σ(o) ⊙ tanh(LN(c⁺))

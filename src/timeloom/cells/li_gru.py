@@ -9,11 +9,11 @@ from timeloom.cells.step import Step
 
 
 class LiGRU(Step):
-    """Light GRU (Ravanelli et al., 2018): no reset gate, relu, and a norm on what x contributes:
+    """Light GRU (Ravanelli et al., 2018): no reset gate, relu, and a norm on the contribution of x:
 
         a = N(W x)    z = σ(a_z + U_z h)    c = relu(a_c + U_c h)    h⁺ = c + z ⊙ (h − c)
 
-    N is a layer norm: the paper's batch norm looks at other rows.
+    N is a layer norm: the paper's batch norm would mix rows.
     """
 
     def __init__(self, input_size: int, hidden_size: int) -> None:

@@ -20,7 +20,7 @@ class LSTMCell(Cell):
         c⁺ = f ⊙ c + i ⊙ g    h⁺ = o ⊙ tanh(c⁺)     (h⁺ = W_hr (o ⊙ tanh(c⁺)) with a projection)
 
     Weights: `W_hh (4n, p)` and, with a projection, `W_hr (p, n)`. Gate gradients: those of the arguments of i, f, g, o,
-    `(N, 4n)`; with a projection also h⁺'s own and the projected value: `(N, 5n + p)`.
+    `(N, 4n)`; with a projection followed by the value that is projected and h⁺'s gradient: `(N, 5n + p)`.
     """
 
     in_cudnn = True
@@ -132,8 +132,9 @@ class LSTMCell(Cell):
 
 
 class FrozenLSTM(Frozen):
-    """An LSTM over a span of m steps with its gates standing still: `c⁺ = f^m c + (1 + f + … + f^(m−1)) i ⊙ g`, and h⁺
-    from c⁺ as in a step.
+    """An LSTM over a span of m steps with frozen gates: `c⁺ = f^m c + (1 + f + … + f^(m−1)) i ⊙ g`.
+
+    h⁺ follows from c⁺ as in a step.
     """
 
     cell: LSTMCell

@@ -1,11 +1,11 @@
 """GRU, LSTM and RNN with dropout inside the recurrence: torch's steps, over inputs that carry masks.
 
-A row is what the input contributes to a step, `u`, and behind it, where there are such:
+A row is the input's contribution to a step, `u`, and behind it the masks, if there are any:
 
-    m            `(n,)`         what the state is multiplied by before the recurrent product (variational dropout)
-    d_h, d_c     a part each    the share of every unit that a step keeps as it was (zoneout)
+    m            `(n,)`         a factor of h in the recurrent product (variational dropout)
+    d_h, d_c     a part each    the share of every unit that a step keeps unchanged (zoneout)
 
-Zoneout's unit is `s⁺ + d (s − s⁺)`: of d = 0 or 1 one of the two, up to rounding; of its expectation, a mixture.
+Zoneout computes `s⁺ + d (s − s⁺)`: one of the two for d = 0 or 1, up to rounding; a mixture for d's expectation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Step = Callable[..., Any]
 
 
 def gru_step(w_hh: Tensor, b_hn: Tensor, dropped: bool, zoned: bool, h: Tensor, row: Tensor) -> Tensor:
-    """Torch's GRU; the state passes the update gate by undropped."""
+    """Torch's GRU; the state that the update gate keeps is not dropped."""
     (n,) = h.shape[1:]
     u, shown, kept = _taken_apart(row, 3 * n, (h,), dropped, zoned)
     u_r, u_z, u_n = u.chunk(3, -1)
@@ -39,7 +39,7 @@ def gru_step(w_hh: Tensor, b_hn: Tensor, dropped: bool, zoned: bool, h: Tensor, 
 def lstm_step(
     w_hh: Tensor, w_hr: Tensor | None, dropped: bool, zoned: bool, state: tuple[Tensor, Tensor], row: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Torch's LSTM, projected where w_hr is given. What c would be is what h is made of, whether or not c keeps it."""
+    """Torch's LSTM, projected if w_hr is given; h is computed from c before zoneout."""
     h, c = state
     u, shown, kept = _taken_apart(row, len(w_hh), state, dropped, zoned)
     i, f, g, o = (u + F.linear(shown, w_hh)).chunk(4, -1)
@@ -59,7 +59,7 @@ def rnn_step(w_hh: Tensor, nonlinearity: str, dropped: bool, zoned: bool, h: Ten
 def _taken_apart(
     row: Tensor, gates: int, parts: tuple[Tensor, ...], dropped: bool, zoned: bool
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """u, the state as the recurrent product sees it, and what is kept of each part."""
+    """u, h as the recurrent product sees it, and the kept share of each part."""
     widths = [part.shape[-1] for part in parts]
     u, *masks = row.split([gates, *widths[: int(dropped)], *(widths if zoned else ())], -1)
     return u, parts[0] * masks[0] if dropped else parts[0], masks[int(dropped) :]
@@ -79,11 +79,11 @@ STEPS: dict[type[Cell], Callable[[Any], Step]] = {
     LSTMCell: _of_lstm,
     RNNCell: lambda cell: partial(rnn_step, cell.weights[0], cell.nonlinearity),
 }
-"""Of each of torch's cells, its step over rows that carry masks."""
+"""The step of each of torch's cells over rows that carry masks."""
 
 
 Pulled = tuple[Tensor, Tensor, Tensor]
-"""Gradients `(N, ·)` by what the recurrent product sees of h, by the state that passes it by, and the gates'."""
+"""Gradients `(N, ·)` of the recurrent product's operand, of the state that bypasses it, and of the gates."""
 
 
 def _gru_pull(cell: Any, shown: Tensor, state: Tensor, u: Tensor, grad: Tensor) -> Pulled:
@@ -96,16 +96,14 @@ def _gru_pull(cell: Any, shown: Tensor, state: Tensor, u: Tensor, grad: Tensor) 
 
 
 def _other_pull(cell: Cell, shown: Tensor, state: Tensor, u: Tensor, grad: Tensor) -> Pulled:
-    """Of cells in which h goes through the product alone."""
+    """The vjp of cells in which h only enters the product."""
     n = cell.parts[0]
     back, gates = cell.vjp(torch.cat([shown, state[..., n:]], -1), u, grad)
     return back[..., :n], F.pad(back[..., n:], (n, 0)), gates
 
 
 class MaskedCell(Cell):
-    """One of torch's cells over rows that carry masks. What kernels do for it, its plain cell's kernels do; gate
-    gradients are the plain cell's.
-    """
+    """One of torch's cells over rows that carry masks; kernels and gate gradients are those of the plain cell."""
 
     whole_state_out = True
 
@@ -140,7 +138,7 @@ class MaskedCell(Cell):
         keep = self.plain.decay(torch.cat([shown, state[..., self.parts[0] :]], -1), gates)
         if not self.masks.zoned:
             return keep
-        kept = F.pad(masks[..., -last:], (self.size - last, 0))  # of an LSTM's h, nothing is taken for kept
+        kept = F.pad(masks[..., -last:], (self.size - last, 0))  # an LSTM's h counts as not kept
         return keep + kept * (1 - keep)
 
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:
@@ -162,7 +160,7 @@ class MaskedCell(Cell):
         return self.plain.bound(initial)
 
     def _gates(self, h: Tensor, u: Tensor) -> list[Tensor]:
-        """What CUDA kernels save of a step: the plain cell's gates, or an Elman unit's new value, and what is kept."""
+        """What CUDA kernels save of a step: the plain cell's gates, or an RNN's new state, and the kept shares."""
         gates, masks = self._apart(u)
         (shown,) = self.multiplied((h,), u)
         plain: Any = self.plain

@@ -1,4 +1,4 @@
-"""An LSTM whose gates look at its cells."""
+"""An LSTM whose gates see its cell state."""
 
 from __future__ import annotations
 

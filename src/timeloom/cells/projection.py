@@ -15,13 +15,14 @@ from timeloom.torch_state.batched import one_by_one
 from timeloom.torch_state.eager import eager
 
 MOST_IN_A_ROW = 128
-"""Terms that a GPU's product in float32 may add up one after the other: of 300, inputs of some size leave states off by
-three times what cuDNN's are."""
+"""Terms that a GPU's float32 product may add up sequentially: with 300, states for large inputs are three times as far
+off as cuDNN's."""
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`u = x Wᵀ + b` for all of time: x `(T, B, D)` to `(T, B, K)`. What `F.linear` computes, its gradients
-    included. What x holds behind its D columns stands behind u as it is, and has no gradient.
+    """`u = x Wᵀ + b` for all of time: x `(T, B, D)` to `(T, B, K)`, as `F.linear` computes it, with gradients.
+
+    Columns of x behind the first D are copied behind u, and have no gradient.
     """
     given = (x, weight) if bias is None else (x, weight, bias)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
@@ -41,8 +42,9 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-    """`a b + bias`, into `out` if given: `(N, depth)` by `(depth, width)`, and `(width,)`; where torch would add up too
-    many terms in a row, in parts.
+    """`a b + bias`, into `out` if given: `(N, depth)` by `(depth, width)`, and `(width,)`.
+
+    In parts, where torch would add up too many terms sequentially.
     """
     depth = len(b)
     most = MOST_IN_A_ROW if _adds_in_a_row(a) else depth
@@ -88,7 +90,7 @@ class _Project(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """`a @ b` of two matrices, as often differentiable as one likes, and never lowered by autocast."""
+    """`a @ b` of two matrices, differentiable any number of times, and never in autocast's lower precision."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class RNNCell(Cell):
         return d_argument @ self.weights[0], d_argument
 
     def decay(self, state: Tensor, u: Tensor) -> Tensor:
-        """An Elman unit has no gate that carries it; what it keeps is the diagonal of its Jacobian."""
+        """The diagonal of the Jacobian, since no gate carries an Elman unit."""
         return self._slope(state, u) * self.weights[0].diagonal()
 
     def jacobian(self, state: Tensor, u: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class SLSTM(Step):
-    """sLSTM (Beck et al., 2024); its state is `(h, c, n, m)`, and heads do not look at each other's h:
+    """sLSTM (Beck et al., 2024); its state is `(h, c, n, m)`, and heads do not see each other's h:
 
     z, i, f, o = W x + b + R h                       R block-diagonal, one block for each head
     m⁺ = max(log σ(f) + m, i)    i' = exp(i − m⁺)    f' = exp(log σ(f) + m − m⁺)

@@ -1,4 +1,4 @@
-"""What steps share: a module `cell(state, x) -> state` that knows its widths and can be made again."""
+"""The base class of steps: a module `cell(state, x) -> state` that knows its widths and can be created anew."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Step(nn.Module):
     """
 
     parts = 1
-    """Tensors that the state is made of."""
+    """Number of tensors that make up the state."""
     _given: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -44,7 +44,7 @@ class Step(nn.Module):
         return type(self)(*args, **kwargs).to(like.device, like.dtype)
 
     def initial(self, batch: int) -> Tensor | tuple[Tensor, ...]:
-        """Zeros to start from."""
+        """A state of zeros to start from."""
         zeros = next(self.parameters()).new_zeros(batch, self.hidden_size)
         return zeros if self.parts == 1 else (zeros,) * self.parts
 

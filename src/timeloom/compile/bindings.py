@@ -1,4 +1,4 @@
-"""Where the tensors that a step refers to live, so that they are found again when they have been replaced."""
+"""Paths to the tensors that a step refers to, by which they are found again after they have been replaced."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from timeloom.torch_state.wrapped import wrapped
 
 PLAIN = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
 _FOLLOWED = (Tensor, nn.Module, FunctionType, float, int, list, tuple, dict)
-"""Of globals, what is looked into."""
+"""Types of globals that are followed."""
 GRADIENT_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
-"""Of modules, where hooks are that see gradients and leave no trace in a step's operations."""
+"""Attributes of modules with hooks on gradients, which leave no trace in a step's operations."""
 DEEPEST = 6
-"""How far to look into what a function refers to."""
+"""Levels to which references of a function are followed, of up to three path entries each."""
 MOST_HELD = 2000
-"""Things that a function may refer to: all are looked at in every call."""
+"""Most things that a function may refer to: all are checked in every call."""
 
 
 def held_by(
     thing: Any, path: tuple[Any, ...] = (), seen: set[int] | None = None
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """All that a function or module refers to, and by what path: tensors, and plain values that shape its code."""
+    """Everything that a function or module refers to, with its path: tensors, and values that its code depends on."""
     seen = set() if seen is None else seen
     if isinstance(thing, (Tensor, *PLAIN)):
         yield path, thing
@@ -85,7 +85,7 @@ def _held_by_function(
     for name in thing.__code__.co_names:
         if name in thing.__globals__:
             value = thing.__globals__[name]
-            if isinstance(value, dict):  # its tensors alone: whatever else a program keeps there may change at any time
+            if isinstance(value, dict):  # only its tensors: whatever else a program keeps there may change at any time
                 value = {key: one for key, one in value.items() if isinstance(one, Tensor)}
             if isinstance(value, _FOLLOWED) and not _of_torch(value):
                 yield from held_by(value, (*path, "globals", name), seen)
@@ -102,7 +102,7 @@ def _of_torch(value: Any) -> bool:
 
 
 def fingerprint(function: Any) -> tuple[Any, ...]:
-    """What a step's trace depends on beside the values of its tensors: code, plain values, shapes and modes."""
+    """What a step's trace depends on beside its tensors' values: code, plain values, shapes and modes."""
     found: list[Any] = []
     for path, value in islice(held_by(function), MOST_HELD + 1):
         if len(found) == MOST_HELD:
@@ -121,21 +121,22 @@ def fingerprint(function: Any) -> tuple[Any, ...]:
 
 
 class Bindings:
-    """How the attributes of a traced module are found in a function like the one that was traced."""
+    """Finds the attributes of a traced module in a function like the one that was traced."""
 
     def __init__(self, paths: dict[str, tuple[Any, ...]], fixed: dict[str, Tensor]) -> None:
         self.paths, self.fixed = paths, fixed
 
     @staticmethod
     def find(function: Any, module: fx.GraphModule) -> Bindings:
-        """By identity; what is found nowhere was made by the step itself, and stays what it is. Not so what autograd
-        made before the step: that is another tensor in every call.
+        """Find the module's tensors by identity; a tensor found nowhere was made by the step itself, and is constant.
+
+        Unless autograd made it before the step: that is another tensor in every call, and refused.
         """
         where = {id(value): path for path, value in held_by(function) if isinstance(value, Tensor)}
         names = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
         tensors = {name: getattr(module, name) for name in names}
         paths = {name: where[id(tensor)] for name, tensor in tensors.items() if id(tensor) in where}
-        for name in paths:  # the module keeps nothing of the user's alive
+        for name in paths:  # so that the module keeps no tensor of the user's alive
             delattr(module, name)
         fixed = {name: tensor for name, tensor in tensors.items() if name not in paths}
         if any(tensor.requires_grad and not tensor.is_leaf for tensor in fixed.values()):
@@ -143,12 +144,12 @@ class Bindings:
         return Bindings(paths, fixed)
 
     def tensors(self, function: Any) -> dict[str, Tensor]:
-        """The tensors that the function holds now."""
+        """The tensors that the function holds now, by their names in the trace."""
         return {name: _found_at(function, path) for name, path in self.paths.items()} | self.fixed
 
 
 def _found_at(thing: Any, path: tuple[Any, ...]) -> Any:
-    """What `held_by` finds by this path."""
+    """What `held_by` yields with this path."""
     for step in path:
         if isinstance(thing, nn.Module):
             places = (thing._parameters, thing._buffers, thing._modules, thing.__dict__)

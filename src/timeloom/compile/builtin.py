@@ -1,10 +1,10 @@
-"""GRU, LSTM and RNN in the compiler's own terms: their equations as graphs of vectors, of any size.
+"""GRU, LSTM and RNN for the compiler: their equations as graphs of vectors, of any size.
 
-They are those of `timeloom.cells`, masks of a dropout inside the recurrence included (`timeloom.cells.masked`); what is
-written here alone is what a step keeps for its adjoint. Two forms of each:
+The equations are those of `timeloom.cells`, with masks of a dropout inside the recurrence (`timeloom.cells.masked`);
+only what a step saves for its adjoint is decided here. Each has two forms:
 
-    over u   what x contributes is given, a vector `(n,)` for each gate
-    over x   x `(depth,)` is projected on the way, and gradients of W_ih and of the biases are summed up, too
+    over u   the contribution of x is given, a vector `(n,)` for each gate
+    over x   x `(depth,)` is projected within the step, and gradients of W_ih and of the biases are summed, too
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from timeloom.compile.tape import Taped, with_tape
 
 @dataclass(frozen=True, eq=False)
 class Builtin:
-    """A step of one of torch's cells. Weights, in the order of the normal form: `W_hh (gates, 1, n, n)`, whose gates
-    are `turned` on by so many places; over x `W_ih (gates, 1, n, depth)`, and the bias of every gate; then what the
-    kind has beside these (`timeloom.kernels.reference.units_of`).
+    """The compiled step of one of torch's cells.
+
+    Weights, in the order of the normal form: `W_hh (gates, 1, n, n)`, its gates rotated by `turned` places; over x
+    `W_ih (gates, 1, n, depth)` and the bias of every gate; then the cell's own vector
+    (`timeloom.kernels.reference.units_of`).
     """
 
     fused: Fused
@@ -35,11 +37,10 @@ class Builtin:
 
 @dataclass(frozen=True)
 class _Found:
-    """What the equations of a cell come to.
+    """The results of a cell's equations.
 
-    next: the parts of the next state. tape: what is kept for the adjoint; where that is nothing, the next state itself
-    tells enough. keeps: the share of its last part that a unit keeps, where the derivative past all products does not
-    tell.
+    next: the parts of the next state. tape: values saved for the adjoint; if none, the next state itself is enough.
+    keeps: the decay of the last part, if that is not the derivative past all products.
     """
 
     next: tuple[Formula, ...]
@@ -48,7 +49,7 @@ class _Found:
 
 
 class _Terms:
-    """What equations are made of."""
+    """The building blocks of a cell's equations."""
 
     def __init__(self, gates: int, turned: int, parts: int, n: int, depth: int | None, masked: bool) -> None:
         self.graph, self.n, self.masked = Graph(), n, masked
@@ -65,11 +66,11 @@ class _Terms:
         return Formula(self.graph, self.graph.add("product", (of.index,), (stack, at), self.n))
 
     def from_h(self, gate: int) -> Formula:
-        """`W_h h` of a gate."""
+        """The product `W_h h` of a gate."""
         return self._through_h[gate]
 
     def from_x(self, gate: int) -> Formula:
-        """What x contributes to a gate, all biases but a unit's own included."""
+        """The contribution of x to a gate, including biases, except for the cell's own vector."""
         if self._x is None:
             return self._leaf("input", gate)
         return self._product(self._x, 1, gate) + self._leaf("unit", gate)
@@ -78,12 +79,12 @@ class _Terms:
         return self.from_x(gate) + self.from_h(gate)
 
     def own(self) -> Formula:
-        """The per-unit vector that the kind has beside its weights."""
+        """The cell's own per-unit vector, beside its weights."""
         self.units += 1
         return self._leaf("unit", self.units - 1)
 
     def zoned(self, part: int, following: Formula) -> Formula:
-        """A part of the next state, of which each unit keeps a share as it was."""
+        """A part of the next state with zoneout: each unit keeps a share of its old value."""
         if not self.masked:
             return following
         return following + self._leaf("mask", 1 + part) * (self.state[part] - following)
@@ -106,7 +107,7 @@ def _lstm(terms: _Terms) -> _Found:
 
 
 def _rnn(terms: _Terms, nonlinearity: str) -> _Found:
-    """What a unit keeps of itself is the diagonal of its Jacobian: there is no gate that carries it."""
+    """An RNN, whose decay is the diagonal of its Jacobian: no gate carries a unit."""
     value, own = terms.argument(0).call(nonlinearity), terms.own()
     keeps = own * (1.0 - value * value) if nonlinearity == "tanh" else value.call("le", 0.0).call("select", 0.0, own)
     if not terms.masked:
@@ -121,14 +122,14 @@ EQUATIONS: dict[str, tuple[Callable[[_Terms], _Found], int, int, int]] = {
     "rnn_tanh": (lambda terms: _rnn(terms, "tanh"), 1, 0, 1),
     "rnn_relu": (lambda terms: _rnn(terms, "relu"), 1, 0, 1),
 }
-"""Of each kind its equations, its gates, by how many places they are turned in the stack of W_hh, and the parts of its
-state. The GRU's candidate stands first: over x, the gradients of both stacks then overlap, d_M, d_r, d_z, d_n, and each
-lie side by side."""
+"""For each kind its equations, number of gates, rotation of the gates in the stack of W_hh, and parts of the state. The
+GRU's candidate comes first: over x, the gradients d_M, d_r, d_z of one stack and d_r, d_z, d_n of the other are then
+overlapping stretches of one vector."""
 
 
 @lru_cache(maxsize=256)
 def builtin(kind: str, n: int, depth: int | None, masked: bool) -> Builtin:
-    """A cell of n units over x of this width, or over u; with or without masks."""
+    """A cell of n units over x of width `depth`, or over u if that is None; with or without masks."""
     equations, gates, turned, parts = EQUATIONS[kind]
     terms = _Terms(gates, turned, parts, n, depth, masked)
     found, graph = equations(terms), terms.graph

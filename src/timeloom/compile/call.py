@@ -1,4 +1,4 @@
-"""Run a recurrence by kernels made for its cell, where they can be made; and see that they are still the cell's."""
+"""Run a recurrence by kernels compiled for its cell, where that is possible, and check that they still match it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ CHECKED_ROWS = 4
 Solved = tuple[tuple[Tensor, ...], Tensor]
 """Parts of all states, `(T, B, part)` each, and the final state `(B, S)`."""
 Run = Callable[[Recurrence, str, Seen | None], Solved]
-"""`run(problem, told, seen)`; `told` is for the report, `seen` is shown the states."""
+"""`run(problem, told, seen)`; `told` goes into the report, `seen` is called with the states."""
 Record = Callable[[SolveReport], None]
 
 
 def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run) -> Solved:
-    """Solve for a user's cell, by kernels made for it where that is possible."""
+    """Solve for a user's cell, by kernels compiled for it where that is possible."""
     fused, dtype = fuse(cell, problem, xs), problem.initial.dtype
     if not isinstance(fused, str):
         gaps: list[float] = []
@@ -54,8 +54,9 @@ def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run) -> S
 
 
 def _check(cell: GenericCell, problem: Recurrence, xs: Tensor, alone: bool) -> None:
-    """Refuse a cell that does not repeat itself, since its steps are run more than once; and, where that may be so, one
-    whose rows mix: chunks are rows, too, and would change each other.
+    """Refuse a cell whose results are not repeatable, since its steps are run more than once.
+
+    With `alone`, also one that mixes rows: chunks are rows, too, and would influence each other.
     """
     rows = torch.arange(min(CHECKED_ROWS, len(xs) * problem.batch), device=xs.device)
     if len(rows) == 0 or capturing(xs.device):
@@ -68,7 +69,7 @@ def _check(cell: GenericCell, problem: Recurrence, xs: Tensor, alone: bool) -> N
 
 
 def telling(record: Record, told: str) -> Record:
-    """Record reports that also say whether kernels were made for the cell."""
+    """A `record` that adds to each report whether kernels were made for the cell."""
 
     def tell(report: SolveReport) -> None:
         if told not in report.reason:
@@ -79,7 +80,7 @@ def telling(record: Record, told: str) -> Record:
 
 
 def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Recurrence | str:
-    """The same recurrence over the cell's normal form, or why it has none. On autograd's tape."""
+    """The same recurrence over the cell's normal form, on autograd's tape, or why there is none."""
     device = xs.device
     missing = cuda.hindrance(index_of(device)) if device.type == "cuda" else build.unavailable()
     if missing is not None:
@@ -95,14 +96,14 @@ def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Recurrence | str
     flat = xs.flatten(0, 1)
     try:
         weights, u = compiled.prepare(cell.function, flat, initial)
-    except NotFused as error:  # an operation that serves so many rows as it was traced with, and no others
+    except NotFused as error:  # an operation that works only for the number of rows it was traced with
         refuse(cell.function, str(error))
         return str(error)
     return replace(problem, cell=FusedCell(compiled.fused, weights), u=u.view(*xs.shape[:2], -1), initial=initial)
 
 
 def _compiled_now(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Compiled | str:
-    """What was made of the cell's step as it is now: of one that has changed since, something new."""
+    """The compiled step of the cell as it is now, compiled anew if it has changed."""
     compiled = compiled_of(cell, problem, xs)
     if isinstance(compiled, str) or capturing(xs.device):
         return compiled
@@ -114,7 +115,7 @@ def _compiled_now(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Compile
 
 
 def compiled_of(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Compiled | str:
-    """What was made of the cell's step, or why there is nothing."""
+    """The compiled step of the cell, or why there is none."""
     return compiled_for(cell.function, *_examples(cell, problem, xs))
 
 
@@ -124,9 +125,10 @@ def _examples(cell: GenericCell, problem: Recurrence, xs: Tensor) -> tuple[tuple
 
 
 def gap(cell: GenericCell, problem: Recurrence, xs: Tensor, states: tuple[Tensor, ...], dtype: torch.dtype) -> float:
-    """How far a few steps of the solved recurrence, of states `(T, B, part)` each, are from the cell's own, run by
-    itself in its dtype on the states before them; or, where that is not rounding, how far the normal form is: a solver
-    may be told to leave jumps.
+    """How far a few steps of the solved recurrence, with states `(T, B, part)` each, are from those of the cell itself.
+
+    The cell is run in its own dtype on the states before these steps. If the difference is more than rounding, that of
+    the normal form is returned instead, since a solver may be told to leave jumps.
     """
     from timeloom.compile.fuse import apart
 
@@ -154,11 +156,11 @@ def gap(cell: GenericCell, problem: Recurrence, xs: Tensor, states: tuple[Tensor
 
 
 Checked = tuple[Tensor, Tensor, Tensor]
-"""Of the steps that are looked at: `t · B + sequence`, the sequence, and whether it is its first step `(·, 1)`."""
+"""Of the steps to compare: `t · B + sequence`, the sequence, and whether it is its first step `(·, 1)`."""
 
 
 def _checked(problem: Recurrence, device: torch.device) -> Checked | None:
-    """Which steps are looked at; None where there are none."""
+    """The steps to compare; None if there are none."""
     if problem.lengths is None:
         return _evenly_checked(problem.steps, problem.batch, device)
     return _steps_of(problem.ends(), problem.batch, device)

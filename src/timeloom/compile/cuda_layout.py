@@ -1,9 +1,9 @@
-"""Where everything of a CUDA kernel lies: who computes what, and what is in registers, shared memory or memory.
+"""The layout of a CUDA kernel: which thread computes what, and what is in registers, shared or global memory.
 
-A loop's unit belongs to a few lanes of a warp, the same for all loops of its width: what a later loop reads of the same
-unit stays in the thread's registers. What products are taken of, and sums over a row, go through shared memory. Weights
-stay in registers for all steps as far as they fit there, then in shared memory; what fits neither is read from memory
-at every step.
+A loop's unit belongs to a few lanes of a warp, the same for all loops of its width: values that a later loop reads of
+the same unit stay in the thread's registers. Operands of products, and sums over a row, go through shared memory.
+Weights stay in registers for all steps as far as they fit there, then in shared memory; what fits neither is read from
+global memory at every step.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from timeloom.compile.schedule import Loop, Schedule
 Direction = Literal["forward", "adjoint"]
 Where = Literal["registers", "shared", "memory"]
 WANTED_TERMS = 48
-"""Terms of a unit's products for each lane, about: more lanes would spend their time on adding up."""
+"""Terms of a unit's products per lane, about: more lanes would spend their time adding up partial sums."""
 LANES_WANTED = 256
-"""Threads of a block up to which a unit is given more than one lane."""
+"""Threads of a block up to which a unit gets more than one lane."""
 MOST_THREADS = 512
 MOST_LOCAL = 4
-"""Units of a thread up to which what loops leave for each other stays in its registers."""
+"""Units per thread up to which values passed between loops stay in its registers."""
 MOST_VECTORS = 16
-"""Numbers of per-unit vectors that a thread keeps in registers."""
+"""Most elements of per-unit vectors that a thread keeps in registers."""
 REGISTERS, MOST_REGISTERS, WORKING = 65536, 255, 64
-"""Registers of a multiprocessor, of a thread at most, and what a thread needs beside weights and what it keeps."""
+"""Registers of a multiprocessor, most registers of a thread, and those it needs beside weights and kept values."""
 RINGS = (6, 4, 3, 2)
-"""Steps of inputs on the chip, the most that fit."""
+"""Possible sizes, in steps, of the ring buffer of inputs in shared memory: the largest that fits is used."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A stack of matrices as the kernel is given it: as it is, or, `in_fours`, as `[matrix][four terms][unit][4]`."""
+    """The layout of a stack of matrices for a kernel: unchanged, or, `in_fours`, `[matrix][four terms][unit][4]`."""
 
     matrix: int
     in_fours: bool = False
@@ -44,23 +44,23 @@ class Packed:
 
 @dataclass
 class Product:
-    """One use of a stack of matrices: forward, or transposed for gradients, of `which` of its matrices."""
+    """One use of a stack of matrices, or of `which` of them: as they are, or transposed for gradients."""
 
     loop: int
     matrix: int
     transposed: bool
     which: tuple[int, ...]
     shape: Matrix
-    """As it maps here."""
+    """The shape of the stack in this use, transposed where it is."""
     operands: tuple[int, ...]
-    """Values that each is multiplied with; of a stack that is not transposed one for all."""
+    """The value that each matrix multiplies; one for all of them unless transposed."""
     column: int
     where: Where = "memory"
 
 
 @dataclass
 class Layout:
-    """The places of one kernel, for blocks of so many rows and bytes of shared memory."""
+    """The layout of one kernel, for blocks of `rows` rows with `room` bytes of shared memory."""
 
     fused: Fused
     direction: Direction
@@ -70,9 +70,9 @@ class Layout:
     rows: int
     products: list[Product] = field(default_factory=list)
     weights: list[Packed] = field(default_factory=list)
-    """What the kernel is given of them, in order."""
+    """Layouts of the kernel's weight arguments, in order."""
     defines: dict[str, int | str] = field(default_factory=dict)
-    """Sizes and places, by the names that the kernel's files know them by."""
+    """Sizes and offsets, by the names of macros in the kernel's files."""
 
     def __post_init__(self) -> None:
         loops = self.plan.loops
@@ -107,7 +107,7 @@ class Layout:
         return value.op == "number" and value.detail[0] == 0
 
     def _slices(self, width: int) -> int:
-        """Lanes of a unit, for all loops of this width: one for each row where there are several."""
+        """Lanes per unit in all loops of this width: one for each row if a block has several."""
         if self.rows > 1:
             return self.rows
         terms = max(
@@ -121,13 +121,13 @@ class Layout:
         return slices
 
     def units_of(self, width: int) -> int:
-        """Units of a thread."""
+        """Units per thread."""
         return -(-width * self.slices[width] // self.threads)
 
     # ---- what lies where ---------------------------------------------------------------------------------------------
 
     def _find_slots(self) -> None:
-        """Which vectors go through shared memory: those that products are taken of, and those of too many units."""
+        """Choose the vectors that go through shared memory: operands of products, and those with too many units."""
         operands = {operand for product in self.products for operand in product.operands}
         self.multiplied = {value for value in self.plan.slots if value in operands}
         read = {number for loop in self.plan.loops for kind, number, _ in loop.reads if kind == "slot"}
@@ -138,7 +138,7 @@ class Layout:
         self.vectors_kept = numbers <= MOST_VECTORS
 
     def _lay_out(self) -> int:
-        """Give everything its place in shared memory, and the weights theirs; returns the floats that are used."""
+        """Place everything in shared memory, and the weights; returns the number of floats used."""
         fused, places, room = self.fused, [], 0
         for width in fused.parts:
             places.append(room)
@@ -177,11 +177,11 @@ class Layout:
         return at
 
     def _apart(self, floats: int) -> int:
-        """Floats from one row to the next, so that the lanes of a warp meet different banks."""
+        """Floats from one row to the next, such that the lanes of a warp access different banks."""
         return floats if self.rows == 1 else -(-floats // 32) * 32 + 32 // self.rows
 
     def _place_weights(self, at: int, most: int) -> int:
-        """Weights into registers, then into shared memory from `at` on; returns where that ends."""
+        """Place weights in registers, then in shared memory from `at` on; returns where that ends."""
         kept = sum(self.units_of(self.plan.slots[v]) for v in self.local)
         kept += sum(self.units_of(w) for w in self.fused.units if w in self.slices) if self.vectors_kept else 0
         left = min(REGISTERS // self.threads, MOST_REGISTERS) - WORKING - kept
@@ -191,7 +191,7 @@ class Layout:
             registers = self.units_of(width) * len(product.which) * groups * 4
             stride = -(-width // 8) * 8 + (8 // slices if slices < 8 else 1) if slices > 1 else width
             floats = len(product.which) * groups * slices * stride * 4
-            whole = len(product.which) == product.shape.count  # what is left out of a stack would be loaded as well
+            whole = len(product.which) == product.shape.count  # matrices that are not used would be loaded, too
             if registers <= left and whole:
                 product.where, left = "registers", left - registers
             elif at + floats <= most and whole:
@@ -207,7 +207,7 @@ class Layout:
 
     @staticmethod
     def packed(product: Product) -> Packed:
-        """How the kernel is given a product's weights."""
+        """The layout of a product's weights."""
         in_memory = product.where == "memory"
         return Packed(product.matrix, in_memory, in_memory and product.transposed)
 

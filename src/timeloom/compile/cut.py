@@ -1,4 +1,4 @@
-"""The cheapest cut of a network: which edges to sever so that nothing flows from its source to its sink."""
+"""The minimum cut of a network: which edges to sever so that nothing flows from its source to its sink."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ class Network:
         self._room[end][begin] += 0.0
 
     def source_side(self) -> set[Node]:
-        """What is still reached from the source when the cheapest set of edges has been severed (largest flow, by
-        shortest paths: Edmonds and Karp, 1972).
-        """
+        """Nodes still reached from the source after a minimum cut, by maximum flow (Edmonds and Karp, 1972)."""
         while True:
             before = self._reached()
             if SINK not in before:

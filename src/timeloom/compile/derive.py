@@ -1,4 +1,4 @@
-"""Derivatives of a step: what its adjoint computes, and what each unit keeps of itself. Reverse mode, on the graph."""
+"""Derivatives of a step, by reverse mode on its graph: the adjoint step, and the decay of each unit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from timeloom.compile.graph import Graph, Place
 
 
 class Formula:
-    """A value of a graph, to write formulas with."""
+    """A value of a graph, with operators to write formulas."""
 
     def __init__(self, graph: Graph, index: int) -> None:
         self.graph, self.index = graph, index
@@ -43,11 +43,11 @@ class Formula:
 
 
 Slopes = Callable[[list[Formula], Formula, Formula], list[Formula | None]]
-"""From the arguments a, the result y and its gradient d to the arguments' gradients."""
+"""From arguments a, result y and its gradient d to the gradients of the arguments."""
 
 
 def _share(a: Formula, b: Formula, d: Formula, more: str) -> Formula:
-    """The gradient of the larger (or smaller) of two; half of it each where they are equal."""
+    """The gradient of argument a of a maximum (or minimum): all of d, half where a and b are equal, or none."""
     return d * a.call(more, b).call("select", 1.0, 0.5 * a.call("eq", b))
 
 
@@ -78,11 +78,11 @@ _SLOPES: dict[str, Slopes] = {
     "atan": lambda a, y, d: [d / (a[0] * a[0] + 1.0)],
     "erf": lambda a, y, d: [d * (2 / math.sqrt(math.pi) * (-(a[0] * a[0])).call("exp"))],
 }
-"""What is not here has no slope: comparisons, sign, floor."""
+"""Functions that are missing have no gradient: comparisons, sign, floor."""
 
 
 class _Reverse:
-    """Gradients by the values of a graph, from the last to the first."""
+    """Gradients with respect to the values of a graph, from the last to the first."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -90,7 +90,7 @@ class _Reverse:
         self.of: dict[int, int] = {}
 
     def add(self, index: int, grad: int, width: int) -> None:
-        """Add a gradient that came from a value of so many units."""
+        """Add a gradient that comes from a value of this width."""
         value = self.graph[index]
         if value.op == "number":
             return
@@ -99,7 +99,7 @@ class _Reverse:
         self.of[index] = self.graph.apply("add", self.of[index], grad) if index in self.of else grad
 
     def through(self, index: int) -> None:
-        """Hand the gradient of a pointwise value on to its arguments."""
+        """Propagate the gradient of a pointwise value to its arguments."""
         value, graph = self.graph[index], self.graph
         if index not in self.of or value.op not in _SLOPES:
             return
@@ -111,9 +111,9 @@ class _Reverse:
 
 
 class Adjoint:
-    """A step's transposed derivative, as values of the same graph.
+    """A step's vjp, as values of the same graph.
 
-    by_state: gradient of every stretch of the state that the step looks at, before the step.
+    by_state: gradients of all stretches of the state before the step that the step reads.
     by_input, by_unit: gradients of the inputs and of the per-unit vectors.
     by_product: gradients of the products, by (matrix, index).
     """
@@ -155,8 +155,9 @@ class Adjoint:
 
 
 def kept(graph: Graph, outputs: list[Place]) -> list[Place]:
-    """What each unit keeps of itself over a step: the derivative of its next state by its own, past all products and
-    sums. Of a part none of whose units keeps anything there is no place.
+    """The decay of each unit over a step: the derivative of its next state by its state, past all products and sums.
+
+    Parts in which no unit keeps anything have no place.
     """
     shares = []
     for place in outputs:

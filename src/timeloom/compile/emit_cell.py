@@ -1,11 +1,11 @@
-"""One of torch's cells as CUDA C++, without its products: these are the business of the skeletons in kernels/cuda.
+"""One of torch's cells as CUDA C++, without its matrix products, which the skeletons in kernels/cuda compute.
 
-What is left of a step is pointwise, and so is what is left of its adjoint:
+The rest of a step is pointwise, and so is the rest of its adjoint:
 
     advance   from the products y, the inputs u and the state to the next state
-    pull      from the gradient g of the next state to those of the products, and to what goes past them
+    pull      from the gradient g of the next state to those of the products, and to the gradient that bypasses them
 
-Here V is one float, and every array holds what one unit has; macros say how much that is.
+Here V is one float, and every array holds the values of one unit; macros give their lengths.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ PULL = """const V *saved, const V *before, const V *after, const V *vectors, con
                  V *d_products, V *grads, V *through, V *keep"""
 
 Target = tuple[str, int]
-"""Where a value of a graph goes."""
+"""A variable of the kernel, and the value of the graph that is assigned to it."""
 Names = dict[str, Callable[..., str]]
-"""What a kernel calls the values that it gives, by their op; of their detail."""
+"""The kernel's expressions for values that are given, by op: a function of the value's detail."""
 
 
 def emit(kind: str, zoned: bool) -> str:
     """The text of a cell.
 
-    zoned: with zoneout, of each part of the state the share that a unit keeps is one more input, behind the others. It
-    is saved for the adjoint, too. What h is multiplied by before the products is no concern of the cell's.
+    zoned: with zoneout, the share that a unit keeps of each part of the state is one more input, behind the others, and
+    is saved for the adjoint, too. The mask of h in the products is left to the skeletons.
     """
     cell = _Cell(kind, zoned)
     advance, pull = cell.advance(), cell.pull()
@@ -54,10 +54,10 @@ class _Cell:
         self.taped = [place.value for place in made.taped.forward.taped]
         self.adjoint = with_tape(self.fused, self.taped, self.fused.forward.next).adjoint
         self.seen: dict[str, set[int]] = {"before": set(), "after": set()}
-        """Parts of the state that `pull` looks at, before and after the step."""
+        """Parts of the state that `pull` reads, before and after the step."""
 
     def counts(self) -> dict[str, int]:
-        """What the skeletons and the host know of a cell, once `pull` has been written."""
+        """Sizes of the cell for the skeletons and the host; complete once `pull` has been written."""
         shares = self.parts * self.zoned
         return {
             "ZONED": int(self.zoned),
@@ -110,17 +110,17 @@ class _Cell:
         return [f"INLINE void pull({PULL}) {{", *_statements(graph, targets, names), "}"]
 
     def _gate(self, at: int) -> int:
-        """Which of torch's gates a product of the stack is."""
+        """The gate, in torch's order, that a product of the stack belongs to."""
         return (at - self.turned) % self.products
 
     def _by_part(self, name: str, places: Sequence[Place], graph: Graph) -> list[Target]:
-        """A value for each part of the state: zero where there is none."""
+        """A target for each part of the state, zero for parts without a place."""
         found = {place.part: place.value for place in places}
         return [(f"{name}[{part}]", found.get(part, graph.number(0))) for part in range(self.parts)]
 
 
 def _past_products(program: Program) -> tuple[Program, list[int]]:
-    """An adjoint program without what comes back through its products, and these products' gradients."""
+    """An adjoint program without the gradient that comes back through its products, and the products' gradients."""
     graph, by_product, new = Graph(), list[int](), dict[int, int]()
     for index in program.graph.needed(program.roots):
         value = program.graph[index]
@@ -140,7 +140,7 @@ def _past_products(program: Program) -> tuple[Program, list[int]]:
 
 
 def _statements(graph: Graph, targets: list[Target], names: Names, first: Sequence[int] = ()) -> list[str]:
-    """Statements that compute values, those of `first` first, in the order of the graph; each goes into its target."""
+    """Statements that assign values to their targets, computed in the order of the graph, those of `first` first."""
     uses, known, lines = _uses(graph, [value for _, value in targets], names), dict[int, str](), list[str]()
     forms = {index: _form(graph, index, uses) for index in uses if graph[index].op in FUNCTIONS}
     read = {arg for _, args in forms.values() for arg in args} | {value for _, value in targets}
@@ -159,7 +159,7 @@ def _statements(graph: Graph, targets: list[Target], names: Names, first: Sequen
 
 
 def _uses(graph: Graph, roots: list[int], names: Names) -> Counter[int]:
-    """How often each value is used that is given or made on the way to the roots."""
+    """How often each value on the way to the roots is used; values in `names` are given."""
     uses, pending = Counter[int](), list(roots)
     while pending:
         index = pending.pop()
@@ -170,9 +170,10 @@ def _uses(graph: Graph, roots: list[int], names: Names) -> Counter[int]:
 
 
 def _form(graph: Graph, index: int, uses: Counter[int]) -> tuple[str, tuple[int, ...]]:
-    """How a value is written, and of what. A product that a sum alone needs is fused with it, as a compiler would do
-    inside of a block of its own alone. One that would wait for the other factor of a product, in a register, is made
-    factor by factor then.
+    """The C expression of a value, and its arguments.
+
+    A product that only one sum uses is fused with it, which a compiler does only inside of a block. A product that
+    would wait in a register for another factor is multiplied factor by factor instead.
     """
     value = graph[index]
     inner = [place for place, arg in enumerate(value.args) if graph[arg].op == "mul" and uses[arg] == 1]

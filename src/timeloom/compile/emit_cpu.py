@@ -1,4 +1,4 @@
-"""A compiled step as C for the CPU: its programs, and all that the walk through time has to know of them."""
+"""A compiled step as C for the CPU: its programs, and the sizes that the walk through time needs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from timeloom.compile.sums import Sums, sums_of
 from timeloom.compile.tape import taped
 
 ALIGNED = 16
-"""Numbers of which a wide tape has a multiple, so that its vectors do not lie across the lines of a cache."""
+"""Numbers to a multiple of which a wide tape is padded, so that its vectors do not straddle cache lines."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """Which packed weights a sweep in one direction reads, and whether it reads per-unit vectors."""
+    """The packed weights that a sweep in one direction reads, and whether it reads per-unit vectors."""
 
     packs: frozenset[Pack]
     units: bool
@@ -36,12 +36,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of a compiled step, without the element type: one for each of its programs, so that a compiler has
-    no more to do than what is run, and compilers can work side by side.
+    """The sources of a compiled step, for either element type.
 
-    taped: the adjoint that reads a tape, where there is something to read. adjoint: the one that computes all anew, of
-    states that no forward sweep has found. tape: numbers of a step that a forward sweep can keep. sums: what an adjoint
-    sweep can sum on its way.
+    There is one for each program, so that only what runs is compiled, and in parallel. taped: the adjoint that reads a
+    tape, if anything can be saved. adjoint: the one that recomputes everything, for states that do not come from a
+    forward sweep. tape: numbers per step that a forward sweep can save. sums: those that an adjoint sweep can
+    accumulate.
     """
 
     forward: Source
@@ -52,7 +52,7 @@ class Sources:
 
     @property
     def common(self) -> tuple[str, ...]:
-        """The texts of a training step."""
+        """The texts that a training step needs."""
         return self.forward.text, (self.taped or self.adjoint).text
 
 
@@ -71,7 +71,7 @@ def emit(fused: Fused) -> Sources:
 def source_of_programs(
     fused: Fused, programs: dict[str, Program], tape: int, sizes: Sizes = NUMBERS, name: str = "fused"
 ) -> Source:
-    """The source of the programs `forward`, `adjoint` and `taped`, which reads a tape of this width; or of some."""
+    """The source of some or all of the programs `forward`, `adjoint` and `taped`, which reads a tape of this width."""
     offsets = tuple(sum(fused.inputs[:i]) for i in range(len(fused.inputs)))
     packs: list[Pack] = []
     read = dict.fromkeys(("forward", "adjoint"), Read(frozenset(), False))
@@ -107,7 +107,7 @@ def source_of_programs(
 
 
 def _steps_text(programs: Collection[str]) -> list[str]:
-    """Which functions are the steps: of two adjoints, the one that reads a tape where there is one."""
+    """Macros for the step functions: of two adjoints, the one that reads a tape is used if there is one."""
     back = [f"{step}_step" for step in programs if step != "forward"]
     adjoint = back if len(back) < 2 else [f"(a->tape ? {back[1]} : {back[0]})"]
     forward = ["#define FORWARD_STEP forward_step"] * ("forward" in programs)
@@ -115,19 +115,19 @@ def _steps_text(programs: Collection[str]) -> list[str]:
 
 
 def aligned(tape: int) -> int:
-    """The width of a tape as it lies in memory."""
+    """The width of a tape in memory, with padding."""
     return -(-tape // ALIGNED) * ALIGNED if tape > ALIGNED else tape
 
 
 def _reads_gradients_once(plan: Schedule) -> bool:
-    """Whether the gradient that an adjoint step is given is read by one loop each, and multiplied by none."""
+    """Whether each stretch of an adjoint step's incoming gradient is read by one loop, and by no product."""
     reads = [item for loop in plan.loops for item in loop.reads if item[0] == "grad"]
     multiplied = {arg for value in plan.graph.values if value.op in ("product", "pull") for arg in value.args}
     return len(set(reads)) == len(reads) and not any(plan.graph[arg].op == "grad" for arg in multiplied)
 
 
 def _sizes_text(fused: Fused, sizes: Sizes, tape: int, sums: Sums) -> list[str]:
-    """All that the walk through time has to know of a step's sizes."""
+    """Macros with the sizes of a step that the walk through time needs."""
     starts = [sum(fused.parts[:i]) for i in range(len(fused.parts))]
     decaying = {place.part for place in fused.forward.kept}
     copied = [i for i in range(len(fused.inputs)) if i not in stored_inputs(fused)]
@@ -154,7 +154,7 @@ def _sizes_text(fused: Fused, sizes: Sizes, tape: int, sums: Sums) -> list[str]:
 
 
 def _sum_steps(sums: Sums, sizes: Sizes) -> str:
-    """The function that sums what a few steps have written."""
+    """The C function that adds what a few steps have written to the sums."""
     calls = []
     for one in sums.all:
         columns = f"{sizes(one.column)}, {sizes(one.width)}, sums"

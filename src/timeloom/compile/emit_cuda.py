@@ -1,7 +1,7 @@
-"""A compiled step as CUDA C++: its pointwise texts, and around each the loop over units that feeds it.
+"""A compiled step as CUDA C++: pointwise functions, each inside the loop over units that feeds it.
 
-A block walks one row, or a few (see kernels/cuda/fused.cuh); `cuda_layout` says where everything is. Between two loops
-is a barrier where the second needs what other threads left in shared memory.
+A block walks one row, or a few (see kernels/cuda/fused.cuh); `cuda_layout` says where everything is. There is a barrier
+between two loops if the second reads what other threads left in shared memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from timeloom.compile.text import pointwise_text
 
 @dataclass(frozen=True)
 class CudaSource:
-    """CUDA text, and what a launch needs to know of it."""
+    """CUDA text, and what a launch needs to know."""
 
     text: str
     threads: int
@@ -29,12 +29,13 @@ class CudaSource:
     rows: int
     """Rows of a block."""
     places: tuple[Where, ...]
-    """Where the weights of each product are, in order."""
+    """Where the weights of each product lie, in order."""
 
 
 def emit(fused: Fused, direction: Direction, room: int, rows: int = 1) -> CudaSource:
-    """The source of one direction for blocks of so many bytes of shared memory and so many rows (a power of two up to
-    32); NotFused where these are too many.
+    """The source of one direction, for blocks of `rows` rows with `room` bytes of shared memory.
+
+    `rows` is a power of two up to 32; raises NotFused if these are too many.
     """
     program = fused.forward if direction == "forward" else fused.adjoint
     offsets = tuple(sum(fused.inputs[:i]) for i in range(len(fused.inputs)))
@@ -100,7 +101,7 @@ class _Kernel(Layout):
         )
 
     def _needs(self, number: int, loop: Loop) -> set[int]:
-        """Values that a loop finds in shared memory."""
+        """Values that a loop reads from shared memory."""
         found = {operand for product in self.products if product.loop == number for operand in product.operands}
         found |= {value for kind, value, _ in loop.reads if kind == "slot" and value not in self.local}
         return found | {value for kind, value, _ in loop.reads if kind == "total"}
@@ -139,7 +140,7 @@ class _Kernel(Layout):
 {after}    }}"""
 
     def _columns(self, loop: Loop, products: list[Product]) -> dict[int, int]:
-        """Which sum each product's value is."""
+        """The index in `sum` of each product's value."""
         graph, found = self.plan.graph, {}
         pulls = iter(loop.pulls)
         for product in products:
@@ -164,7 +165,7 @@ class _Kernel(Layout):
         return "\n".join(lines)
 
     def _vector(self, operand: int, shape: Matrix) -> tuple[str, str]:
-        """Where a vector begins in shared memory, and whether that is a multiple of four floats for every block."""
+        """Where a vector begins in shared memory, and whether each of its blocks is aligned to four floats."""
         value = self.plan.graph[operand]
         if value.op not in ("state", "grad"):
             return f"shared + AT_SLOT_{operand}", str(shape.blocks == 1 or shape.inputs % 4 == 0).lower()
@@ -218,7 +219,7 @@ class _Kernel(Layout):
         return f"if (writes) shared[AT_DECAY + part_place[{at}] + {offset} + unit] *= out[{number}];"
 
     def _gather(self) -> str:
-        """The next gradient as the sum of its places, which may overlap and leave gaps."""
+        """Code for the next gradient as the sum of its places, which may overlap and leave gaps."""
         lines = ["    meet();"]
         for part, width in enumerate(self.fused.parts):
             lines += [

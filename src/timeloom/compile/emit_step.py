@@ -1,4 +1,4 @@
-"""One program of a compiled step as C for the CPU: its pointwise texts, and around each the loop that feeds it."""
+"""One program of a compiled step as C for the CPU: pointwise functions, each inside the loop that feeds it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from timeloom.compile.sizes import Sizes
 from timeloom.compile.text import pointwise_text
 
 MOST_COLUMNS = 8
-"""Products of one vector that are summed side by side."""
+"""Most products of one vector that are summed side by side in registers."""
 
 
 @dataclass(frozen=True)
 class Pack:
-    """How a stack of matrices lies in memory for one loop: `[block of units][depth][count × span][lanes]`, or,
-    transposed, `[block of units][count][depth][span][lanes]`.
+    """The memory layout of a stack of matrices for one loop.
+
+    It is `[block of units][depth][count × span][lanes]`, or, transposed, `[block of units][count][depth][span][lanes]`.
     """
 
     matrix: int
@@ -28,8 +29,9 @@ class Pack:
 
 
 def stored_inputs(fused: Fused) -> dict[int, int]:
-    """Inputs whose gradients nobody reads again, and where they stand among what is written out: whoever makes them can
-    store them where they belong.
+    """Inputs with gradients that are not read again, and the offsets of these in what the adjoint writes.
+
+    The loop that computes such a gradient can store it where it belongs.
     """
     graph = fused.adjoint.graph
     values = {place.offset: place.value for place in fused.adjoint.written}
@@ -40,7 +42,7 @@ def stored_inputs(fused: Fused) -> dict[int, int]:
 
 
 def _rounded_up(widths: Counter[str]) -> str:
-    """Numbers of so many vectors of these widths, each in whole V's."""
+    """The size of these counts of vectors by width, each padded to whole V's."""
     return " + ".join(f"{count} * ROUND_UP({width})" for width, count in widths.items()) or "0"
 
 
@@ -69,11 +71,11 @@ class StepText:
         self.used: set[Pack] = set()
         self.reads_units = False
         self.summed: set[str] = set()
-        """Widths of what is summed over a row."""
+        """Widths of the sums over a row."""
         self.products: set[tuple[int, int]] = set()
-        """Columns of the products that are made apart, and of all of their loop."""
+        """For products with a function of their own: their columns, and those of the whole loop."""
         self._places: dict[str, tuple[str, str]] = {}
-        """Where a row's numbers of a kind begin, as the loop at hand says it: type and place by name."""
+        """Variables that the current loop declares for where a row's numbers begin: type and expression by name."""
         self.adds = self.back and overlap(program, fused.parts)
         self.stored: set[Item] = {("written", 0, at) for at in stored_inputs(fused).values()}
 
@@ -89,22 +91,22 @@ class StepText:
         return "\n".join([*texts, head, *calls, "}"])
 
     def _stored(self, loop: Loop) -> bool:
-        """Whether a loop leaves nothing but gradients of inputs: it is then run where somebody wants them."""
+        """Whether a loop leaves nothing but gradients of inputs: it then runs only if these are wanted."""
         return self.back and bool(loop.leaves) and {item for item, _ in loop.leaves} <= self.stored
 
     def _loop(self, name: str, loop: Loop) -> str:
         columns, firsts = self._columns(loop)
         count = firsts[-1]
-        # One register of units at a time: the weights of two, of many units, would not fit the first cache.
+        # One register of units at a time: with many units, the weights of two would not fit in the L1 cache.
         span = 2 if self.back and count == 1 and loop.width > 16 else 1
         width = self.sizes(loop.width)
-        # Sums of one vector's products stand in registers together, those of others wait in the first cache.
+        # Sums of one vector's products share the registers; those of other vectors wait in the L1 cache.
         most = max([self.fused.matrices[matrix].count for matrix, _ in loop.stacks] + [len(loop.pulls) and 1, 1]) * span
         rows = "ROWS" if most <= 3 else "(ROWS / 2)" if most <= 6 else "(ROWS / 4)"
         self._is_stored = self._stored(loop)
         every = self._columns_of_loop = max(count * span, 1)
         stacks = list(zip(loop.stacks, firsts, strict=False))
-        stacks.sort(key=lambda stack: self.plan.graph[stack[0][1]].op != "input")  # these wait for no other step
+        stacks.sort(key=lambda stack: self.plan.graph[stack[0][1]].op != "input")  # inputs first: they never wait
         products = [
             self._stack(loop, matrix, operand, first * span, span, every) for (matrix, operand), first in stacks
         ]
@@ -156,8 +158,8 @@ class StepText:
 {after}}}"""
 
     def _columns(self, loop: Loop) -> tuple[dict[int, int], list[int]]:
-        """Which of the sums that a loop makes side by side for a unit each product is; where every stack begins, and
-        behind these their number.
+        """The index of each product among the sums that a loop computes for a unit; and where every stack begins there,
+        followed by the number of sums.
         """
         graph, columns, firsts = self.plan.graph, {}, [0]
         for stack in loop.stacks:
@@ -170,7 +172,7 @@ class StepText:
         return columns, firsts
 
     def _place(self, name: str) -> str:
-        """The name of where a row's numbers of a kind begin for a unit, which is said once before they are used."""
+        """The variable for where a row's numbers of a kind begin at a unit, declared once before its use."""
         part = name.lstrip(ascii_lowercase)
         places = {
             "ahead": ("const long ", f"{'-' * self.back}AHEAD * a->batch"),
@@ -185,7 +187,7 @@ class StepText:
         return name
 
     def _fetches(self, loop: Loop) -> list[str]:
-        """Rows lie far apart in memory, and are too many for a processor to see where each is going: it is told."""
+        """Prefetches: rows lie far apart in memory, and are too many streams for a processor to predict."""
         texts = []
         for kind, number, offset in [*loop.reads, *[item for item, _ in loop.leaves]]:
             at = self.sizes(offset)
@@ -249,12 +251,12 @@ class StepText:
         return f"  {{\n{text}  }}"
 
     def _multiply_apart(self, columns: int, every: int) -> str:
-        """The function that makes so many sums of all those of a loop: by itself, it keeps more pointers at hand."""
+        """The function for so many of a loop's sums: on its own it can keep more pointers in registers."""
         self.products.add((columns, every))
         return f"multiply_{columns}_{every}"
 
     def _runs(self, shape: Matrix, args: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Arguments of a transposed product, without those that are zero; those that lie side by side together."""
+        """Ranges of a transposed product's arguments, without zeros; arguments that are contiguous form one range."""
         runs: list[tuple[int, int]] = []
         for number, arg in enumerate(args):
             value = self.plan.graph[arg]
@@ -268,7 +270,7 @@ class StepText:
         return runs
 
     def _range(self, shape: Matrix, width: int, span: int) -> str:
-        """Which numbers of a vector a block of units looks at: of block-diagonal matrices a few, of others all."""
+        """The range of a vector that a block of units reads: a band for block-diagonal matrices, else all of it."""
         if shape.blocks == 1:
             return f"    const long depth = {self.sizes(shape.inputs)}, k0 = 0;\n"
         outputs, inputs, whole = map(self.sizes, (shape.outputs, shape.inputs, shape.blocks * shape.inputs))
@@ -278,7 +280,7 @@ class StepText:
         )
 
     def _vector(self, operand: int) -> str:
-        """Where the vector of row r0 + r begins."""
+        """Where the operand vector of row r0 + r begins."""
         value = self.plan.graph[operand]
         if value.op in ("state", "grad"):
             part, offset = map(int, value.detail)

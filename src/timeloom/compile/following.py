@@ -1,5 +1,6 @@
-"""From a step to all that its Python code can see: names in the code of everything that it may call are followed to
-whatever they may mean. What cannot be followed is refused, with the reason.
+"""Everything that a step's Python code can see, found by following the names in the code of all that it may call.
+
+Each name is followed to whatever it may refer to. What cannot be followed is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ from timeloom.compile.trust import (
 )
 
 MOST_SEEN = 4000
-"""Things that are followed, at most."""
+"""Most things that are followed."""
 
 
 def look_around(function: Any, device: torch.device, run: Callable[[], object]) -> Surroundings:
-    """What a step on a device sees; raises Unseen where that cannot be told. `run` runs the step on a few rows: no
-    tensor may become a number of Python's there.
+    """What a step on a device sees; raises Unseen if that cannot be determined.
+
+    `run` runs the step on a few rows; no tensor may be converted to a Python number there.
     """
     walk = _Walk(device)
     walk.follow(function, "the step")
@@ -50,7 +52,7 @@ def look_around(function: Any, device: torch.device, run: Callable[[], object]) 
 
 
 class _HostReads(TorchDispatchMode):
-    """Refuses what makes numbers of Python's from tensors."""
+    """Refuses operations that read tensors on the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -64,7 +66,7 @@ class _HostReads(TorchDispatchMode):
 
 
 class _Walk:
-    """One search. What objects, classes and modules hold is followed once some code has its name."""
+    """One search. Attributes of objects, classes and modules are followed once their name occurs in some code."""
 
     def __init__(self, device: torch.device) -> None:
         self.found, self._device = Surroundings(), device
@@ -74,10 +76,10 @@ class _Walk:
         self._waiting: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
         self._pending: list[tuple[Any, str]] = []
         self._asked: list[Mapping[str, Any]] = []
-        """What may be asked by `hasattr` whether it has a name."""
+        """Namespaces that code may query by `hasattr`."""
 
     def follow(self, thing: Any, where: str) -> None:
-        """All that can be seen from there."""
+        """Follow everything that can be seen from `thing`."""
         self._later(thing, where)
         while self._pending:
             self._visit(*self._pending.pop())
@@ -93,7 +95,7 @@ class _Walk:
     def _is_new(self, thing: Any) -> bool:
         if id(thing) in self._seen:
             return False
-        self._seen[id(thing)] = thing  # held, so that nothing else gets its id
+        self._seen[id(thing)] = thing  # kept alive, so that nothing else gets its id
         if len(self._seen) > MOST_SEEN:
             raise Unseen(f"it refers to more than {MOST_SEEN} things")
         return True
@@ -148,7 +150,7 @@ class _Walk:
         self._attributes(module, where)
 
     def _attributes(self, thing: Any, where: str) -> None:
-        """Of what may have more of them at any time."""
+        """Follow the attributes of a thing that may get new ones at any time."""
         self._asked.append(vars(thing))
         self._wait(vars(thing), where)
 
@@ -170,7 +172,7 @@ class _Walk:
         self._class(kind, where)
 
     def _held(self, held: Mapping[str, Any], kind: type, where: str) -> None:
-        """What an object of a class holds; all of it where code that is not followed reads whatever it has."""
+        """Follow an object's attributes; all of them, if code that is not followed may read any."""
         bases = [base for base in kind.__mro__ if base not in (object, nn.Module)]
         if any(trusts(base) and base.__module__ not in INERT for base in bases):
             read = {
@@ -205,7 +207,7 @@ class _Walk:
             self._wait(own, place)
 
     def _making(self, kind: type, where: str) -> None:
-        """What is run where an object of a class is made."""
+        """Follow the functions that run when an object of a class is created."""
         for base in kind.__mro__:
             for name in MAKING:
                 function = None if trusts(base) else vars(base).get(name)
@@ -213,7 +215,7 @@ class _Walk:
                     self._function(function, f"{where}: {base.__name__}.{name}", makes=True)
 
     def _whole(self, entries: Mapping[Any, Any], where: str, held: Mapping[Any, Any] | None = None) -> None:
-        """These entries of what is held, or all of it."""
+        """Follow these entries of `held`, or all of it."""
         held = entries if held is None else held
         self._keys(held)
         for name, value in entries.items():
@@ -224,7 +226,7 @@ class _Walk:
         self.found.keys.append((held, tuple(held)))
 
     def _wait(self, held: Mapping[str, Any], where: str) -> None:
-        """Have entries followed once their names are seen."""
+        """Follow entries once their names are seen in code."""
         for name in list(held):
             if name in self._names:
                 self._entry(held, name, where)
@@ -273,11 +275,11 @@ class _Walk:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             value = content_of(cell)
             self.found.cells.append((cell, value))
-            if name == "__class__":  # of `super()`: none is made
+            if name == "__class__":  # used by `super()`, which creates no object
                 self._class(value, where)
             elif value is not MISSING:
                 self._later(value, f"{name} of {where}")
-        for code in () if known else _codes(function.__code__):  # a decorator of torch's holds what it decorates
+        for code in () if known else _codes(function.__code__):  # torch's decorators hold what they wrap
             self._code(code, function, where, makes)
 
     def _code(self, code: CodeType, function: FunctionType, where: str, makes: bool) -> None:
@@ -312,7 +314,7 @@ class _Walk:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A function's code, and that of functions inside it."""
+    """A function's code, and that of its nested functions."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,4 +1,4 @@
-"""A user's step, compiled: its normal form, and how its weights and inputs follow from what the user holds."""
+"""A user's step, compiled: its normal form, and how its weights and inputs are computed from the user's tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from timeloom.torch_state.precision import HALF
 
 Function = Callable[[Any, Tensor], Any]
 AGREES = {torch.float32: 2e-4, torch.float64: 1e-9, torch.float16: 2e-2, torch.bfloat16: 0.1}
-"""Relative difference between a step and its normal form that rounding may make, on random rows."""
+"""Relative difference between a step and its normal form that counts as rounding, on random rows."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class Compiled:
     """Lanes of the stacks of matrices, `(count, blocks, out, in)`."""
     bindings: Bindings
     text: str
-    """The trace as it was."""
+    """The code of the trace."""
     indexed: dict[str, Tensor]
-    """By its name in the trace, every tensor that the step refers to whose values are part of the normal form, as it
-    was. Of all others the normal form has the places alone."""
+    """Copies of the user's tensors whose values are part of the normal form (indices), by their names in the trace. Of
+    all other tensors the normal form holds only the paths."""
 
     def indexes_alike(self, held: dict[str, Tensor]) -> bool:
         """Whether these tensors, by their names in the trace, have the values that are part of the normal form."""
         return all(torch.equal(held[name], values) for name, values in self.indexed.items())
 
     def traced_alike(self, function: Function, state: tuple[Tensor, ...], is_tuple: bool, x: Tensor) -> bool:
-        """Whether a step, traced anew on examples of rows like those it was compiled from, is the same one."""
+        """Whether a step, traced anew on rows like those it was compiled from, is the same."""
         try:
             examples = tuple(some_rows(part, self.rows) for part in state)
             module = trace(function, examples, is_tuple, some_rows(x, self.rows))
@@ -62,13 +62,14 @@ class Compiled:
         return alike and self.indexes_alike(bindings.tensors(function))
 
     def prepare(self, function: Function, x: Tensor, like: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Weights and inputs `(rows, K)` of the normal form, on autograd's tape, from x `(rows, ...)` and from what the
-        function holds now.
+        """Weights and inputs `(rows, K)` of the normal form, on autograd's tape.
+
+        They are computed from x `(rows, ...)` and the tensors that the function holds now.
         """
         return self.prepare_from(self.bindings.tensors(function), x, like)
 
     def prepare_from(self, held: dict[str, Tensor], x: Tensor, like: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The same from tensors by the names that they have in the trace."""
+        """The same from tensors by their names in the trace."""
         x = x.float() if x.dtype in HALF else x
         constants, by_x = Evaluation(self.module, self.rows, held), Evaluation(self.module, self.rows, held, x)
         gathered = self._gathered
@@ -79,13 +80,13 @@ class Compiled:
         return (*weights, *units), joined.to(like)
 
     def index(self) -> str | None:
-        """Where the step refers to a tensor whose values are part of the normal form; None if it does not."""
+        """The path of a tensor whose values are part of the normal form; None if there is none."""
         name = next(iter(self.indexed), None)
         return None if name is None else ".".join(map(str, self.bindings.paths[name]))
 
     @cached_property
     def _gathered(self) -> _Gathered:
-        """How weights, per-unit vectors and inputs are put together."""
+        """How weights, per-unit vectors and inputs are assembled."""
 
         def by(vector: Hoisted) -> Constants | None:
             return None if vector.weights is None else Constants(vector.weights, self.lanes)
@@ -99,7 +100,7 @@ class Compiled:
 
     @cached_property
     def _joined_inputs(self) -> list[Hoisted]:
-        """The input vectors, those that lie side by side in one as one."""
+        """The input vectors, where neighbours from one tensor are joined."""
         joined: list[Hoisted] = []
         for vector in self.inputs:
             last = joined[-1] if joined else None
@@ -114,7 +115,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class _Gathered:
-    """Each per-unit vector and input perhaps times weights."""
+    """How weights, per-unit vectors and inputs are assembled; the latter two may be multiplied by weights."""
 
     weights: list[Constants]
     units: list[tuple[Constants, Constants | None]]
@@ -126,12 +127,12 @@ def _all_equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors serve a step alike: with a gradient, only the very same one does."""
+    """Whether two tensors are interchangeable for a step: if they require gradients, only the very same one is."""
     return one is other or (not (one.requires_grad or other.requires_grad) and torch.equal(one, other))
 
 
 def _indexed(lanes: Lanes, held: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of those tensors whose values tell where lanes are moved to."""
+    """Copies of the tensors whose values determine where lanes are moved."""
     pending, seen = list(lanes.indices), set[fx.Node]()
     found: dict[str, Tensor] = {}
     while pending:
@@ -150,10 +151,10 @@ def _times(value: Tensor, weights: Constants | None, evaluate: Evaluation, like:
 def compile_step(
     function: Function, state: tuple[Tensor, ...], is_tuple: bool, x: Tensor, folds: bool = False
 ) -> Compiled:
-    """Compile a step from examples of rows of its state and of x; raises NotFused with the reason where it cannot be.
-    `folds`: whether small products with x are the kernels' to make, too.
+    """Compile a step from example rows of its state and x; raises NotFused with the reason if that is impossible.
 
-    Whatever comes of it has been compared with the step itself on random rows, values and gradients.
+    The result has been compared with the step itself on random rows, values and gradients. `folds`: whether kernels
+    compute small products with x, too.
     """
     like = state[0]
     if like.dtype not in AGREES:
@@ -169,11 +170,11 @@ def compile_step(
     wide = like.dtype in HALF
     lanes = Lanes(module, len(state), rows, Evaluation(module, rows, bindings.tensors(function)), wide, folds)
     widths = tuple(part[:1].numel() for part in state)
-    with torch.no_grad(), torch.device("cpu"):  # lanes are numbers of the host's
+    with torch.no_grad(), torch.device("cpu"):  # lanes are integers on the host
         parts = lanes.walk()
         first = Lowering(lanes, widths)
         first.outputs(parts)
-        lowering = Lowering(lanes, widths, edges=first.demanded)  # again, now that it is known who wants which stretch
+        lowering = Lowering(lanes, widths, edges=first.demanded)  # again, now that all stretches needed are known
         places = lowering.outputs(parts)
     graph, matrices, weights, roots, vectors = stack(lowering, [place.value for place in places])
     outputs = [type(p)(p.part, p.offset, p.width, root) for p, root in zip(places, roots, strict=True)]
@@ -194,7 +195,7 @@ def compile_step(
 
 
 class _Widened(fx.Interpreter):
-    """A step of half precision as it was traced, in float32."""
+    """A traced step of half precision, run in float32."""
 
     def __init__(self, module: fx.GraphModule, tensors: dict[str, Tensor]) -> None:
         super().__init__(module)
@@ -218,8 +219,10 @@ class _Widened(fx.Interpreter):
 def verify(
     compiled: Compiled, step: Function, state: Sequence[Tensor], is_tuple: bool, x: Tensor, holder: Function
 ) -> None:
-    """Compare the normal form with the step on random rows near the examples: the next state, and its gradient by the
-    state, by x and by every parameter. Raises NotFused where they differ. `holder` is what holds the parameters.
+    """Compare the normal form with the step on random rows near the examples; raises NotFused if they differ.
+
+    Compared are the next state, and its gradients with respect to the state, x and every parameter. `holder`: the
+    function that holds the parameters.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     near = [
@@ -245,13 +248,14 @@ def verify(
     for given, value in zip(back.split(cell.parts, -1), by_state, strict=True):
         _compare(given, _as_rows(value), 10 * tolerance, what.format("the state"))
     largest = max(_largest(grad) for grad in (*by_state, *by_outer))
-    for tensor, given, value in zip(outer, through, by_outer, strict=True):  # of a bias below a norm all is rounding
+    for tensor, given, value in zip(outer, through, by_outer, strict=True):  # a bias before a norm: all rounding
         _compare(given, value, 10 * tolerance, what.format("x" if tensor is x else "what it refers to"), largest / 10)
 
 
 def apart(cell: GenericCell, state: Tensor, x: Tensor, following: Tensor, dtype: torch.dtype) -> float:
-    """How far what its kernels gave is from the step, run by itself on a few rows: of a step that changed behind our
-    back, far. States are whole, `(N, S)`; `dtype` is the step's own. In few operations, since every call asks.
+    """How far the kernels' results are from the step itself on a few rows: far, if the step has changed unnoticed.
+
+    States are whole, `(N, S)`; `dtype` is the step's own. Uses few operations, since it runs in every call.
     """
     with torch.no_grad():
         expected = cell.step(state.to(dtype), x.reshape(len(x), -1)).to(following)
@@ -261,19 +265,19 @@ def apart(cell: GenericCell, state: Tensor, x: Tensor, following: Tensor, dtype:
 
 
 def _as_rows(part: Tensor) -> Tensor:
-    """`(B, ·)`, of a part that is one number for each sequence, `(B,)`, too."""
+    """A part as `(B, ·)`, also if it is one number for each sequence, `(B,)`."""
     return part.reshape(len(part), -1)
 
 
 def _parameters(tensors: dict[str, Tensor]) -> list[Tensor]:
-    """Those that have a gradient, each once."""
+    """The tensors that require a gradient, each once."""
     return list({id(tensor): tensor for tensor in tensors.values() if tensor.requires_grad}.values())
 
 
 def _by_autograd(
     function: Function, state: list[Tensor], probe: list[Tensor], is_tuple: bool, x: Tensor, outer: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The next state, and the gradients of the state and of others."""
+    """The next state, and the gradients of the state and of `outer`."""
     with torch.enable_grad():
         leaves = [part.detach().requires_grad_() for part in state]
         out = function(tuple(leaves) if is_tuple else leaves[0], x)
@@ -294,7 +298,7 @@ def _pulled_back(values: Sequence[Tensor], grads: Sequence[Tensor], leaves: Sequ
 
 
 def _compare(given: Tensor, expected: Tensor, tolerance: float, what: str, least: float = 0.0) -> None:
-    """`least`: numbers below this are not told apart by their own size."""
+    """Raise NotFused if values differ by more than `tolerance`, relative to the largest one, or at least to `least`."""
     gaps = (given - expected)[expected.isfinite()].abs()
     difference = float(gaps.max()) / max(_largest(expected), 1e-3, least) if gaps.numel() else 0.0
     if not difference <= tolerance:
@@ -302,6 +306,6 @@ def _compare(given: Tensor, expected: Tensor, tolerance: float, what: str, least
 
 
 def _largest(tensor: Tensor) -> float:
-    """The largest number that is one."""
+    """The largest finite magnitude."""
     finite = tensor[tensor.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0

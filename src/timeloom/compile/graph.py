@@ -1,17 +1,17 @@
-"""A step as a graph of vectors: what traces are brought to, what derivatives are taken of, and what kernels run.
+"""A step as a graph of vectors: traces are lowered to it, derivatives are taken on it, and kernels are made from it.
 
-A value is one vector for each row, `width` units wide; width 0 is one number a row, which fits any width. Leaves:
+A value is one vector for each row, `width` units wide; width 0 is one number per row, which broadcasts. Leaves:
 
     state    (part, offset)  a stretch of a part of the state before the step
-    grad     (part, offset)  the same of the gradient that an adjoint step is given
-    input    (index,)        what the step's own x contributes, computed for all of time beforehand
-    mask     (index,)        what stands beside the step's x and has no gradient: a dropout's factors
+    grad     (part, offset)  the same of the gradient that an adjoint step receives
+    input    (index,)        the contribution of x to the step, computed for all of time beforehand
+    mask     (index,)        a dropout's factors, which come with x and have no gradient
     unit     (index,)        one number for each unit, the same for all rows and steps: a bias, a norm's scale
-    tape     (offset,)       what the forward step has left for the adjoint one (see `timeloom.compile.tape`)
-    after    (part, offset)  a stretch of the state behind the step, which an adjoint step finds where it is stored
-    number   (value,)        the same number everywhere
+    tape     (offset,)       what the forward step has saved for the adjoint one (see `timeloom.compile.tape`)
+    after    (part, offset)  a stretch of the state after the step, which an adjoint step reads where it is stored
+    number   (value,)        a constant
 
-Between them: pointwise functions (`timeloom.compile.pointwise`) of values of one width; `product (matrix, index)`,
+Other values: pointwise functions (`timeloom.compile.pointwise`) of values of one width; `product (matrix, index)`,
 which multiplies its argument by matrix `index` of a stack of matrices that share it; `pull (matrix,)`, the sum over a
 stack of its transposed matrices times one argument each; and `total (width,)`, the sum of a row.
 """
@@ -38,8 +38,9 @@ class Value:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A stack of `count` matrices that multiply one vector: `(blocks, out, in)` each, side by side in one tensor
-    `(count, blocks, out, in)`. With several blocks, block b of the result sees block b of the argument alone.
+    """A stack of `count` matrices `(blocks, out, in)` that multiply one vector: a tensor `(count, blocks, out, in)`.
+
+    With several blocks, block b of the result depends only on block b of the argument.
     """
 
     count: int
@@ -58,7 +59,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value goes: units `offset … offset + width` of a part of the state, or of the gradient by it."""
+    """Where a value goes: units `offset … offset + width` of a part of the state, or of its gradient."""
 
     part: int
     offset: int
@@ -68,7 +69,7 @@ class Place:
 
 @dataclass
 class Graph:
-    """Values in an order in which they can be computed; equal ones are one."""
+    """Values in topological order; equal values are stored once."""
 
     values: list[Value] = field(default_factory=list)
     _known: dict[Value, int] = field(default_factory=dict)
@@ -77,7 +78,7 @@ class Graph:
         return self.values[index]
 
     def add(self, op: str, args: tuple[int, ...] = (), detail: tuple[float | int, ...] = (), width: int = 0) -> int:
-        """The value's index, as it is."""
+        """Add a value without simplifying it; returns its index."""
         value = Value(op, args, detail, width)
         if value not in self._known:
             self._known[value] = len(self.values)
@@ -85,16 +86,16 @@ class Graph:
         return self._known[value]
 
     def number(self, value: float) -> int:
-        return self.add("number", detail=(float(value) + 0.0,))  # −0 is 0 here: they are equal, and would be one
+        return self.add("number", detail=(float(value) + 0.0,))  # −0 becomes 0: they are equal, and would be merged
 
     def total(self, value: int, width: int) -> int:
-        """The sum of a row of so many units, a number for each row."""
+        """The sum of a row of this width, one number per row."""
         if self[value].width == 0:
             return self.apply("mul", value, self.number(width))
         return self.add("total", (value,), (width,))
 
     def apply(self, op: str, *args: int) -> int:
-        """A pointwise function of values of one width, made as simple as it can be without changing what it is."""
+        """A pointwise function of values of one width, simplified as far as that does not change its value."""
         folded = self._fold(op, args)
         if folded is not None:
             return folded
@@ -108,8 +109,9 @@ class Graph:
         return float(value.detail[0]) if value.op == "number" else None
 
     def _fold(self, op: str, args: tuple[int, ...]) -> int | None:
-        """What is known without computing it: numbers, and what adds 0 or multiplies by 1. A product with 0 counts as
-        0, which only derivatives ask for.
+        """A result that needs no computation: constants, additions of 0, products with 1.
+
+        A product with 0 counts as 0, which only occurs in derivatives.
         """
         known = [self._number(arg) for arg in args]
         if all(number is not None for number in known):
@@ -122,7 +124,7 @@ class Graph:
             folded = self._fold_arithmetic(op, args, known)
             if folded is None and op in ("add", "sub"):
                 folded = self._by_complement(op, *args)
-            if folded is None and op in ("add", "mul") and args[0] > args[1]:  # one order, so that equal ones are found
+            if folded is None and op in ("add", "mul") and args[0] > args[1]:  # one order, so that equal values merge
                 folded = self.add(op, args[::-1], width=max(self[arg].width for arg in args))
             return folded
         if op == "neg" and self[args[0]].op == "neg":
@@ -155,8 +157,9 @@ class Graph:
         return None
 
     def _by_complement(self, op: str, left: int, right: int) -> int | None:
-        """Sums by what a gate z lacks of one, 1 − z. It is small where z is near one, and has all its digits; and the
-        slope of z is made of it anyway.
+        """Sums written with the complement 1 − z of a gate z, which keeps its digits where z is near one.
+
+        The derivative of z uses it anyway.
 
             d − z d = d (1 − z)        a + z (1 − a) = z + a (1 − z)
         """
@@ -175,7 +178,7 @@ class Graph:
         return self.apply("sub", self.number(1), index)
 
     def needed(self, roots: list[int]) -> list[int]:
-        """Indices of all values that the roots need, in order."""
+        """Indices of all values that the roots depend on, in order."""
         wanted, stack = set(), list(roots)
         while stack:
             index = stack.pop()

@@ -1,4 +1,4 @@
-"""What a step computes from parameters or from x alone: evaluated by torch for all of time at once, with autograd."""
+"""What a step computes from parameters or from x alone: evaluated by torch for all steps at once, with autograd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZED = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "repeat", "full", "zeros", "ones", "empty",
     "new_zeros", "new_ones", "new_full", "new_empty", "arange", "constant_pad_nd", "native_group_norm",
 }  # fmt: skip
-"""Operations that are told sizes: where these count rows, they count as many as there are now."""
+"""Operations with sizes as arguments: sizes that count rows are adapted to the current number of rows."""
 
 
 _LAYER_NORM = torch.ops.aten.native_layer_norm.default
@@ -26,12 +26,12 @@ _PROJECTIONS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
 def widened(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of half precision as float32: what is computed beforehand is no worse than the kernels' arithmetic."""
+    """Half precision tensors as float32, so that values computed beforehand are as precise as the kernels'."""
     return {name: tensor.float() if tensor.dtype in HALF else tensor for name, tensor in tensors.items()}
 
 
 def in_single(arg: Any) -> Any:
-    """Arguments of an operation, with float32 where they name half precision."""
+    """Arguments of an operation, with float32 in place of half precision dtypes."""
     if isinstance(arg, (list, tuple)):
         return type(arg)(in_single(item) for item in arg)
     if isinstance(arg, dict):
@@ -40,8 +40,9 @@ def in_single(arg: Any) -> Any:
 
 
 def _layer_norm(x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
-    """As torch's. Scale and bias by themselves: torch's own gradients of them, on a CPU one long sum over all steps,
-    are off by 1e-5 after some 10,000 of them.
+    """Torch's layer norm, with scale and bias applied separately.
+
+    Torch's own gradients of these, on a CPU one long sum over all steps, are off by 1e-5 after some 10,000 steps.
     """
     found, mean, scale = torch.native_layer_norm(x, shape, None, None, eps)
     found = found if weight is None else found * weight
@@ -52,14 +53,14 @@ class Evaluation:
     """Values of the nodes that do not depend on the state, for given tensors and rows of x."""
 
     def __init__(self, module: fx.GraphModule, rows: int, tensors: dict[str, Tensor], x: Tensor | None = None) -> None:
-        """`rows`: how many the step was traced with. `tensors`: what the module's attributes are now."""
+        """`rows`: the number of rows the step was traced with. `tensors`: the module's attributes now."""
         self.module, self.traced_rows, self.x = module, rows, x
         self.wide = any(tensor.dtype in HALF for tensor in tensors.values())
         self.tensors = widened(tensors) if self.wide else tensors
         self._held: dict[fx.Node, Any] = {}
 
     def __call__(self, node: fx.Node) -> Any:
-        """A node's value. Without x: for one row."""
+        """A node's value; without x, for one row."""
         pending = [node]
         while pending:
             latest = pending[-1]
@@ -87,7 +88,7 @@ class Evaluation:
         try:
             if self.x is not None and node.target in _PROJECTIONS and not kwargs:
                 *bias, value, weight = args
-                if not bias or bias[0].dim() == 1:  # with gradients that are quick for many rows
+                if not bias or bias[0].dim() == 1:  # with gradients that are fast for many rows
                     return project(value, weight.t(), bias[0] if bias else None)
             if node.target is _LAYER_NORM and args[0].device.type == "cpu":
                 return _layer_norm(*args)
@@ -105,8 +106,9 @@ class Evaluation:
 
 
 class Constants:
-    """How a tensor is put together of constants, by their lanes (0 for a lane that is not there): found once, gathered
-    in every call. A view where one tensor's elements lie in a regular pattern, as they do after a transposition.
+    """How a tensor is assembled from constants by their lanes (0 for ZERO): found once, gathered in every call.
+
+    A view, if it is a regular pattern of one tensor's elements, such as a transposition.
     """
 
     def __init__(self, lanes: Tensor, of: Lanes) -> None:
@@ -131,7 +133,7 @@ class Constants:
             return flat.as_strided(self._shape, strides, first + flat.storage_offset())
         table = [like.new_zeros(1)]
         for source in self._sources:
-            if source.kind == "number":  # not by a copy from the host, which no CUDA graph can hold
+            if source.kind == "number":  # not by a copy from the host, which no CUDA graph can contain
                 table.append(like.new_full((1,), source.detail))
             else:
                 table.append(evaluate(source.detail).to(like).flatten())
@@ -139,7 +141,7 @@ class Constants:
 
 
 def on_device(index: Tensor, device: torch.device, copies: dict[torch.device, Tensor]) -> Tensor:
-    """An index of the host's on a device, kept there."""
+    """An index tensor of the host on a device, cached there."""
     if device.type == "cpu":
         return index
     if device not in copies:
@@ -149,7 +151,7 @@ def on_device(index: Tensor, device: torch.device, copies: dict[torch.device, Te
 
 
 def _pattern(at: Tensor) -> tuple[list[int], int] | None:
-    """Strides and first element of a view that has these elements of a flat tensor, where there is one."""
+    """Strides and first element of a view on a flat tensor that has these elements, or None."""
     first = int(at.flatten()[0])
     strides = [int(at.select(dim, 1).flatten()[0]) - first if size > 1 else 0 for dim, size in enumerate(at.shape)]
     pattern = torch.tensor(first)
@@ -160,7 +162,7 @@ def _pattern(at: Tensor) -> tuple[list[int], int] | None:
 
 
 class ByRows:
-    """How a vector of every row is taken from what depends on x alone, by its lanes, all of one source."""
+    """How a vector of every row is read from a value that depends on x alone, by its lanes, all of one source."""
 
     def __init__(self, lanes: Tensor, of: Lanes) -> None:
         source = of.source_of(int(lanes[0]) % ROW)
@@ -172,7 +174,7 @@ class ByRows:
         self._copies: dict[torch.device, Tensor] = {}
 
     def gather(self, evaluate: Evaluation) -> Tensor:
-        """`(rows, width)`"""
+        """The vectors, `(rows, width)`."""
         value: Tensor = evaluate(self._node).movedim(self._row_dim, 0)
         flat = value.reshape(value.shape[0], -1)
         return flat[:, on_device(self._at, flat.device, self._copies) if self._stretch is None else self._stretch]

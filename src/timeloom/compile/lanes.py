@@ -1,9 +1,9 @@
 """From operations on tensors to operations on lanes: which unit of which value every element of every tensor is.
 
-Each element of a tensor that depends on the state is a row and a *lane*, one number of the step's working. Splitting,
-joining, reshaping and permuting only move lanes about, so torch itself moves them: the operation runs on a tensor that
-holds, instead of values, `row * ROW + lane`. Whatever remains are pointwise functions, products with constant matrices,
-and sums over units.
+Each element of a tensor that depends on the state belongs to a row and is a *lane*, one scalar of the step's
+computation. Splitting, joining, reshaping and permuting only move lanes, so torch itself moves them: the operation runs
+on a tensor that holds, instead of values, `row * ROW + lane`. What remains are pointwise functions, products with
+constant matrices, and sums over units.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FREE_MOVES = {
     "view", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select", "split",
     "split_with_sizes", "unbind", "unsafe_split", "unsafe_split_with_sizes",
 }  # fmt: skip
-"""Those that are followed where nothing depends on the state, too: torch need not copy, then."""
+"""Moves that are also followed where nothing depends on the state, so that torch need not copy."""
 _UNARY = {
     "neg", "abs", "sign", "floor", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh",
     "sin", "cos", "atan", "erf",
@@ -47,17 +47,17 @@ _BINARY = {
 }  # fmt: skip
 
 _FOLDED = {"add", "sub", "native_layer_norm", "_fused_rms_norm", *_UNARY, *_BINARY, *_FREE_MOVES}
-"""What is followed behind a product with x that is the kernels' to make."""
+"""Operations that are followed behind a product with x that kernels compute."""
 
 _RULES = {**rules_pointwise.RULES, **rules_sums.RULES, **rules_products.RULES}
 
 
 MOST_FOLDED = 256
-"""Numbers of x whose products kernels make on their way."""
+"""Largest width of x whose products kernels compute."""
 
 
 def is_small(width: int, outputs: int) -> bool:
-    """Whether a product with so many numbers of x is better made on the way."""
+    """Whether a product with x of this width is better computed by the kernels."""
     return width <= min(MOST_FOLDED, 2 * outputs)
 
 
@@ -78,7 +78,7 @@ def _name(node: Any) -> str:
 
 @dataclass
 class Lanes:
-    """All lanes of one step, and what every node of its trace is made of."""
+    """All lanes of one step, and the lanes of every node of its trace."""
 
     module: fx.GraphModule
     parts: int
@@ -86,15 +86,15 @@ class Lanes:
     constant: Callable[[fx.Node], Tensor]
     """The value of a node that depends on parameters alone, for one row."""
     wide: bool = False
-    """Whether half precision is computed in float32, so that what goes from one to the other stays what it is."""
+    """Whether half precision is computed in float32, so that casts between the two keep values as they are."""
     folds: bool = False
-    """Whether products with what depends on x alone, where they are small, are the kernels' to make, too: neither they
-    nor their gradients are ever kept for all steps, then."""
+    """Whether kernels also compute small products with what depends on x alone: neither these nor their gradients are
+    then ever stored for all steps."""
     sources: list[Source] = field(default_factory=list)
     depends: dict[fx.Node, str] = field(default_factory=dict)
     held: dict[fx.Node, Any] = field(default_factory=dict)
     indices: list[fx.Node] = field(default_factory=list)
-    """Constants whose values tell where lanes are moved to."""
+    """Constants whose values determine where lanes are moved."""
 
     def __post_init__(self) -> None:
         self._bases: list[int] = []
@@ -123,7 +123,7 @@ class Lanes:
         raise AssertionError("a trace ends with its output")
 
     def forget(self) -> None:
-        """Keep what tells where lanes come from, and let go of all values."""
+        """Keep the sources of lanes, and release all values."""
         self.constant = _forgotten
         self.held.clear()
         self._leaves.clear()
@@ -132,11 +132,11 @@ class Lanes:
         return self.sources[bisect_right(self._bases, lane) - 1]
 
     def source_numbers(self, lanes: Tensor) -> Tensor:
-        """Which source each lane is of."""
+        """The index of each lane's source."""
         return torch.searchsorted(torch.tensor(self._bases), lanes, right=True) - 1
 
     def number(self, value: float) -> int:
-        """The lane of a constant of the step's code."""
+        """The lane of a constant in the step's code."""
         if value not in self._numbers:
             self._numbers[value] = self.make(1, "number", value)
         return self._numbers[value]
@@ -150,7 +150,7 @@ class Lanes:
         return base
 
     def fresh_rows(self, shape: torch.Size, row_dim: int, kind: str, detail: Any, operands: Any = ()) -> Tensor:
-        """New lanes for a tensor of rows: counted over all dimensions but that of the rows."""
+        """New lanes for a tensor of rows, numbered over all dimensions but that of the rows."""
         others = [size for dim, size in enumerate(shape) if dim != row_dim]
         width = int(torch.Size(others).numel())
         lanes = (self.make(width, kind, detail, operands) + torch.arange(width)).view(others).unsqueeze(row_dim)
@@ -158,7 +158,7 @@ class Lanes:
         return lanes + rows * ROW
 
     def of(self, arg: Any) -> Tensor:
-        """Lanes of an argument: a node, or a number of Python's."""
+        """Lanes of an argument: a node, or a Python number."""
         if isinstance(arg, (int, float)):
             return torch.tensor(self.number(float(arg)))
         if not isinstance(arg, fx.Node):
@@ -175,7 +175,7 @@ class Lanes:
         return isinstance(arg, fx.Node) and arg.op == "call_function" and self.depends[arg] == "const"
 
     def _leaf(self, node: Any) -> Any:
-        """Lanes of what does not depend on the state; of what only moves lanes about, those that it moves."""
+        """Lanes of a node that does not depend on the state; if it only moves lanes, those that it moves."""
         if node.target is operator.getitem and _name(node.args[0]) in _FREE_MOVES:
             return self.of(node.args[0])[node.args[1]]
         name = _name(node)
@@ -186,7 +186,7 @@ class Lanes:
         return self._follow(node) if self._is_folded(node) else self._hoisted(node)
 
     def _is_folded(self, node: Any) -> bool:
-        """Whether it is a small product of x and of constants, or follows from such by what kernels do anyway."""
+        """Whether a node is a small product of x with constants, or computed from such by operations of kernels."""
         if not self.folds or self.depends[node] != "x" or node.op != "call_function":
             return False
         if node not in self._folded:
@@ -205,7 +205,7 @@ class Lanes:
         return rows == self.rows and width != rows and is_small(width, node.meta["val"].shape[1])
 
     def _is_by_rows(self, node: Any) -> bool:
-        """Whether the rows of what a move is given can be told from its shape, and lanes be given to it."""
+        """Whether the shape of a move's argument shows which dimension counts rows, so that it can get lanes."""
         given = node.args[0].meta.get("val")
         return isinstance(given, Tensor) and list(given.shape).count(self.rows) == 1
 
@@ -214,7 +214,7 @@ class Lanes:
         shape = node.meta["val"].shape if "val" in node.meta else value.shape
         lanes = (self.make(value.numel(), "const", node) + torch.arange(value.numel())).view(value.shape)
         try:
-            return lanes.expand(shape)  # a constant made for all rows is one for each
+            return lanes.expand(shape)  # computed for one row, it serves all
         except RuntimeError:
             raise NotFused(f"a constant of shape {tuple(shape)} that depends on the number of rows") from None
 
@@ -265,7 +265,7 @@ class Lanes:
     def _move(self, node: Any, name: str) -> Any:
         if name in ("contiguous", "_to_copy", "lift_fresh_copy", "clone", "alias"):
             return self.of(node.args[0])
-        if name in ("view", "_unsafe_view", "_reshape_alias"):  # lanes need not lie in memory as values do
+        if name in ("view", "_unsafe_view", "_reshape_alias"):  # lanes need not have the memory layout of values
             return self.of(node.args[0]).reshape(node.args[1])
         if name == "copy":
             return self.of(node.args[1]).expand(node.meta["val"].shape)
@@ -289,7 +289,7 @@ class Lanes:
         return node.target(*args, **kwargs)
 
     def pointwise(self, op: str, *operands: Tensor) -> Tensor:
-        """New lanes that are a function of these, broadcast."""
+        """New lanes: a pointwise function of these, broadcast."""
         together = torch.broadcast_tensors(*operands)
         rows = torch.stack([ids // ROW for ids in together]).amax(0)
         if any(bool(((ids // ROW != rows) & (ids // ROW != 0)).any()) for ids in together):
@@ -309,5 +309,5 @@ class Lanes:
         raise NotFused(f"{ROWS_MIX}: a value is made of several rows, or of rows in another order")
 
     def scaled(self, ids: Tensor, factor: float) -> Tensor:
-        """New lanes, these times a number."""
+        """New lanes: these times a number."""
         return self.pointwise("mul", ids, torch.tensor(self.number(float(factor))))

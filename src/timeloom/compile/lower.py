@@ -1,4 +1,4 @@
-"""From lanes to the graph of vectors: ask for the next state, and make what that needs, as wide as it is needed."""
+"""From lanes to the graph of vectors: start at the next state, and add what it depends on, as wide as needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from timeloom.compile.refusal import NotFused
 from timeloom.compile.sources import ZERO, Source
 
 MOST_RUNS = 4
-"""Stretches of the state that a vector is put together of; of more, a product with a matrix of zeros and ones is."""
+"""Most stretches of the state that a vector is joined from; for more, the state is multiplied by a selection matrix."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Hoisted:
 
 @dataclass
 class Lowering:
-    """A step's graph while it is made."""
+    """A step's graph under construction."""
 
     lanes: Lanes
     parts: tuple[int, ...]
@@ -41,10 +41,10 @@ class Lowering:
     inputs: list[Hoisted] = field(default_factory=list)
     units: list[Hoisted] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
-    """Lanes of every product's weights, `(blocks, out, in)`."""
+    """Lanes of each product's weights, `(blocks, out, in)`."""
 
     edges: dict[int, set[int]] = field(default_factory=dict)
-    """Of products: where the stretches end that others ask for, so that whoever asks for more asks for these."""
+    """For each product, the bounds of the stretches of it that are used: longer stretches are cut there."""
 
     def __post_init__(self) -> None:
         self.demanded: dict[int, set[int]] = {}
@@ -52,7 +52,7 @@ class Lowering:
         self._leaves: dict[tuple[str, bytes, bytes], int] = {}
 
     def outputs(self, parts: list[Tensor]) -> list[Place]:
-        """The next state, part by part."""
+        """Places of the next state, part by part."""
         return [
             Place(part, offset, len(piece), self.value(piece))
             for part, lanes in enumerate(parts)
@@ -102,7 +102,7 @@ class Lowering:
     # ---- where a vector has to be cut --------------------------------------------------------------------------------
 
     def _pieces(self, lanes: Tensor) -> list[tuple[int, Tensor]]:
-        """A vector cut where what it is made of changes: offsets and lanes of the pieces."""
+        """A vector cut where its sources change: offsets and lanes of the pieces."""
         edges = [0, *sorted(self._cuts(lanes)), len(lanes)]
         return [(begin, lanes[begin:end]) for begin, end in pairwise(edges)]
 
@@ -146,7 +146,7 @@ class Lowering:
         return self._dense(operand[lit].flatten(), dense[:, lit].flatten(1))
 
     def _dense(self, operand: Tensor, weights: Tensor) -> int:
-        """`weights @ operand`, of weights `(out, in)`, summed over the pieces that the operand is made of."""
+        """`weights @ operand` with weights `(out, in)`, summed over the pieces of the operand."""
         terms = []
         for offset, piece in self._pieces(operand):
             columns = weights[:, offset : offset + len(piece)]
@@ -175,7 +175,7 @@ class Lowering:
     def _times(self, weights: Tensor, operand: int) -> int:
         """A product with weights `(blocks, out, in)`."""
         blocks, outputs, _ = weights.shape
-        if self.graph[operand].width == 0:  # one number for all units: its weights are summed
+        if self.graph[operand].width == 0:  # one number for all units: its weights would be summed
             raise NotFused("a product with a vector whose units are all the same number")
         weights = weights.contiguous()
         for index, known in enumerate(self.weights):
@@ -200,10 +200,10 @@ class Lowering:
 
 
 def stack(lowering: Lowering, roots: list[int]) -> tuple[Graph, list[Matrix], list[Tensor], list[int], list[Hoisted]]:
-    """The graph with products of one vector side by side in stacks.
+    """The graph with products of one vector combined into stacks.
 
-    Returns also the matrices, their weights' lanes `(count, blocks, out, in)`, where the roots are, and the inputs. All
-    in the order in which their lanes lie in the user's tensors, so that these need not be copied.
+    Also returns the matrices, the lanes of their weights `(count, blocks, out, in)`, the indices of the roots, and the
+    inputs, all in the order of their lanes in the user's tensors, so that these need not be copied.
     """
     graph, weights = lowering.graph, lowering.weights
     needed = graph.needed(roots)

@@ -1,7 +1,7 @@
-"""The pointwise functions that generated code is made of: in Python's words, in torch's, and in C's.
+"""The pointwise functions of generated code, each in Python, in torch and in C.
 
-Truth values are numbers, 1 and 0. In C the type `V` is a vector of units on a CPU and one float on a GPU; what is not
-an operator of C is a function `v_…(V …)` that the device's header defines.
+Truth values are the numbers 1 and 0. In C the type `V` is a vector of units on a CPU and one float on a GPU; what is
+not a C operator is a function `v_…(V …)` that the device's header defines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Function:
     """One pointwise function of V's."""
 
     of: Callable[..., float]
-    """Of Python's numbers, for constants."""
+    """The function on Python numbers, for constants."""
     on_tensors: Callable[..., Tensor]
     c: str
     """C text; `{0}`, `{1}` … are the arguments."""
@@ -38,7 +38,7 @@ def _comparison(symbol: str, name: str, of: Callable[[float, float], bool]) -> F
 
 
 def _guarded(function: Callable[..., float]) -> Callable[..., float]:
-    """A constant out of a function's domain is not a number, rather than an error."""
+    """The function, with NaN or torch's result for constants at which Python's raises an error."""
 
     def of(*numbers: float) -> float:
         try:

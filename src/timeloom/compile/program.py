@@ -1,4 +1,4 @@
-"""A compiled step: what a kernel of any device reads. The forward program, the adjoint one, and where gradients lie."""
+"""A compiled step as kernels of any device read it: forward and adjoint program, and where gradients lie."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from timeloom.compile.graph import Graph, Matrix, Place
 from timeloom.compile.pointwise import FUNCTIONS
 
 INPUT = -1
-"""In place of a part of the state: the step's inputs."""
+"""Stands for the step's inputs in place of a part of the state."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One step forward or back: what it leaves in the next state (or gradient), writes out, and keeps of itself."""
+    """One step, forward or adjoint: its next state (or gradient), the vectors it writes out, and its decay."""
 
     graph: Graph
     next: tuple[Place, ...]
-    """The next state; of an adjoint the gradient by the state before, whose places may overlap: they add up."""
+    """The next state; in an adjoint the gradient of the state before, whose places may overlap: they add up."""
     written: tuple[Place, ...] = ()
-    """Vectors that an adjoint step writes out, side by side: `part` is 0 and `offset` counts them all."""
+    """Vectors that an adjoint step writes out side by side: `part` is 0, `offset` runs over all of them."""
     kept: tuple[Place, ...] = ()
     matrices: tuple[Matrix, ...] = ()
     taped: tuple[Place, ...] = ()
-    """Values that a forward step leaves for the adjoint one, side by side, `part` 0; of one number a row, width 1."""
+    """Values that a forward step saves for the adjoint one, side by side, `part` 0; one number per row has width 1."""
 
     def pull_width(self, matrix: int) -> int:
-        """Units of what a transposed product with this stack is taken of."""
+        """Width of the operand of a transposed product with this stack."""
         return self.matrices[matrix].blocks * self.matrices[matrix].outputs
 
     @property
@@ -54,14 +54,14 @@ class Fused:
     forward: Program
     adjoint: Program
     input_at: tuple[int, ...]
-    """Offset of each input's gradient among what the adjoint writes."""
+    """Offset of each input's gradient in what the adjoint writes."""
     unit_at: tuple[int | None, ...]
-    """The same of the per-unit vectors' gradients, whose sum over rows and steps is wanted; None where it is zero."""
+    """The same for gradients of the per-unit vectors, to be summed over rows and steps; None where they are zero."""
     product_at: tuple[tuple[int | None, ...], ...]
-    """The same of the products' gradients, for each stack."""
+    """The same for gradients of the products, for each stack."""
     operand_at: tuple[tuple[int | None, int], ...]
-    """What each stack multiplies: part and offset of the state, or None and an offset among what the adjoint writes;
-    INPUT and an offset in the inputs, where sweeps sum all gradients of weights."""
+    """The operand of each stack: part and offset of the state, or None and an offset in what the adjoint writes; INPUT
+    and an offset in the inputs, if sweeps sum all gradients of weights."""
 
     @property
     def gate_width(self) -> int:
@@ -70,7 +70,7 @@ class Fused:
 
     @property
     def work(self) -> int:
-        """Multiplications of the products of a step."""
+        """Multiplications in the products of a step."""
         return sum(m.count * m.blocks * m.outputs * m.inputs for m in self.matrices)
 
     def describe(self) -> str:
@@ -89,8 +89,8 @@ def complete(parts: tuple[int, ...], graph: Graph, outputs: list[Place], matrice
              sums: bool | None = None) -> Fused:  # fmt: skip
     """The step with its derivatives.
 
-    shares: what units keep of themselves, where that is not what `kept` finds. sums: whether sweeps always, or never,
-    sum the gradients of weights; otherwise all that such sums are made of is written out, so that either can be.
+    shares: the decay, if that is not what `kept` finds. sums: whether sweeps always, or never, sum the gradients of
+    weights; None writes out all operands of such sums, so that both are possible.
     """
     shares = kept(graph, outputs) if shares is None else shares
     adjoint = Adjoint(graph, outputs)
@@ -105,7 +105,7 @@ def complete(parts: tuple[int, ...], graph: Graph, outputs: list[Place], matrice
     zero = graph.number(0)
     by_input = [adjoint.by_input.get(i, zero) for i in range(len(inputs))]
     for grad, width in zip(by_input, inputs, strict=True):
-        if graph[grad].op != "pull":  # those of vectors that were multiplied here stand last: they may be narrow
+        if graph[grad].op != "pull":  # gradients by a product with x come last: they may be narrow
             write(grad, width)
     product_at: tuple[tuple[int | None, ...], ...] = tuple(
         tuple(
@@ -150,11 +150,10 @@ def overlap(program: Program, parts: tuple[int, ...]) -> bool:
 def evaluate(
     graph: Graph, roots: Sequence[int], leaves: dict[str, Sequence[Tensor]], matrices: Sequence[Tensor]
 ) -> dict[int, Tensor]:
-    """Values of the roots and all they need, `(N, width)` (or `(N, 1)`), in torch: the truth that kernels are tested
-    against.
+    """Values of the roots and all that they depend on, `(N, width)` (or `(N, 1)`), in torch: the reference for kernels.
 
-    leaves: parts of `state` and `grad`, `(N, part)` each; `input` and `mask` vectors `(N, width)`, `unit` ones
-    `(width,)`; of a program that reads a tape, `tape`: one `(N, width)`, and parts of `after`, as of `state`.
+    leaves: parts of `state` and `grad`, `(N, part)` each; `input` and `mask` vectors `(N, width)`, `unit` vectors
+    `(width,)`; for a program that reads a tape also `tape`, one tensor `(N, width)`, and parts of `after` like `state`.
     """
     like = leaves["state"][0]
     held: dict[int, Tensor] = {}
@@ -188,7 +187,7 @@ def evaluate(
 
 
 def gathered(places: Sequence[Place], part: int, values: dict[int, Tensor], like: Tensor) -> Tensor:
-    """The values of one part, put where they belong: `(N, part)` as `like`."""
+    """The values of one part at their offsets: `(N, part)`, as `like`."""
     mine = [place for place in places if place.part == part]
     if len(mine) == 1 and mine[0].width == like.shape[1]:
         return values[mine[0].value].expand_as(like)

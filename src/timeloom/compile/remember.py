@@ -1,4 +1,4 @@
-"""Compiled steps, kept as long as the code they came from: a step is compiled once, whatever its parameters do."""
+"""Compiled steps, kept as long as the code they came from: a step is compiled once, even if its parameters change."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from timeloom.compile.fuse import Compiled
 
 FEWEST_STEPS = 512
-"""Steps of a cell, over all calls, after which kernels are made for it: that takes seconds, and more calls are taken
-to follow, as in a training."""
+"""Steps of a cell, over all calls, after which kernels are made for it: that takes seconds, and pays if more calls
+follow, as in training."""
 MOST_KEPT = 16
-"""Variants of one step that are kept: of other shapes, modes, dtypes."""
+"""Most variants of one step that are kept: with other shapes, modes, dtypes."""
 MOST_AT_ONCE = 3
-"""Variants of one step that are compiled as they come, where plain values alone tell them apart."""
+"""Variants of one step that are compiled right away although they differ only in plain values."""
 CALLS_THAT_PAY = 16
-"""Calls of a variant beyond these from which it is compiled, too: a value may be another one in every call."""
+"""Calls after which further variants are compiled, too: a plain value might be different in every call."""
 ROUNDING = 32
-"""Units of rounding between a step and its kernels that are not looked into."""
+"""Units of rounding between a step and its kernels that are not investigated."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Kept:
     compiled: Compiled | None = None
     reason: str = ""
     rounding: float = 0.0
-    """The largest difference from the step itself that turned out to be no other step."""
+    """The largest difference from the step itself that turned out to be no change of the step."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class _Owner:
 
     variants: dict[Any, _Kept] = field(default_factory=dict)
     compiled: dict[Any, list[Any]] = field(default_factory=dict)
-    """By shapes and dtypes, the fingerprints that were compiled, the last ones of them."""
+    """The last fingerprints that were compiled, by shapes and dtypes."""
 
 
 _kept: WeakKeyDictionary[Any, _Owner] = WeakKeyDictionary()
@@ -62,8 +62,9 @@ def compiled_for(
     xs: Tensor,
     fewest: int | None = None,
 ) -> Compiled | str:
-    """The compiled step for states `(B, ...)` and inputs `(T, B, ...)` like these, or why there is none. `fewest`:
-    steps from which it is to be made, whatever came before.
+    """The compiled step for states `(B, ...)` and inputs `(T, B, ...)` like these, or why there is none.
+
+    fewest: steps after which to compile it, whatever variants there are.
     """
     reason = _hinders(state) if xs.shape[0] * xs.shape[1] else "there are no rows"
     if reason is not None:
@@ -74,7 +75,7 @@ def compiled_for(
         owner, kept, kind, seen = _look_up(function, state, is_tuple, xs)
     except NotFused as error:
         return str(error)
-    except TypeError:  # neither to be hashed nor to be weakly referred to
+    except TypeError:  # not hashable, or not weakly referenceable
         return "the cell is an object that cannot be told apart from others (give a function or an nn.Module)"
     kept.steps += len(xs)
     kept.calls += 1
@@ -104,8 +105,9 @@ def compiled_for(
 def doubted(
     function: Callable[[Any, Tensor], Any], state: tuple[Tensor, ...], is_tuple: bool, xs: Tensor, gap: float
 ) -> str | None:
-    """Why a compiled step is another one than the function, `gap` being how far apart they were on a few rows; None
-    where that is rounding. One that has changed is forgotten.
+    """Why a compiled step no longer matches the function, given the `gap` between them on a few rows.
+
+    None if that is rounding. The compiled form of a step that has changed is dropped.
     """
     from timeloom.compile.fuse import AGREES
 
@@ -127,18 +129,18 @@ def doubted(
 
 
 def forget(function: Callable[[Any, Tensor], Any], state: tuple[Tensor, ...], is_tuple: bool, xs: Tensor) -> None:
-    """Let go of what was compiled of a step that is another one now."""
+    """Drop the compiled form of a step that has changed."""
     _, kept, _, _ = _look_up(function, state, is_tuple, xs)
     kept.compiled, kept.calls = None, 0
 
 
 def rounding_of(dtype: torch.dtype) -> float:
-    """What may lie between a step and its kernels without a second look."""
+    """The difference between a step and its kernels that is not investigated."""
     return ROUNDING * torch.finfo(dtype).eps
 
 
 def refuse(function: Callable[[Any, Tensor], Any], reason: str) -> None:
-    """Forget what was compiled of a step, for good."""
+    """Drop the compiled forms of a step, for good."""
     known = _kept.get(_owner(function))
     for kept in known.variants.values() if known is not None else ():
         kept.compiled, kept.reason = None, reason
@@ -147,7 +149,7 @@ def refuse(function: Callable[[Any, Tensor], Any], reason: str) -> None:
 def _look_up(
     function: Any, state: tuple[Tensor, ...], is_tuple: bool, xs: Tensor
 ) -> tuple[_Owner, _Kept, tuple[Any, ...], tuple[Any, ...]]:
-    """What is known of a step, and what tells it apart: shapes and dtypes, and what it refers to."""
+    """What is known of a step, and its key: shapes and dtypes, and the fingerprint of what it refers to."""
     from timeloom.compile.bindings import fingerprint
 
     seen = fingerprint(function)
@@ -161,14 +163,14 @@ def _look_up(
 
 
 def _same_code(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Whether plain values alone tell two steps apart, not the classes or the code of what they refer to."""
+    """Whether two steps differ only in plain values, not in classes or code of what they refer to."""
     if [path for path, *_ in before] != [path for path, *_ in now]:
         return False
     return all(one == other for one, other in zip(before, now, strict=True) if one[0][-1] in ("type", "code"))
 
 
 def _changed(before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
-    """Which of the values that a step refers to is another one."""
+    """Say which of the values that a step refers to has changed."""
     for (path, *one), (place, *other) in zip(before, now, strict=False):
         if path == place and one != other:
             return f"the value of {'.'.join(map(str, path))} changes from call to call"
@@ -190,7 +192,7 @@ def _hinders(state: tuple[Tensor, ...]) -> str | None:
 
 
 def _owner(function: Any) -> Any:
-    """What a compiled step may live as long as: a module, or the code of a function, which a new lambda shares."""
+    """The object that a compiled step lives as long as: a module, or a function's code, which a new lambda shares."""
     if isinstance(function, partial):
         function = function.func
     if isinstance(function, MethodType):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 SOFTPLUS_IS_ITS_ARGUMENT = 20
-"""Torch's own threshold: from there on softplus is off its argument by less than 3e-9."""
+"""Torch's own threshold: above it, softplus differs from its argument by less than 3e-9."""
 
 
 def _add(lanes: Lanes, node: fx.Node, a: Any, b: Any, alpha: float = 1) -> Tensor:
@@ -29,9 +29,10 @@ def _sub(lanes: Lanes, node: fx.Node, a: Any, b: Any, alpha: float = 1) -> Tenso
 
 
 def _sum(lanes: Lanes, op: str, a: Any, b: Any, alpha: float) -> Tensor:
-    """Constants that are sums of others which are used elsewhere, too, are added term by term. A step then has one
-    gradient by each, in which uses that cancel each other do so at once: two sums over all steps would be rounded
-    before their small difference is taken.
+    """A sum; constants that are sums of others are added term by term, if these are used elsewhere, too.
+
+    Each term then has one gradient per step, in which uses that cancel do so at once: two sums over all steps would be
+    rounded before their small difference is taken.
     """
     if alpha != 1:
         return lanes.pointwise(op, lanes.of(a), lanes.scaled(lanes.of(b), alpha))
@@ -47,7 +48,7 @@ def _sum(lanes: Lanes, op: str, a: Any, b: Any, alpha: float) -> Tensor:
 
 
 def _terms(lanes: Lanes, sign: str, value: Any) -> list[tuple[str, Any]]:
-    """What a value is the sum of, with signs, as far as a term of it is used elsewhere, too."""
+    """The terms of a sum with their signs, expanded as far as a term is used elsewhere, too."""
     if not lanes.is_constant(value) or value.kwargs or name_of(value) not in ("torch.add", "torch.sub"):
         return [(sign, value)]
     left, right = value.args
@@ -95,7 +96,7 @@ def _hardtanh(lanes: Lanes, node: fx.Node, a: Any, min: float = -1, max: float =
 
 
 def _clamped(lanes: Lanes, value: Tensor, low: float | None, high: float | None, below: str) -> Tensor:
-    """With torch's slopes at the edges: those of clamp are 1, those of relu and hardtanh are 0."""
+    """A clamp with torch's slopes at the edges: 1 for clamp, 0 for relu and hardtanh."""
     if high is not None:
         edge = torch.tensor(lanes.number(float(high)))
         value = lanes.pointwise("select", lanes.pointwise("gt" if below == "lt" else "ge", value, edge), edge, value)
@@ -261,4 +262,4 @@ RULES: dict[str, Callable[..., Any]] = {
     "bitwise_and": _logical_and,
     "bitwise_or": _logical_or,
 }
-"""By the name of the operation: `rule(lanes, node, *args, **kwargs)` gives the lanes of its result."""
+"""By name of the operation: `rule(lanes, node, *args, **kwargs)` returns the lanes of its result."""

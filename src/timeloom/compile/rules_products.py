@@ -42,7 +42,7 @@ def _added(lanes: Lanes, c: Any, product: Tensor, beta: float, alpha: float) -> 
 
 
 def product(lanes: Lanes, a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b` of `(G, M, K)` and `(G, K, P)`: one of them is constant, and rows meet their own weights alone."""
+    """`a @ b` of `(G, M, K)` and `(G, K, P)`: one of them must be constant, and rows must not mix."""
     if bool((b < ROW).all()):
         return _by_constant(lanes, a, b.transpose(1, 2))
     if bool((a < ROW).all()):
@@ -54,7 +54,7 @@ def product(lanes: Lanes, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _by_constant(lanes: Lanes, value: Tensor, weights: Tensor) -> Tensor:
-    """`out[g, q, j] = Σ_k value[g, q, k] weights[g, j, k]`, each vector `value[g, q]` being of one row."""
+    """`out[g, q, j] = Σ_k value[g, q, k] weights[g, j, k]`, where each vector `value[g, q]` belongs to one row."""
     groups, vectors, _ = value.shape
     rows = value.amax(-1) // ROW
     if bool(((value // ROW != rows.unsqueeze(-1)) & (value >= ROW)).any()):

@@ -1,4 +1,4 @@
-"""Operations of torch that are sums of lanes, and norms by such sums."""
+"""Operations of torch that are sums of lanes, and norms made of such sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def total(lanes: Lanes, value: Tensor, dims: Any, keepdim: bool) -> tuple[Tensor, int]:
-    """Sums over these dimensions, and of how many terms each is."""
+    """Sums over these dimensions, and the number of terms of each."""
     dims = range(value.dim()) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
     summed = sorted(dim % value.dim() for dim in dims)
     row = lanes.row_dim(value // ROW)
@@ -71,7 +71,7 @@ def _std(lanes: Lanes, node: fx.Node, a: Any, dim: Any = None, correction: Any =
 def _native_layer_norm(
     lanes: Lanes, node: fx.Node, a: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As torch's: also the mean and 1 / standard deviation."""
+    """Torch's layer norm, which also returns the mean and 1 / standard deviation."""
     variance, mean = _variance(lanes, lanes.of(a), _last(shape), 0, True)
     scale = lanes.pointwise("rsqrt", lanes.pointwise("add", variance, lanes.of(eps)))
     apart = lanes.pointwise("sub", lanes.of(a), mean)
@@ -81,7 +81,7 @@ def _native_layer_norm(
 def _fused_rms_norm(
     lanes: Lanes, node: fx.Node, a: Any, shape: Sequence[int], weight: Any, eps: float | None
 ) -> tuple[Tensor, Tensor]:
-    """As torch's: also 1 / root of the mean square."""
+    """Torch's RMS norm, which also returns 1 / root of the mean square."""
     value, least = lanes.of(a), torch.finfo(node.meta["val"][0].dtype).eps if eps is None else eps
     squares, terms = total(lanes, lanes.pointwise("mul", value, value), _last(shape), True)
     scale = lanes.pointwise("rsqrt", lanes.pointwise("add", lanes.scaled(squares, 1 / terms), lanes.of(least)))
@@ -92,7 +92,7 @@ def _native_group_norm(
     lanes: Lanes, node: fx.Node, a: Any, weight: Any, bias: Any, rows: int, channels: int, each: int, groups: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """As torch's: also the mean and 1 / standard deviation of every group. Rows come first."""
+    """Torch's group norm, which also returns the mean and 1 / standard deviation of every group. Rows come first."""
     value = lanes.of(a)
     grouped = value.reshape(rows, groups, -1)
     variance, mean = _variance(lanes, grouped, -1, 0, True)

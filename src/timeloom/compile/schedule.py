@@ -1,8 +1,8 @@
-"""The order of a program: loops over units, each of which needs the whole vectors that earlier ones left.
+"""The schedule of a program: loops over units, each of which needs complete vectors from earlier loops.
 
-A loop runs over the units of one width. For each unit it is given products with vectors that are complete, computes a
-pointwise program, and leaves results: in the next state, among what is written out, in a *slot* of the row (a vector
-that a later loop or product needs), or added to a sum over the row.
+A loop runs over the units of one width. For each unit it takes products with complete vectors, runs a pointwise
+program, and leaves results: in the next state, in what is written out, in a *slot* of the row (a vector that a later
+loop or product needs), or added to a sum over the row.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ product (value, 0).
 """
 
 READY = ("state", "grad", "input")
-"""Leaves that products can be taken of where they lie."""
+"""Leaves that products can read as operands in place."""
 
 
 @dataclass
 class Loop:
     """One loop over units.
 
-    stacks: matrices whose products with a vector it needs, each with that vector's value.
+    stacks: the products it needs, as pairs of a stack of matrices and the value of the vector it multiplies.
     pulls: values that are sums of transposed products.
-    reads, leaves: what the pointwise text finds in `in[]` and puts into `out[]`; the last ones of `leaves`, from
-    `decays` on, only where the decay is wanted.
+    reads, leaves: what the pointwise text finds in `in[]` and puts into `out[]`; those of `leaves` from index `decays`
+    on only if the decay is wanted.
     """
 
     width: int
@@ -41,13 +41,13 @@ class Loop:
     for_decay: list[int] = field(default_factory=list)
     reads: list[Item] = field(default_factory=list)
     leaves: list[tuple[Item, int]] = field(default_factory=list)
-    """Each with the value that is left."""
+    """Items, each with its value."""
     decays: int = 0
 
 
 @dataclass
 class Schedule:
-    """The loops of a program, in order; `slots` are the widths of the vectors that rows keep between them, by value."""
+    """The loops of a program, in order; `slots`: widths, by value, of the vectors that rows keep between loops."""
 
     graph: Graph
     loops: list[Loop]
@@ -56,8 +56,9 @@ class Schedule:
 
 
 def schedule(program: Program, input_offsets: tuple[int, ...], late: bool = False) -> Schedule:
-    """Put every value into the first loop that can compute it. With `late`, what is made of inputs alone goes into the
-    first loop that needs it: it need not wait in a slot, then.
+    """Put every value into the first loop that can compute it.
+
+    late: values computed from inputs alone go into the first loop that needs them, so that they need no slot.
     """
     graph = program.graph
     main = set(graph.needed([place.value for place in (*program.next, *program.written)]))
@@ -111,7 +112,7 @@ def schedule(program: Program, input_offsets: tuple[int, ...], late: bool = Fals
         width = graph[place.value].width
         if width:
             loop = loop_of(place.value, width)
-        else:  # one number a row: any loop that comes behind its making
+        else:  # one number per row: any loop after it is computed
             loop = loops[min(key for key in loops if key[0] >= level[place.value])]
         left[id(loop)].append((("tape", width, place.offset), place.value))
     for value_index, width in slots.items():
@@ -134,14 +135,14 @@ def _is_zero(graph: Graph, index: int) -> bool:
 
 
 def _argument_width(graph: Graph, index: int, program: Program) -> int:
-    """Width of what a product (or a transposed one) is taken of: numbers a row have none of their own."""
+    """Width of the operand of a product (or a transposed one); one number per row has no width of its own."""
     value = graph[index]
     widths = {graph[arg].width for arg in value.args} - {0}
     return widths.pop() if widths else program.pull_width(int(value.detail[0]))
 
 
 def _levels(graph: Graph, every: list[int]) -> dict[int, int]:
-    """Number of the first loop in which each value is there; −1 for what is there from the start."""
+    """Number of the first loop in which each value is available; −1 for those available from the start."""
     level: dict[int, int] = {}
     for index in every:
         value = graph[index]
@@ -159,7 +160,7 @@ def _levels(graph: Graph, every: list[int]) -> dict[int, int]:
 
 
 def _delay(graph: Graph, every: list[int], level: dict[int, int], roots: set[int]) -> None:
-    """Raise the levels of products with inputs, and of what follows from these alone, to those of their users."""
+    """Raise the levels of products with inputs, and of values that depend on these alone, to those of their users."""
     of_inputs: set[int] = set()
     users: dict[int, set[int]] = defaultdict(set)
     for index in every:
@@ -176,7 +177,7 @@ def _delay(graph: Graph, every: list[int], level: dict[int, int], roots: set[int
 
 
 def _inputs_of(graph: Graph, args: tuple[int, ...]) -> list[int]:
-    """Vectors that arguments are made of, looking through numbers a row, which every loop computes for itself."""
+    """Vectors that arguments depend on, looking through numbers per row, which every loop computes for itself."""
     found, stack = [], list(args)
     while stack:
         index = stack.pop()

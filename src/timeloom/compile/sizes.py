@@ -1,23 +1,23 @@
-"""Sizes in generated text: numbers, or names that a kernel is told the values of as it runs."""
+"""Sizes in generated text: numbers, or names whose values a kernel gets at run time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Sizes = Callable[[int], str]
-"""From a size to what stands for it in a text."""
+"""From a size to its text."""
 
 NUMBERS: Sizes = str
 
 UNITS, INPUTS = 127, 131
-"""Sizes that stand for any number of units, and for any width of x: a sum of a few of them is one such sum alone."""
+"""Placeholders for any number of units and any width of x: sums of a few of them decompose in only one way."""
 LARGEST_FACTOR = 16
 CONSTANTS = 17
-"""Sizes below this are themselves."""
+"""Sizes below this are constants."""
 
 
 def named(size: int) -> str:
-    """A size of a step of UNITS units over x of INPUTS numbers, as a text that serves any: made of N and DEPTH."""
+    """A size in a step of UNITS units over x of width INPUTS, as text in terms of N and DEPTH that fits any widths."""
     if size < CONSTANTS:
         return str(size)
     for inputs in range(LARGEST_FACTOR):

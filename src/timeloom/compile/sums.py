@@ -1,4 +1,4 @@
-"""Gradients of a compiled step's weights: sums over all rows and steps that an adjoint sweep can make on its way."""
+"""Gradients of a compiled step's weights: sums over all rows and steps that an adjoint sweep can accumulate."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from timeloom.compile.program import Fused
 
 @dataclass(frozen=True)
 class Sum:
-    """One sum over rows and steps, `(depth, width)`: of the outer products of an operand and of columns of what the
-    adjoint writes; without an operand of the columns alone, and depth is 1.
+    """One sum over rows and steps, `(depth, width)`: of the outer products of an operand with columns of what the
+    adjoint writes, or, without an operand, of the columns alone; depth is then 1.
 
-    operand: part and offset of the state before the step, or None and an offset among what is written.
-    column, width: the columns. at: where the sum lies among all of them.
+    operand: part and offset of the state before the step, or None and an offset in what is written.
+    column, width: the columns. at: offset of this sum among all sums.
     """
 
     operand: tuple[int | None, int] | None
@@ -28,8 +28,9 @@ class Sum:
 
 @dataclass(frozen=True)
 class Sums:
-    """All sums of a step: those of every stack of matrices, by the first (matrix of the stack, block) that they are of
-    and by how many matrices; and those of the per-unit vectors.
+    """All sums of a step: for each stack of matrices, and for the per-unit vectors.
+
+    Those of a stack are tuples (first, last, block, sum), for one block of the matrices `first … last − 1`.
     """
 
     of_stacks: tuple[tuple[tuple[int, int, int, Sum], ...], ...]
@@ -89,7 +90,7 @@ def weight_grads(fused: Fused, sums: Sums, found: Tensor) -> tuple[Tensor, ...]:
 
 
 def matrix_grads(fused: Fused, sums: Sums, found: Tensor) -> list[Tensor]:
-    """Those of the stacks, `(count, blocks, out, in)` each; views of the sums where a stack is one of them."""
+    """Gradients of the stacks, `(count, blocks, out, in)` each; views of the sums, if a stack is one of them."""
     grads = []
     for matrix, stack in zip(fused.matrices, sums.of_stacks, strict=True):
         pieces = [
@@ -109,7 +110,7 @@ def matrix_grads(fused: Fused, sums: Sums, found: Tensor) -> list[Tensor]:
 
 
 def unit_grads(fused: Fused, sums: Sums, found: Tensor) -> list[Tensor]:
-    """Those of the per-unit vectors; views of the sums, which may be the same for several."""
+    """Gradients of the per-unit vectors; views of the sums, which may be the same for several."""
     grads = []
     for at, width in zip(fused.unit_at, fused.units, strict=True):
         if at is None:

@@ -1,8 +1,8 @@
-"""What a step's Python code can see, held to be compared: whether the code would still do what it did.
+"""What a step's Python code can see, recorded to check later whether the code would still do the same.
 
-A call that is a replay does not run the step, so what the step reads must be looked at: attributes, closures, globals,
-classes, code. `compile.following` finds them. A look compares by identity, and takes less than a microsecond for each
-thing.
+A call that is a replay does not run the step, so everything that the step reads must be checked: attributes, closures,
+globals, classes, code. `compile.following` finds them. A check compares by identity, and takes less than a microsecond
+for each thing.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ MISSING = object()
 
 
 class Unseen(Exception):
-    """Something of a step that cannot be followed; says what."""
+    """Something in a step cannot be followed; the message says what."""
 
 
 class Surroundings:
-    """What a step could see when it was looked at. It holds all of it."""
+    """What a step could see when it was examined; keeps all of it alive."""
 
     def __init__(self) -> None:
         self.keys: list[tuple[Mapping[Any, Any], tuple[Any, ...]]] = []
-        """Dictionaries of attributes with all of their keys: an attribute more may hide another."""
+        """Dictionaries of attributes with all of their keys: an additional attribute may hide another."""
         self.items: list[tuple[Mapping[Any, Any], Any, Any]] = []
-        """What a dictionary has by a name, `MISSING` where that is nothing."""
+        """Dictionaries with a key and its value, `MISSING` if there is none."""
         self.lists: list[tuple[Any, tuple[Any, ...]]] = []
         self.cells: list[tuple[CellType, Any]] = []
-        """Of closures."""
+        """Cells of closures with their contents."""
         self.functions: list[tuple[FunctionType, tuple[Any, ...]]] = []
         self.empty: list[Any] = [vars(every_module)[name] for name in vars(every_module) if _is_global_hooks(name)]
-        """Hooks, of which there are none."""
+        """Dictionaries of hooks, all of them empty."""
         self.kinds: list[tuple[Any, type, Mapping[str, Any]]] = []
         """Objects with their classes and the dictionaries of their attributes."""
         self.orders: list[tuple[type, tuple[type, ...]]] = []
-        """Classes with what they inherit from."""
+        """Classes with their method resolution orders."""
         self.tensors: dict[int, tuple[Tensor, int, tuple[int, ...], torch.Size, bool, torch.dtype]] = {}
 
     def same(self) -> bool:
-        """Whether the step would see the very same things; of tensors the same ones, at their places."""
+        """Whether the step would see the very same things, and the same tensors at the same addresses."""
         if any(self.empty):
             return False
         for entries, name, value in self.items:

@@ -1,8 +1,7 @@
-"""What a forward step leaves for the adjoint one, so that this need not compute it again.
+"""What a forward step saves for the adjoint step, so that this need not recompute it.
 
-Sums of rows and products with the state are never computed twice. All else is kept, or computed again from what is kept
-and read anyway, whichever costs less: the cheapest cut between the leaves of the forward program and what the adjoint
-needs.
+Sums over rows and products with the state are never recomputed. All else is saved, or recomputed from what is saved and
+read anyway, whichever costs less: a minimum cut between the leaves of the forward program and what the adjoint needs.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ from timeloom.compile.graph import LEAVES, Graph, Place, Value
 from timeloom.compile.program import Fused, Program
 
 KEPT = 3.0
-"""What a number on the tape costs: written to memory that is new, and read. In readings of memory, as all of these."""
+"""Cost of a number on the tape, written to new memory and read; in units of one memory read, like all these costs."""
 NUMBER_KEPT = 8.0
-"""The same of one number a row."""
+"""The same for one number per row."""
 READ = {"input": 1.0, "state": 0.5, "unit": 0.1}
-"""What it costs to read a number of a leaf; states are fetched for many cells anyway."""
+"""Cost of reading a number of a leaf; states are read for many cells anyway."""
 DEAR = {
     "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sigmoid", "softplus", "tanh", "sin", "cos", "atan", "erf", "pow",
 }  # fmt: skip
 COMPUTED = (0.05, 0.6)
-"""What it costs to compute a number again, by a cheap function and by a dear one."""
+"""Cost of recomputing a number, by a cheap function and by an expensive one."""
 MULTIPLIED = 0.05
-"""The same of a term of a product with x, which is read anyway."""
+"""Cost of recomputing a term of a product with x, which is read anyway."""
 
 
 @dataclass(frozen=True, eq=False)
 class Taped:
-    """A step that keeps a tape.
+    """A step with a tape.
 
-    forward: with `taped`, where the values go. adjoint: reads them as leaves, `tape (offset,)`.
-    width: numbers that a row keeps of a step.
+    forward: with `taped`, the places of the saved values. adjoint: reads them as leaves, `tape (offset,)`.
+    width: numbers saved per row and step.
     """
 
     forward: Program
@@ -44,17 +43,18 @@ class Taped:
 
 
 def taped(fused: Fused) -> Taped | None:
-    """The step with a tape; None where there are no products or sums that the adjoint would compute again."""
+    """The step with a tape; None if there are no products or sums that the adjoint would have to recompute."""
     graph = fused.adjoint.graph
     values = _kept(fused)
     if not any(graph[i].op in ("product", "total") for i in graph.needed(values)):
         return None
-    return with_tape(fused, sorted(values, key=lambda i: -graph[i].width))  # wide ones begin at a vector's bounds
+    return with_tape(fused, sorted(values, key=lambda i: -graph[i].width))  # wide ones first: aligned to vectors
 
 
 def with_tape(fused: Fused, values: Sequence[int], after: Sequence[Place] = ()) -> Taped:
-    """The step with these values on its tape, in this order. Those of `after`, which are whole parts of the next state,
-    its adjoint reads from the states that are stored.
+    """The step with these values on its tape, in this order.
+
+    after: whole parts of the next state, which the adjoint reads from the stored states.
     """
     graph, places, offset = fused.adjoint.graph, [], 0
     leaves = {p.value: Value("after", (), (p.part, p.offset), p.width) for p in after}
@@ -67,8 +67,10 @@ def with_tape(fused: Fused, values: Sequence[int], after: Sequence[Place] = ()) 
 
 
 def _kept(fused: Fused) -> list[int]:
-    """The values of the forward program to keep for the adjoint one. Of a value, `("made", i)` is on the sink's side
-    where it is computed again, `("there", i)` where the adjoint has it one way or the other.
+    """The values of the forward program to save for the adjoint one.
+
+    In the network, `("made", i)` is on the sink's side of the cut if value i is recomputed, `("there", i)` if the
+    adjoint has it one way or the other.
     """
     graph, network = fused.adjoint.graph, Network()
     forward = set(graph.needed([place.value for place in fused.forward.next]))
@@ -94,7 +96,7 @@ def _kept(fused: Fused) -> list[int]:
 
 
 def _again(graph: Graph, index: int) -> float:
-    """What it costs to compute a value again."""
+    """The cost of recomputing a value."""
     value = graph[index]
     if value.op == "product" and graph[value.args[0]].op == "input":
         return MULTIPLIED * graph[value.args[0]].width * value.width
@@ -104,7 +106,7 @@ def _again(graph: Graph, index: int) -> float:
 
 
 def _with_leaves(program: Program, given: dict[int, Value]) -> Program:
-    """The program with leaves in place of what is given."""
+    """The program with the given leaves in place of values."""
     found = Graph()
     new: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""The pointwise part of a loop as C, the same text for every device: `V` is its number, or its vector of numbers."""
+"""The pointwise part of a loop as C, the same text for every device: `V` is the device's number or vector type."""
 
 from __future__ import annotations
 

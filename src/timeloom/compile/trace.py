@@ -16,22 +16,22 @@ from timeloom.compile.refusal import BRANCHES, NotFused
 
 aten = torch.ops.aten
 PRIMES = (13, 11, 7, 17, 19, 23, 29, 31, 37, 41, 43, 47)
-"""Numbers of rows to trace with: one that divides no width, so that it can be told apart in the trace."""
+"""Candidate numbers of rows to trace with: one that divides no width can be recognized in the trace."""
 MOST_TRACES = 4
-"""Numbers of rows that are tried."""
+"""Most numbers of rows that are tried."""
 
 _DECOMPOSED = [
     aten.addcmul, aten.addcdiv, aten.gelu, aten.silu, aten.hardsigmoid, aten.hardswish, aten.leaky_relu, aten.threshold,
     aten.softshrink, aten.hardshrink, aten.glu, aten.masked_fill, aten.logit, aten.sgn,
 ]  # fmt: skip
-"""What torch takes apart itself. Not where its parts overflow while the whole does not (softplus, elu), nor norms:
-of x alone torch's own are far faster than their parts."""
+"""Operations that torch decomposes itself. Not those whose parts overflow where the whole does not (softplus, elu), nor
+norms: on x alone torch's own are far faster than their parts."""
 
 
 def trace(
     function: Callable[[Any, Tensor], Any], state: tuple[Tensor, ...], is_tuple: bool, x: Tensor
 ) -> fx.GraphModule:
-    """The step's operations on these rows; placeholders are the parts of the state and x, outputs those of the next.
+    """The step's operations on these rows; placeholders are the parts of the state and x, outputs the next parts.
 
     Tensors that the function refers to are attributes of the module, by identity.
     """
@@ -54,19 +54,19 @@ def trace(
             step(*(_tracked(tensor) for tensor in (*state, x)))
     except NotFused:
         raise
-    except Exception as error:  # whatever a user's step does that cannot be traced: it runs as it is
+    except Exception as error:  # a user's step that cannot be traced runs as it is
         raise NotFused(_why(error)) from error
     _refuse(module)
     return module
 
 
 def _tracked(tensor: Tensor) -> Tensor:
-    """The same numbers, with a gradient; no leaf, so that they may be changed in place."""
+    """A copy that requires a gradient but is no leaf, so that it may be changed in place."""
     return tensor.detach().requires_grad_(tensor.is_floating_point()).clone()
 
 
 class _Unshown(TorchFunctionMode):
-    """Says no to what changes a step's gradient and leaves nothing in its trace."""
+    """Refuses what changes a step's gradient without a mark in its trace."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -94,7 +94,7 @@ def _why(error: Exception) -> str:
 
 
 def _refuse(module: fx.GraphModule) -> None:
-    """Say no to what no kernel may do: random numbers, changes of what the step was given, cuts of the gradient."""
+    """Refuse what no kernel may do: random numbers, in-place changes of arguments or of the user's tensors."""
     for node in module.graph.nodes:
         if node.op != "call_function":
             continue
@@ -107,7 +107,7 @@ def _refuse(module: fx.GraphModule) -> None:
 
 
 def _out_of_place(node: Any) -> None:
-    """What torch's own working changes in place, and nobody else sees, may as well be new."""
+    """Replace an in-place operation on a temporary, which nothing else reads, by its out-of-place form."""
     changed, name = node.args[0], node.target._schema.name.split("::")[-1]
     own = isinstance(changed, fx.Node) and changed.op == "call_function" and len(changed.users) == 1
     if not own or not name.endswith("_") or not hasattr(aten, name[:-1]):
@@ -116,15 +116,16 @@ def _out_of_place(node: Any) -> None:
 
 
 def name_of(node: fx.Node) -> str:
-    """An operation as a user knows it."""
+    """The name of an operation as users know it."""
     return f"torch.{node.target._schema.name.split('::')[-1]}" if hasattr(node.target, "_schema") else str(node.target)
 
 
 def traced_by_rows(
     function: Callable[[Any, Tensor], Any], state: tuple[Tensor, ...], is_tuple: bool, x: Tensor
 ) -> tuple[fx.GraphModule, int]:
-    """The step's operations, and how many rows they were traced with: so many that sizes which count rows can be told
-    from all others, where that is possible.
+    """The step's operations, and the number of rows they were traced with.
+
+    If possible, a number at which sizes that count rows can be distinguished from all others.
     """
     found: list[tuple[int, int, fx.GraphModule]] = []
     for rows in _numbers_of_rows(*state, x)[:MOST_TRACES]:
@@ -137,20 +138,20 @@ def traced_by_rows(
 
 
 def some_rows(tensor: Tensor, rows: int) -> Tensor:
-    """So many rows of an example, spread over it."""
+    """This number of rows of an example, spread over it."""
     at = torch.linspace(0, len(tensor) - 1, rows).round().long()
     return tensor.detach()[at.to(tensor.device)].clone()
 
 
 def _numbers_of_rows(*tensors: Tensor) -> list[int]:
-    """How many rows to trace with: no width is a multiple of them."""
+    """Numbers of rows to trace with: no width is a multiple of one."""
     widths = {size for tensor in tensors for size in tensor.shape[1:]}
     widths |= {tensor[:1].numel() for tensor in tensors}
     return [prime for prime in PRIMES if all(width % prime for width in widths)] or [53]
 
 
 def _mistakable(module: fx.GraphModule, rows: int) -> int:
-    """Sizes in a trace that may or may not count rows: of constants, and beside another one of a tensor."""
+    """The number of sizes that may or may not count rows: those of constants, and second ones of a tensor."""
     count, depending = 0, set[fx.Node]()
     for node in module.graph.nodes:
         if node.op == "placeholder" or any(arg in depending for arg in node.all_input_nodes):

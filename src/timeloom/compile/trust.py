@@ -1,4 +1,4 @@
-"""What a step may use without being looked into, and names behind which things hide: tables of `compile.following`."""
+"""What a step may use without inspection, and names that hide what they lead to: tables of `compile.following`."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ def _words(text: str) -> frozenset[str]:
 
 
 LEAVES = (*PLAIN, slice, range, type(...), type(NotImplemented), torch.memory_format, torch.layout)
-"""What never changes, where it has no attributes."""
+"""Types whose objects never change, if they have no attributes."""
 TRUSTED = _words(
     """torch math cmath operator _operator typing collections itertools functools builtins abc enum types contextlib
     einops"""
 )
-"""Modules whose functions keep nothing from call to call that changes what they return."""
+"""Modules whose functions keep no state between calls that changes their results."""
 BUILTINS = _words(
     """abs all any bool bytes callable complex dict divmod enumerate filter float frozenset hasattr int isinstance
     issubclass iter len list map max min next object pow property range repr reversed round set slice sorted str sum
     super tuple type zip ValueError TypeError RuntimeError AssertionError NotImplementedError IndexError KeyError
     StopIteration NotImplemented Ellipsis __debug__ __build_class__ print"""
 )
-"""Builtin functions that see nothing but what they are given, by its names: `getattr` hides those."""
+"""Builtin functions that see only their arguments, by names in the code; `getattr` is none, as it hides names."""
 HIDING = _words(
     """__dict__ __getattribute__ __globals__ parameters named_parameters buffers named_buffers modules named_modules
     children named_children state_dict get_parameter get_buffer get_submodule grad attrgetter methodcaller"""
 )
-"""Names behind which are things that are not named."""
+"""Names that give access to things that the code does not name."""
 HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks") and "state_dict" not in name)
 MAKING = ("__init__", "__new__", "__post_init__")
 UNASKED = _words(
@@ -42,12 +42,12 @@ UNASKED = _words(
     __reduce_ex__ __getstate__ __setstate__ __setattr__ __delattr__ __copy__ __deepcopy__ __dir__ __format__
     __sizeof__ __prepare_scriptable__ __annotations__ __annotate__ __annotate_func__ __doc__"""
 )
-"""Of a class, what no step asks an object for without naming it."""
+"""Special methods that no step calls without naming them."""
 DESCRIPTORS = ("_tuplegetter", "wrapper_descriptor", "method_descriptor", "getset_descriptor", "member_descriptor")
 NATIVE = ("wrapper_descriptor", "method_descriptor", "member_descriptor")
-"""What classes have that are not written in Python: their objects hold more than their attributes."""
+"""Types found in classes that are not written in Python, whose objects hold more than their attributes."""
 INERT = ("typing", "abc")
-"""Modules of classes whose code reads nothing of an object."""
+"""Modules of classes whose code reads nothing from an object."""
 BOOKKEEPING = (
     "_non_persistent_buffers_set",
     "_parameters",
@@ -59,15 +59,15 @@ BOOKKEEPING = (
 
 
 def computes(module: ModuleType, name: Any) -> bool:
-    """Whether a module makes what it is asked for by this name only then."""
+    """Whether a module computes the attribute of this name on access, by `__getattr__`."""
     return "__getattr__" in vars(module) and name not in vars(module) and not trusted(module.__name__)
 
 
 def trusts(kind: type) -> bool:
-    """Whether a class is one whose code is not looked into."""
+    """Whether a class's code need not be inspected."""
     return trusted(kind.__module__) and (kind.__module__ != "types" or hasattr(types, kind.__name__))
 
 
 def trusted(module: str) -> bool:
-    """Whether a module of this name is."""
+    """Whether the code of a module need not be inspected."""
     return module.partition(".")[0] in TRUSTED

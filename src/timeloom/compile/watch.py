@@ -1,4 +1,4 @@
-"""Whether a step is still the one that was compiled: what its code sees is looked at in every call.
+"""Whether a step is still the one that was compiled: what its code sees is checked in every call.
 
 A few steps of every call are compared with the step itself, but a limit that none of them reaches, or a gradient that
 is cut, does not show in their values.
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 Kept = TypeVar("Kept")
 MOST_LOOKS = 16
-"""Kinds of steps of one function or module that are remembered."""
+"""Most kinds of steps of one function or module that are remembered."""
 LOOKED_ROWS = 2
-"""Rows that a step is run on when it is looked at."""
+"""Rows that a step is run on when it is examined."""
 
 
 class Looks(dict[Hashable, "tuple[Compiled, Surroundings | None]"]):
-    """What steps saw when they were last known to be those that were compiled, None where that cannot be followed. Kept
-    with the function or module whose steps they are, since it holds all of that; a copy of it begins anew.
+    """What steps saw when they were last known to match their compiled form; None where that cannot be followed.
+
+    Stored on the function or module whose steps they are, since it holds all of that; a copy of it begins empty.
     """
 
     def __reduce__(self) -> Any:
@@ -38,17 +39,18 @@ class Looks(dict[Hashable, "tuple[Compiled, Surroundings | None]"]):
 
 
 def kept_with(owner: nn.Module | FunctionType, name: str, make: Callable[[], Kept]) -> Kept:
-    """What is known of a module or function, as long as it lives."""
+    """What is stored on a module or function under `name`, made if missing; lives as long as its owner."""
     whose, kept = vars(owner).get(name, (None, None))
-    if whose != id(owner):  # functools.wraps and copy take it along
+    if whose != id(owner):  # functools.wraps and copy copy the attribute
         kept = make()
         vars(owner)[name] = id(owner), kept
     return kept  # type: ignore[no-any-return]
 
 
 def unchanged(function: Any, compiled: Compiled, state: tuple[Tensor, ...], is_tuple: bool, x: Tensor) -> bool:
-    """Whether a step on states `(B, ...)` and x `(rows, ...)` like these is what was compiled. Where its code sees what
-    it saw, that takes microseconds; else it is traced once more.
+    """Whether a step on states `(B, ...)` and x `(rows, ...)` like these is still what was compiled.
+
+    That takes microseconds if its code sees what it saw before; else the step is traced once more.
     """
     owner, kind = _owner(function)
     looks = Looks() if owner is None else kept_with(owner, "_timeloom_looks", Looks)
@@ -76,7 +78,7 @@ def _look(function: Any, state: Any, x: Tensor) -> Surroundings | None:
 
 
 def _owner(function: Any) -> tuple[nn.Module | FunctionType | None, Any]:
-    """Who can keep what is known of a step, None if nobody can; and what tells it from others that are kept there."""
+    """The object that can store what is known of a step, or None; and the step's key among others stored there."""
     owner: Any = function
     kind: Any = None
     if isinstance(function, MethodType):
@@ -90,7 +92,7 @@ def _owner(function: Any) -> tuple[nn.Module | FunctionType | None, Any]:
 
 
 def _is_known(given: Any) -> bool:
-    """Whether an argument of a step may be kept to know that step by."""
+    """Whether an argument of a step may be part of its key."""
     if isinstance(given, tuple):
         return all(isinstance(one, PLAIN) for one in given)
     return isinstance(given, (nn.Module, FunctionType, *PLAIN))

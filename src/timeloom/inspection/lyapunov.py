@@ -12,7 +12,7 @@ from timeloom.cells.generic import GenericCell, State
 from timeloom.options import check_count
 
 BLOCK = 2**22
-"""Entries of Jacobians that are held at once."""
+"""Entries of Jacobians that are held in memory at once."""
 
 
 def lyapunov_exponents(
@@ -25,12 +25,12 @@ def lyapunov_exponents(
 ) -> Tensor:
     """The largest exponents, `(B, count)`, largest first, in units of 1 / step: divide by the step's time.
 
-    A positive one means chaos: a difference grows by its exponential at every step. The tangents are carried along the
-    cell's own states, and made orthonormal again after every step.
+    A positive one means chaos: a difference grows by its exponential at every step. Tangents are carried along the
+    cell's own states, and orthonormalised after every step.
 
     cell, h0, xs: as for `timeloom.unroll`; xs `(T, B, 0)` for a cell without inputs.
     discard: first steps that are run but not counted, to reach the attractor.
-    along: states *before* every step, `(T, B, S)`, to go along instead of the cell's own.
+    along: states *before* every step, `(T, B, S)`, to use instead of the cell's own.
     """
     check_count("count", count)
     check_count("discard", discard, least=0)
@@ -60,7 +60,7 @@ def _states_before(cell: GenericCell, state: Tensor, inputs: Tensor) -> Tensor:
 
 def _growth(cell: GenericCell, before: Tensor, inputs: Tensor, count: int, discard: int) -> Tensor:
     steps, batch, size = before.shape
-    generator = torch.Generator().manual_seed(0)  # any directions will do, but for those of single units
+    generator = torch.Generator().manual_seed(0)  # any directions except those of single units
     tangents = torch.linalg.qr(torch.randn(batch, size, count, dtype=torch.float64, generator=generator))[0]
     tangents = tangents.to(before.device)
     total = torch.zeros(batch, count, dtype=torch.float64, device=before.device)
@@ -76,6 +76,6 @@ def _growth(cell: GenericCell, before: Tensor, inputs: Tensor, count: int, disca
 
 
 def _jacobians(cell: GenericCell, states: Tensor, inputs: Tensor) -> Tensor:
-    """`(N, S, S)`, a row at a time: whatever structure the cell has, none is assumed."""
+    """The Jacobians `(N, S, S)`, one row at a time, without assuming any structure."""
     units = torch.eye(cell.size, dtype=states.dtype, device=states.device)
     return torch.stack([cell.vjp(states, inputs, unit.expand_as(states))[0] for unit in units], 1)

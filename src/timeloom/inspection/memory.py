@@ -19,13 +19,13 @@ from timeloom.problem import Recurrence, Segments, cut, empty_states
 from timeloom.solve.trunk import LayerSolve
 
 BLOCK = 8
-"""Steps between which a tangent is brought back to length 1: even a network that forgets at once leaves some of it."""
+"""Steps after which a tangent is rescaled to length 1: so few that even a network that forgets at once leaves some."""
 LONGEST = 4096
-"""Steps that are looked at."""
+"""Most steps that are measured."""
 TOLERANCE = 1e-6
-"""Differences below this are nothing, where nobody says otherwise."""
+"""Differences below this count as zero, by default."""
 SETTLING = 0.1
-"""Part of them behind which a tangent points where differences last longest."""
+"""Fraction of the steps after which a tangent points in the direction in which differences last longest."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Memory:
     exponent: float
     """The largest Lyapunov exponent, in units of 1 / step: a difference changes by its exponential at every step."""
     tolerance: float
-    """What a difference must have shrunk to for the network to have forgotten it."""
+    """Size to which a difference must have shrunk to be forgotten."""
     looked_at: int
-    """Steps that it was measured along."""
+    """Steps along which it was measured."""
 
     @property
     def steps(self) -> int | None:
@@ -46,7 +46,7 @@ class Memory:
 
     @property
     def words(self) -> str:
-        """The same in words, to stand behind a layer's name."""
+        """The same in words, to follow a layer's name."""
         exponent = f"largest Lyapunov exponent {self.exponent:+.3g} a step"
         if self.steps is None:
             return f"does not forget: {exponent}, so differences grow, and no two starts ever lead to the same states"
@@ -58,9 +58,9 @@ class Memory:
 
 
 def memory_of(problem: Recurrence, tolerance: float) -> Memory:
-    """The memory of a recurrence along its own states, in the mean over its sequences.
+    """The memory of a recurrence along its own states, averaged over its sequences.
 
-    Gradients shrink along a sequence at the rate at which differences do, so an adjoint sweep measures it: by whatever
+    Gradients shrink along a sequence at the same rate as differences, so an adjoint sweep measures it: by whatever
     kernels run the network, at the cost of a backward pass in one chunk.
     """
     with torch.no_grad():
@@ -68,7 +68,7 @@ def memory_of(problem: Recurrence, tolerance: float) -> Memory:
             problem = replace(problem, u=problem.u[:LONGEST].contiguous())
         sweeper, states = choose_sweeper(problem), empty_states(problem.steps, problem.initial, problem.cell.parts)
         sweeper.forward(cut(problem, problem.steps), problem.initial, states)
-        generator = torch.Generator().manual_seed(0)  # any direction will do, but for that of a single unit
+        generator = torch.Generator().manual_seed(0)  # any direction except that of a single unit
         tangent = torch.randn(problem.initial.shape, generator=generator).to(problem.initial)
         tangent /= tangent.abs().amax(-1, keepdim=True)
         growth, counted = torch.zeros(problem.batch, dtype=torch.float64), 0
@@ -111,8 +111,9 @@ def recurrences(module: Recurrent, x: Tensor) -> Iterator[Recurrence]:
 
 
 def memories(modules: Sequence[Recurrent], run: Callable[[], object], tolerances: Sequence[float]) -> list[Memory]:
-    """Of every layer and direction, along the first sequence that each module is given when `run` is called; to these
-    tolerances, or float32's where nothing was solved.
+    """The memory of every layer and direction, along the first sequence that each module gets when `run` is called.
+
+    tolerances: one for each; 0, where nothing was solved, stands for float32's.
     """
     given = dict[Recurrent, Tensor]()
 
@@ -130,7 +131,7 @@ def memories(modules: Sequence[Recurrent], run: Callable[[], object], tolerances
 
 
 def _first_sequence(module: Recurrent, x: Tensor | PackedSequence, lengths: Tensor | None) -> Tensor:
-    """`(T, 1, D)` of what a module is given."""
+    """The first sequence of a module's input, `(T, 1, D)`."""
     if isinstance(x, PackedSequence):
         padded, lengths = unpack(x)
         return padded[: int(lengths[0]), :1]

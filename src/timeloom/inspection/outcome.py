@@ -1,4 +1,4 @@
-"""What an inspection found: a trial a solver, in numbers, words and a picture."""
+"""What an inspection found: one trial per solver, in numbers, words and a picture."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Trial:
 
     name: str
     reports: list[tuple[str, SolveReport]]
-    """Of each layer and direction, with its place; in the last of several passes."""
+    """The report of each layer and direction, with its name, in the last of several passes."""
     seconds: float
-    """Median of a forward and backward pass."""
+    """Median time of a forward and backward pass."""
     difference: float
-    """Largest difference of outputs and parameters' gradients from torch's layers, relative to the largest."""
+    """Largest difference of outputs and parameters' gradients from torch's layers, relative to the largest value."""
     stretch: int | None = None
-    """Steps of one series that it was tried on, where the whole input would take too long."""
+    """Steps of one series that it was tried on, if the whole input would take too long."""
 
     def sweeps(self) -> tuple[int, int]:
         """Most sweeps of a layer, forward and backward."""
@@ -40,7 +40,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found."""
+    """The result of `timeloom.inspect`."""
 
     steps: int
     batch: int
@@ -49,7 +49,7 @@ class Inspection:
     trials: list[Trial]
     """torch's own layers first, `auto` second."""
     memory: list[tuple[str, Memory]]
-    """Of each layer and direction, how fast it forgets, along the first sequence."""
+    """How fast each layer and direction forgets, along the first sequence."""
 
     @property
     def reports(self) -> dict[str, list[SolveReport]]:

@@ -1,4 +1,4 @@
-"""`inspect`: how solvers do on a model and an input, side by side, and what `auto` makes of it."""
+"""`inspect`: how solvers do on a model and an input, side by side, and what `auto` chooses."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ REPEATS = 3
 PATIENCE = 3.0
 """Seconds after which a slow solver is not run again."""
 SHORTEST, GROWTH, LONGEST = 128, 4, 8192
-"""Steps that a method over single steps begins with, by how much they grow while there is time, and where they end."""
+"""Steps that a method over single steps begins with, the factor by which they grow in the time given, and the most."""
 FEWEST_CHUNKS = 16
-"""Chunks to look at where `auto` would take less: with few, every solver is exact after as few sweeps."""
+"""Fewest chunks to try, even if `auto` would take fewer: with few, every solver is exact after as few sweeps."""
 
 
 def inspect(
@@ -53,8 +53,8 @@ def inspect(
     every: try the methods over single steps (DEER, ELK, …) and multigrid's other settings too. On long sequences these
         take minutes: give a short stretch of the input, or `seconds`.
     seconds: try the methods over single steps, each on the first steps of the first sequence, as many as it can do in
-        about so many seconds. The first input must then be a padded tensor `(T, B, D)`, or `(B, T, D)` where the layers
-        are batch_first; the others are left out.
+        about that time. The first input must then be a padded tensor `(T, B, D)`, or `(B, T, D)` if the layers are
+        batch_first; the others are left out.
     """
     check_number("seconds", seconds)
     if not holds_recurrent_layers(model):
@@ -97,7 +97,7 @@ def _first_series(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor, in
 def _on_a_stretch(
     model: nn.Module, series: Tensor, time: int, name: str, solver: str | Solver, seconds: float
 ) -> Trial:
-    """One solver on as many steps as it can do in so many seconds, beside a single untimed pass of torch's layers."""
+    """One solver on as many steps as it can do in `seconds`, compared with a single untimed pass of torch's layers."""
     whole = series.shape[time]
     steps = min(SHORTEST, whole)
     while True:
@@ -135,7 +135,7 @@ def over_single_steps() -> dict[str, str | Solver]:
 
 
 def reports_of(model: nn.Module) -> list[tuple[str, SolveReport]]:
-    """The reports of a model's last call, each with the layer and direction it is of."""
+    """The reports of a model's last call, each with its layer and direction."""
     found = []
     first = 1
     for module in _layers(model):
@@ -148,7 +148,7 @@ def reports_of(model: nn.Module) -> list[tuple[str, SolveReport]]:
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """A copy that answers the same every time; its recurrent layers train, or cuDNN would refuse its backward pass."""
+    """A deterministic copy; its recurrent layers are in training mode, or cuDNN would refuse the backward pass."""
     copied = copy.deepcopy(model).eval()
     for module in copied.modules():
         if isinstance(module, nn.RNNBase):
@@ -171,7 +171,7 @@ def _trial(model: nn.Module, name: str, run: Callable[[nn.Module], Tensor], trut
         seconds.append(time.perf_counter() - begin)
         if sum(seconds) > PATIENCE:
             break
-    seconds = seconds[1:] or seconds  # what is learned or built on first use is off the clock
+    seconds = seconds[1:] or seconds  # without the first pass, which builds and learns
     difference = max(_apart(one, other) for one, other in zip(found, truth, strict=True))
     return Trial(name, reports_of(model), statistics.median(seconds), difference)
 
@@ -186,7 +186,7 @@ def _pass(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> list[Tensor]:
 
 
 def _first(output: Any) -> Tensor:
-    """The tensor that the loss is made of."""
+    """The tensor that the loss is computed from."""
     while isinstance(output, tuple) and not isinstance(output, PackedSequence):
         output = output[0]
     data: Tensor = output.data if isinstance(output, PackedSequence) else output
@@ -194,7 +194,7 @@ def _first(output: Any) -> Tensor:
 
 
 def _size(model: nn.Module, run: Callable[[nn.Module], Tensor]) -> tuple[int, int]:
-    """Steps and batch of what the first recurrent layer is given."""
+    """Steps and batch size of the first recurrent layer's input."""
     seen, first = list[tuple[int, int]](), _layers(model)[0]
 
     def look(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:

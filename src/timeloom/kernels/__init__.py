@@ -1,4 +1,4 @@
-"""Sweeps: run all chunks of a recurrence side by side, forward or adjoint. One signature, one truth, fast twins."""
+"""Sweepers run all chunks of a recurrence side by side, forward or adjoint: a reference, and fast kernels like it."""
 
 from dataclasses import replace
 
@@ -20,23 +20,26 @@ def sweeper(problem: Recurrence) -> ReferenceSweeper:
 
 
 def sweeper_kind(problem: Recurrence) -> type[ReferenceSweeper]:
-    """Its class."""
+    """The class of the fastest sweeper that can run this problem."""
     return next(kind for kind in KINDS if kind.supports(problem))
 
 
 def with_tape(problem: Recurrence) -> Recurrence:
-    """The problem with room for what its sweeps keep for the backward pass, where they keep something."""
+    """The problem with a tape, if its sweeper saves anything for the backward pass."""
     width = sweeper_kind(problem).tape_width(problem)
     return replace(problem, tape=empty(problem.steps, problem.batch, width, like=problem.initial)) if width else problem
 
 
 def in_compiled_code(problem: Recurrence) -> bool:
-    """Whether sweeps of this problem are compiled code on a CPU: a step then costs little beside its arithmetic."""
+    """Whether sweeps of this problem run compiled code on a CPU, where a step costs little beside its arithmetic."""
     return CPUSweeper.supports(problem) or FusedSweeper.supports(problem)
 
 
 def may_be_compiled(problem: Recurrence) -> bool:
-    """Whether they are or will be: the same on all ranks, of which some may have made kernels and others not yet."""
+    """Whether sweeps of this problem run compiled code on a CPU, or will once kernels are built.
+
+    All ranks get the same answer, though some may have built their kernels and others not yet.
+    """
     makes = problem.cell.generated and problem.u.device.type == "cpu" and build.unavailable() is None
     return makes or in_compiled_code(problem)
 

@@ -1,12 +1,12 @@
 """Where compiled kernels are kept between runs: a folder that nobody else can write to.
 
-A file of it is called `NAME.SUM.SUFFIX`: NAME says what it was built from (a digest of source, flags, compiler and
-processor), SUM is a digest of its bytes. So a half-written file is never taken for a whole one, a file needs no second
-one beside it, and processes that build at once do not meet: each writes under a name of its own and moves the file
+Files are called `NAME.SUM.SUFFIX`: NAME identifies what the file was built from (a digest of source, flags, compiler
+and processor), SUM is a digest of its bytes. So a half-written file is never mistaken for a complete one, a file needs
+no second one beside it, and concurrent builds do not interfere: each writes under a temporary name and moves the file
 into place.
 
-What is loaded runs as the user. Therefore a folder or file that another user owns or may write to is not looked at, and
-a folder is made for the owner alone.
+Loaded code runs with the user's rights. So folders and files that another user owns or may write to are ignored, and
+new folders are made for their owner alone.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import TypeVar
 LONGEST_UNUSED = 30 * 86400.0
 """Seconds after which a file that nobody loaded is removed."""
 LARGEST = 512 * 2**20
-"""Bytes above which the files unused for longest are removed."""
+"""Total bytes above which the least recently used files are removed."""
 SAFE_FROM_SIZE = 86400.0
-"""Seconds since its last use in which a file is not removed for its size: a run may be about to load it."""
+"""Seconds since its last use during which a file is not removed to free space: a run may be about to load it."""
 LONGEST_BUILD = 3600.0
-"""Seconds after which a file still under its temporary name was left by a process that died."""
+"""Seconds after which a file still under its temporary name counts as left by a process that died."""
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 Loaded = TypeVar("Loaded")
@@ -40,10 +40,10 @@ class CacheError(OSError):
 
 
 def fetch(name: str, suffix: str, build: Callable[[Path], None], load: Callable[[Path], Loaded]) -> Loaded:
-    """What `load` makes of the file called `name`, which `build` writes to the path it is given where there is none.
+    """Load the kept file called `name` by `load(path)`, after `build(path)` has written it if there is none.
 
-    A folder that is full, read-only or not to be trusted, or whose files may not be run, is passed over for the next.
-    Raises CacheError where none is left; what `build` raises beside OSError goes through.
+    A folder that is full, read-only, untrusted or mounted without execution is skipped for the next one. Raises
+    CacheError if none is left; exceptions of `build` other than OSError propagate.
     """
     wrong: list[str] = []
     fit = list(_fit_folders(wrong))
@@ -62,8 +62,7 @@ def fetch(name: str, suffix: str, build: Callable[[Path], None], load: Callable[
 
 
 def fetch_bytes(name: str, suffix: str, build: Callable[[], bytes]) -> bytes:
-    """The bytes kept under `name`, made by `build` where there are none; where they cannot be kept, they are returned
-    all the same."""
+    """The bytes kept under `name`, made by `build` if there are none; returned even where they cannot be kept."""
     made: list[bytes] = []
 
     def write(path: Path) -> None:
@@ -77,7 +76,7 @@ def fetch_bytes(name: str, suffix: str, build: Callable[[], bytes]) -> bytes:
 
 
 def folders() -> Iterator[Path]:
-    """Folders to try, best first; the last one is of this user alone by its name."""
+    """Folders to try, best first; the name of the last one holds the user's id."""
     for root in (os.environ.get("TIMELOOM_CACHE"), os.environ.get("XDG_CACHE_HOME"), "~/.cache"):
         if root:
             with suppress(RuntimeError):  # a user without a home
@@ -86,7 +85,7 @@ def folders() -> Iterator[Path]:
 
 
 def why_unsafe(path: Path) -> str | None:
-    """Why what lies at `path` may be another user's work, or None where it cannot be."""
+    """Why another user may have written what lies at `path`, or None if nobody else can have."""
     if _user() < 0:  # a system without owners
         return None
     for place in (path, *path.parents):
@@ -96,14 +95,14 @@ def why_unsafe(path: Path) -> str | None:
         sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
         if found.st_uid not in (_user(), 0):
             return f"{place} belongs to another user"
-        # In a folder above, a group may write: others of the group could only move what is the user's own.
+        # A parent folder may be group-writable: members of the group can only move what belongs to the user.
         if not sticky and found.st_mode & (OTHERS if place == path else stat.S_IWOTH):
             return f"others may write to {place} (chmod go-w it)"
     return None
 
 
 def prune(folder: Path) -> None:
-    """Remove what nobody uses: old files, those left half-written, the oldest where there are too many bytes."""
+    """Remove files long unused or left half-written, and the least recently used ones beyond LARGEST bytes."""
     now, held = time.time(), []
     for path in folder.iterdir():
         with suppress(OSError):
@@ -129,7 +128,7 @@ def prune(folder: Path) -> None:
 
 
 _TEMPORARY = re.compile(r"building-.*")
-_KEPT = re.compile(r"[\w-]+\.[0-9a-f]{16}\.\w+|cpu-[0-9a-f]{20}\.so")  # the second: without a digest, of version 0.1
+_KEPT = re.compile(r"[\w-]+\.[0-9a-f]{16}\.\w+|cpu-[0-9a-f]{20}\.so")  # the second: version 0.1, without a digest
 
 
 def _user() -> int:
@@ -137,7 +136,7 @@ def _user() -> int:
 
 
 def _fit_folders(wrong: list[str]) -> Iterator[Path]:
-    """Folders of this user alone, made where they are missing; what is wrong with the others goes to `wrong`."""
+    """Folders that only this user can write to, made if missing; `wrong` collects why others are not used."""
     for folder in folders():
         try:
             _make(folder)
@@ -157,7 +156,7 @@ def _make(folder: Path) -> None:
 
 
 def _whole(folder: Path, name: str, suffix: str, wrong: list[str]) -> Iterator[Path]:
-    """Files of this name that may be loaded: the user's own, with the bytes they were written with."""
+    """Files of this name that may be loaded: the user's own, with bytes that match their digest."""
     for path in sorted(folder.glob(f"{name}.*.{suffix}")):
         try:
             plain = stat.S_ISREG(path.lstat().st_mode)
@@ -176,7 +175,7 @@ def _whole(folder: Path, name: str, suffix: str, wrong: list[str]) -> Iterator[P
 
 
 def _mark_used(path: Path) -> None:
-    """For `prune`; not at every start, and not where the folder is read-only."""
+    """Renew a file's time for `prune`; not at every load, and not where the folder is read-only."""
     with suppress(OSError):
         if time.time() - path.stat().st_mtime > SAFE_FROM_SIZE / 2:
             os.utime(path)

@@ -1,12 +1,12 @@
-"""A kernel that cannot be compiled or launched is told once, in one line, and its work is done another way.
+"""A kernel that cannot be compiled or launched is reported once, in one line, and replaced by a slower path.
 
-`guarded(kernel, launch)` runs a kernel. Where that fails it warns, remembers the kernel as broken, and raises
-`KernelFault`; whoever called it then takes the next way: a sweep the reference's method of the same name
-(`or_reference`), a whole layer the general solver. `supports` of sweepers asks `broken(kernel)`, so that later calls
-take that way at once. A layer's `supports` does not: what its forward pass has kept, its backward pass must meet.
+`guarded(kernel, launch)` runs a kernel. If that fails it warns, marks the kernel as broken and raises `KernelFault`;
+the caller then falls back: a sweep to the reference's method of the same name (`or_reference`), a whole layer to the
+general solver. Sweepers' `supports` checks `broken(kernel)`, so that later calls fall back at once. A layer's
+`supports` does not: its backward pass must match what its forward pass has saved.
 
-A kernel is named by device and cell (`cpu gru`; on a GPU by its width and precision too), forward and adjoint together:
-what a forward pass by the reference leaves behind is nothing that the kernel's adjoint could read.
+A kernel is named by device and cell (`cpu gru`; on a GPU also by width and precision), forward and adjoint alike: the
+adjoint kernel could not read what a forward pass by the reference saves.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 _broken: dict[str, str] = {}
 _LOST = ("illegal memory access", "device-side assert", "unspecified launch failure", "launch timed out")
-"""After these nothing runs on the device any more: no other way is left to take."""
+"""Errors after which nothing runs on the device any more, so that no fallback is left."""
 
 
 class KernelFault(RuntimeError):
-    """A kernel could not be compiled or launched, and that has been told."""
+    """A kernel could not be compiled or launched; the user has been warned."""
 
 
 def broken(kernel: str) -> str | None:
-    """Why a kernel is not to be tried again, or None."""
+    """Why a kernel must not be tried again, or None."""
     return _broken.get(kernel)
 
 
 def guarded(kernel: str, launch: Callable[[], Result]) -> Result:
-    """What `launch()` returns; KernelFault where it cannot be compiled or launched, now or at an earlier call.
+    """Return `launch()`, or raise KernelFault if the kernel cannot be compiled or launched, now or earlier.
 
-    A lack of memory is not the kernel's fault and goes through as torch's error, as does one that cost the device.
+    Running out of memory is not the kernel's fault: it is raised as torch's error. An error that loses the device is
+    raised as it is.
     """
     if kernel in _broken:
         raise KernelFault(f"{kernel}: {_broken[kernel]}")
@@ -49,7 +50,7 @@ def guarded(kernel: str, launch: Callable[[], Result]) -> Result:
     except (MemoryError, torch.OutOfMemoryError, KernelFault):
         raise
     except Exception as error:
-        if "out of memory" in str(error):  # a driver's words
+        if "out of memory" in str(error):  # as the driver words it
             raise torch.OutOfMemoryError(f"the {kernel} kernel: {error}") from error
         if any(words in str(error) for words in _LOST):
             raise
@@ -60,14 +61,14 @@ def guarded(kernel: str, launch: Callable[[], Result]) -> Result:
 
 
 def tell(what: str, instead: str) -> None:
-    """One line for the user; call it once for each thing."""
+    """Warn the user in one line; to be called once per subject."""
     warnings.warn(f"timeloom: {what}; {instead}", RuntimeWarning, stacklevel=3)
 
 
 def or_reference(method: Method) -> Method:
-    """A sweeper's method, or the reference's of the same name where its kernel is broken.
+    """Wrap a sweeper's method to fall back to the reference's method of the same name if its kernel is broken.
 
-    Not where a whole layer is swept: it has kept nothing that the reference could go on with.
+    Not where a whole layer is swept, which has saved nothing that the reference could continue from.
     """
     reference = getattr(ReferenceSweeper, method.__name__)
 

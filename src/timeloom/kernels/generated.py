@@ -1,4 +1,4 @@
-"""The normal form of a problem's cell, which generated kernels of any device run: its own, or made from its step."""
+"""The normal form of a problem's cell, which generated kernels run: the cell's own, or compiled from its step."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 
 SHORT_STEPS = 1 << 15
-"""Steps of short sequences after which kernels are made, too. A training step asks a dozen times: each counts."""
+"""Steps, summed over requests, after which kernels are made for short sequences too. A training step makes a dozen
+requests, and each counts."""
 _made: WeakKeyDictionary[Cell, tuple[Any, Compiled]] = WeakKeyDictionary()
-"""Of cells that are in use, what was made for inputs of one kind. A cell lives as long as a call, which asks often."""
+"""For each live cell, its compiled step for inputs of one kind. A cell lives as long as a call, which asks often."""
 
 
 def _compiled(problem: Recurrence) -> Compiled | None:
-    """What is made of the step of a cell that says that kernels are."""
+    """The compiled step of a cell that has generated kernels (`Cell.generated`)."""
     cell = problem.cell
     if not cell.generated:
         return None

@@ -1,6 +1,6 @@
-"""The certificate of a replay on its way to the host: it is copied as soon as it is known, and read once it is there.
+"""The certificate of a CUDA graph replay on its way to the host: copied once it is known, read once it has arrived.
 
-What a layer launches behind it, sums of gradients, the host does not wait for.
+The host does not wait for what a layer launches behind it, such as sums of gradients.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import torch
 from torch import Tensor
 
 UNREAD = -1.0
-"""What no certificate is."""
+"""A value that no certificate has: it marks memory that a replay has yet to write."""
 LOOKS = 2000
-"""At memory that a GPU is about to write to, some 0.2 milliseconds: beyond that, the thread looks now and then."""
+"""Polls in a busy loop of memory that a GPU is about to write, some 0.2 milliseconds; after them the thread naps."""
 NAP, NAPS = 2e-5, 4000
-"""Seconds between two later looks, and how many there are of them: what is on the stream behind a certificate is not to
-be waited for. Beyond that, the thread waits as torch does."""
+"""Seconds between later polls, and their number: the thread should not wait for what the stream holds behind the
+certificate. After them, it synchronizes with the stream."""
 MOST_READ = 128
-"""Numbers of a certificate that the host reads, at most."""
+"""Largest certificate, in numbers, that the host reads."""
 _present = threading.local()
 
 
 class Listener:
-    """Takes a certificate into memory of the host."""
+    """Copies a pass's certificate to host memory."""
 
     def __init__(self, room: Tensor) -> None:
         self._room = room
         self.numbers: Tensor | float | None = None
-        """Where the host can read it; None where nothing was told, or more numbers than there is room for."""
+        """The certificate where the host can read it; None if none was reported, or more numbers than fit in `room`."""
         self.heard = self.mended = False
-        """Whether a pass has told its certificate; and whether its own launches mend what is not certified."""
+        """Whether a pass has reported its certificate; and whether its own launches redo what is not certified."""
 
     def take(self, certificate: Tensor | float | None, mended: bool = False) -> None:
-        """The first one counts."""
+        """Take a certificate; only the first one counts."""
         if self.heard:
             return
         self.heard, self.numbers, self.mended = True, certificate, mended
@@ -49,7 +49,7 @@ class Listener:
 
 @contextmanager
 def listening(room: Tensor) -> Iterator[Listener]:
-    """Inside, what is told in this thread is copied to `room`, of the host's pinned memory."""
+    """Context in which certificates that this thread reports by `tell` are copied to `room`, pinned host memory."""
     listener = _present.listener = Listener(room)
     try:
         yield listener
@@ -58,8 +58,9 @@ def listening(room: Tensor) -> Iterator[Listener]:
 
 
 def tell(certificate: Tensor | float, mended: bool = False) -> None:
-    """A pass knows its certificate, the last of its results; more is launched behind it, and where that mends what is
-    not certified, results are exact whatever the certificate is.
+    """Report a pass's certificate, the last of its results, before its remaining launches.
+
+    mended: whether these redo what is not certified, so that results are exact whatever the certificate is.
     """
     listener: Listener | None = getattr(_present, "listener", None)
     if listener is not None:
@@ -67,13 +68,15 @@ def tell(certificate: Tensor | float, mended: bool = False) -> None:
 
 
 def is_heard() -> bool:
-    """Whether what is told in this thread gets to the host."""
+    """Whether certificates reported by this thread reach the host."""
     return getattr(_present, "listener", None) is not None
 
 
 class Certificate:
-    """What replays of one recording write to memory of the host, or what all of them would; nothing where it is not one
-    or a few numbers. A replay marks that memory as unread, so that the host can see when it is written.
+    """The certificate of a recording: host memory that its replays write, or a constant, the same for all of them.
+
+    Unreadable if it is more than a few numbers. The memory is marked as unread before a replay, so that the host sees
+    when it has been written.
     """
 
     def __init__(self, numbers: Tensor | float | None, stream: torch.cuda.Stream) -> None:
@@ -81,7 +84,7 @@ class Certificate:
         self._numbers = read_in_place(numbers) if isinstance(numbers, Tensor) else None
         self._stream = stream
         self.awaited = False
-        """Whether nobody has read yet what the last replay is to write."""
+        """Whether the last replay's certificate has yet to be read."""
         self._marked = False
 
     @property
@@ -89,14 +92,14 @@ class Certificate:
         return self._always is not None or self._numbers is not None
 
     def expect(self) -> None:
-        """A replay is about to begin. One that nobody has read may still write, and over a mark, too."""
+        """Prepare for a replay; memory is marked only if the last replay was read, as it might overwrite the mark."""
         if self._numbers is not None:
             self._marked, self.awaited = not self.awaited, True
             if self._marked:
                 self._numbers[:] = [UNREAD] * len(self._numbers)
 
     def read(self) -> list[float] | None:
-        """Wait for the last replay, or for one that came after."""
+        """Wait for the last replay, or a later one, and return its certificate."""
         if self._numbers is None:
             return None if self._always is None else [self._always]
         if not self._marked or not arrives(self._numbers):
@@ -105,15 +108,15 @@ class Certificate:
 
 
 def read_in_place(numbers: Tensor) -> ctypes.Array[ctypes.c_float]:
-    """A few numbers of the host's where they lie, to be looked at without a call of torch's."""
+    """A view of a few numbers in host memory that can be polled without calling torch."""
     assert numbers.dtype == torch.float32
     found = (ctypes.c_float * numbers.numel()).from_address(numbers.data_ptr())
-    found.tensor = numbers  # type: ignore[attr-defined]  # whose memory it is
+    found.tensor = numbers  # type: ignore[attr-defined]  # keeps the memory alive
     return found
 
 
 def arrives(numbers: ctypes.Array[ctypes.c_float]) -> bool:
-    """Look whether a GPU has written numbers that were marked as unread, for as long as most passes take."""
+    """Poll until a GPU has written all numbers marked as unread; False if that takes longer than most passes do."""
     last = len(numbers) - 1
     if any(numbers[last] != UNREAD and UNREAD not in numbers for _ in range(LOOKS)):
         return True

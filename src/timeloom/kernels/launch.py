@@ -1,8 +1,8 @@
-"""Launches of Triton's kernels, without its look at every argument where a launch is like an earlier one.
+"""Launches of Triton kernels that skip Triton's inspection of all arguments if an earlier launch was like this one.
 
-Triton compiles a kernel anew for tensors of other dtypes or alignments, for numbers that are 1, divisible by 16 or
-large, and for other constants; so it looks at all of them on every launch, which is most of the host's time of one.
-Here a launch whose arguments are of the kinds of an earlier one's takes the kernel that was compiled then.
+Triton specializes a kernel on the dtypes and alignment of tensors, on numbers that are 1, divisible by 16 or large, and
+on constants; it inspects all of them at every launch, which is most of a launch's host time. Here a launch with
+arguments of the same kinds as an earlier one reuses the kernel compiled then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 MOST_KNOWN = 512
-"""Compiled kernels that are remembered: one for each kind of launch."""
+"""Largest number of compiled kernels remembered, one for each kind of launch."""
 INT32 = 1 << 31
 
 
@@ -26,13 +26,13 @@ def has_triton() -> bool:
 
 
 class _Known(NamedTuple):
-    """What an earlier launch compiled."""
+    """A kernel compiled by an earlier launch."""
 
     kernel: Any
-    """Kept alive: keys hold its address, which another kernel could have after it."""
+    """Kept alive, since keys hold its `id`, which another object could take over."""
     compiled: Any
     constants: tuple[Any, ...]
-    """In the kernel's order, as its arguments of that kind."""
+    """The kernel's constant arguments, in the order of its signature."""
 
 
 _known: dict[Hashable, _Known] = {}
@@ -42,10 +42,10 @@ def launch(
     kernel: Any, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...],
     **constants: Any,
 ) -> Callable[..., None]:  # fmt: skip
-    """Launch a kernel of tensors, numbers and constants, in this order; the first tensor's device is the current one.
+    """Launch a kernel on tensors, numbers and constants, in this order; the first tensor's device must be current.
 
-    `constants` are what the kernel is compiled for, by name, and Triton's own options such as `num_warps`. Returns what
-    launches it again, with other tensors and numbers of the same kinds and no look at them.
+    `constants` are its `tl.constexpr` arguments by name, and Triton's options such as `num_warps`. Returns a function
+    that repeats the launch with other tensors and numbers of the same kinds, without inspecting them.
     """
     key = _kind(kernel, tensors, numbers, constants)
     known = _known.get(key)
@@ -56,7 +56,7 @@ def launch(
     plain = partial(kernel[grid], **constants)
     compiled = plain(*tensors, *numbers)
     if not hasattr(type(compiled), "__getitem__") or not _as_usual(kernel):
-        return plain  # Triton's interpreter compiles nothing, its asynchronous mode not yet
+        return plain  # Triton's interpreter compiles nothing, its asynchronous mode later
     in_order = kernel.arg_names[len(tensors) + len(numbers) :]
     if len(_known) >= MOST_KNOWN:
         _known.clear()
@@ -72,7 +72,7 @@ def _again(known: _Known, grid: tuple[int, int, int]) -> Callable[..., None]:
 def _kind(
     kernel: Any, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...], constants: dict[str, Any]
 ) -> Hashable:
-    """All that decides which compiled kernel is the right one, and a little more: some numbers never do."""
+    """The key of a compiled kernel: what Triton specializes on, and slightly more, as some numbers never matter."""
     of_tensors = [None if tensor is None else (tensor.dtype, tensor.data_ptr() % 16 == 0) for tensor in tensors]
     of_numbers = [(type(number), number == 1, number % 16 == 0, -INT32 <= number < INT32) for number in numbers]
     first = tensors[0]
@@ -81,7 +81,7 @@ def _kind(
 
 
 def _as_usual(kernel: Any) -> bool:
-    """Whether nothing but its arguments decides how a kernel is compiled, and nobody asked to see its launches."""
+    """Whether a kernel's arguments alone decide how it is compiled, and no hook or debug mode watches its launches."""
     knobs = _knobs()
     return not (
         knobs is None
@@ -94,8 +94,10 @@ def _as_usual(kernel: Any) -> bool:
 
 @cache
 def _knobs() -> Any:
-    """Triton's settings. None where kernels are to be launched its own way: before 3.4 it had no such settings, and
-    before 3.3 its kernels took no constants; for AMD's GPUs it compiles for the size of tensors, too.
+    """Triton's settings, or None where launches must go through Triton itself.
+
+    Before 3.4 it had no such settings, and before 3.3 compiled kernels took no constants; for AMD GPUs it also
+    specializes on the size of tensors.
     """
     if torch.version.hip is not None:
         return None

@@ -1,4 +1,4 @@
-"""A whole layer, from x and torch's parameters to states and back to the gradients of both: what kernels offer."""
+"""The interface of kernels for whole layers: from x and torch's parameters to states, and back to gradients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from timeloom.kernels.reference import ReferenceSweeper
 from timeloom.problem import Recurrence
 
 Gradients = tuple[Tensor | None, ...]
-"""Of x, the initial state and the weights."""
+"""Gradients of x, the initial state and the weights."""
 
 
 @dataclass(frozen=True)
 class Cutting:
-    """How time is cut: into chunks, which are entered by so many steps of warm-up and swept so many times. A chunk of T
-    is the plain recurrence.
+    """How time is cut: steps of a chunk and of the warm-up before it, and the number of sweeps.
+
+    A single chunk of T steps is the plain recurrence.
     """
 
     chunk: int
@@ -32,20 +33,20 @@ class Cutting:
     dense: bool = False
     """Whether gradients at chunk ends are found by dense transfers, where the kernels have them."""
     newton: int | None = None
-    """Newton's steps on all states at once, in place of sweeps, where a layer makes them (`has_newton`); of gradients,
-    sweeps behind a scan over the maps of chunks."""
+    """Number of Newton steps on all states at once, in place of sweeps, for a layer that `has_newton`; for gradients,
+    number of sweeps after a scan over the maps of chunks."""
     retry: Cutting | None = None
     """The same chunks behind a longer warm-up, which a recorded pass that misses its certificate tries first."""
 
     @property
     def limit(self) -> float:
-        """What the certificate must not exceed."""
+        """The bound that the certificate must not exceed."""
         return math.inf
 
 
 @dataclass(frozen=True)
 class NewtonCutting(Cutting):
-    """The same of Newton's steps, whose last residual is to be within the tolerance."""
+    """A cutting for Newton steps, whose last residual must be within the tolerance."""
 
     tolerance: float = math.inf
 
@@ -56,8 +57,9 @@ class NewtonCutting(Cutting):
 
 @dataclass
 class Found:
-    """What a sweep over all chunks found at their boundaries `(C·B, S)`, for a solver that goes on from there. Kernels
-    fill in what they have.
+    """What a sweep found at chunk boundaries, `(C·B, S)` each, for a solver that continues from there.
+
+    Kernels fill in what they have.
     """
 
     starts: Tensor | None = None
@@ -79,14 +81,14 @@ class Layer(ABC):
     b_ih: Tensor | None
     b_hh: Tensor | None
     resets: Tensor | None = None
-    """bool `(T, B)`: steps before which a sequence begins anew, of kernels that take them."""
+    """bool `(T, B)`: marks steps before which a sequence is reset to its initial state; see `takes_resets`."""
 
     corrects: ClassVar[bool] = False
-    """Whether it can make more than one sweep."""
+    """Whether it can correct chunk starts and sweep again."""
     takes_masks: ClassVar[bool] = False
-    """Whether masks may stand behind x (`timeloom.cells.masked`)."""
+    """Whether it accepts masks behind x (`timeloom.cells.masked`)."""
     takes_resets: ClassVar[bool] = False
-    """Whether sequences may begin anew inside."""
+    """Whether it accepts resets inside sequences."""
     begins_anywhere: ClassVar[bool] = False
     """Whether its chunks can be entered from known states."""
 
@@ -98,63 +100,62 @@ class Layer(ABC):
     @staticmethod
     @abstractmethod
     def tape_width(cell: Cell) -> int:
-        """Numbers a step that are kept for `backward` beside the states; 0 where nothing is."""
+        """Numbers per step that are saved for `backward` beside the states; 0 if none are."""
 
     @staticmethod
     def tape_dtype(x: Tensor) -> torch.dtype:
-        """What these are kept in."""
+        """The dtype of the tape."""
         return x.dtype
 
     @abstractmethod
     def sweeper(
         self, problem: Recurrence, keep: bool, tape: list[Tensor] | None = None
     ) -> tuple[ReferenceSweeper, list[Tensor]]:
-        """For a solver that corrects this layer's sweeps: a sweeper that keeps what `backward` needs beside the states,
-        in `tape` where a sweep has filled one already, and that tape.
+        """A sweeper for a solver that corrects this layer's sweeps, and the tape it saves for `backward`.
+
+        tape: one that a sweep has filled already; else a new one, if anything is to be saved.
         """
 
     @abstractmethod
     def forward(
         self, cutting: Cutting, share_of_box: float, keep: bool, found: Found | None = None
     ) -> tuple[list[Tensor], Tensor | float]:
-        """States of h and c `(T + 1, B, n)`, what is kept for `backward` behind them, and a certificate: behind one
-        sweep the largest relative jump between chunks; behind more, with corrections by the decay between them, the
-        largest relative error of a chunk's start, as one more correction tells it; of Newton's steps, the largest
-        relative residuals before each of them and behind the last. `found` receives what was found at the boundaries.
-        A layer that `begins_anywhere` takes `entry=`, an `Entry`: where its chunks are entered.
+        """States of h and c `(T + 1, B, n)`, followed by the tape for `backward`, and a certificate.
+
+        The certificate is, after one sweep, the largest relative jump between chunks; after several, with corrections
+        by the decay between them, the largest relative error of a chunk start, estimated by one more correction; for
+        Newton steps, the largest relative residuals before each of them and after the last. `found` receives the
+        values at chunk boundaries. A layer that `begins_anywhere` takes `entry=`, an `Entry`: where its chunks are
+        entered.
         """
 
     @abstractmethod
     def backward(
         self, cutting: Cutting, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
     ) -> tuple[Gradients, Tensor | float]:
-        """Gradients of x (when wanted), the initial state, w_ih, w_hh, b_ih and b_hh, and a certificate as `forward`'s.
+        """Gradients of x (if wanted), the initial state, w_ih, w_hh, b_ih and b_hh, and a certificate as in `forward`.
 
-        `kept` is what `forward` returned; `grads` are the loss's, by the outputs `(T, B, n)` and by the final state
-        `(B, S)`.
+        kept: what `forward` returned. grads: the loss's gradients with respect to the outputs `(T, B, n)` and the final
+        state `(B, S)`.
         """
 
     def recordable(self, cutting: Cutting) -> bool:
-        """Whether its passes may be recorded as CUDA graphs and replayed: where they launch kernels on a GPU, and not
-        too many for one graph.
-        """
+        """Whether its passes may be captured as CUDA graphs: they launch kernels on a GPU, few enough for one graph."""
         return False
 
     @property
     def has_newton(self) -> bool:
-        """Whether there are kernels for Newton's steps on this layer."""
+        """Whether there are kernels for Newton steps on this layer."""
         return False
 
     @property
     def fresh(self) -> dict[str, Tensor]:
-        """Weights by name that were made for one call, rather than parameters, and resets: those of the next one lie
-        elsewhere.
-        """
+        """Resets, and weights by name that are computed for each call, not parameters: their addresses change."""
         held = {name: getattr(self, name) for name in ("w_ih", "w_hh", "b_ih", "b_hh", "resets")}
         return {name: one for name, one in held.items() if one is not None and not isinstance(one, nn.Parameter)}
 
     def over(self, x: Tensor, initial: Tensor, fresh: Iterable[Tensor]) -> Self:
-        """The same layer over other inputs, fresh weights and resets."""
+        """The same layer with other inputs, fresh weights and resets."""
         twin = replace(self, x=x, initial=initial, **dict(zip(self.fresh, fresh, strict=True)))  # type: ignore[arg-type]
         w_hh, n, units = twin.w_hh, twin.n, twin.cell.weights[1:]
         if twin.kernel == "gru":
@@ -175,14 +176,14 @@ class Layer(ABC):
         return str(self.cell.kernel)
 
     def at_ends(self, final: Tensor | None, links: int) -> Tensor:
-        """Gradients at the ends of chunks, last one first, before any is known but the loss's by the final state."""
+        """Initial guess of gradients at chunk ends, last chunk first: the loss's at the final state, else zero."""
         batch, width = self.initial.shape
         if final is None:
             return self.initial.new_zeros(links * batch, width)
         return final if links == 1 else torch.cat([final, final.new_zeros((links - 1) * batch, width)])
 
     def bias(self) -> Tensor | None:
-        """What is added to the gates' arguments: all biases but the GRU's b_hn, inside its reset's product."""
+        """The sum of the gates' biases, without a GRU's b_hn, which the reset gate multiplies."""
         if self.b_ih is None or self.b_hh is None:
             return None
         if self.kernel != "gru":

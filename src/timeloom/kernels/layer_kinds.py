@@ -15,7 +15,7 @@ KINDS: tuple[type[Layer], ...] = (CPULayer, CUDALayer)
 
 
 def layer_kind(cell: Cell, x: Tensor) -> type[Layer] | None:
-    """Whose kernels can run a layer of this cell on x `(T, B, D)`, if any."""
+    """The best kernels that can run a layer of this cell on x `(T, B, D)`, or None."""
     if cell.kernel is None:
         return None
     for kind in KINDS:
@@ -25,5 +25,5 @@ def layer_kind(cell: Cell, x: Tensor) -> type[Layer] | None:
 
 
 def multiplies_as_given(x: Tensor) -> bool:
-    """Whether kernels take x in its own precision, half precision too."""
+    """Whether kernels accept x in its own precision, including half precision."""
     return x.dtype != torch.float64 and usable(x.device)

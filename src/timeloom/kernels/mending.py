@@ -1,5 +1,6 @@
-"""Certificates that the host cannot read in time, those of CUDA graphs: the graph itself runs in one chunk what is not
-certified, so that its results are exact whatever the certificate is.
+"""Passes in CUDA graphs, whose certificate the host cannot check in time: the graph redoes uncertified work itself.
+
+It reruns time in one chunk if the certificate is missed, so that its results are exact whatever the certificate is.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Unless(NamedTuple):
-    """A certificate on the device, and its limit: what is launched with it sweeps where it is missed, and else nothing.
+    """A guard for launches: a certificate on the device, and the limit above which sweeps launched with it run at all.
 
-    rows: of the sweeps that it is of, whose kernel is there.
+    rows: rows of the certified sweep; the rerun uses the same kernel, which is compiled already.
     """
 
     certificate: Tensor
@@ -31,25 +32,21 @@ class Unless(NamedTuple):
 
     @property
     def limit_on_device(self) -> float:
-        """The largest number of single precision that is within the limit. Told without torch, whose default device and
-        dtype are the user's.
-        """
+        """The largest float32 within the limit, found without torch, whose default device and dtype are the user's."""
         (bits,) = struct.unpack("<i", struct.pack("<f", self.limit))
         nearest, below = struct.unpack("<ff", struct.pack("<ii", bits, bits - 1))
         return float(nearest if nearest <= self.limit else below)
 
     @property
     def told(self) -> Tensor:
-        """The certificate where the host gets to know it, or where it is met; in a graph of a user's zero where one
-        chunk has taken the place of what was not certified.
-        """
+        """The certificate where the host reads it or it is met; zero where a rerun in a user's graph took its place."""
         if is_heard():
             return self.certificate
         return torch.where(self.certificate <= self.limit_on_device, self.certificate, 0.0)
 
 
 def unless(error: Tensor | float, limit: float, rows: int) -> Unless | None:
-    """What the launches behind a certificate are given to mend what is not certified; None where the host looks."""
+    """The guard for reruns behind this certificate in a CUDA graph; None where the host checks it."""
     if not isinstance(error, Tensor) or limit == math.inf or not in_a_graph(error.device):
         return None
     return Unless(error, limit, rows)
@@ -89,5 +86,5 @@ def mended(
 
 
 def in_a_graph(device: torch.device) -> bool:
-    """Whether launches on a device go into a CUDA graph."""
+    """Whether launches on a device are being captured into a CUDA graph."""
     return streams.capturing(device)

@@ -1,7 +1,8 @@
-"""A recording: the CUDA graph of one pass, where it reads what changes from call to call, and where its results lie.
+"""A recording: the CUDA graph of one pass, and the buffers of its inputs and results.
 
-What changes is copied in, what a caller keeps is copied out, or lent until the next replay. Parameters are read where
-they lie. A recording is of one stream, whose order keeps its replays apart; `kernels.replay` says which there are.
+Inputs that change from call to call are copied in; results that a caller keeps are copied out, or lent until the next
+replay. Parameters are read in place. A recording belongs to one stream, whose order keeps its replays apart;
+`kernels.replay` manages all recordings.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from timeloom.kernels.host_certificate import MOST_READ, Certificate, listening
 from timeloom.torch_state import streams, tf32
 
 FEW = 8192
-"""Numbers that are copied together with others: a launch for many tensors gives each of them few threads."""
+"""Elements up to which a tensor is copied together with others: one launch for many gives each of them few threads."""
 CALLS = count()
-"""Numbers the calls that recordings see."""
+"""Counts the calls that recordings see, as a clock."""
 LOCK = threading.RLock()
 """Keeps the replays of threads apart."""
 
 Body = Callable[[Sequence[Tensor | None]], Sequence[Tensor | float | None]]
-"""`body(given)`: results from what changes from call to call."""
+"""`body(given)` computes the results of a pass from the inputs that change from call to call."""
 
 
 class Places(list[Tensor]):
-    """Tensors of a recording, in a list that can be held weakly."""
+    """Buffers of a recording, in a list that can be weakly referenced."""
 
 
 class Recording:
-    """A graph, the places that it reads what is given from, None where that is None, and those of its results.
+    """A graph, the buffers it reads its inputs from (None for inputs that are None), and those of its results.
 
-    Results are copied out, or lent: whoever holds a lent tensor when the next replay comes finds it copied then. One of
-    a backward pass may stand on the `ground` of a forward pass's: it reads what that has, where it lies.
+    Results are copied out, or lent: a lent tensor that is still held at the next replay is turned into a copy then. The
+    recording of a backward pass may stand on the `ground` of a forward pass's, and read its buffers in place.
 
-    numbers: the certificate, the last result, where the host can read it; None of one that is not one or a few numbers.
-    mended: whether its own launches mend what is not certified, so that nobody must wait for the certificate.
+    numbers: the certificate, the last result, where the host can read it; None if it is more than a few numbers.
+    mended: whether the graph itself redoes what is not certified, so that nobody must wait for the certificate.
     """
 
     def __init__(
@@ -57,13 +58,13 @@ class Recording:
     ) -> None:
         self.given, self.results, self.size, self.ground, self.mended = given, results, size, ground, mended
         self.unread: Callable[[], object] | None = None
-        """What takes in the certificate of the last replay, where nobody has waited for it."""
+        """Processes the certificate of the last replay, if nobody has waited for it."""
         self._stream, self._settings = stream, settings()
         self._certificate = Certificate(numbers, stream)
         self.at_zero = False
-        """Whether the second thing given, an initial state, is zero where it lies."""
+        """Whether the buffer of the second input, an initial state, is zero."""
         self.used = 0
-        """When it was last replayed: a number of `CALLS`."""
+        """When it was last replayed, by the clock `CALLS`."""
         self.device = next(place.device for place in given if place is not None)
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._executable = driver.executable(graph)
@@ -72,30 +73,30 @@ class Recording:
 
     @property
     def inputs(self) -> list[Tensor | None]:
-        """Where a pass reads x and the initial state: they are given first."""
+        """The buffers of x and the initial state, the first two inputs."""
         return self.given[:2]
 
     @property
     def incoming(self) -> list[Tensor]:
-        """Where a backward pass reads the gradients by outputs and final state, those that there are: behind them."""
+        """The buffers of a backward pass's gradients of outputs and final state: the next two inputs, where given."""
         return [place for place in self.given[2:4] if place is not None]
 
     @property
     def fresh(self) -> list[Tensor | None]:
-        """Where a forward pass reads weights that are made for every call: behind x, initial and known states."""
+        """The buffers of a forward pass's weights that are made for every call, behind x, initial and known states."""
         return self.given[3:]
 
     @property
     def here(self) -> bool:
-        """Whether it may be replayed now: it was not dropped to make room, and stream and settings are its own."""
+        """Whether it may be replayed now: it was not dropped, and stream and settings are those of its capture."""
         return streams.may_replay(self.device) and self.is_of(*surroundings(self.device))
 
     def is_of(self, stream: int, set_as: tuple[bool, bool]) -> bool:
-        """Whether it was not dropped, and these are its surroundings."""
+        """Whether it was captured on this stream with these settings, and not dropped since."""
         return self._graph is not None and stream == self._stream.cuda_stream and set_as == self._settings
 
     def replay(self, given: Sequence[Tensor | None]) -> list[Any]:
-        """Results in memory of their own."""
+        """Replay with new inputs, and return the results in memory of their own."""
         places = [place for place in self.given if place is not None]
         wanted = [result for result in self.results if isinstance(result, Tensor)]
         copied = [tensor for tensor in given if tensor is not None]
@@ -105,9 +106,11 @@ class Recording:
     def replay_some(
         self, places: list[Tensor], given: Sequence[Tensor | None], wanted: list[Tensor], lent: int = 0
     ) -> tuple[list[Tensor], int] | None:
-        """The same of a call that knows what changed since the last one, which results it wants, and behind them how
-        many of the first results it wants to be lent; also which replay it was, for `read`. An initial state, the
-        second thing given, may be None for zero. The answer is None where the recording has been dropped.
+        """Replay with only the changed inputs, `given` for the buffers `places`, and return only the wanted results.
+
+        Behind copies of `wanted` come the first `lent` results themselves, lent. Also returns the number of this
+        replay, for `read`; None in place of all that if the recording has been dropped. An initial state, the second
+        input, may be None for zero.
         """
         with LOCK:
             self.catch_up()
@@ -115,7 +118,7 @@ class Recording:
                 return None
             if self._lent:
                 self.take_back()
-            self.used = turn = next(CALLS)  # before the launch: what is then read is of this replay or a later one
+            self.used = turn = next(CALLS)  # before the launch: what is read then is this replay's or a later one's
             if len(given) > 1 and given[1] is None:
                 if not self.at_zero:
                     places[1].zero_()
@@ -139,28 +142,28 @@ class Recording:
         return found, turn
 
     def catch_up(self) -> None:
-        """Have the certificate of the last replay taken in, where nobody has waited for it."""
+        """Process the certificate of the last replay, if nobody has waited for it."""
         if self.unread is None:
             return
         with LOCK:
             if self.unread is not None:
-                self.unread()  # whoever interrupts it finds it still to be done
+                self.unread()  # if it is interrupted, it remains to be done
                 self.unread = None
 
     @property
     def readable(self) -> bool:
-        """Whether `read` can tell its certificate."""
+        """Whether `read` can return its certificate."""
         return self._certificate.readable
 
     def read(self, turn: int) -> float | None:
-        """Wait for the GPU, and tell the certificate of a replay, of several numbers the last; None where another
-        thread's has come between.
+        """Wait for a replay and return its certificate, the last of several numbers; None if another thread's replay
+        has come between.
         """
         numbers = self.read_all(turn)
         return None if numbers is None else numbers[-1]
 
     def read_all(self, turn: int) -> list[float] | None:
-        """The same of all its numbers."""
+        """All numbers of the certificate, as `read` returns the last."""
         numbers = self._certificate.read()
         if self.used != turn:
             return None
@@ -168,26 +171,26 @@ class Recording:
         return numbers
 
     def has(self, lent: Tensor) -> bool:
-        """Whether this is its first result, still lent: all that it was given and found is still there."""
+        """Whether this is its first result, still lent, so that all its inputs and results are still in place."""
         first = self.results[0] if self.results else None
         return isinstance(first, Tensor) and first.data_ptr() == lent.data_ptr()
 
     def take_back(self) -> None:
-        """Have those that hold lent tensors hold copies."""
+        """Turn lent tensors that are still held into copies."""
         for lent in self._lent:
             tensor = lent()
             if tensor is not None:
-                tensor.data = tensor.clone()  # the same tensor for autograd, which does not take it for a change
+                tensor.data = tensor.clone()  # the same tensor to autograd, which sees no in-place change
         self._lent = []
 
     def hold(self, places: list[Tensor]) -> list[Tensor]:
-        """Places for a caller to hold: the list is empty once the recording is dropped, so that its memory is free."""
+        """Buffers for a caller to hold, in a list that is emptied when the recording is dropped, to free its memory."""
         held = Places(places)
         self._held = [*(one for one in self._held if one() is not None), ref(held)]
         return held
 
     def drop(self) -> None:
-        """Give its memory back; what is lent stays with those that hold it."""
+        """Free its memory; lent tensors stay valid."""
         self.catch_up()
         for held in self._held:
             places = held()
@@ -197,7 +200,7 @@ class Recording:
 
 
 def copy(places: Sequence[Tensor], given: Sequence[Any]) -> None:
-    """Copy tensors to their places: small ones together, others by a launch each, which then fills the GPU."""
+    """Copy tensors to their buffers: small ones by one launch, others by a launch each, which then fills the GPU."""
     if len(places) == 1:
         places[0].copy_(given[0])
         return
@@ -216,17 +219,17 @@ def copy(places: Sequence[Tensor], given: Sequence[Any]) -> None:
 
 
 def settings() -> tuple[bool, bool]:
-    """What kernels are chosen by beside sizes: whether results must be the same every time, and how products round."""
+    """Settings that the choice of kernels depends on: deterministic algorithms, and whether products round to tf32."""
     return torch._C._get_deterministic_algorithms(), tf32.cudnn_rounds()
 
 
 def surroundings(device: torch.device) -> tuple[int, tuple[bool, bool]]:
-    """The current stream, and how torch is set."""
+    """The current stream, and torch's `settings`."""
     return streams.stream_of(device), settings()
 
 
 def record(given: Sequence[Tensor | None], size: int, body: Body, ground: Recording | None) -> Recording:
-    """Record a body on a stream of its own, so that nothing else gets into the graph."""
+    """Capture a body on a stream of its own, so that nothing else gets into the graph."""
     device = next(tensor.device for tensor in given if tensor is not None)
     graph = torch.cuda.CUDAGraph()
     with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
@@ -248,8 +251,10 @@ def record(given: Sequence[Tensor | None], size: int, body: Body, ground: Record
 
 
 def places_for(given: Sequence[Tensor | None], ground: Recording | None) -> list[Tensor | None]:
-    """Where a recording is to read what is given: of a backward pass on the ground of a forward pass, x, the initial
-    state, what was kept and fresh weights lie there; the gradients between them do not.
+    """The input buffers of a recording.
+
+    A backward pass on the ground of a forward pass shares its buffers of x, the initial state, saved results and fresh
+    weights; the incoming gradients between them get new ones.
     """
     places: list[Any] = [None] * len(given)
     if ground is not None:

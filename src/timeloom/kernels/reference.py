@@ -15,17 +15,17 @@ from timeloom.torch_state.precision import solved_in
 
 
 class GradientSums(Protocol):
-    """Gradients of a cell's inputs and weights that sweeps sum on their way, rather than write out what they sum."""
+    """Gradients of a cell's inputs and weights, summed during adjoint sweeps instead of from stored gate gradients."""
 
     def clear(self) -> None:
-        """Forget what was summed."""
+        """Set all sums to zero."""
 
     @property
     def inputs(self) -> Tensor:
-        """`(T, B, K)`"""
+        """The gradients of the inputs, `(T, B, K)`."""
 
     def weights(self) -> tuple[Tensor, ...]:
-        """In the order of the cell's own."""
+        """The gradients of the weights, in the cell's order."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,24 @@ class AdjointData:
     states: list[Tensor]
     """One `(T + 1, B, part)` for each part of the state."""
     incoming: Tensor | None
-    """The loss's own gradient on the output part of all states, `(T, B, n)`, or on whole states, `(T, B, S)`."""
+    """The loss's direct gradient with respect to the outputs `(T, B, n)`, or to whole states `(T, B, S)`."""
     gate_grads: Tensor | None = None
     """`(T, B, G)`, receives the cell's gate gradients."""
     reset_grads: Tensor | None = None
-    """`(R, S)`, receives what flowed into resets."""
+    """`(R, S)`, receives the gradient that flows into the state at resets."""
     sums: GradientSums | None = None
-    """In place of `gate_grads`: is added what comes of them."""
+    """Used instead of `gate_grads`: accumulates the input and weight gradients."""
 
 
 class ReferenceSweeper:
     """Runs stretches of a recurrence, forward or adjoint, all stretches as one batch, one step at a time."""
 
     of_layer = False
-    """Whether a whole layer is swept, which has its own ways where kernels fail."""
+    """Whether a whole layer is swept, which handles failing kernels itself."""
     recordable: ClassVar[bool] = False
-    """Whether its sweeps are launches on a GPU that may be recorded and replayed."""
+    """Whether its sweeps are launches on a GPU that may be captured and replayed."""
     mends: ClassVar[bool] = False
-    """Whether it has sweeps that run where a certificate is missed alone (`mend`, `mend_adjoint`; kernels.mending)."""
+    """Whether it has sweeps that run only if a certificate is missed (`mend`, `mend_adjoint`; see kernels.mending)."""
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
@@ -60,12 +60,12 @@ class ReferenceSweeper:
 
     @staticmethod
     def tape_width(problem: Recurrence) -> int:
-        """Numbers of every step that forward sweeps can keep for adjoint ones, in `problem.tape`."""
+        """Numbers per step that forward sweeps can save for adjoint sweeps, in `problem.tape`."""
         return 0
 
     @staticmethod
     def work(problem: Recurrence) -> int:
-        """Multiplications of a row's step where threads can share its units, or 0 where they cannot."""
+        """Multiplications per step and row if threads can share a row's units, or 0 if they cannot."""
         return 0
 
     def __init__(self, problem: Recurrence) -> None:
@@ -141,11 +141,11 @@ class ReferenceSweeper:
     def forward_entering(
         self, segments: Segments, lead: int, states: list[Tensor], want_decay: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`forward` without starts: each stretch is entered `lead` steps early, from the initial state.
+        """`forward` after a warm-up: each stretch is entered `lead` steps early, from the initial state.
 
         Returns the starts so found, the ends and the decay.
         """
-        empty = segments.end <= segments.begin  # nobody asks where it starts
+        empty = segments.end <= segments.begin  # its start is not used
         early_begin = torch.where(empty, segments.begin, (segments.begin - lead).clamp(min=0))
         early = Segments(segments.sequence, early_begin, segments.begin)
         starts, _ = self.forward(early, self.problem.initial[segments.sequence.to(self.problem.initial.device)])
@@ -154,7 +154,7 @@ class ReferenceSweeper:
     def adjoint_entering(
         self, segments: Segments, lead: int, final: Tensor, data: AdjointData, want_decay: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`adjoint` without gradients at the ends: each stretch is entered `lead` steps behind its end.
+        """`adjoint` after a warm-up: each stretch is entered `lead` steps behind its end.
 
         There the gradient is zero, or `final` `(B, S)` at the end of a sequence. Returns the gradients so found at the
         ends, those at the begins and the decay.
@@ -169,21 +169,21 @@ class ReferenceSweeper:
         return ends, *self.adjoint(segments, ends, data, want_decay)
 
     def new_sums(self) -> GradientSums | None:
-        """Room for sums of gradients, where adjoint sweeps make them."""
+        """Room for sums of gradients, if adjoint sweeps can accumulate them."""
         return None
 
     def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor | float] | None:
-        """A quick bound of the largest relative jump between stretches, where the device has one."""
+        """A function `(starts, ends)` that bounds the largest relative jump quickly, if the device has one."""
         return None
 
     def transfer(self, segments: Segments, states: list[Tensor], starts: Tensor | None = None) -> Tensor:
         """The dense transfer `∂end/∂start` of each stretch at the stored states, `(R, S, S)`.
 
-        `starts` `(R, S)` are the states before the first step of each stretch, where they are not the stored ones.
+        `starts` `(R, S)`: the states before the first step of each stretch, if not the stored ones.
         """
         time, alive, sequence = self._layout(segments)
         at_reset, origin = self._resets(time, sequence, alive)
-        given = self.problem.initial.dtype  # products of half precision lose what transfers are for, and are slow
+        given = self.problem.initial.dtype  # half precision products are too coarse for transfers, and slow
         product = torch.eye(self.cell.size, dtype=solved_in(self.problem.initial), device=self.problem.u.device)
         product = product.repeat(len(segments), 1, 1)
         for j in range(len(time)):
@@ -200,8 +200,8 @@ class ReferenceSweeper:
         return product.to(given)
 
     def _layout(self, segments: Segments) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Times `(L, R)` clamped into the sequence, which of them are inside `(L, R, 1)` or None if all, sequences
-        `(R,)`.
+        """Times `(L, R)` clamped to the sequence, whether each is inside its stretch `(L, R, 1)` (None if all are), and
+        sequences `(R,)`.
         """
         device = self.problem.u.device
         time = segments.begin + torch.arange(segments.longest, device="cpu")[:, None]
@@ -211,7 +211,7 @@ class ReferenceSweeper:
         return time.to(device), inside, segments.sequence.to(device)
 
     def _resets(self, time: Tensor, sequence: Tensor, alive: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        """Which steps begin with a reset `(L, R, 1)`, and the state each row is then put back to `(R, S)`."""
+        """Which steps begin with a reset `(L, R, 1)`, and the state that resets restore in each row `(R, S)`."""
         origin = self.problem.initial[sequence]
         if self.problem.resets is None:
             return None, origin
@@ -220,14 +220,14 @@ class ReferenceSweeper:
 
 
 def units_of(cell: Cell) -> Tensor:
-    """The `(n,)` that the kernels want beside W_hh: b_hn of a GRU, an Elman network's diagonal; an LSTM has none."""
+    """The vector `(n,)` that kernels take beside W_hh: a GRU's b_hn, the diagonal of an RNN's W_hh; unused by LSTMs."""
     if cell.kernel == "gru":
         return cell.weights[1].contiguous()
     return cell.weights[0][0] if cell.kernel == "lstm" else cell.weights[0].diagonal().contiguous()
 
 
 def floor_of(cell: Cell, share_of_box: float) -> float:
-    """What the first part of a kernel's state counts as at least when a jump is measured: relu's has no box."""
+    """The least scale of a jump in the first part of a kernel's state: zero for relu, whose states have no box."""
     return 0.0 if cell.kernel == "rnn_relu" else share_of_box
 
 

@@ -1,11 +1,11 @@
-"""CUDA graphs of a layer's own: what a plan launches on a GPU is recorded once, and replayed behind eager calls.
+"""CUDA graphs of a layer's passes: what a plan launches on a GPU is captured once, and replayed behind eager calls.
 
-A call of a layer is many short launches, each of which costs the host more than the GPU. From the third call with the
-same sizes, plan and weights on, they are one replay: what changes from call to call is copied in, what a caller keeps
-is copied out. Parameters are read where they lie, so an optimizer's changes are seen; whoever moves them gets a
-recording of his own. Weights that are made for each call, as masked ones are, are copied in as inputs are. Recordings
-are of one stream, whose order keeps replays apart, and a lock keeps threads apart.
-Inside a graph that a user captures nothing is replayed: his graph takes the launches themselves.
+A call of a layer is many short launches, each of which takes the host longer than the GPU. From the third call with the
+same sizes, plan and weights on, they are one replay: inputs that change from call to call are copied in, results that a
+caller keeps are copied out. Parameters are read in place, so an optimizer's updates are seen; parameters that move get
+a new recording. Weights that are made for each call, such as masked ones, are copied in like inputs. A recording
+belongs to one stream, whose order keeps replays apart, and a lock keeps threads apart.
+While a user captures a graph nothing is replayed: that graph takes the launches themselves.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from timeloom.kernels.recording import CALLS, LOCK, Body, Recording, record, set
 from timeloom.torch_state import streams
 
 CALLS_BEFORE = 2
-"""Calls of a kind that are launched as they are: plans change in the first calls, and recording costs some of them."""
+"""Calls of a kind that are launched directly: plans change in the first calls, and a capture costs several calls."""
 MOST_KEYS = 256
-"""Kinds of calls that are counted, at most."""
+"""Largest number of kinds of calls that are counted."""
 SHARE_OF_ONE, SHARE_OF_ALL = 64, 16
-"""A recording may take so small a part of a GPU's memory, and all of them together so small a one."""
+"""One recording may take at most 1/SHARE_OF_ONE of a GPU's memory, all of them together 1/SHARE_OF_ALL."""
 
 
 @dataclass(eq=False, slots=True)
@@ -55,8 +55,9 @@ class Recordings:
         before: int = CALLS_BEFORE,
         ground: Recording | None = None,
     ) -> Sequence[Any]:
-        """What `body(given)` returns, by a replay where more calls of this kind than `before` have been seen. `size`:
-        bytes that it takes, about. `key` must hold all that the body reads beside what is given, and how.
+        """Return `body(given)`, by a replay once more than `before` calls of this kind have been seen.
+
+        key: everything that the body reads beside `given`, and how it runs. size: approximate bytes of a recording.
         """
         device = next(tensor.device for tensor in given if tensor is not None)
         if size > _memory(device) // SHARE_OF_ONE or streams.capturing(device):
@@ -74,19 +75,19 @@ class Recordings:
                     recording.used = known.used
                     known = self._known[key] = recording
                 if ground is not None:
-                    ground.used = known.used  # what stands on it would go with it
+                    ground.used = known.used  # recordings that stand on it would be dropped with it
                 self._shrink(device)
             if isinstance(known, Recording) and self._known.get(key) is known:
                 return known.replay(given)
         return body(given)
 
     def known(self, key: Hashable, device: torch.device) -> Recording | None:
-        """The recording of a kind of call on the current stream, where there is one."""
+        """The recording of a kind of call on the current stream, if there is one."""
         known = self._known.get(_here(key, device))
         return known if isinstance(known, Recording) else None
 
     def _shrink(self, device: torch.device) -> None:
-        """Drop what was not used for longest."""
+        """Drop the least recently used kinds of calls until their number and memory are within limits."""
         while len(self._known) > MOST_KEYS or self.size > max(self._largest, _memory(device) // SHARE_OF_ALL):
             kinds = self._known if len(self._known) > MOST_KEYS else dict(self._recordings())
             self._drop(min(kinds, key=lambda key: kinds[key].used))
@@ -99,20 +100,20 @@ class Recordings:
                 self._drop(above)
 
     def forget(self, owner: object) -> None:
-        """Drop the recordings whose keys begin with this."""
+        """Drop the recordings whose keys begin with `owner`."""
         with self.lock:
             for key in [key for key, _ in self._recordings() if _begins_with(key, owner)]:
-                if key in self._known:  # it may have gone with another
+                if key in self._known:  # it may have been dropped with its ground
                     self._drop(key)
 
     def discard(self, recording: Recording) -> None:
-        """Drop a recording; calls like those of before are counted anew."""
+        """Drop a recording; calls of its kind are counted anew."""
         with self.lock:
             for key in [key for key, known in self._known.items() if known is recording]:
                 self._drop(key)
 
     def lender(self, kept: Sequence[Tensor]) -> Recording | None:
-        """The recording of a forward pass that has lent what it kept, where this is still lent."""
+        """The recording of the forward pass that has lent these tensors, if they are still lent."""
         with self.lock:
             return next((recording for _, recording in self._recordings() if recording.has(kept[0])), None)
 
@@ -121,7 +122,7 @@ class Recordings:
 
     @property
     def size(self) -> int:
-        """Bytes that all recordings take, about."""
+        """Approximate bytes of all recordings."""
         return sum(recording.size for _, recording in self._recordings())
 
     @property
@@ -129,11 +130,11 @@ class Recordings:
         return max((recording.size for _, recording in self._recordings()), default=0)
 
     def __len__(self) -> int:
-        """Recordings."""
+        """The number of recordings."""
         return sum(1 for _ in self._recordings())
 
     def clear(self) -> None:
-        """Forget all recordings; their memory is free again."""
+        """Drop all recordings and free their memory."""
         with self.lock:
             dropped = [recording for _, recording in self._recordings()]
             self._known.clear()
@@ -145,23 +146,23 @@ RECORDINGS = Recordings()
 
 
 def _here(key: Hashable, device: torch.device) -> Hashable:
-    """A kind of call on the current stream, as torch is set."""
+    """The key of a kind of call on the current stream, under torch's current settings."""
     return key, streams.stream_of(device), settings()
 
 
 def _begins_with(key: Any, owner: object) -> bool:
-    """Of a key as `_here` has made it."""
+    """Whether a key made by `_here` begins with `owner`."""
     return isinstance(key[0], tuple) and key[0][0] is owner
 
 
 def _recorded(
     given: Sequence[Tensor | None], size: int, body: Body, ground: Recording | None = None
 ) -> Recording | None:
-    """A recording, or None of a kind that cannot be recorded: its calls go on being launched as they are."""
+    """A recording, or None for a kind that cannot be captured, whose calls go on being launched directly."""
     try:
         return record(given, size, body, ground)
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError | faults.KernelFault):  # the launches themselves tell of these
+        if not isinstance(error, torch.OutOfMemoryError | faults.KernelFault):  # reported by the launches themselves
             faults.tell(f"a CUDA graph of a layer cannot be recorded ({error})", "its calls are launched one by one")
         return None
 

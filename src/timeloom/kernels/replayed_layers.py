@@ -1,4 +1,4 @@
-"""Passes of a layer's kernels by replays of their launches: what recordings of them are told apart by, and read."""
+"""Passes of a layer's kernels by CUDA graph replays: the keys of their recordings, and the inputs these read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def forward(
 
 
 def recorded_forward(layer: Layer, cutting: Cutting, share_of_box: float, keep: bool) -> Recording | None:
-    """What `forward` replays, where it does."""
+    """The recording that `forward` replays, if there is one."""
     return RECORDINGS.known(_forward_key(layer, cutting, share_of_box, keep, None), layer.x.device)
 
 
@@ -59,7 +59,7 @@ def backward(
     if ground is not None and len(ground.fresh) != len(fresh):
         ground = None
     key = _backward_key(layer, cutting, grads, want_x, ground)
-    before = CALLS_BEFORE + 2 if ground is None else 0  # a pass that lends comes soon, if any
+    before = CALLS_BEFORE + 2 if ground is None else 0  # a forward pass that lends its results comes soon, if any
     *found, certificate = RECORDINGS.run(key, given, _size(layer), body, before, ground)
     return tuple(found), certificate
 
@@ -67,7 +67,7 @@ def backward(
 def recorded_backward(
     layer: Layer, cutting: Cutting, grads: tuple[Tensor | None, Tensor | None], want_x: bool, ground: Recording
 ) -> Recording | None:
-    """What `backward` replays of what this forward pass has lent, where it does."""
+    """The recording that `backward` replays on results lent by the forward pass `ground`, if there is one."""
     return RECORDINGS.known(_backward_key(layer, cutting, grads, want_x, ground), layer.x.device)
 
 
@@ -86,7 +86,7 @@ def _backward_key(
 
 
 def _key(layer: Layer, cutting: Cutting) -> Hashable:
-    """Kind, sizes and plan, and where the weights lie that a recording reads."""
+    """Kind, sizes and plan, and the addresses of the weights that a recording reads in place."""
     x, fresh, weights = layer.x, layer.fresh, (layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh)
     read = (weight for weight in weights if not any(weight is one for one in fresh.values()))
     places = *fresh, *(None if weight is None else (weight.data_ptr(), weight.stride()) for weight in read)
@@ -100,8 +100,9 @@ def _plan(cutting: Cutting) -> Hashable:
 
 
 def _size(layer: Layer) -> int:
-    """Bytes of a pass, about: inputs, projected inputs, states and what is kept; of a backward pass gradients of them
-    all, of which gates' are as wide as what is kept.
+    """Approximate bytes of a pass: inputs, projected inputs, states and the tape; backward, the gradients of them all.
+
+    Gate gradients are as wide as the tape.
     """
     steps, batch, width = layer.x.shape
     cell = layer.cell

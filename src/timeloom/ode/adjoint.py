@@ -1,4 +1,4 @@
-"""Gradients of a solved trajectory: one linear solve backward in time, and what plugs it into autograd."""
+"""Gradients of a solved trajectory: one linear solve backward in time, and its autograd Function."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Note = Callable[[SolveReport], None]
 class OnTape(torch.autograd.Function):
     """A solved trajectory as a function of its residuals, `(T, B, n)`, and its first point.
 
-    All steps' equations were evaluated once, at the detached solution, with everything else on the tape. The solution
-    keeps them at zero; what a change of a residual does to it follows from that. Autograd of the one
-    evaluation then delivers the gradient of the times and of all that f holds.
+    The equations of all steps were evaluated once, at the detached solution, with everything else on the tape. The
+    solution keeps their residuals at zero, which determines how it changes with them. Autograd of that evaluation then
+    gives the gradients of the times and of everything that f holds.
     """
 
     @staticmethod
@@ -48,8 +48,8 @@ class OnTape(torch.autograd.Function):
 def solve_adjoint(problem: Problem, y: Tensor, grads: Tensor) -> tuple[Tensor, Tensor, SolveReport]:
     """Weights λ `(T, B, n)` of the steps' equations and the gradient of y0, from `grads` on all points `(T + 1, B, n)`.
 
-    With K the derivative of all residuals by all points, `Kᵀλ = grads`. The linearised steps, scanned backward,
-    solve nearly that; what they leave is found by a pull-back through the true steps, and solved for again.
+    With K the derivative of all residuals by all points, `Kᵀλ = grads`. A backward scan of the linearised steps solves
+    that approximately; the remainder is computed by a vjp through the true steps, and solved for again.
     """
     began = time.perf_counter()
     tolerance = problem.tolerance
@@ -68,9 +68,9 @@ def solve_adjoint(problem: Problem, y: Tensor, grads: Tensor) -> tuple[Tensor, T
 
 
 def _solve_window(problem: Problem, t: Tensor, y: Tensor, grads: Tensor) -> tuple[Tensor, Tensor, list[float]]:
-    """Weights of a window's equations, what they pull on its first point, and the relative residual after each solve.
+    """Weights of a window's equations, their vjp at its first point, and the relative residual after each solve.
 
-    `grads` `(T, B, n)` are those on the window's points after the first.
+    grads: `(T, B, n)`, the gradients at the window's points after the first.
     """
     step, field = problem.step, problem.field
     with torch.enable_grad():

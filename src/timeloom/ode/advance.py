@@ -16,15 +16,15 @@ from timeloom.ode.steps.base import exact_transfers
 from timeloom.solve.autograd import refuse_second_order
 
 TWICE_DIFFERENTIABLE = "solver='sequential' with step='rk4'"
-"""What has second-order gradients."""
+"""The options that have second-order gradients."""
 MOST_INNER = 50
-"""Newton steps at most for the equation of one implicit step."""
+"""Most Newton steps for the equation of one implicit step."""
 SHORTEST_STRIDE = 1e-4
-"""Part of a step that its solution is carried on by, at least, before it is given up."""
+"""Shortest stride, as a fraction of a step, by which its solution is continued before it is given up."""
 MOST_STRIDES = 60
-"""Strides tried at most: near a pole the solution can be followed in ever shorter ones, to no end."""
+"""Most strides that are tried: near a pole a solution can be followed in ever shorter ones without end."""
 ROUNDING = 1e4
-"""Multiple of the tolerance up to which what is left of an equation is put down to rounding."""
+"""Multiple of the tolerance up to which the remaining residual of an equation counts as rounding."""
 
 
 def advance(step: Step, field: Field, t: Tensor, y: Tensor) -> Tensor:
@@ -45,9 +45,9 @@ def advance(step: Step, field: Field, t: Tensor, y: Tensor) -> Tensor:
 
 
 def _solve_implicit(step: Step, field: Field, t: Tensor, guess: Tensor) -> Tensor:
-    """Begin and end of one step, `(2, B, n)`: by Newton's method, and where that fails by way of shorter steps.
+    """Begin and end of one step, `(2, B, n)`: by Newton's method, and where that fails, by continuation.
 
-    The end of a shorter step from the same begin is a good guess for that of a longer one. Every row goes its own way.
+    The end of a shorter step from the same begin is a good guess for that of a longer one. Rows proceed independently.
     """
     tolerance = default_tolerance(guess.dtype)
     found = fit(step, field, t, guess, tolerance, MOST_INNER)
@@ -75,13 +75,13 @@ def _solve_implicit(step: Step, field: Field, t: Tensor, guess: Tensor) -> Tenso
 
 
 def _solved(step: Step, field: Field, t: Tensor, y: Tensor) -> Tensor:
-    """Rows `(B, 1)` whose equation holds but for rounding."""
+    """Rows `(B, 1)` whose equation holds up to rounding."""
     miss = exact_transfers(step, field, t, y).solve(step.evaluate(field, t, y).residual)
     return (relative_to_largest(miss, y)[0] <= ROUNDING * default_tolerance(y.dtype)).unsqueeze(-1)
 
 
 class _OnceDifferentiable(torch.autograd.Function):
-    """Identity whose gradient has no gradient: the matrix of the Newton step above it was held fixed."""
+    """Identity whose gradient cannot be differentiated: the matrix of the Newton step before it was held fixed."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def march(step: Step, field: Field, t: Tensor, y: Tensor) -> Tensor:
 def first_guess(field: Field, t: Tensor, y: Tensor) -> Tensor:
     """A trajectory to start Newton's method from: about √T Runge–Kutta steps, and cubics between them.
 
-    The first point everywhere where steps so large run away: where they move further than twice their slopes.
+    The first point everywhere if such large steps diverge: if they move further than twice their slopes.
     """
     steps = len(t) - 1
     at = torch.linspace(0, steps, math.isqrt(steps - 1) + 2, dtype=torch.float64, device=t.device).round().long()

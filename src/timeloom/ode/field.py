@@ -35,9 +35,9 @@ class Field:
         return out.reshape(y.shape)
 
     def jacobian(self, t: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """`f` and `∂f/∂y`, `(K, B, n)` and `(K, B, n, n)`, by n pull-backs over all rows.
+        """`f` and `∂f/∂y`, `(K, B, n)` and `(K, B, n, n)`, by n vjps over all rows.
 
-        On autograd's tape where gradients are enabled, detached elsewhere.
+        On autograd's tape if gradients are enabled, else detached.
         """
         on_tape = torch.is_grad_enabled()
         with torch.enable_grad():

@@ -13,16 +13,16 @@ from timeloom.ode.steps import Step, Transfers
 from timeloom.ode.steps.base import exact_transfers
 
 REUSE = 0.02
-"""Factor by which a Newton step must shrink the residual for its linearisation to be used once more."""
+"""Factor by which a Newton step must shrink the residual for its linearisation to be reused."""
 SLOW = 0.3
-"""Factor from which on a step's own transfers are given up for the exact ones."""
+"""Factor above which a step's own transfers are replaced by exact ones."""
 PATIENCE = 5
 """Newton steps without halving the residual before it counts as not converging."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Where Newton's method got to.
+    """The result of Newton's method.
 
     y: the trajectory, `(T + 1, B, n)`.
     residuals: largest relative miss of a step before each Newton step, and after the last.
@@ -35,7 +35,7 @@ class Fit:
 
     @property
     def good(self) -> int:
-        """How many leading steps meet the tolerance, in every sequence; T when it converged."""
+        """Number of leading steps that meet the tolerance in every sequence; T when it converged."""
         return leading(self.met)
 
     @property
@@ -44,7 +44,7 @@ class Fit:
 
 
 def default_tolerance(dtype: torch.dtype) -> float:
-    """Largest miss of a step that is put down to rounding, relative to the state."""
+    """Largest miss of a step that counts as rounding, relative to the state."""
     return 8 * torch.finfo(dtype).eps
 
 
@@ -52,8 +52,8 @@ def fit(step: Step, field: Field, t: Tensor, y: Tensor, tolerance: float, max_it
     """Solve the equations of all T steps from a guess y, `(T + 1, B, n)`, whose first point is given.
 
     Each Newton step corrects all points by one linear scan. It goes on past the tolerance while the residual still
-    falls: misses of one sign, each within the tolerance, would add up over many steps. Every sequence stops by itself:
-    one that runs away does not hold up the others.
+    falls: misses of one sign, each within the tolerance, would add up over many steps. Sequences stop independently:
+    one that diverges does not hold up the others.
     """
     history = History(y, tolerance, max_iters)
     transfers: Transfers | None = None
@@ -83,17 +83,16 @@ def relative_to_largest(miss: Tensor, y: Tensor) -> Tensor:
 
 
 def leading(good: Tensor) -> int:
-    """How many leading entries of `(T, B)` are good in all columns."""
+    """Number of leading entries of `(T, B)` that are good in all columns."""
     return int(good.all(1).to(torch.int64).cumprod(0).sum())
 
 
 class History:
-    """Largest relative residuals after each iteration, and which sequences of the batch have come to an end.
+    """Largest relative residuals after each iteration, and which sequences of the batch have stopped.
 
-    A sequence has settled if it meets the tolerance and all that is left is rounding; or meets one that allows for more
-    than that, which a user gave. Its first residual cannot tell:
-    many small misses of one sign look like rounding, and a correction undoes them. It is given up where the residual
-    is not finite or does not fall.
+    A sequence has settled if it meets the tolerance and only rounding is left, or if it meets a larger tolerance that
+    the user gave. The first residual cannot show rounding: many small misses of one sign look like it, and a correction
+    removes them. A sequence is given up if its residual is not finite or does not fall.
     """
 
     def __init__(self, y: Tensor, tolerance: float, max_iters: int) -> None:
@@ -102,7 +101,7 @@ class History:
         self._worst: list[Tensor] = []
 
     def add(self, relative: Tensor) -> None:
-        """Take in the residuals `(T, B)` of an iteration."""
+        """Record the residuals `(T, B)` of an iteration."""
         worst = relative.amax(0)
         self._worst.append(torch.where(worst.isnan(), math.inf, worst))
         self.stopped |= self._settled() | self._hopeless()
@@ -113,12 +112,12 @@ class History:
 
     @property
     def residuals(self) -> list[float]:
-        """The largest of all sequences after each iteration."""
+        """The largest residual of all sequences after each iteration."""
         return [float(worst.max()) for worst in self._worst]
 
     @property
     def factor(self) -> float:
-        """By how much the last iteration shrank the largest residual of those that go on; 0 after the first."""
+        """Factor by which the last iteration shrank the largest residual of running sequences; 0 after the first."""
         if len(self._worst) < 2:
             return 0.0
         before, now = (float(worst[~self.stopped].max()) for worst in self._worst[-2:])
@@ -126,7 +125,7 @@ class History:
 
     def _settled(self) -> Tensor:
         now = self._worst[-1]
-        if self.tolerance > default_tolerance(now.dtype):  # a user's own, who wants no more than that
+        if self.tolerance > default_tolerance(now.dtype):  # the user's own, which is precise enough
             return now <= self.tolerance
         if len(self._worst) < 2:
             return torch.zeros_like(now, dtype=torch.bool)

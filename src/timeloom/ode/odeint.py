@@ -37,8 +37,8 @@ def odeint(
     """Solve `dy/dt = f(t, y)` from `y(t[0]) = y0`, one step between neighbouring times; differentiable.
 
     f: a function or nn.Module `f(t, y) -> dy/dt`, batched over rows: t `(N, 1)`, y and dy/dt `(N, n)`. Rows are points
-        of all times and sequences, and must not look at each other.
-    y0: first point, `(..., n)`: any batch in front.
+        of all times and sequences, and must not depend on each other.
+    y0: first point, `(..., n)`, with any batch dimensions in front.
     t: times, `(T + 1,)`, increasing; steps need not be equal.
     solver: `deer` or `DEER()` (Newton's method on the whole trajectory; of its options `tol`, `max_iters` and
         `on_divergence="raise"`), `sequential`, or any other solver of `timeloom.unroll`.
@@ -48,7 +48,7 @@ def odeint(
     guess: for Newton's method, a trajectory to start from, of the result's shape, such as the last one in training.
     record: called with the report of the solve, and again once it holds the backward pass.
     Returns y at all times, `(T + 1, ..., n)`, with gradients for y0, t and whatever f holds. A sequence is NaN from the
-    step on whose equation could not be solved, or where it ran off to infinity.
+    first step whose equation could not be solved, or after which it is infinite.
     """
     if torch.is_inference_mode_enabled():  # Jacobians need a tape
         with torch.inference_mode(False), torch.no_grad():
@@ -71,7 +71,7 @@ def odeint(
         y = _newton(newton, field, rows, t, STEPS[step], start, note)
     else:
         times = torch.stack([t[:-1], t[1:]], -1).unsqueeze(1).expand(-1, len(rows), 2)
-        with on_this_rank():  # the equation's time is not the sequence's
+        with on_this_rank():  # ranks do not share an ODE's time
             states, report = unroll(as_cell(STEPS[step], field), rows, times, solver)
         note(report)
         assert isinstance(states, Tensor)
@@ -80,7 +80,7 @@ def odeint(
 
 
 def _newton_of(solver: str | Solver) -> DEER | None:
-    """The options of Newton's method on the whole trajectory, where that is meant; None for what `unroll` runs."""
+    """The options of Newton's method on the whole trajectory, if `solver` is that; None for what `unroll` runs."""
     resolved = resolve(solver)
     if type(resolved) is not DEER:
         return None
@@ -122,17 +122,17 @@ def _newton(
 
 
 def _by_newton(report: SolveReport) -> bool:
-    """Whether Newton's method met the tolerance, and no step had to be run after the other."""
+    """Whether Newton's method met the tolerance, with no steps run sequentially."""
     return report.converged and not report.fell_back
 
 
 def _normal(value: Any) -> Any:
-    """A tensor that a tape may hold, from one that was made in inference mode."""
+    """A copy that a tape may hold, of a tensor made in inference mode."""
     return value.clone() if isinstance(value, Tensor) else value
 
 
 def _needs_grad(field: Field, y0: Tensor, times: Tensor, y: Tensor) -> bool:
-    """Whether there is anything to differentiate by; what f holds shows in its values, at some time or other."""
+    """Whether anything requires gradients; whether f holds such tensors shows in its values at all times."""
     if not torch.is_grad_enabled():
         return False
     return y0.requires_grad or times.requires_grad or field(times, y).requires_grad

@@ -1,4 +1,4 @@
-"""The forward solve: a trajectory by Newton's method over windows of time, as long as it converges on."""
+"""The forward solve: a trajectory by Newton's method, over windows of time as long as it converges on them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from timeloom.ode.steps import Step
 from timeloom.report import SolveReport, contraction
 
 MOST_ELEMENTS = 2**24
-"""Numbers in the Jacobians of a window, at most: longer trajectories are solved window by window."""
+"""Most numbers in the Jacobians of a window: longer trajectories are solved window by window."""
 MOST_ITERS = 30
 SHORTEST = {True: 64, False: 8}
-"""Steps in a window below which Newton's method is given up for the plain run, of explicit and of implicit steps."""
+"""Steps in a window below which Newton's method is replaced by a sequential run, for explicit and implicit steps."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Problem:
     t: Tensor
     y0: Tensor
     tol: float | None = None
-    """Largest miss of a step to accept, relative to the state; None takes what rounding leaves."""
+    """Largest accepted miss of a step, relative to the state; None stands for rounding."""
     max_iters: int | None = None
-    """Newton steps in a window, at most; None leaves it to the solver."""
+    """Most Newton steps in a window; None leaves it to the solver."""
 
     @property
     def tolerance(self) -> float:
@@ -54,7 +54,7 @@ class Problem:
     def report(
         self, residuals: list[float], began: float, converged: bool, fell_back: bool = False, reason: str = ""
     ) -> SolveReport:
-        """Of Newton's steps, forward or backward."""
+        """The report of Newton's steps, forward or backward."""
         return SolveReport(
             solver=f"deer[{self.step.name}]",
             chunk=1,
@@ -70,10 +70,10 @@ class Problem:
 
 
 def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, SolveReport]:
-    """All points, `(T + 1, B, n)`, and what it took.
+    """All points, `(T + 1, B, n)`, and the report.
 
-    A window on which Newton's method fails keeps its leading steps that are right; the rest is tried again at a quarter
-    of its length, and the shortest ones are run one step after the other.
+    A window on which Newton's method fails keeps its leading steps that are solved; the rest is retried at a quarter of
+    its length, and the shortest windows are run step by step.
     """
     began = time.perf_counter()
     step, field, steps = problem.step, problem.field, problem.steps
@@ -107,7 +107,7 @@ def solve_trajectory(problem: Problem, guess: Tensor | None) -> tuple[Tensor, So
             guess = None  # the same window once more, from a guess of our own
     y[begin + 1 :] = torch.nan
     alive = y[begin].isfinite().all(-1)
-    if begin < steps and bool(alive.any()):  # some sequences ended: the others go on without them
+    if begin < steps and bool(alive.any()):  # some sequences ended: the others continue without them
         remaining = replace(problem, t=problem.t[begin:], y0=y[begin, alive])
         y[begin:, alive], others = solve_trajectory(remaining, None if guess is None else guess[begin:, alive])
         residuals += others.residuals

@@ -1,4 +1,4 @@
-"""Prefixes of any associative composition, in a tree of log T levels."""
+"""All prefixes under an associative composition, in a tree of log T levels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Elements = tuple[Tensor, ...]
 def associative_scan(combine: Callable[[Elements, Elements], Elements], elements: Elements) -> Elements:
     """`elements[0] ∘ … ∘ elements[t]` for all t; `combine(earlier, later)` composes many pairs at once.
 
-    Pairs are composed, their prefixes found by the same method, and the elements in between follow from those by one
-    composition more: fewer than 2 T compositions in all.
+    Pairs are composed, their prefixes found recursively, and the prefixes in between follow from those by one more
+    composition: fewer than 2 T compositions in all.
     """
     steps = len(elements[0])
     if steps < 2:

@@ -1,7 +1,7 @@
 """The linear recurrence by Blelloch's scan, in the form that back-propagation by scan (BPPSA) gave it.
 
-Elements are pairs `(a, b)` that stand for `h → a h + b`; composing two is not commutative. The scan is exclusive: what
-it finds is the state *before* each element, so the down-sweep carries states, never matrices:
+Elements are pairs `(a, b)` that stand for `h → a h + b`; composing two is not commutative. The scan is exclusive: it
+computes the state *before* each element, so the down-sweep carries states, never matrices:
 
     up:    (a, b) of a node = right ∘ left = (a_r a_l, a_r b_l + b_r)          a product of matrices for each pair
     roots: the states before all roots, one after the other                    one matrix-vector product for each root
@@ -51,7 +51,7 @@ def scan(
 
 
 def _neighbours(count: int, reverse: bool) -> tuple[slice, slice, slice]:
-    """Indices of the earlier and of the later of all pairs, in the order of the scan, and of a last one left alone."""
+    """Slices of the earlier and of the later elements of all pairs, in scan order, and of an unpaired last one."""
     if reverse:
         odd = count % 2
         return slice(odd + 1, None, 2), slice(odd, None, 2), slice(0, odd)

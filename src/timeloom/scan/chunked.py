@@ -31,7 +31,7 @@ def scan(a: Tensor, b: Tensor, h0: Tensor, structure: Structure) -> Tensor:
     transfers = a[:whole].unflatten(0, (chunks, chunk)).transpose(0, 1)
     sources = b[:whole].unflatten(0, (chunks, chunk)).transpose(0, 1)
     state, transfer = sources[0], transfers[0]
-    local, product = [state], [transfer]  # written into nowhere: torch.func differentiates it
+    local, product = [state], [transfer]  # no writes in place: torch.func differentiates it
     for a_j, b_j in zip(transfers.unbind(0)[1:], sources.unbind(0)[1:], strict=True):
         state, transfer = apply(a_j, state, structure) + b_j, compose(a_j, transfer, structure)
         local.append(state)

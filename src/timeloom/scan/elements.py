@@ -1,4 +1,4 @@
-"""What the elements of a linear recurrence may be, and how one is applied and two are composed."""
+"""The kinds of elements of a linear recurrence; applying one to a state, and composing two."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def start(b: Tensor, h0: Tensor | None) -> Tensor:
 
 
 def apply(a: Tensor, h: Tensor, structure: Structure) -> Tensor:
-    """One transfer of a state."""
+    """Apply an element to a state."""
     if structure == "dense":
         return (a @ h.unsqueeze(-1)).squeeze(-1)
     return a * h if structure == "diagonal" else (a * h.unsqueeze(-3)).sum(-2)
 
 
 def compose(later: Tensor, earlier: Tensor, structure: Structure) -> Tensor:
-    """The transfer of two steps."""
+    """The element of two steps together."""
     if structure == "dense":
         return later @ earlier
     if structure == "diagonal":

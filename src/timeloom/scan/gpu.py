@@ -1,6 +1,6 @@
-"""The linear recurrence by Triton kernels on a GPU. Twin: the reference.
+"""The linear recurrence by Triton kernels on a GPU; their readable twin is the reference.
 
-Its numbers are of an H200: `python -m benchmarks.gpu_scan` shows what they come to.
+The constants are tuned for an H200: `python -m benchmarks.gpu_scan` measures the result.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from timeloom.scan.elements import Structure, start
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LARGEST = 32
-"""Sizes of dense matrices that a few threads multiply well; larger ones are for torch's own products."""
+"""Largest dense matrices that a few threads multiply well; larger ones are left to torch's own products."""
 
 # Diagonal elements
 THREADS = 256
-"""Threads of a program: as many as a tile has groups of steps, times lanes; twice as many where one that walks over all
-of time has a processor for itself."""
+"""Threads of a program: groups of steps in a tile times lanes; twice as many if a program that walks over all of time
+has a multiprocessor to itself."""
 LENGTH = 16
-"""Most steps that a thread takes on its own in a tile; half as many in float64."""
+"""Most consecutive steps of a thread in a tile; half as many in float64."""
 ROWS = (64, 128, 256)
-"""Bytes of neighbouring lanes that a program owns: at least, in chunks of time, and at most."""
+"""Bytes of neighbouring lanes that a program owns: the least, those with chunks of time, and the most."""
 PROCESSORS = 132
-"""Of an H200; each runs two programs at a time."""
+"""Multiprocessors of an H200; each runs two programs at a time."""
 ALONE = 64
 """Programs that keep the memory busy, each walking over all of time; twice as many do so better."""
 SHORT = 2
-"""Tiles over which a program walks alone in any case."""
+"""Most tiles of a sequence that a program walks alone in any case."""
 TILES = 4
 """Most tiles of a chunk otherwise: those of all programs in flight stay in the cache until they are read again."""
 WINDOW = 64
-"""Chunks behind each that tells a state."""
+"""Chunks from one that publishes its state to the next."""
 REGISTERS = 128
-"""Of a thread: two programs fit on a processor."""
+"""Registers of a thread: two programs fit on a multiprocessor."""
 
 # Matrices
 ENTRIES = (256, 512)
 """Numbers that a program of 32 threads multiplies at once, when it composes matrices and when it applies them."""
 COLUMNS = 8
-"""Columns of a product that a program multiplies up, where a whole product is too much for its registers."""
+"""Columns of a product that a program computes, if a whole product exceeds its registers."""
 WHOLE = 16
-"""Sizes up to which it is not: one warp multiplies all of it."""
+"""Sizes up to which one warp computes whole products."""
 WARPS = 2
-"""Of a program beyond."""
+"""Warps of a program for larger sizes."""
 LEAST = 64
 """Fewest steps of a chunk."""
 SERIAL = 256
-"""Steps up to which one walk is the fastest way."""
+"""Steps up to which a single walk is fastest."""
 CHAINS_AT_ONCE = 4096
 """Programs of 32 threads that are in flight together."""
 AHEAD = 4
-"""Steps in flight in a program."""
+"""Pipeline stages of a program: steps that are loaded ahead."""
 
 
 def supports(b: Tensor, structure: Structure) -> bool:
@@ -93,8 +93,8 @@ def diagonal_adjoint(
 ) -> tuple[Tensor, Tensor | None]:
     """Adjoints of all steps of a diagonal scan and the gradient of its elements, in one pass.
 
-    `λ[t] = g[t] + a[t+1] λ[t+1]` and `da[t] = λ[t] h[t-1]`, with h0 before the first; time the other way round for a
-    scan that was reversed.
+    `λ[t] = g[t] + a[t+1] λ[t+1]` and `da[t] = λ[t] h[t-1]`, with h0 before the first step; in the opposite direction
+    of time for a scan that was reversed.
     """
     a, grad, states = (tensor.contiguous() for tensor in (a, grad, states))
     adjoint, d_a = torch.empty_like(grad), torch.empty_like(a) if want_a else None
@@ -112,7 +112,7 @@ def _diagonal(
     states: Tensor | None = None,
     d_a: Tensor | None = None,
 ) -> None:
-    """Into `h`; with the `states` of a scan its adjoints, and what they give into `d_a`, if that is there."""
+    """Scan into `h`; given the `states` of a scan, its adjoints, and its elements' gradient into `d_a`, if given."""
     from timeloom.scan import gpu_kernels  # Triton is imported only where it is used
 
     steps = len(b)
@@ -132,7 +132,7 @@ def _diagonal(
         gpu_kernels.diagonal_kernel, (chunks * blocks, 1, 1), tensors, (steps, lanes, blocks, tiling.tiles),
         REVERSE=reverse, ADJOINT=states is not None, SLOPES=d_a is not None, WINDOW=WINDOW if chunks > 1 else 0,
         ONE=tiling.tiles == 1, LENGTH=tiling.length, GROUPS=tiling.groups, LANES=tiling.lanes,
-        PITCH=lanes if lanes & (lanes - 1) == 0 else 0,  # such sizes are few: few kernels are compiled for them
+        PITCH=lanes if lanes & (lanes - 1) == 0 else 0,  # powers of two are few: few kernels are compiled
         ACC=_accumulator(gpu_kernels, b.dtype), num_warps=max(1, tiling.groups * tiling.lanes // 32), maxnreg=REGISTERS,
     )  # fmt: skip
 
@@ -141,13 +141,13 @@ class Tiling(NamedTuple):
     """How programs share steps and lanes."""
 
     lanes: int
-    """Of a program."""
+    """Lanes of a program."""
     groups: int
-    """Of a tile: each thread has one of them in one lane."""
+    """Groups of steps in a tile: each thread has one of them in one lane."""
     length: int
     """Steps of a group."""
     tiles: int
-    """Of a chunk."""
+    """Tiles of a chunk."""
     chunks: int
 
 
@@ -165,7 +165,7 @@ def _tiling(steps: int, lanes: int, dtype: torch.dtype) -> Tiling:
 
 
 def _tiles(steps: int, groups: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Groups and their length, and how many such tiles hold all steps."""
+    """Groups of a tile, their length, and the number of such tiles that hold all steps."""
     length = min(LENGTH // 2 if dtype == torch.float64 else LENGTH, _power_above(-(-steps // groups)))
     return groups, length, -(-steps // (groups * length))
 
@@ -180,9 +180,9 @@ def _matrices(
     transposed: bool = False,
     products: bool = False,
 ) -> None:
-    """Matrices of (size, size), `inner` of them as diagonals: `shape` is (size, inner).
+    """Scan matrices (size, size), `inner` of them stored as diagonals: `shape` is (size, inner).
 
-    products: whether these are already `products` of many.
+    products: whether the matrices are themselves products of many.
     """
     from timeloom.scan import gpu_matrix_kernels
 
@@ -221,12 +221,12 @@ def _matrices(
 
 
 def _accumulator(kernels: Any, dtype: torch.dtype) -> Any:
-    """Triton's name of `_precise(dtype)`."""
+    """Triton's type for `_precise(dtype)`."""
     return kernels.tl.float64 if dtype == torch.float64 else kernels.tl.float32
 
 
 def _precise(dtype: torch.dtype) -> torch.dtype:
-    """What sums of such numbers are."""
+    """The dtype in which sums of such numbers are accumulated."""
     return dtype if dtype.itemsize > 2 else torch.float32
 
 

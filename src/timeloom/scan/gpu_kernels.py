@@ -3,18 +3,19 @@
 
 The algorithm is a chunked scan with decoupled look-back (Merrill and Garland, 2016), whose look-back is bounded. A
 program owns a chunk of time for LANES lanes, and walks over it in tiles of GROUPS · LENGTH steps. Every thread runs
-the LENGTH steps of one group and one lane on its own; the groups' transfers, few as they are, are composed; then every
-step adds what its group's start contributes. What a chunk does to a state is found first and left in memory for the
-chunks behind it, and a flag says so: a chunk composes those between it and the last of every WINDOW, which also tells
-the state that it found. So all chunks but one of each WINDOW wait for loads alone, and results do not depend on who was
-first; a chunk waits only for programs of lower numbers, which GPUs start first. Then the chunk is read again, from the
-cache, and its states are written: memory sees everything once. The next tile is fetched while one is computed. A chunk
-of ONE tile keeps it instead of reading it again, and one that holds all steps tells nobody.
+the LENGTH steps of one group and one lane on its own; the few transfers of groups are composed; then every step adds
+the contribution of its group's start. A chunk first computes its own transfer and publishes it in memory, with a flag,
+for the chunks behind it: each of these composes the transfers back to the last multiple of WINDOW, where a chunk also
+publishes its state. So all chunks but one of each WINDOW wait for loads only, and results do not depend on the order of
+execution; a chunk waits only for programs with lower numbers, which GPUs start first. Then the chunk is read again,
+from the cache, and its states are written: each element passes through global memory once. The next tile is fetched
+while one is computed. A chunk of ONE tile keeps it instead of reading it again, and one that holds all steps publishes
+nothing.
 
-Everything is `(steps, lanes)`, lanes next to one another. s counts steps in the order in which they are taken; with
-REVERSE they lie in memory the other way round. With ADJOINT, b are incoming gradients, and what carries an adjoint into
-step s is the `a` of the step before it in that order: `λ[s] = a[s-1] λ[s-1] + g[s]`. The gradient of `a` follows on the
-way, if wanted (SLOPES): `λ[s]` times the state that entered this step, which lies at s + 1; at the end it is h0.
+Everything is `(steps, lanes)`, with contiguous lanes. s counts steps in the order of processing; with REVERSE they lie
+in memory the other way round. With ADJOINT, b are incoming gradients, and an adjoint is carried into step s by the `a`
+of the step before it in that order: `λ[s] = a[s-1] λ[s-1] + g[s]`. If wanted (SLOPES), the gradient of `a` is computed
+along with it: `λ[s]` times the state that entered this step, which lies at s + 1; at the end it is h0.
 
 The readable twin is `scan/reference.py`.
 """
@@ -27,34 +28,34 @@ import triton.language as tl
 __all__ = ["diagonal_kernel"]
 
 SIZES = ["steps", "lanes", "blocks", "tiles"]
-"""Not looked at when a kernel is compiled: one compilation for all of them. It also keeps Triton from giving a thread
-four neighbouring lanes, and with them a quarter of the steps: threads would have to talk to one another on every step.
+"""Arguments that kernels are not specialized on: one compilation for all values. That also keeps Triton from giving a
+thread four neighbouring lanes, and a quarter of the steps: threads would have to communicate at every step.
 """
 
 
 @triton.jit
 def compose(a, b, later_a, later_b):
-    """First `h → a h + b`, then the later one."""
+    """Compose `h → a h + b` with a later element."""
     return a * later_a, b * later_a + later_b
 
 
 @triton.jit
 def moved(product, h):
-    """A product of many elements times a state: where it has overflowed, it leaves an exact zero what it is."""
+    """A product of many elements times a state: an exact zero stays zero, even if the product has overflowed."""
     return tl.where(h == 0.0, 0.0, product * h)
 
 
 @triton.jit
 def link(a, b, later_a, later_b):
-    """`compose` for groups and more: an element that is 0 ends a product that has overflowed."""
+    """`compose` for groups and larger units: an element that is 0 ends a product that has overflowed."""
     return tl.where(later_a == 0.0, 0.0, moved(later_a, a)), moved(later_a, b) + later_b
 
 
 @triton.jit
 def corners(tile, column, steps, pitch, REVERSE: tl.constexpr, LENGTH: tl.constexpr, GROUPS: tl.constexpr):
-    """Where the first step of a tile's columns lies, [1, GROUPS · LANES]; `column` says each one's lane.
+    """Offsets of the first step of a tile's columns, [1, GROUPS · LANES]; `column` holds the lane of each.
 
-    The columns of a group stand together; a step lies `pitch` behind the one before it.
+    The columns of a group are adjacent; a step lies `pitch` behind the one before it.
     """
     COLUMNS: tl.constexpr = column.shape[0]
     group = tl.arange(0, COLUMNS).to(tl.int64) // (COLUMNS // GROUPS)
@@ -66,7 +67,7 @@ def corners(tile, column, steps, pitch, REVERSE: tl.constexpr, LENGTH: tl.conste
 
 @triton.jit
 def spread(base, corner, pitch, REVERSE: tl.constexpr, LENGTH: tl.constexpr):
-    """Pointers to all of a tile, [LENGTH, GROUPS · LANES]: a column's steps add the same to every corner."""
+    """Pointers to all elements of a tile, [LENGTH, GROUPS · LANES], from the corners of its columns."""
     stride = tl.cast(pitch, tl.int64)
     if REVERSE:
         stride = -stride
@@ -75,7 +76,7 @@ def spread(base, corner, pitch, REVERSE: tl.constexpr, LENGTH: tl.constexpr):
 
 @triton.jit
 def remaining(tile, column, steps, lanes, LENGTH: tl.constexpr, GROUPS: tl.constexpr):
-    """Steps that a tile's columns have left, at most one more than a group takes, and their first ones."""
+    """Steps left for each of a tile's columns, capped at one more than a group takes, and the first step of each."""
     COLUMNS: tl.constexpr = column.shape[0]
     group = tl.arange(0, COLUMNS) // (COLUMNS // GROUPS)
     s = tile.to(tl.int64) * (GROUPS * LENGTH) + group * LENGTH
@@ -107,7 +108,7 @@ def fetch_entered(
     states, initial, tile, column, steps, lanes, pitch, REVERSE: tl.constexpr, LENGTH: tl.constexpr,
     GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """The states that entered a tile's steps, which lie at s + 1: `initial` [GROUPS, LANES] at the end."""
+    """The states that entered a tile's steps, which lie at s + 1; `initial` [GROUPS, LANES] at the end."""
     corner = corners(tile, column, steps, pitch, REVERSE, LENGTH, GROUPS)
     left, _ = remaining(tile, column, steps, lanes, LENGTH, GROUPS)
     inner = tl.arange(0, LENGTH)[:, None] + 1 < left
@@ -120,7 +121,7 @@ def fetch_entered(
 def keep(
     base, values, tile, column, steps, lanes, pitch, REVERSE: tl.constexpr, LENGTH: tl.constexpr, GROUPS: tl.constexpr
 ):
-    """Store a tile that nobody will read soon."""
+    """Store a tile that will not be read soon, by streaming writes."""
     corner = corners(tile, column, steps, pitch, REVERSE, LENGTH, GROUPS)
     left, _ = remaining(tile, column, steps, lanes, LENGTH, GROUPS)
     known = tl.arange(0, LENGTH)[:, None] < left
@@ -136,9 +137,9 @@ def last(x, COUNT: tl.constexpr):
 
 @triton.jit
 def composed(x, y, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr):
-    """The steps of a tile from their group's start, and what the groups do to a state, [GROUPS, LANES].
+    """The steps of a tile composed from their group's start, and the transfers of groups, [GROUPS, LANES].
 
-    The latter is not a number where an element is not finite, or the product of a group's.
+    The latter are NaN if an element of the group, or their product, is not finite.
     """
     x, y = tl.associative_scan((x, y), 0, compose)
     product = last(x, LENGTH).reshape(GROUPS, LANES)
@@ -147,7 +148,7 @@ def composed(x, y, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constex
 
 @triton.jit
 def previous_of(x, first, GROUPS: tl.constexpr, LANES: tl.constexpr):
-    """The value of the group before each, [GROUPS, LANES]; `first` for the first."""
+    """The value of the previous group, [GROUPS, LANES]; `first` for the first group."""
     group = tl.arange(0, GROUPS)[:, None]
     previous = tl.maximum(group - 1, 0) + tl.zeros((GROUPS, LANES), tl.int32)
     return tl.where(group == 0, first, tl.gather(x, previous, 0))
@@ -155,14 +156,16 @@ def previous_of(x, first, GROUPS: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def behind_all(x, GROUPS: tl.constexpr, LANES: tl.constexpr):
-    """The last group's value, for every group."""
+    """The last group's value, broadcast to every group."""
     return tl.gather(x, tl.full((GROUPS, LANES), GROUPS - 1, tl.int32), 0)
 
 
 @triton.jit
 def enter(x, y, product, source, state, LENGTH: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr):
-    """States of a tile from its composed steps and what its groups do, and the state behind it; that one and `state`
-    before it for every group, [GROUPS, LANES]."""
+    """States of a tile from its composed steps and the transfers of its groups, and the state behind it.
+
+    The latter and `state`, the one before the tile, are repeated for every group, [GROUPS, LANES].
+    """
     first = tl.arange(0, GROUPS)[:, None] == 0
     source = tl.where(first, moved(product, state) + source, source)
     product, ends = tl.associative_scan((product, source), 0, link)
@@ -172,14 +175,14 @@ def enter(x, y, product, source, state, LENGTH: tl.constexpr, GROUPS: tl.constex
 
 @triton.jit
 def tell(flags, at, value):
-    """All that this program has stored is there before the flag is."""
+    """Set a flag, after everything that this program has stored is visible."""
     tl.debug_barrier()
     tl.atomic_xchg(flags + at, value, sem="release")
 
 
 @triton.jit
 def hear(state, flags, products, sources, starts, chunk, block, blocks, lane, lanes, WINDOW: tl.constexpr):
-    """The state before a chunk, `state` being the one before all of them."""
+    """The state before a chunk, from what earlier chunks have published; `state` is the one before all of them."""
     base = (chunk - 1) // WINDOW * WINDOW
     i = base + tl.arange(0, WINDOW)
     before = i < chunk
@@ -188,7 +191,7 @@ def hear(state, flags, products, sources, starts, chunk, block, blocks, lane, la
     while waiting > 0:
         told = tl.load(flags + i * blocks + block, mask=before, other=2, volatile=True)
         waiting = tl.sum((told < wanted).to(tl.int32), 0)
-    tl.atomic_add(flags + chunk * blocks + block, 0, sem="acq_rel")  # nothing is read before that
+    tl.atomic_add(flags + chunk * blocks + block, 0, sem="acq_rel")  # acquires: nothing below is read earlier
     tl.debug_barrier()
     there = i.to(tl.int64)[:, None] * lanes + lane[None, :]
     known = before[:, None] & (lane < lanes)[None, :]
@@ -205,7 +208,7 @@ def hear(state, flags, products, sources, starts, chunk, block, blocks, lane, la
 def tell_and_hear(
     flags, products, sources, starts, factor, summand, state, chunk, block, blocks, lane, lanes, WINDOW: tl.constexpr
 ):
-    """Tell what this chunk does to a state, and hear the state before it, `state` being the one before all chunks."""
+    """Publish this chunk's transfer and return the state before it; `state` is the one before all chunks."""
     there = chunk.to(tl.int64) * lanes + lane
     tl.store(products + there, factor, mask=lane < lanes)
     tl.store(sources + there, summand, mask=lane < lanes)
@@ -226,15 +229,15 @@ def diagonal_kernel(
 ):  # fmt: skip
     """All states `h`, from h0 or zero; with ADJOINT all adjoints, from zero, and with SLOPES `d_a` from the `states`.
 
-    `flags` (chunks, blocks of lanes) are 0 at first: 1 says that a chunk's `products` and `sources` (chunks, lanes) are
-    there, 2 that its state in `starts` is, too. A chunk has so many `tiles`, with ONE a single one, which is not read
-    again. WINDOW is 0 where one chunk holds all steps. PITCH is `lanes`, or 0 to leave it open.
+    `flags` (chunks, blocks of lanes) are 0 at first: 1 means that a chunk's `products` and `sources` (chunks, lanes)
+    are published, 2 that its state in `starts` is, too. `tiles`: tiles of a chunk; with ONE a single one, which is not
+    read again. WINDOW is 0 if one chunk holds all steps. PITCH is `lanes` as a constant, or 0 to leave it variable.
     """
     chunk, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     lane = block.to(tl.int64) * LANES + tl.arange(0, LANES)
     column = block.to(tl.int64) * LANES + tl.arange(0, GROUPS * LANES) % LANES
     pitch = lanes
-    if PITCH > 0:  # places in a tile are known to the compiler
+    if PITCH > 0:  # offsets in a tile are constants to the compiler
         column += lanes - PITCH  # which is 0, and hides neighbouring lanes from Triton: see SIZES
         pitch = PITCH
     initial = tl.zeros((LANES,), ACC)

@@ -2,12 +2,12 @@
 """The linear recurrence of small matrices on a GPU, in Triton: dense n × n ones, or 2 × 2 ones as four diagonals.
 
 Time is cut into chunks of `length` steps. A chain is one chunk of one row, a row one of the recurrences side by side; a
-program walks CHAINS of them, step by step. `transfers_kernel` multiplies up what whole chunks do to a state, which is a
+program walks CHAINS of them, step by step. `transfers_kernel` computes the transfers of whole chunks, which form a
 recurrence of the same kind over the chunks; `matrix_kernel` runs every chunk from its start.
 
 Layouts: a `(steps, rows / inner, SIZE, SIZE, inner)`, b and h `(steps, rows / inner, SIZE, inner)`: `inner` is 1 for
-dense matrices. Starts, and what is found of chunks, have the SIZE entries of a state side by side. s counts steps
-in the order in which they are taken; with REVERSE they lie in memory the other way round.
+dense matrices. Starts and transfers of chunks have the SIZE entries of a state side by side. s counts steps in the
+order of processing; with REVERSE they lie in memory the other way round.
 
 The readable twin is `scan/reference.py`.
 """
@@ -22,7 +22,7 @@ from timeloom.scan.gpu_kernels import moved
 __all__ = ["matrix_kernel", "transfers_kernel"]
 
 SIZES = ["steps", "rows", "inner", "length", "chains"]
-"""Not looked at when a kernel is compiled: one compilation for all of them."""
+"""Arguments that kernels are not specialized on: one compilation for all values."""
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def load_step(
     a, b, s, row, alive, steps, rows, inner,
     REVERSE: tl.constexpr, TRANSPOSE: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Matrices and sources of one step of every chain, and where the sources lie."""
+    """Matrices and sources of one step of every chain, and the offsets of the sources."""
     t = steps - 1 - s if REVERSE else s
     i = tl.arange(0, PADDED)
     outer, lane = row // inner, row % inner
@@ -47,7 +47,7 @@ def load_step(
 
 @triton.jit
 def weighted(x, h, PRODUCTS: tl.constexpr):
-    """`x h`; if x are PRODUCTS of many matrices that may have overflowed, a zero in h stays zero: 0 · inf is NaN."""
+    """`x h`; if x are PRODUCTS of many matrices, which may have overflowed, zeros in h stay zero, as 0 · inf is NaN."""
     return moved(x, h) if PRODUCTS else x * h
 
 
@@ -57,10 +57,10 @@ def transfers_kernel(
     REVERSE: tl.constexpr, TRANSPOSE: tl.constexpr, PRODUCTS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     COLUMNS: tl.constexpr, CHAINS: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """What whole chunks do to a state, `h → products h + sources`: (chains, SIZE, SIZE) and (chains, SIZE).
+    """The transfers of whole chunks, `h → products h + sources`: (chains, SIZE, SIZE) and (chains, SIZE).
 
-    A column of a product depends on no other one, so that a program multiplies up COLUMNS of them, the first of all
-    programs of a chain the sources too.
+    Columns of a product are independent, so a program computes COLUMNS of them, and the first program of a chain the
+    sources, too.
     """
     chain = tl.program_id(0).to(tl.int64) * CHAINS + tl.arange(0, CHAINS)
     alive = chain < chains

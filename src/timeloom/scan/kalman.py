@@ -1,17 +1,18 @@
-"""A linear recurrence that trusts its elements only so far: the mean of a Kalman filter, as a parallel scan.
+"""A damped linear recurrence: the mean of a Kalman filter, as a parallel scan.
 
-The recurrence `h[t] = a[t] h[t-1] + b[t]` is read as a model with noise of unit variance, and every h[t] as having been
-seen at b[t], where the recurrence has it if nothing is carried over, with variance 1/λ:
+The recurrence `h[t] = a[t] h[t-1] + b[t]` is read as a model with noise of unit variance, in which every h[t] has been
+observed, with variance 1/λ, to be b[t], its value if nothing is carried over:
 
     h[t] = a[t] h[t-1] + b[t] + q,   q ~ N(0, I)          b[t] = h[t] + v,   v ~ N(0, I/λ)
 
 λ is the damping of Levenberg and Marquardt. With λ = 0 the filter's mean is the recurrence itself, with λ → ∞ it is b,
-and in between what is carried over many steps is shortened most. Step by step:
+and in between, contributions carried over many steps are damped most. Step by step:
 
     p⁻ = a p aᵀ + 1,   k = p⁻ (p⁻ + 1/λ)⁻¹,   h = (1 − k) a h + b,   p = (1 − k) p⁻
 
-Filters compose, so all steps are found by one associative scan over `(a, b, c, η, j)`: given the state before some
-steps, the mean `a h + b` and covariance `c` behind them; and what those steps' observations say about it, `η` and `j`.
+Filters compose, so all steps are found by one associative scan over `(a, b, c, η, j)`: given the state h before some
+steps, the mean `a h + b` and covariance `c` after them; and the information on h in these steps' observations, `η`
+and `j`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def damped_scan(
     """The filter's means for all steps, with shapes as in `timeloom.scan.elements`, and its last mean and covariance.
 
     damping: λ of every sequence, `(B,)`.
-    before: mean and covariance to go on from, as returned for the steps before; zero by default.
+    before: mean and covariance to continue from, as returned for the steps before; zero by default.
     """
     if structure == "block":  # as dense matrices of 2 × 2, one for each unit
         a, b = a.permute(0, 1, 4, 2, 3), b.transpose(-1, -2)

@@ -48,7 +48,7 @@ def linear_scan(
     Returns h, `(T, B, n)`.
     """
     structure = _check(a, b, h0, structure, method, levels)
-    if transformed() or wrapped((a, b, h0)):  # plain operations, that any transform and any tensor know
+    if transformed() or wrapped((a, b, h0)):  # plain operations, which any transform and any tensor support
         plain: Method = "reference" if method == "reference" else "chunked"
         return _Way(structure, plain, None, reverse, transpose).run(a, b, h0)
     result: Tensor = _LinearScan.apply(a, b, h0, _Way(structure, method, levels, reverse, transpose))
@@ -56,7 +56,7 @@ def linear_scan(
 
 
 class _Way:
-    """How to scan."""
+    """The method and options of a scan."""
 
     def __init__(self, structure: Structure, method: Method, levels: int | None, reverse: bool, transpose: bool):
         self.structure: Structure = structure
@@ -68,12 +68,12 @@ class _Way:
 
     @property
     def kernel(self) -> str:
-        """Its name where it is told of."""
+        """The kernel's name in messages to users."""
         return f"triton {self.structure} scan"
 
     def run(self, a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
         if self.by_kernels(b):
-            with suppress(faults.KernelFault):  # it has been told
+            with suppress(faults.KernelFault):  # the user has been warned
                 given = self.structure, self.reverse, self.transpose
                 return faults.guarded(self.kernel, lambda: gpu.scan(a, b, h0, *given))
         h0 = el.start(b, h0)
@@ -81,7 +81,7 @@ class _Way:
             return cpu.scan(a, b, h0, self.structure, self.reverse, self.transpose)
         if self.transpose:
             a = el.transpose(a, self.structure)
-        with without_autocast(b.device):  # the inputs say how precise it is to be
+        with without_autocast(b.device):  # the dtype of the inputs decides the precision
             if self.method == "blelloch":
                 return blelloch.scan(a, b, h0, self.structure, self.levels, self.reverse)
             scan = reference.scan if self.method == "reference" else chunked.scan
@@ -193,5 +193,5 @@ def _outer(grad: Tensor, h: Tensor, structure: Structure) -> Tensor:
 
 
 def _transferred(a: Tensor, h: Tensor, structure: Structure) -> Tensor:
-    """One transfer of a state, without a product of matrices: autocast, which may be on here, would lower one."""
+    """Apply an element to a state without a matrix product, whose precision autocast, if on here, would lower."""
     return (a * h.unsqueeze(-2)).sum(-1) if structure == "dense" else el.apply(a, h, structure)

@@ -1,4 +1,4 @@
-"""Many gradients at once: torch wraps them into one tensor that no solve can look into; they are taken one by one."""
+"""Batched gradients, which torch wraps into one tensor whose values a solve cannot read: they are taken one by one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def one_by_one(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """A Function's `backward(ctx, *grads)` that is run once for each of many gradients, where there are many: inside
-    `torch.autograd.grad(is_grads_batched=True)`, `jacobian(vectorize=True)` and a `vmap` around `torch.autograd.grad`.
+    """Wrap a Function's `backward(ctx, *grads)` to run once for each of several batched gradients.
+
+    These come from `torch.autograd.grad(is_grads_batched=True)`, `jacobian(vectorize=True)` and a `vmap` around
+    `torch.autograd.grad`.
     """
 
     @wraps(backward)
@@ -44,7 +46,7 @@ def _is_wrapped(grad: Tensor) -> bool:
 
 
 def _wrapping(grad: Tensor) -> tuple[int, Callable[[Tensor, int, int], Tensor]]:
-    """The level of vmap that wrapped a gradient, and what wraps others like it."""
+    """The level of vmap that wrapped a gradient, and the function that wraps others like it."""
     if _functorch.is_batchedtensor(grad):
         return _functorch.maybe_get_level(grad), _functorch._add_batch_dim
     level = torch._C._vmapmode_increment_nesting() - 1
@@ -53,7 +55,7 @@ def _wrapping(grad: Tensor) -> tuple[int, Callable[[Tensor, int, int], Tensor]]:
 
 
 def _unwrapped(grad: Tensor, level: int) -> Tensor:
-    """The many gradients, along a first dimension."""
+    """The batched gradients, along a first dimension."""
     if _functorch.is_batchedtensor(grad):
         return _functorch.get_unwrapped(grad).movedim(_functorch.maybe_get_bdim(grad), 0)
     return torch._remove_batch_dim(grad, level, 1, 0)

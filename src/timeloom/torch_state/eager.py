@@ -13,10 +13,10 @@ Result = TypeVar("Result")
 
 
 def eager(function: Callable[Params, Result]) -> Callable[Params, Result]:
-    """`torch.compiler.disable`, but the compiler is imported only where one is at work.
+    """`torch.compiler.disable` that imports the compiler only if one is at work.
 
-    A solve is a loop that looks at its own residuals: taken apart into graphs, it would be slower, and built anew for
-    each length.
+    A solve is a loop controlled by its own residuals: split into graphs, it would be slower, and recompiled for each
+    length.
     """
 
     @wraps(function)
@@ -27,6 +27,6 @@ def eager(function: Callable[Params, Result]) -> Callable[Params, Result]:
             return result
         return function(*args, **kwargs)
 
-    # Its own code object, as the compiler counts what it has made of each and gives up on one at the eighth.
+    # Its own code object, as the compiler counts compilations of each and gives up at the eighth.
     run.__code__ = run.__code__.replace(co_name=function.__name__)  # type: ignore[attr-defined]
     return run

@@ -1,4 +1,4 @@
-"""Which dtype to solve in, and which one torch would return."""
+"""The dtype to solve in, and the one that torch would return."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from timeloom.torch_state.autocast import autocast_on
 
 HALF = (torch.float16, torch.bfloat16)
 SOLVED = (torch.float64, torch.float32, *HALF)
-"""Dtypes of inputs that timeloom's sweeps take."""
+"""Dtypes of inputs that timeloom's sweeps accept."""
 
 
 def solved_in(x: Tensor) -> torch.dtype:
-    """Half precision is solved in float32 and rounded once."""
+    """The dtype to solve in: half precision is solved in float32 and rounded once."""
     return torch.float32 if x.dtype in HALF else x.dtype
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor.to(dtype)`, which takes torch a microsecond where there is nothing to do."""
+    """`tensor.to(dtype)` without the microsecond that it takes torch to do nothing."""
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
 def products_in(x: Tensor) -> torch.dtype:
-    """What a GPU's kernels multiply in: half precision where x is, or where autocast wants it, as torch's layers do."""
+    """The dtype a GPU's kernels multiply in: half precision if x is, or if autocast wants it, as in torch's layers."""
     device = x.device.type
     if x.dtype == torch.float32 and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -37,7 +37,7 @@ def products_in(x: Tensor) -> torch.dtype:
 def returned_in(
     layer: Any, projected: bool, weight: Tensor, x: Tensor, hidden: tuple[Tensor, ...]
 ) -> tuple[torch.dtype, ...]:
-    """What torch's layer would return each part of the state in; the outputs have the first part's."""
+    """The dtype in which torch's layer would return each part of the state; outputs have that of the first part."""
     if not autocast_on(x.device) or x.dtype == torch.float64:
         return (x.dtype,) * len(hidden)
     device, parts = x.device.type, tuple(part.dtype for part in hidden)
@@ -49,7 +49,7 @@ def _under_autocast(
     layer: Any, projected: bool, device: str, lower: torch.dtype, weight: torch.dtype, x: torch.dtype,
     parts: tuple[torch.dtype, ...],
 ) -> tuple[torch.dtype, ...]:  # fmt: skip
-    """What torch's layer returns under autocast differs with the layer and the library that runs it; so ask it."""
+    """The dtypes that torch's layer returns under autocast, found by a call: they vary with the layer and library."""
     options = {"proj_size": 1} if projected else {}
     widths = (1, 2) if projected else (2, 2)
     with warnings.catch_warnings(), torch.no_grad(), torch.autocast(device, lower):

@@ -1,4 +1,4 @@
-"""What is under way on a GPU's stream."""
+"""The state of a GPU's streams: captures, and times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether what is done on this device goes into a CUDA graph, so that no number can be read."""
+    """Whether work on this device is being captured into a CUDA graph, so that no number can be read."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device.index):
@@ -14,7 +14,7 @@ def capturing(device: torch.device) -> bool:
 
 
 def stream_of(device: torch.device) -> int:
-    """The current stream of a GPU, as a number."""
+    """The handle of a GPU's current stream."""
     return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
@@ -26,7 +26,7 @@ def may_replay(device: torch.device) -> bool:
 
 
 class Watch:
-    """How long a GPU's stream takes for what is put on it between two moments: what waits before it does not count."""
+    """Times the work put on a GPU's stream between two moments, without what was queued before."""
 
     def __init__(self) -> None:
         self._began, self._ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -36,11 +36,11 @@ class Watch:
         self._ended.record()
 
     def milliseconds(self) -> float:
-        """Waits until the GPU has done it."""
+        """The time; waits until the GPU is done."""
         self._ended.synchronize()
         return float(self._began.elapsed_time(self._ended))
 
 
 def watch(device: torch.device) -> Watch | None:
-    """One that runs; None where there is no GPU to watch, or where its work goes into a CUDA graph."""
+    """A running watch; None without a GPU, or if its work is being captured into a CUDA graph."""
     return Watch() if may_replay(device) else None

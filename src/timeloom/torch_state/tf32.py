@@ -1,7 +1,7 @@
-"""Products of float32 matrices in tf32: whether torch lets a GPU make them so, by whichever of its two settings.
+"""Float32 matrix products in tf32: whether torch allows a GPU to round so, by either of its two settings.
 
-Torch has an older setting (`allow_tf32`) and a newer one (`fp32_precision`); once the newer one was used, reading the
-older one may be an error.
+Torch has an older setting (`allow_tf32`) and a newer one (`fp32_precision`); once the newer one has been used, reading
+the older one may raise an error.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 import torch
 
 RECURRENT: Any = getattr(torch.backends.cudnn, "rnn", None)
-"""Where the newer setting of cuDNN's recurrent layers is, if torch has it."""
+"""The object with the newer setting for cuDNN's recurrent layers, if torch has it."""
 
 
 def cudnn_rounds() -> bool:
-    """Whether torch lets cuDNN's recurrent layers do so, as by default."""
+    """Whether torch allows cuDNN's recurrent layers to round to tf32, as it does by default."""
     precision = getattr(RECURRENT, "fp32_precision", None)
     return torch.backends.cudnn.allow_tf32 if precision is None else precision == "tf32"
 
 
 @contextmanager
 def exact_cudnn() -> Iterator[None]:
-    """cuDNN's recurrent layers without rounding, whatever the user lets them do."""
+    """Context in which cuDNN's recurrent layers do not round to tf32, whatever the user allows."""
     exact: str | bool
     owner, name, exact = RECURRENT, "fp32_precision", "ieee"
     if getattr(owner, name, None) is None:
@@ -38,7 +38,7 @@ def exact_cudnn() -> Iterator[None]:
 
 
 def matmul_rounds() -> bool:
-    """Whether torch's own products of matrices are made so; not by default."""
+    """Whether torch's own matrix products round to tf32, as they do not by default."""
     matmul: Any = torch.backends.cuda.matmul
     try:
         return bool(matmul.allow_tf32)
@@ -48,7 +48,7 @@ def matmul_rounds() -> bool:
 
 @contextmanager
 def products(rounded: bool) -> Iterator[None]:
-    """Torch's own products of matrices in tf32, or not."""
+    """Context in which torch's own matrix products round to tf32, or do not."""
     if matmul_rounds() == rounded:
         yield
         return

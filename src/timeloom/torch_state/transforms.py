@@ -1,6 +1,6 @@
-"""`torch.func` transforms and forward-mode differentiation: a solve is a loop that none of them can look into.
+"""`torch.func` transforms and forward-mode differentiation, which cannot trace the loop of a solve.
 
-The modules go around them (`timeloom.solve.functional`).
+The modules support them another way (`timeloom.solve.functional`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ WHERE = "inside torch.func transforms and forward-mode differentiation"
 
 
 def transformed() -> bool:
-    """Whether a transform is at work around this call."""
+    """Whether a transform is active around this call."""
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 

@@ -1,5 +1,6 @@
-"""Tensors that stand for others (DTensor, quantised weights, …): what they do is their own business, and they have no
-memory that a kernel could read.
+"""Tensor subclasses that stand for other tensors (DTensor, quantised weights, …).
+
+They define their own operations, and have no memory that a kernel could read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def wrapped(given: Iterable[object]) -> type | None:
 
 
 def why_step_by_step(*given: object) -> str | None:
-    """Why a user's cell can only be run step by step on what is given, on torch's own tape; None where it need not."""
+    """Why a user's cell can only run step by step on these arguments, on torch's own tape; None if it need not."""
     if transformed():
         return f"no sweeps {WHERE}"
     kind = wrapped(given)

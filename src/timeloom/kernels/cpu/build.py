@@ -1,8 +1,8 @@
-"""Loads C kernels: the package's own, of the wheel (`packaged.py`) or built here, and generated ones.
+"""Loads C kernels: the package's own, from the wheel (`packaged.py`) or built here, and generated ones.
 
-What is built, once and by the machine's own compiler, lands in the user's cache (`kernels/cache.py`) under a name that
-holds a digest of source, flags, compiler and processor, so a change of any of them builds anew. Where there is neither,
-nothing is lost but speed: sweeps run in torch.
+Libraries are built once, by the machine's compiler, and kept in the user's cache (`kernels/cache.py`) under a name with
+a digest of source, flags, compiler and processor, so that a change of any of them rebuilds. With neither wheel nor
+compiler sweeps run in torch, which costs only speed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class KernelBuildError(RuntimeError):
 
 
 def library() -> ctypes.CDLL:
-    """The compiled kernels. Raises KernelBuildError where they cannot be had; either answer is remembered."""
+    """The compiled kernels. Raises KernelBuildError if there are none; either answer is remembered."""
     answer = _load()
     if isinstance(answer, str):
         raise KernelBuildError(answer)
@@ -48,10 +48,10 @@ def unavailable() -> str | None:
 
 
 class _Checkout(ctypes.CDLL):
-    """The package's own library where it is built here; its steps have their own, built as they are first asked for."""
+    """The package's own library, built here; the steps of cells are libraries of their own, built on first use."""
 
     def __getattr__(self, symbol: str) -> Any:
-        from timeloom.kernels.cpu.texts import KERNELS, source  # not at the top: they know this file
+        from timeloom.kernels.cpu.texts import KERNELS, source  # not at the top: only checkouts need it
 
         kernel = KERNELS.get(symbol.removeprefix("timeloom_").rpartition("_")[0])
         if kernel is None:
@@ -63,7 +63,7 @@ class _Checkout(ctypes.CDLL):
 
 @functools.cache
 def _load() -> ctypes.CDLL | str:
-    """The library, or why there is none: a compiler that fails must not be called again on every sweep."""
+    """The library, or why there is none; cached, as a failing compiler must not be called again on every sweep."""
     if os.environ.get("TIMELOOM_NATIVE", "1") == "0":
         return "switched off by TIMELOOM_NATIVE=0"
     try:
@@ -78,7 +78,7 @@ def _load() -> ctypes.CDLL | str:
 
 @functools.lru_cache(maxsize=256)
 def generated(texts: tuple[str, ...], flags: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, ...] | str:
-    """The libraries of generated sources, compiled side by side, or why one is missing; either answer is remembered."""
+    """The libraries of generated sources, compiled in parallel, or why one is missing; either answer is remembered."""
     reason = unavailable()
     if reason is not None:
         return reason
@@ -101,7 +101,7 @@ def _of_text(text: str, flags: tuple[str, ...]) -> ctypes.CDLL | str:
 
 
 def _library(kind: str, text: str = "", flags: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """The library of a text, or without one of the package's own sources."""
+    """The library built from a generated source, or, without one, from the package's own sources."""
     compiler, machine = _toolchain()
     key = b"".join(file.read_bytes() for file in (*SOURCES, *HEADERS))
     key += repr((FLAGS, flags, compiler, machine, text)).encode()
@@ -123,7 +123,7 @@ def _compiler() -> list[str]:
 
 @functools.cache
 def _toolchain() -> tuple[list[str], str]:
-    """The compiler, and what tells it and the processor apart from others."""
+    """The compiler, and a string that identifies its version and the processor."""
     compiler = _compiler()
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
     processor = platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""Sweeps of a compiled step by C that was generated for it."""
+"""Sweeps of a compiled step by C generated for it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from timeloom.problem import Recurrence, Segments
 
 _FLAGS: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.float64: ("-DTIMELOOM_DOUBLE",)}
 MOST_SUMMED = 1 << 18
-"""Numbers of all weights up to which sweeps sum their gradients: sums beyond a core's cache are left to one product
-over all steps."""
+"""Number of weights up to which sweeps sum their gradients: sums beyond a core's cache are left to one product over all
+steps."""
 _sources: WeakKeyDictionary[Fused, Sources] = WeakKeyDictionary()
 
 
@@ -38,7 +38,7 @@ def sources_of(fused: Fused) -> Sources:
 
 
 def why_not(fused: Fused, dtype: torch.dtype) -> str | None:
-    """Why a compiled step has no kernels on this CPU, or None where it has: those of a training step are made here."""
+    """Why a compiled step has no kernels on this CPU, or None if it has; those of a training step are built here."""
     if dtype not in _FLAGS:
         return f"no kernels for {dtype}"
     found = build.generated(sources_of(fused).common, _FLAGS[dtype])
@@ -46,11 +46,11 @@ def why_not(fused: Fused, dtype: torch.dtype) -> str | None:
 
 
 class FusedSums:
-    """Sums of the gradients of a compiled step; one of each for every thread."""
+    """Gradients of a compiled step's inputs, and sums of its weight gradients, one set for each thread."""
 
     def __init__(self, problem: Recurrence, fused: Fused) -> None:
         self._fused, self._sums = fused, sources_of(fused).sums
-        room = max(self._sums.size, 1)  # where there are no weights, too: kernels ask whether there is memory for sums
+        room = max(self._sums.size, 1)  # even without weights: kernels test whether there is a buffer for sums
         self.by_thread = problem.initial.new_zeros(torch.get_num_threads(), room)
         self.inputs = empty(problem.steps, problem.batch, sum(fused.inputs), like=problem.initial)
         if problem.lengths is not None:
@@ -64,7 +64,7 @@ class FusedSums:
 
 
 class FusedSweeper(CompiledSweeper):
-    """Any step that was compiled, in float32 and float64."""
+    """Sweeps of any compiled step, in float32 and float64."""
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
@@ -105,7 +105,7 @@ class FusedSweeper(CompiledSweeper):
         launch(kernel, segments, sizes, given | {"weights": addresses(weights)}, self._form.fused.work)
 
     def _kernel(self, direction: str) -> tuple[Kernel, list[Tensor]]:
-        """The kernel of a direction, and the weights as it reads them."""
+        """The kernel of a direction, and the weights in its layout."""
         fused, sources = self._form.fused, sources_of(self._form.fused)
         source = sources.forward
         if direction == "adjoint":
@@ -120,7 +120,7 @@ class FusedSweeper(CompiledSweeper):
         problem, parts = self.problem, self.cell.parts
         if problem.lengths is not None or problem.initial.dtype != torch.float32 or len(set(parts)) != 1:
             return None
-        if self.cell.bound(problem.initial) is not None:  # jumps are measured against that, too
+        if self.cell.bound(problem.initial) is not None:  # the scale of jumps then depends on the box, too
             return None
         return partial(largest_jump, batch=problem.batch, parts=len(parts), floor=0.0, fading=fading)
 

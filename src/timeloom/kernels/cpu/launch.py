@@ -19,7 +19,7 @@ _POINTERS = """
 """
 Held = Tensor | ctypes.Array[Any]
 Given = dict[str, Held | None]
-"""What a kernel is given the addresses of, by the names of its arguments."""
+"""The tensors and arrays whose addresses a kernel is passed, by argument name."""
 
 
 class _FusedArgs(ctypes.Structure):
@@ -34,7 +34,7 @@ Kernel = Callable[[Any, int], int]
 
 
 def launch(kernel: Kernel, segments: Segments, sizes: dict[str, int], given: Given, work: int) -> None:
-    """Run a kernel over stretches; what is not given, or None, is NULL to it. `work`: see `team_of`."""
+    """Run a kernel over stretches; arguments missing or None are passed as NULL. `work`: see `team_of`."""
     rows, threads = len(segments), torch.get_num_threads()
     together, members = team_of(rows, threads, work)
     held = {name: value for name, value in given.items() if value is not None}
@@ -58,7 +58,7 @@ def _address(value: Held) -> int:
 
 
 def addresses_along(tensors: Sequence[Tensor], width: int) -> ctypes.Array[ctypes.c_void_p]:
-    """Of vectors of so many numbers that stand one behind the other in tensors."""
+    """Addresses of vectors of `width` numbers that lie one behind the other in tensors."""
     found: list[int] = []
     for tensor in tensors:
         first, step = tensor.data_ptr(), width * tensor.itemsize

@@ -1,6 +1,6 @@
-"""A whole layer by the C kernels, from x and torch's parameters to states and back to the gradients of both.
+"""A whole layer by the C kernels, from x and torch's parameters to states, and back to gradients.
 
-One call does all of a pass: it projects the inputs on the way, enters every chunk early, and on the way back sums the
+A pass is one call: it projects the inputs step by step, runs the warm-up of every chunk, and backward sums the
 gradients of weights and biases, so that neither projected inputs nor gate gradients ever reach memory.
 """
 
@@ -36,7 +36,7 @@ from timeloom.kernels.reference import floor_of, units_of
 from timeloom.problem import Recurrence, cut_evenly, empty_states
 
 MOST_UNITS = 128
-"""Hidden units up to which a step's products are better done here than by one large product over all of time:
+"""Hidden units up to which products with x step by step, here, are faster than one large product over all steps:
 measured by `python -m benchmarks.calibrate`."""
 MOST_INPUTS = 256
 """The same for the width of x."""
@@ -44,8 +44,9 @@ MOST_INPUTS = 256
 
 @dataclass(frozen=True)
 class CPULayer(Layer):
-    """GRU, LSTM and RNN in float32, with masks behind x too (`timeloom.cells.masked`). What is kept of every step is
-    said in `timeloom.compile.builtin`.
+    """GRU, LSTM and RNN in float32, with or without masks behind x (`timeloom.cells.masked`).
+
+    `timeloom.compile.builtin` defines what each step saves.
     """
 
     takes_masks = True
@@ -57,7 +58,7 @@ class CPULayer(Layer):
 
     @staticmethod
     def fits(units: int, inputs: int) -> bool:
-        """Whether one call of a layer of these sizes is better than steps over projected inputs."""
+        """Whether a layer of these sizes is faster by one call than by sweeps over projected inputs."""
         return units <= MOST_UNITS and 0 < inputs <= MOST_INPUTS
 
     @staticmethod
@@ -71,7 +72,7 @@ class CPULayer(Layer):
         return CPUSweeper(problem, *tape), tape
 
     def _empty_tape(self, keep: bool) -> list[Tensor]:
-        """Room for what is kept, where something is to be; zero where rows are longer than what they keep."""
+        """A new tape, if anything is to be saved; the padding of its rows is zero."""
         kept = kept_by(self.cell, over_x=True) if keep else 0
         if not kept:
             return []
@@ -118,7 +119,7 @@ class CPULayer(Layer):
         self, direction: str, cutting: Cutting, first: Tensor, kept: list[Tensor], floor: float,
         given: Given,
     ) -> tuple[Tensor, Tensor, float]:  # fmt: skip
-        """Sweep all chunks; returns what they start from and end with, and the largest jump."""
+        """Sweep all chunks; returns their starts and ends, and the largest jump."""
         assert cutting.sweeps == 1, "corrections are the general solver's"
         (steps, batch, width), warmup, parts = self.x.shape, cutting.warmup, len(self.parts)
         segments = cut_evenly(steps, batch, cutting.chunk, direction == "adjoint")
@@ -138,12 +139,12 @@ class CPULayer(Layer):
         return starts, ends, largest_jump(starts, ends, batch, parts, floor, fading=direction == "adjoint")
 
     def _units(self) -> list[Tensor]:
-        """Per-unit vectors of the normal form: the bias of every gate, and what the kind has beside these."""
+        """Per-unit vectors of the normal form: the bias of every gate, and the cell's own vector (`units_of`)."""
         bias = self.bias()
         return [self.w_ih.new_zeros(len(self.w_ih)) if bias is None else bias, units_of(self.cell)]
 
     def _by_weights(self, sums: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of w_ih, w_hh, b_ih and b_hh from those of the normal form's weights, of every thread."""
+        """Gradients of w_ih, w_hh, b_ih and b_hh from each thread's sums for the normal form's weights."""
         made, gates = self._made, len(self.w_hh) // self.n
         through_h, through_x = made.fused.matrices
         ((*_, by_h),), ((*_, by_x),) = made.sums.of_stacks
@@ -152,7 +153,7 @@ class CPULayer(Layer):
             return *weights, None, None
         (by_units,) = made.sums.of_units
         bias = Matrix(gates, 1, self.n, 1)
-        first = by_units.at - by_units.column  # d_M of a GRU stands before what all gates have of x
+        first = by_units.at - by_units.column  # a GRU's d_M comes before the gradients d_r, d_z, d_n of x's gates
         b_ih = unpack(sums, first + (made.fused.unit_at[0] or 0), bias)
         b_hh = unpack(sums, by_units.at, bias, made.turned)
         return *weights, b_ih.view(-1), b_hh.view(-1)

@@ -1,4 +1,4 @@
-"""Weights as generated kernels read them, and their gradients as torch has them: the host's side of pack.c."""
+"""Packs weights for generated kernels, and unpacks their gradients to torch's layout: the host's side of pack.c."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class _Shape(ctypes.Structure):
 
 
 def pack(stack: Tensor, matrix: Matrix, how: Pack, turned: int = 0) -> Tensor:
-    """A stack of matrices, `(count, blocks, out, in)` or so many numbers, as the generated loops read it; see `Pack`.
-    Units are padded with zeros. Matrix i of what is packed is matrix i − `turned` of the stack.
+    """A stack of matrices, `(count, blocks, out, in)` in any shape, in the layout of the generated loops; see `Pack`.
+
+    Units are padded with zeros. Matrix i of the packed stack is matrix i − `turned` of the stack.
     """
     if matrix.blocks > 1:
         return packed_by_torch(stack.detach().reshape(matrix.shape), matrix, how, turned)
@@ -35,8 +36,9 @@ def pack(stack: Tensor, matrix: Matrix, how: Pack, turned: int = 0) -> Tensor:
 
 
 def unpack(sums: Tensor, at: int, matrix: Matrix, turned: int = 0) -> Tensor:
-    """The gradient `(count · out, in)` of a stack of dense matrices from sums `(threads, ·)`, in which it begins at
-    `at`, as `(in, count, out)`.
+    """The gradient `(count · out, in)` of a stack of dense matrices from each thread's sums `(threads, ·)`.
+
+    There it lies at offset `at`, as `(in, count, out)`.
     """
     shape, _ = _packed(matrix, None, turned, 1)
     found = sums.new_empty(matrix.count * matrix.outputs, matrix.inputs)
@@ -47,8 +49,9 @@ def unpack(sums: Tensor, at: int, matrix: Matrix, turned: int = 0) -> Tensor:
 
 
 def packed_by_torch(stack: Tensor, matrix: Matrix, how: Pack, turned: int = 0) -> Tensor:
-    """The twin of `pack` for stacks `(count, blocks, out, in)`. Of block-diagonal matrices, only the band around the
-    blocks is kept.
+    """The readable twin of `pack`, for stacks `(count, blocks, out, in)`.
+
+    Of block-diagonal matrices only the band around the blocks is kept.
     """
     stack = stack.roll(turned, 0) if turned else stack
     if how.transposed:
@@ -73,7 +76,7 @@ def packed_by_torch(stack: Tensor, matrix: Matrix, how: Pack, turned: int = 0) -
 
 @lru_cache(maxsize=1024)
 def _packed(matrix: Matrix, how: Pack | None, turned: int, lanes: int) -> tuple[ctypes.Array[_Shape], int]:
-    """What the kernels are told of a stack, and how many numbers it is packed."""
+    """The C structure that describes a stack, and the size of the packed stack in numbers."""
     units, transposed = (how.span * lanes, how.transposed) if how else (1, False)
     width, depth = (matrix.inputs, matrix.outputs) if transposed else (matrix.outputs, matrix.inputs)
     shape = _Shape(matrix.count, matrix.outputs, matrix.inputs, units, transposed, turned)
@@ -85,7 +88,7 @@ def _at(tensor: Tensor) -> ctypes.c_void_p:
 
 
 def _lanes_of(dtype: torch.dtype) -> int:
-    """Numbers of a vector register of the compiled kernels."""
+    """Elements in a vector register of the compiled kernels."""
     return _lanes(build.library()) * 4 // dtype.itemsize
 
 

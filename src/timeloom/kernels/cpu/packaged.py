@@ -1,6 +1,6 @@
-"""The C kernels that come compiled with a wheel, one library for each kind of processor; chosen as timeloom is used.
+"""The C kernels that come compiled with a wheel: one library for each kind of processor, selected at run time.
 
-Making them needs the standard library alone: setup.py runs this file by itself.
+Building them needs only the standard library: setup.py runs this file by itself.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCES = [HERE / "jump.c", HERE / "pack.c", HERE / "draws.c", HERE.parents[1] / "scan" / "cpu_scan.c"]
 STEPS = sorted((HERE / "generated").glob("*.c"))
-"""Steps of torch's cells, written by texts.py: this file needs the standard library alone."""
+"""Generated steps of torch's cells, as files: texts.py, which writes them, needs more than the standard library."""
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl"]
 KINDS = {"AVX512": ["-mavx2", "-mfma", *AVX512], "AVX2": ["-mavx2", "-mfma"], "DEFAULT": ["-march=x86-64"]}
-"""What a processor can do, as torch names it, and the compiler's words for it."""
+"""Instruction sets of processors by torch's names, and the compiler flags for them."""
 
 
 def library() -> ctypes.CDLL | None:
-    """The kernels of the wheel for this processor; None where there are none, as in a source checkout."""
-    import torch  # not at the top: setup.py has none
+    """The wheel's kernels for this processor; None if there are none, as in a source checkout."""
+    import torch  # not at the top: setup.py runs without torch
 
     able = torch.backends.cpu.get_cpu_capability()
     path = library_path(Path(__file__).parent, able if able in KINDS else "DEFAULT")
     if not path.is_file():
         return None
     runtimes = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
-    for runtime in (None, *runtimes, "libgomp.so.1"):  # torch has loaded its own OpenMP runtime, for all to see
+    for runtime in (None, *runtimes, "libgomp.so.1"):  # None: torch has loaded its OpenMP runtime globally
         try:
             if runtime is not None:
                 ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
@@ -45,7 +45,7 @@ def library_path(folder: Path, kind: str) -> Path:
 
 
 def build(compiler: list[str], folder: Path) -> list[Path]:
-    """Compile the libraries of a wheel. Raises CalledProcessError with what the compiler said, or OSError."""
+    """Compile the libraries of a wheel. Raises CalledProcessError with the compiler's output, or OSError."""
     made = []
     for kind, flags in KINDS.items():
         path = library_path(folder, kind)
@@ -55,7 +55,7 @@ def build(compiler: list[str], folder: Path) -> list[Path]:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             commands = [[*common, str(of), "-o", str(to)] for of, to in zip(sources, objects, strict=True)]
             list(pool.map(_run, commands))
-        # Linked against no OpenMP runtime: torch brings one, and two would fight for the cores.
+        # Not linked to an OpenMP runtime: torch brings one, and two would compete for the cores.
         _run([*compiler, "-shared", *map(str, objects), "-o", str(path), "-lm"])
         for compiled in objects:
             compiled.unlink()

@@ -1,5 +1,6 @@
-"""Sweeps by compiled code: what all kernels of a CPU share, and those of GRU, LSTM and RNN in float32. Same signatures
-as the reference, their twin.
+"""Sweeps by compiled code on a CPU: the base of all such sweepers, and that of GRU, LSTM and RNN in float32.
+
+Interface and readable twin: the reference.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from timeloom.problem import Recurrence, Segments
 
 
 class CompiledSweeper(ReferenceSweeper):
-    """Runs stretches of a recurrence in compiled code; the dense transfer stays with the reference."""
+    """Runs stretches of a recurrence in compiled code; dense transfers are left to the reference."""
 
     _sizes: dict[str, int]
     _fixed: Given
-    """What all calls are given."""
+    """Arguments that are the same in all calls."""
 
     @abstractmethod
     def _launch(self, direction: str, segments: Segments, sizes: dict[str, int], given: Given) -> None:
-        """Run the kernel of a direction."""
+        """Run the kernel of a direction, `forward` or `adjoint`."""
 
     @faults.or_reference
     def forward(
@@ -100,7 +101,7 @@ class CompiledSweeper(ReferenceSweeper):
 
 
 class CPUSweeper(CompiledSweeper):
-    """GRU, LSTM and RNN over projected inputs, with masks behind them too."""
+    """GRU, LSTM and RNN over projected inputs, with or without masks behind them."""
 
     @staticmethod
     def supports(problem: Recurrence) -> bool:
@@ -121,8 +122,8 @@ class CPUSweeper(CompiledSweeper):
         return problem.cell.weights[0].numel()
 
     def __init__(self, problem: Recurrence, tape: Tensor | None = None) -> None:
-        """`tape` `(T, B, ·)` receives what whole layers keep, wherever forward sweeps write states, in place of the
-        problem's own.
+        """`tape` `(T, B, ·)`: the tape of a whole layer, in place of the problem's own, that forward sweeps write
+        wherever they write states.
         """
         super().__init__(problem)
         cell, u = problem.cell, problem.u.contiguous()
@@ -152,12 +153,12 @@ class CPUSweeper(CompiledSweeper):
 
 
 def usable(kernel: str) -> bool:
-    """Whether there are compiled kernels of a cell, and none of them failed before."""
+    """Whether a cell has compiled kernels, none of which has failed before."""
     return build.unavailable() is None and faults.broken(_told_as(kernel)) is None
 
 
 def _told_as(kernel: str) -> str:
-    """The name by which users know the kernels of a cell: `cpu gru`."""
+    """The name of a cell's kernels in messages to users: `cpu gru`."""
     return f"cpu {kernel.partition('_')[0]}"
 
 
@@ -166,7 +167,7 @@ def kernel_of(cell: Cell, over_x: bool) -> Kernel:
 
 
 def kept_by(cell: Cell, over_x: bool) -> int:
-    """Numbers that a step keeps for its adjoint. Hidden units may be a symbol of torch.compile's."""
+    """Numbers that a step saves for its adjoint. The number of hidden units may be a symbol of torch.compile."""
     kernel = kernel_of(cell, over_x)
     return builtin(kernel.kind, 1, 1 if over_x else None, kernel.masked).taped.width * cell.parts[0]
 
@@ -174,7 +175,7 @@ def kept_by(cell: Cell, over_x: bool) -> int:
 def call(
     kernel: Kernel, made: Builtin, direction: str, segments: Segments, sizes: dict[str, int], given: Given
 ) -> None:
-    """Run a kernel of the package over stretches."""
+    """Run one of the package's kernels over stretches."""
 
     def run() -> None:
         launch(getattr(build.library(), f"timeloom_{kernel.name}_{direction}"), segments, sizes, given, made.fused.work)
@@ -183,7 +184,7 @@ def call(
 
 
 def packed(kernel: Kernel, direction: str, made: Builtin, stacks: list[Tensor]) -> list[Tensor | None]:
-    """Stacks of matrices, W_hh first, as the kernels of a direction read them."""
+    """Stacks of matrices, W_hh first, packed for the kernels of a direction."""
     text, matrices = source(kernel), made.fused.matrices
     read = text.forward if direction == "forward" else text.adjoint
     turned = (made.turned, 0)
@@ -193,7 +194,7 @@ def packed(kernel: Kernel, direction: str, made: Builtin, stacks: list[Tensor]) 
 
 
 Masked = list[tuple[Tensor, int]]
-"""Masks, each with the numbers from one row to the next."""
+"""Masks, each with its row stride."""
 
 
 def given_masks(masks: Masked) -> Given:
@@ -203,8 +204,9 @@ def given_masks(masks: Masked) -> Given:
 
 
 def masks_of(cell: Cell, rows: Tensor) -> Masked:
-    """Masks that stand at the end of rows `(T, B, ·)`, as the kernels want them: what h is multiplied by, then the
-    share that each part keeps. Where one is missing, ones or zeros are for all rows.
+    """Masks from the end of rows `(T, B, ·)`, as the kernels take them: the factor of h, then each part's kept share.
+
+    A missing mask is one row of ones or zeros with stride 0.
     """
     if not cell.behind:
         return []

@@ -1,7 +1,7 @@
-"""Which threads walk a row together (`team.h`): where there are more threads than rows, or few rows of many units.
+"""Which threads share rows (`team.h`): where there are more threads than rows, or few rows of many units.
 
-Of rows that are cut among threads every thread reads all weights. Of rows that threads share, each reads the weights of
-its own units alone, and all meet once or twice a step. What is computed is the same, to the bit.
+If rows are divided among threads, every thread reads all weights. If threads share rows, each reads only the weights of
+its own units, and all of them synchronize once or twice a step. Results are the same, to the bit.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from functools import lru_cache
 from typing import NamedTuple
 
 TOGETHER = 4
-"""Rows that threads share, at most: more are better cut among them."""
+"""Largest number of rows that threads share: more are better divided among them."""
 WORTH_SHARING = 1 << 16
-"""Multiplications of a step for each thread, at least: fewer may take less time than to meet. On cores that share a
-cache 2^14 are enough, on others hardly 2^16, and the cores of a virtual machine are now these, now those. As CACHED
-measured with 2 threads: `python -m benchmarks.calibrate`."""
+"""Least multiplications per step and thread for threads to share rows: fewer may take less time than a synchronization.
+On cores that share a cache 2^14 are enough, on others hardly 2^16, and a virtual machine may run on either. Like
+CACHED, measured with 2 threads: `python -m benchmarks.calibrate`."""
 CACHED = 1 << 18
-"""Weights that a core keeps near beside all else: two rows of more are better shared by two threads than cut."""
+"""Weights that a core's cache holds beside all else: with more, two rows are better shared by two threads than divided
+among them."""
 MOST_TEAMS = 64
-"""As fused.h has room for."""
+"""As many as fused.h has room for."""
 
 
 class Team(NamedTuple):
-    """Rows that are walked together, by so many threads; alone, as many rows as there are for a thread."""
+    """Threads that share rows, and the number of these; with one member, the rows of a thread."""
 
     rows: int
     members: int
@@ -30,7 +31,7 @@ class Team(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def team_of(rows: int, threads: int, work: int) -> Team:
-    """`work`: multiplications of one row's step, or 0 where its units cannot be shared."""
+    """The team for each group of rows; `work`: multiplications per step and row, or 0 if units cannot be shared."""
     each = -(-rows // threads)
     apart = Team(each, 1)
     if each > TOGETHER or not work or (rows == threads and work < CACHED):

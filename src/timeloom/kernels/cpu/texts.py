@@ -1,7 +1,7 @@
-"""Sources of the steps that come with the package: of each of torch's cells, over u and over x, with and without masks.
+"""Sources of the package's own steps: each of torch's cells, over u and over x, with and without masks.
 
-They serve any width. A wheel holds them compiled, from the files in `generated/`; elsewhere they are built as they are
-asked for. After a change of what they are made of, `make kernels` writes the files anew.
+They serve any width. A wheel holds them compiled, from the files in `generated/`; elsewhere they are built on first
+use. After a change of what they are generated from, `make kernels` rewrites the files.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ FOLDER = Path(__file__).parent / "generated"
 
 
 class Kernel(NamedTuple):
-    """Which of them: a kind of `timeloom.compile.builtin`, whether it projects x on the way, and whether masks stand
-    beside its inputs.
-    """
+    """One kernel: a kind of `timeloom.compile.builtin`, whether it projects x, and whether inputs come with masks."""
 
     kind: str
     over_x: bool
@@ -37,8 +35,10 @@ KERNELS = {kernel.name: kernel for kernel in map(Kernel._make, product(EQUATIONS
 
 @lru_cache
 def source(kernel: Kernel) -> Source:
-    """The source of a kernel. Over x, gradients of weights are summed, and the tape is read; over u it is where there
-    is one: an adjoint sweep may be of states there that no forward sweep of the kernel has found.
+    """The source of a kernel.
+
+    Over x, weight gradients are summed, and the adjoint always reads a tape. Over u it reads a tape only if there is
+    one: the states of an adjoint sweep may not come from a forward sweep of the kernel.
     """
     made = builtin(kernel.kind, UNITS, INPUTS if kernel.over_x else None, kernel.masked)
     programs = {"forward": made.taped.forward, "taped": made.taped.adjoint}

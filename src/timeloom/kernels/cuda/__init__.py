@@ -1,1 +1,1 @@
-"""Kernels for NVIDIA GPUs in CUDA C++, compiled at run time by NVRTC, which torch brings along."""
+"""Kernels for NVIDIA GPUs in CUDA C++, compiled at run time by NVRTC, which comes with torch."""

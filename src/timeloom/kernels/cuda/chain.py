@@ -1,4 +1,4 @@
-"""What happens between two sweeps on an NVIDIA GPU: certificates of jumps, corrections by the decay. See chain.cu."""
+"""Work between two sweeps on an NVIDIA GPU: the certificate from jumps, and corrections by the decay. See chain.cu."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from timeloom.problem import Recurrence, Segments, cut_evenly
 
 
 class ChainSweeper(ReferenceSweeper):
-    """A sweeper whose starts and ends, of parts of one width, are compared and corrected on the device."""
+    """A sweeper that compares and corrects starts and ends on the device, for states with parts of one width."""
 
     told_as: str
-    """The name by which users know its kernels."""
+    """The name of its kernels in messages to users."""
 
     def __init__(self, problem: Recurrence) -> None:
         super().__init__(problem)
@@ -29,11 +29,11 @@ class ChainSweeper(ReferenceSweeper):
         self._device = index_of(problem.initial.device)
 
     def _whole(self, reverse: bool) -> Segments:
-        """Every sequence a chunk of its own."""
+        """Every sequence as one chunk."""
         return cut_evenly(self.problem.steps, self.problem.batch, self.problem.steps, reverse)
 
     def least_scale(self, share_of_box: float) -> float:
-        """What the first part of a state counts as at least when a jump is measured."""
+        """The least scale of a jump in the first part of a state."""
         return 0.0
 
     def certifier(self, share_of_box: float, fading: bool) -> Callable[[Tensor, Tensor], Tensor | float] | None:
@@ -53,30 +53,30 @@ class ChainSweeper(ReferenceSweeper):
     ) -> Tensor:
         """The largest relative jump between each stretch's end and the next one's start, a number on the device.
 
-        With their decay, of the largest relative error of a start: how far one more correction would move it, which is
-        what the jumps before it add up to.
+        Given `decay`, the largest relative error of a start instead: how far one more correction would move it, the
+        sum of the jumps before it as the decay carries them.
         """
         moves = None if decay is None else self.carry(starts, ends, decay, None, None)
         return self.measure(starts, ends, share_of_box, moves, fading)
 
     def measure(self, starts: Tensor, ends: Tensor, share_of_box: float, moves: Tensor | None, fading: bool) -> Tensor:
-        """The largest relative jump, or move of a start where `moves` are given."""
+        """The largest relative jump, or, given `moves`, the largest relative move of a start."""
         links, parts = len(starts) // self.problem.batch, 1 if fading else len(self.cell.parts)
         found = starts.new_empty(2 * links * self.problem.batch * parts + 1)
         args = self._chain_args(starts=starts, ends=ends, moves=moves, measured=found)
         args.worst = found.data_ptr() + 4 * (found.numel() - 1)
         args.fading = fading
         args.floor[0] = self.least_scale(share_of_box)
-        if fading:  # of an LSTM's gradients, that by h is small and all rounding, and enters the gates beside that by c
+        if fading:  # an LSTM's gradient of h is small, mostly rounding, and enters the gates along with that of c
             args.parts, args.n = 1, self.cell.size
         self._run_chain("measure", -(-links * self.problem.batch * parts // 8), args)
         self._run_chain("compare", 1, args)
         return found[-1]
 
     def correct(self, starts: Tensor, ends: Tensor, decay: Tensor, boxed: bool) -> Tensor:
-        """New starts from the jumps between stretches of sequences of one length, carried along by their decay.
+        """New starts from the jumps between stretches, carried along by the decay; sequences have one length.
 
-        `boxed` keeps them where the cell's states live.
+        `boxed` clamps the starts to the box of the cell's states.
         """
         corrected = torch.empty_like(starts)
         self.carry(starts, ends, decay, corrected, self.cell.bound(self._initial) if boxed else None)
@@ -85,7 +85,7 @@ class ChainSweeper(ReferenceSweeper):
     def carry(
         self, starts: Tensor, ends: Tensor, decay: Tensor, corrected: Tensor | None, bound: Tensor | None
     ) -> Tensor:
-        """How far each start is off, as the jumps before it and the decay tell."""
+        """The error of each start, from the jumps before it and the decay."""
         moves = torch.empty_like(starts)
         args = self._chain_args(starts=starts, ends=ends, decay=decay, moves=moves, corrected=corrected, bound=bound)
         self._run_chain("carry", -(-self._initial.numel() // CHAIN_THREADS["carry"]), args)
@@ -104,7 +104,7 @@ class ChainSweeper(ReferenceSweeper):
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """Contiguous, and at an address that the kernels can read 16 bytes from at a time."""
+    """The tensor, contiguous and aligned to 16 bytes for the kernels' vector loads."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
@@ -114,5 +114,5 @@ def index_of(device: torch.device) -> int:
 
 
 def on_device(index: int) -> AbstractContextManager[Any]:
-    """Inside, this GPU is the current one; nothing is switched where it is already."""
+    """Context in which this GPU is the current one; does nothing if it is already."""
     return nullcontext() if torch.cuda.current_device() == index else torch.cuda.device(index)

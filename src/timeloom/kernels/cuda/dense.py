@@ -1,8 +1,8 @@
 """The adjoint of a narrow layer by dense transfers.
 
-A gradient's way through a chunk is a linear map. Unit vectors, one for each number of the state, are sent through all
-chunks beside each other, and find it. The chain of these maps gives the gradients at all chunk ends, however long the
-memory is; one more sweep gives the rest.
+The adjoint of a chunk is a linear map of gradients. Unit vectors, one for each number of the state, are swept through
+all chunks side by side to find its matrix. The chain of these maps gives the gradients at all chunk ends, however long
+the memory is; one more sweep gives the rest.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from timeloom.kernels.reference import AdjointData
 from timeloom.problem import cut_evenly
 
 LARGEST = 128
-"""Numbers of a state up to which there is a kernel for their chain."""
+"""Largest state size for which there is a chain kernel."""
 
 
 def solve(
     sweeper: CUDASweeper, chunk: int, final: Tensor | None, reading: AdjointData, writing: AdjointData
 ) -> tuple[Tensor, Tensor]:
-    """The gradients at the begins of all chunks `(C·B, S)`, last chunk first, and the largest relative error of one at
-    an end, a number on the device. `final` `(B, S)` is the loss's by the final state, zero where there is none.
+    """The gradients at the begins of all chunks `(C·B, S)`, last chunk first, and the largest relative error of one.
+
+    The error is that of gradients at chunk ends, a number on the device. `final` `(B, S)`: the loss's gradient with
+    respect to the final state, None for zero.
     """
     problem, size = sweeper.problem, sweeper.cell.size
     segments = cut_evenly(problem.steps, problem.batch, chunk, True)
@@ -48,7 +50,7 @@ def solve(
 
 
 def chain(matrices: Tensor, offsets: Tensor, first: Tensor | None, batch: int) -> Tensor:
-    """`v[p+1] = v[p] R[p] + b[p]` from `first`: matrices `(C·B·S, S)`, offsets `(C·B, S)`; all v, `(C·B, S)`."""
+    """All v `(C·B, S)` of `v[p+1] = v[p] R[p] + b[p]` from `first`; matrices R `(C·B·S, S)`, offsets b `(C·B, S)`."""
     found, size = torch.empty_like(offsets), offsets.shape[1]
     args = DenseChainArgs(links=len(offsets) // batch, batch=batch)
     args.matrices, args.offsets, args.found = matrices.data_ptr(), offsets.data_ptr(), found.data_ptr()

@@ -1,4 +1,4 @@
-"""CUDA's driver by ctypes: load machine code, launch a kernel with one structure of arguments.
+"""The CUDA driver through ctypes: load machine code, launch kernels.
 
 A kernel takes one parameter, a structure by value, so that a launch is one call with one pointer.
 """
@@ -15,7 +15,7 @@ MOST_SHARED, LARGE_CLUSTERS = 8, 14
 NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING"""
 PORTABLE = 8
-"""Blocks of a cluster that every GPU with clusters can hold."""
+"""Blocks per cluster that every GPU with clusters supports."""
 
 
 class LaunchError(RuntimeError):
@@ -28,7 +28,7 @@ class Function:
     def __init__(
         self, device: int, machine_code: bytes, name: str, threads: int, shared: int, cluster: int = 1
     ) -> None:
-        """`threads` of a block, and bytes of its dynamic shared memory."""
+        """`threads` and bytes of dynamic `shared` memory per block, and blocks per `cluster`."""
         with torch.cuda.device(device):
             torch.cuda.current_stream()  # makes the device's context the current one
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -52,9 +52,9 @@ class Function:
 
 
 def executable(graph: torch.cuda.CUDAGraph) -> int | None:
-    """What `launch` takes of a graph that draws no random numbers; None where torch does not give it away.
+    """The handle of a graph for `launch`, None if torch does not expose it; the graph must draw no random numbers.
 
-    Torch's own replay puts the state of its generator on the GPU before each launch, for graphs that do.
+    For graphs that do, torch's own replay copies its generator's state to the GPU before each launch.
     """
     found = getattr(graph, "raw_cuda_graph_exec", None)
     return None if found is None else int(found())
@@ -68,7 +68,7 @@ def launch(graph: int, stream: int) -> None:
 
 
 def new_stream(device: int) -> int:
-    """A stream that is nobody else's, as a number; it does not wait for the default stream. It is never destroyed."""
+    """The handle of a new stream, not torch's, that does not wait for the default stream. It is never destroyed."""
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         stream = ctypes.c_void_p()

@@ -1,6 +1,6 @@
-"""Sweeps of a compiled step on an NVIDIA GPU, by generated CUDA: the host's side of fused.cuh. A block walks a row.
+"""Sweeps of a compiled step on an NVIDIA GPU, by generated CUDA: the host's side of fused.cuh.
 
-Arithmetic is float32 throughout. Signature and twin: the reference.
+A block walks one row or a few. Arithmetic is float32 throughout. Interface and readable twin: the reference.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _POINTERS = """
     sequence begin end lengths resets origin final inputs starts ends decay incoming written reset_grads
 """
 ROWS = 4
-"""Rows that a block walks together where there are more of them than multiprocessors, and the weights are on the chip:
-reading them from memory at every step is no quicker for four rows than for one row four times."""
+"""Rows that a block walks together if there are more rows than multiprocessors and the weights fit on the chip: weights
+read from memory at every step take as long for four rows together as for one row four times."""
 _sources: WeakKeyDictionary[Fused, dict[tuple[Direction, int, int], CudaSource | str]] = WeakKeyDictionary()
 
 
 def source_of(fused: Fused, direction: Direction, room: int, rows: int = 1) -> CudaSource | str:
-    """The generated source for blocks of so much shared memory and so many rows, or why there is none."""
+    """The generated source for blocks of `rows` rows with `room` bytes of shared memory, or why there is none."""
     held, key = _sources.setdefault(fused, {}), (direction, room, rows)
     if key not in held:
         try:
@@ -61,7 +61,7 @@ def hindrance(index: int) -> str | None:
 
 
 def why_not(fused: Fused, device: torch.device) -> str | None:
-    """Why a compiled step has no kernels on a GPU, or None where it has."""
+    """Why a compiled step has no kernels on a GPU, or None if it has."""
     index = index_of(device)
     reason = hindrance(index) or broken(name_of(fused))
     if reason is not None:
@@ -74,7 +74,7 @@ _names: WeakKeyDictionary[Fused, str] = WeakKeyDictionary()
 
 
 def name_of(fused: Fused) -> str:
-    """What messages call the kernels of a step."""
+    """The name of a step's kernels in messages."""
     if fused not in _names:
         text = repr((fused.parts, fused.matrices, fused.adjoint.graph.values, fused.adjoint.next))
         _names[fused] = f"cuda cell {hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -101,7 +101,7 @@ def arguments(parts: int, weights: int, vectors: int) -> type[Any]:
 
 @cache
 def processors(index: int) -> int:
-    """Multiprocessors of a GPU."""
+    """The number of a GPU's multiprocessors."""
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
@@ -112,7 +112,7 @@ def _function(index: int, direction: Direction, text: str, threads: int, shared:
 
 
 def compile_for(fused: Fused, device: torch.device) -> str | None:
-    """Compile the kernels of a step now; why that failed, or None."""
+    """Compile the kernels of a step now; returns why that failed, or None."""
     index = index_of(device)
     reason = why_not(fused, device)
     for direction in ("forward", "adjoint"):
@@ -126,7 +126,7 @@ def compile_for(fused: Fused, device: torch.device) -> str | None:
 
 
 class FusedCUDASweeper(ChainSweeper):
-    """Runs stretches of a compiled step in generated code; the dense transfer stays with the reference."""
+    """Runs stretches of a compiled step in generated code; dense transfers are left to the reference."""
 
     recordable = True
     mends = True
@@ -241,7 +241,7 @@ class FusedCUDASweeper(ChainSweeper):
         guarded(self.told_as, partial(self._launch, direction, source, blocks, args))
 
     def _source(self, direction: Direction, rows: int) -> CudaSource:
-        """The kernel that sweeps so many rows fastest."""
+        """The kernel that sweeps this number of rows fastest."""
         fused, room = self._form.fused, self._room()
         several = source_of(fused, direction, room, ROWS) if rows > self._processors() else ""
         together = isinstance(several, CudaSource) and "memory" not in several.places
@@ -260,7 +260,7 @@ class FusedCUDASweeper(ChainSweeper):
             _function(self._device, direction, source.text, source.threads, source.shared)(blocks, args)
 
     def _pack(self, how: Packed) -> Tensor:
-        """A stack `(count, blocks, out, in)` as the kernel reads it; see `Packed`."""
+        """A stack `(count, blocks, out, in)` in the kernel's layout; see `Packed`."""
         if how not in self._packed:
             weights = self._form.matrices[how.matrix].detach()
             self._packed[how] = in_fours(weights, how.transposed) if how.in_fours else weights.contiguous()

@@ -1,4 +1,4 @@
-"""A whole layer by the CUDA kernels: a product for the inputs, a launch for each sweep, one number to read."""
+"""A whole layer by the CUDA kernels: one product for the inputs, one launch per sweep, one number for the host."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from timeloom.torch_state import tf32
 
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 MOST_AT_ONCE = 2**20
-"""Numbers of states and inputs up to which the gradients of all weights are one product."""
+"""Elements of states and inputs up to which the gradients of all weights are one product."""
 MOST_RECORDED = 2048
-"""Steps of a wide layer, each some launches, that a CUDA graph may hold."""
+"""Most steps of a wide layer, several launches each, that a CUDA graph may hold."""
 
 
 @dataclass(frozen=True)
 class CUDALayer(Layer):
     """GRU, LSTM and RNN of any width.
 
-    x and weights in float32 or half precision, the initial state in float32. States are kept in the dtype of x, and the
-    values of the gates `(T, B, SAVED n)` in float32. Masks may stand behind x in float32 (`timeloom.cells.masked`):
-    that of h is the same in all steps of a sequence.
+    x and weights are float32 or half precision, the initial state float32. States are saved in the dtype of x, gate
+    values `(T, B, SAVED n)` in float32. Masks may stand behind a float32 x (`timeloom.cells.masked`); the mask of h is
+    the same at all steps of a sequence.
     """
 
     corrects: ClassVar[bool] = True
@@ -100,7 +100,7 @@ class CUDALayer(Layer):
             assert decay is not None
             starts = sweeper.correct(starts, ends, decay, boxed=True)
             ends, decay = sweeper.forward(segments, starts, None if left else states, True)
-        if found is not None and self.x.dtype == self.initial.dtype:  # else the states that are kept are rounded
+        if found is not None and self.x.dtype == self.initial.dtype:  # else the saved states are rounded
             found.starts, found.ends, found.decay, found.u = starts, ends, decay, u
         error = sweeper.certify(starts, ends, share_of_box, decay)
 
@@ -113,7 +113,7 @@ class CUDALayer(Layer):
         return self._kept(states, tape), told
 
     def _unless(self, error: Tensor | float, cutting: Cutting, rows: int) -> Unless | None:
-        """What has a graph mend what is not certified; None where steps are launches, too many of them."""
+        """The guard for a rerun inside a CUDA graph; None if every step would be a launch, which is too many."""
         found = unless(error, cutting.limit, rows)
         if found is None or launches_each_step(self.kernel, self.n, rows, self.x.device):
             return None
@@ -143,7 +143,7 @@ class CUDALayer(Layer):
         grads: tuple[Tensor | None, Tensor | None],
         want_x: bool,
     ) -> tuple[Gradients, Tensor | float]:
-        """By a scan over the maps of all chunks; sweeps behind it mend the rounding of the maps."""
+        """The backward pass by a scan over the maps of all chunks; sweeps after it correct their rounding errors."""
         sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads)
         batch, size = self.initial.shape
         kernels = CUDANewton(sweeper.problem, 0.0, sweeper.saved)
@@ -164,14 +164,14 @@ class CUDALayer(Layer):
     def _backwards(
         self, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None]
     ) -> tuple[CUDASweeper, list[Tensor], Tensor | None, Tensor | None, Tensor]:
-        """What a backward pass reads and writes: a sweeper over the gates' values, the states, the loss's gradients by
-        the outputs and the final state, and room for gate gradients.
+        """What a backward pass reads and writes: a sweeper with the saved gate values, the states, the loss's gradients
+        with respect to the outputs and the final state, and a buffer for gate gradients.
         """
         steps, batch = self.x.shape[:2]
         states = [part.float() for part in kept[: len(self.parts)]]
         saved = kept[-1] if len(kept) > len(self.parts) else None
         incoming, final = (None if grad is None else grad.float() for grad in grads)
-        inputs = self.x.new_empty(steps, batch, 0)  # no sweep looks at them: the gates' values are there
+        inputs = self.x.new_empty(steps, batch, 0)  # not read by sweeps: the gate values are saved
         problem = Recurrence(self.cell, inputs, self.initial, None, self.resets)
         sweeper = CUDASweeper(problem, saved, sequence_mask(self.cell, self.x))
         sweeper.of_layer = True
@@ -222,7 +222,7 @@ class CUDALayer(Layer):
         return self._gradients(states[0], gate_grads.flatten(0, 1), d_initial, want_x), error
 
     def _inputs(self) -> Tensor:
-        """Projected inputs `(T, B, G n)` in float32, whatever the precision of x, and masks behind them."""
+        """Projected inputs `(T, B, G n)` in float32, whatever the precision of x, with masks behind them."""
         (steps, batch, _), flat, bias = self.x.shape, self._unmasked(), self.bias()
         if flat.dtype != torch.float32:
             flat = flat.float()
@@ -244,7 +244,7 @@ class CUDALayer(Layer):
         return [part.to(self.x.dtype) for part in states] + tape
 
     def _gradients(self, h: Tensor, gate_grads: Tensor, d_initial: Tensor, want_x: bool) -> Gradients:
-        """From the states of h `(T + 1, B, n)` and gate gradients `(N, G)`, in the dtypes of what they are of."""
+        """All gradients, each in its tensor's dtype, from states of h `(T + 1, B, n)` and gate gradients `(N, G)`."""
         x, before, mask = self._unmasked().float(), h[:-1], sequence_mask(self.cell, self.x)
         if self.resets is not None:
             before = torch.where(self.resets.unsqueeze(-1), self.initial[:, : self.n], before)
@@ -262,13 +262,13 @@ class CUDALayer(Layer):
         return d_x, d_initial, w_ih.to(dtype), w_hh.to(dtype), b_ih, b_hh
 
     def _x_gradient(self, d_x: Tensor) -> Tensor:
-        """`(T, B, ·)` in the dtype of x, from `(T · B, D)`: masks have none."""
+        """The gradient of x `(T, B, ·)` in its dtype, from that without masks `(T · B, D)`; it is zero for masks."""
         if self.cell.behind:
             d_x = pad(d_x, (0, self.cell.behind))
         return d_x.view(self.x.shape).to(self.x.dtype)
 
     def _sums(self, gate_grads: Tensor, d_u: Tensor, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Over all steps: gradients of w_ih and w_hh, and the gate gradients `(G,)`, where there are biases."""
+        """Sums over all steps: gradients of w_ih and w_hh, and of gate gradients `(G,)`, if there are biases."""
         n, grads, of_h = self.n, products.Rows(gate_grads), products.Rows(before)
         total = None if self.b_ih is None else grads.sum()
         w_hh = gate_grads.new_empty(self.w_hh.shape)
@@ -282,7 +282,7 @@ class CUDALayer(Layer):
     def _sums_at_once(
         self, gate_grads: Tensor, d_u: Tensor, x: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The same by one product: to lay few numbers side by side takes less than two products and a sum more."""
+        """The same by one product: concatenating few numbers takes less time than two more products and a sum."""
         n, values = self.n, [before, x] if self.b_ih is None else [before, x, x.new_ones(len(x), 1)]
         by_h, by_x, *by_one = sum_outer(gate_grads, torch.cat(values, 1)).split([part.shape[1] for part in values], 1)
         w_hh = torch.cat([by_h[: 2 * n], by_h[3 * n :]]) if self.kernel == "gru" else by_h.contiguous()

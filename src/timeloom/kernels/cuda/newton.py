@@ -25,21 +25,21 @@ from timeloom.kernels.reference import floor_of, units_of
 from timeloom.problem import Recurrence
 
 MOST_NUMBERS = 32
-"""Of a state: a row of its map for each lane of a warp."""
+"""Largest state size: each lane of a warp holds one row of the map."""
 CHAIN_SHARE = 16.0
-"""Time of a chunk's step in the two walks over that of a link in the chain: decides how many chunks there are."""
+"""Time of a chunk's step in the two walks relative to a link of the chain; balances chunk length and chunk count."""
 ONE_GROUP = 32
-"""Links that are run through one after the other; more of them in groups."""
+"""Links up to which the chain is sequential; longer ones are chained in groups."""
 WARPS = 2048
-"""Chunks of all sequences that keep the device busy; more of them only make the chain longer."""
+"""Chunks, over all sequences, that keep the device busy; more of them only make the chain longer."""
 SHORTEST, FINISHING = 8, 4096
-"""Steps of a chunk at least, and chunks of all sequences about, where steps are only evaluated."""
+"""For `finish`, which only evaluates steps: the shortest chunk, and about how many chunks over all sequences."""
 FORWARD, ADJOINT, BOTH = ("compose", "apply", "finish"), ("compose_adjoint",), ("chain", "gather")
 
 
 @dataclass(frozen=True)
 class NewtonVariant:
-    """What is compiled in: a cell and its width."""
+    """What the kernels are compiled for: a cell and its width."""
 
     kernel: str
     units: int
@@ -55,7 +55,7 @@ class NewtonVariant:
 
 
 class NewtonArgs(ctypes.Structure):
-    """As in newton.cuh. What is not given is NULL or zero."""
+    """The structure of newton.cuh; missing arguments are NULL or zero."""
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("inputs", "weights", "vectors", "origin")],
@@ -70,14 +70,14 @@ class NewtonArgs(ctypes.Structure):
 
 @cache
 def newton_function(device: int, variant: NewtonVariant, name: str) -> Function:
-    """`compose`, `chain`, `apply`, `finish` or `compose_adjoint`."""
+    """The kernel of a name in FORWARD, ADJOINT or BOTH."""
     text = headers(text_of(variant.kernel).file)
     code = compile_source(variant.source(name in ADJOINT), architecture(device), text)
     return Function(device, code, name, 32, 0)
 
 
 def fits(kernel: str | None, size: int, device: torch.device) -> bool:
-    """Whether there are kernels for this cell with states of so many numbers on this device."""
+    """Whether there are kernels for this cell with states of this size on this device."""
     if device.type != "cuda" or kernel not in MOST_UNITS or size > MOST_NUMBERS or nvrtc.unavailable() is not None:
         return False
     return _capable(device) and broken(fault_of(kernel)) is None
@@ -85,25 +85,25 @@ def fits(kernel: str | None, size: int, device: torch.device) -> bool:
 
 @cache
 def _capable(device: torch.device) -> bool:
-    """Whether kernels can run on a device; asked twice in every step."""
+    """Whether kernels can run on a device; cached, since every training step asks twice."""
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def fault_of(kernel: str) -> str:
-    """What a kernel that cannot run is called."""
+    """The name under which the kernels' faults are reported."""
     return f"cuda newton {kernel}"
 
 
 def chunk_for(steps: int, batch: int) -> int:
-    """Steps of a chunk: the walks take as long as a chunk is, and the chain as there are chunks."""
+    """Steps of a chunk: the time of the walks grows with a chunk's length, that of the chain with the chunk count."""
     balanced = math.sqrt(steps / CHAIN_SHARE)
     return max(1, math.ceil(max(balanced, steps * batch / WARPS)))
 
 
 class CUDANewton(NewtonSteps):
-    """Newton's steps of a problem; `u` `(T, B, K)` in float32 may be missing where gradients alone are asked for.
+    """Newton steps of a problem; its `u` `(T, B, K)`, float32, may have width 0 if only gradients are computed.
 
-    saved: `(T, B, SAVED n)`, receives the values of the gates in `finish`; `compose_adjoint` reads them.
+    saved: `(T, B, SAVED n)`, gate values, written by `finish` and read by `compose_adjoint`.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class CUDANewton(NewtonSteps):
         return Maps(empty(links, self._batch, size, size), empty(links, self._batch, size))
 
     def chain(self, maps: Maps, first: Tensor | None = None) -> Tensor:
-        """Many links in groups: one map of each, the groups one after the other, then all of them side by side."""
+        """Long chains run in groups: compose each group's map, chain these maps, then walk all groups side by side."""
         links = len(maps.sources)
         if links > ONE_GROUP:
             span = math.ceil(math.sqrt(links / 2))
@@ -171,7 +171,7 @@ class CUDANewton(NewtonSteps):
 
     def finish(self, states: States | None, residual: Tensor) -> States:
         found, chunk = self._room(), min(self.chunk, max(SHORTEST, -(-self._steps * self._batch // FINISHING)))
-        links = -(-self._steps // chunk)  # no step waits for another here
+        links = -(-self._steps // chunk)  # steps are independent here
         self._run(
             "finish", links * self._batch, states, found, saved=self._saved, worst=residual, chunk=chunk, links=links
         )

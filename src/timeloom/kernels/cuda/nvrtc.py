@@ -1,4 +1,4 @@
-"""CUDA sources to machine code: NVRTC, the compiler that CUDA builds of torch bring along, called by ctypes."""
+"""Compiles CUDA sources to machine code by NVRTC, which comes with CUDA builds of torch, through ctypes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from timeloom.kernels import cache as kept
 
 
 class CompileError(RuntimeError):
-    """NVRTC is missing, or did not take a source; the message says which."""
+    """NVRTC is missing or rejected a source; the message says which."""
 
 
 @cache
 def unavailable() -> str | None:
-    """Why nothing can be compiled here, or None where it can."""
+    """Why nothing can be compiled here, or None."""
     try:
         _library()
     except CompileError as error:

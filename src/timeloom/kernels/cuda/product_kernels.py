@@ -1,10 +1,10 @@
 # mypy: ignore-errors
 """Products of float32 matrices on the tensor cores with about float32's accuracy, in Triton.
 
-Numbers are multiplied by a power of two that makes the largest of those around them about 2^14, and split into two
-halves of fp16. Three products of halves are added up by the tensor cores, the small ones first: what is left out is
-2^-22 of it, and what is 2^-38 of the largest number. The tensor cores cut off what they add; so a sum of theirs is as
-short as a tile, and what tiles come to is added in float32.
+Elements are scaled by a power of two that takes the largest of their neighbours to about 2^14, and split into two fp16
+halves. The tensor cores add up three products of halves, small ones first: what is lost of an element is 2^-22 of it,
+and 2^-38 of the largest one. The tensor cores truncate as they accumulate, so their sums are as short as a tile, and
+the results of tiles are added in float32.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["by_split_kernel", "look_kernel", "outer_kernel", "split_kernel"]
 
 @triton.jit
 def scales(most):
-    """What numbers are multiplied by before they are split, and what undoes it: powers of two, of the largest."""
+    """The power of two that scales numbers before they are split, and its inverse, from their largest magnitude."""
     exponent = tl.minimum(tl.maximum(most.to(tl.int32, bitcast=True) >> 23, 15), 254)
     return ((268 - exponent) << 23).to(tl.float32, bitcast=True), ((exponent - 14) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def halves(x):
-    """Two halves of fp16 that add up to x, nearly: the first is rounded to its 11 digits by the bits of x."""
+    """Two fp16 halves that nearly add up to x; the first is x rounded to 11 significant bits by integer arithmetic."""
     high = ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
     return high.to(tl.float16), (x - high).to(tl.float16)
 
@@ -40,7 +40,7 @@ def multiplied(a_high, a_low, b_high, b_low):
 def split_kernel(
     b, high, low, undo, depth, columns, b_step, b_column, half_step, half_column, BN: tl.constexpr, BK: tl.constexpr
 ):
-    """Columns of the right factor of `by_split_kernel`, each scaled by its largest number and split into halves."""
+    """Splits the right factor of `by_split_kernel` into halves, each column scaled by its largest element."""
     column = tl.program_id(0) * BN + tl.arange(0, BN)
     step = tl.arange(0, BK)
     of_b = column[None, :] * b_column
@@ -65,10 +65,10 @@ def by_split_kernel(
     a, high, low, undo, bias, c, rows, columns, depth, a_row, a_step, b_step, b_column, c_row,
     BIASED: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """`c[row, column] = Σ a[row, step] b[step, column]` (+ bias), a tile of (BM, BN) by each program.
+    """`c[row, column] = Σ a[row, step] b[step, column]` (+ bias), one tile of (BM, BN) per program.
 
-    `split_kernel` has split b. Every row of a tile of a is scaled by its largest number. EVEN: all sizes are multiples
-    of the tile's, and nothing is beyond an edge.
+    b comes split by `split_kernel`. Every row of a tile of a is scaled by its largest element. EVEN: all sizes are
+    multiples of the tile's, so that no bounds are checked.
     """
     across = tl.cdiv(columns, BN)
     row0, column0 = (tl.program_id(0) // across) * BM, (tl.program_id(0) % across) * BN
@@ -105,7 +105,7 @@ def look_kernel(
     x, most, sums, rows, columns, x_row,
     SUMMED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Of BLOCK rows and GROUP columns of x by each program: the largest finite magnitude, `(blocks, groups)`, and the
+    """For BLOCK rows and GROUP columns of x per program: the largest finite magnitude, `(blocks, groups)`, and the
     sums of columns, `(blocks, columns)`.
     """
     column = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
@@ -130,11 +130,11 @@ def outer_kernel(
     a, b, most_a, most_b, c, rows, columns, terms, share, a_step, b_step, first_row, groups_a, groups_b, c_row, c_share,
     EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """`c[row, column] = Σ a[step, row] b[step, column]`, a tile of (BM, BN) by each program.
+    """`c[row, column] = Σ a[step, row] b[step, column]`, one tile of (BM, BN) per program.
 
-    The sum over all terms is cut into shares of so many, each by a program of its own, into a matrix of its own. Tiles
-    are scaled by the largest numbers of BLOCK steps and GROUP columns that `look_kernel` found: a tile of a, which is
-    some columns of what it looked at, lies in up to two groups. EVEN: sizes are multiples of the tile's.
+    The sum is cut into shares of `share` terms, each summed by its own program into its own matrix. Tiles are scaled by
+    the largest magnitudes that `look_kernel` found per BLOCK steps and GROUP columns; since a is a range of the columns
+    it saw, a tile of a may lie in two groups. EVEN: sizes are multiples of the tile's.
     """
     across = tl.cdiv(columns, BN)
     row0, column0 = (tl.program_id(0) // across) * BM, (tl.program_id(0) % across) * BN

@@ -1,7 +1,7 @@
 """The large products of a wide layer, over all of time, with float32's accuracy on the tensor cores.
 
-The Triton kernels of `product_kernels.py` make them, if they are large enough. Sums of tiles are added in float32, so
-that they are at least as precise as torch's own products, which are made elsewhere, and where Triton cannot run.
+The Triton kernels of `product_kernels.py` compute them if they are large enough. Tiles are added up in float32, so
+results are at least as precise as those of torch's own products, which are used for all else and without Triton.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from timeloom.kernels.launch import has_triton, launch
 
 TOLD_AS = "product"
 LEAST = 64
-"""Rows, columns and terms from which on a product takes longer to multiply than to read."""
+"""Least rows, columns and terms of a product: below, reading takes longer than multiplying."""
 LEAST_TERMS = 2**29
-"""Rows times columns times terms from which on a product of rows pays."""
+"""Rows × columns × terms from which `multiply` is faster by the kernels."""
 LEAST_SUMMED = 2**31
-"""The same of long sums, whose factors are read once more, to measure them: half as many where they are measured."""
+"""The same for `sum_outer`, which first reads its factors to find their magnitudes; half of it if these are known."""
 MULTIPLE = 16
-"""Numbers that lie next to each other are a multiple of these, as the kernels read them."""
+"""Row lengths and strides must be multiples of this, as the kernels read them."""
 LEAST_SHARED = 160 << 10
-"""Bytes of shared memory of a block that data centers' GPUs have: two programs fit."""
+"""Least bytes of shared memory per block, which data-center GPUs have: two programs fit."""
 SHORTEST = 512
-"""Terms of a share of a long sum, at least."""
+"""Least terms in a share of a long sum."""
 MOST_PARTIAL = 1 << 24
-"""Numbers in all shares of a long sum, at most."""
+"""Most elements in the partial results of all shares of a long sum."""
 BLOCK = 128
 GROUP = 128
-"""Rows and columns of a matrix that have one scale in long sums."""
+"""Rows and columns of a matrix that share one scale in long sums."""
 LOOKED_AT_ONCE = 16
-"""Rows that are measured at a time."""
+"""Rows that `look_kernel` reads at a time."""
 SPLIT_AT_ONCE = 64, 16
-"""Terms and columns that are split at a time."""
+"""Terms and columns that `split_kernel` reads at a time."""
 FEW = 2 * SHORTEST
-"""Rows that torch adds up itself."""
+"""Rows below which torch adds them up itself."""
 
 
 class Tile(NamedTuple):
-    """What a program multiplies at a time, by so many warps, with so many stages in flight."""
+    """The tile that a program multiplies at a time, its warps and its pipeline stages."""
 
     rows: int
     columns: int
@@ -59,7 +59,7 @@ class Tile(NamedTuple):
 
     @property
     def at_once(self) -> int:
-        """Programs that a multiprocessor runs at a time."""
+        """Programs that run on a multiprocessor concurrently."""
         return 8 // self.warps
 
     @property
@@ -70,11 +70,11 @@ class Tile(NamedTuple):
 
 WIDE = Tile(64, 128, 32, 4, 3)
 LONG = Tile(128, 128, 32, 8, 3)
-"""The tile of products of many rows, and of long sums."""
+"""Tiles for products of many rows (WIDE), and for long sums (LONG)."""
 
 
 class Rows:
-    """A matrix `(N, columns)` that is summed over all rows in several ways; what they need of it is read once."""
+    """A matrix `(N, columns)` that takes part in several sums over all rows; its magnitudes are found once."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
@@ -85,7 +85,7 @@ class Rows:
         return self._most is not None
 
     def most(self) -> Tensor:
-        """The largest finite magnitudes of BLOCK rows and GROUP columns each, `(blocks, groups)`."""
+        """The largest finite magnitude in each BLOCK rows by GROUP columns, `(blocks, groups)`."""
         if self._most is None:
             self._look(False)
         assert self._most is not None
@@ -104,7 +104,7 @@ class Rows:
         return x.sum(0)
 
     def _look(self, summed: bool) -> Tensor | None:
-        """Find the largest magnitudes, and sums of BLOCK rows each, which it returns."""
+        """Find the largest magnitudes; returns, if `summed`, the column sums of each BLOCK rows."""
         from timeloom.kernels.cuda import product_kernels
 
         x, (rows, columns) = self.values, self.values.shape
@@ -120,7 +120,7 @@ class Rows:
 
 
 def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """`a b + bias`: `(N, depth)` by `(depth, width)`, and `(width,)`; into rows of `out` if given."""
+    """`a b + bias` of `(N, depth)`, `(depth, width)` and `(width,)`; written to the rows of `out` if given."""
     sizes = *a.shape, b.shape[1]
     if _large(sizes, LEAST_TERMS) and _can_run(a) and _is_aligned(a) and _is_aligned(b):
         c = a.new_empty(len(a), b.shape[1]) if out is None else out
@@ -133,7 +133,7 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
 
 
 def sum_outer(grads: Rows, values: Rows, first: int, last: int, out: Tensor | None = None) -> Tensor:
-    """`Σ grads[i] ⊗ values[i]` of some columns of `grads`: a long sum in shares, all at the same time."""
+    """`Σ grads[i, first:last] ⊗ values[i]`: a long sum, cut into shares that run concurrently."""
     if sum_pays(grads, values, first, last):
         try:
             return faults.guarded(TOLD_AS, partial(_sum_outer, grads, values, first, last, out))
@@ -143,7 +143,7 @@ def sum_outer(grads: Rows, values: Rows, first: int, last: int, out: Tensor | No
 
 
 def sum_pays(grads: Rows, values: Rows, first: int, last: int) -> bool:
-    """Whether the kernels make this sum, and faster than torch."""
+    """Whether the kernels can compute this sum, and faster than torch."""
     a, b = grads.values[:, first:last], values.values
     least = LEAST_SUMMED // 2 if grads.measured and values.measured else LEAST_SUMMED
     if not (_large((*a.shape, b.shape[1]), least) and _can_run(a)):
@@ -162,7 +162,7 @@ def _can_run(x: Tensor) -> bool:
 
 
 def _is_aligned(matrix: Tensor) -> bool:
-    """Whether its rows or columns lie as the kernels read them: 16 bytes at a time."""
+    """Whether the layout of rows or columns allows the kernels' loads of 16 bytes."""
     near, far = sorted((stride, size) for stride, size in zip(matrix.stride(), matrix.shape, strict=True))
     return near[0] == 1 and near[1] % MULTIPLE == 0 and far[0] % MULTIPLE == 0 and matrix.data_ptr() % 16 == 0
 
@@ -206,15 +206,13 @@ def _sum_outer(grads: Rows, values: Rows, first: int, last: int, out: Tensor | N
 
 
 def share_of(terms: int, rows: int, columns: int, tile: Tile, processors: int) -> int:
-    """How many terms of a sum a program adds up, for all processors to be busy to the end: a multiple of BLOCK."""
+    """Terms of a sum per program, so that all multiprocessors are busy to the end: a multiple of BLOCK."""
     at_once = processors * tile.at_once
     tiles, matrix = tile.programs(rows, columns), rows * columns
     most = max(1, min(terms // SHORTEST, 4 * at_once // tiles, MOST_PARTIAL // matrix))
 
     def cost(shares: int) -> float:
-        """When all is done, in terms that a program adds up: to begin takes it as long as some, and so does to add up
-        the matrices of all shares.
-        """
+        """Time of the whole sum, in terms of one program, including its startup and adding up the shares' matrices."""
         waves = math.ceil(tiles * shares / at_once)
         return waves * (terms / shares + 4 * tile.terms) + shares * matrix / 2**14
 

@@ -1,4 +1,4 @@
-"""The sources of kernels: a skeleton, a cell's text, and the sizes they are compiled for."""
+"""Sources of the CUDA kernels: a skeleton, a cell's text, and the sizes they are compiled for; and their arguments."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from timeloom.kernels.cuda.driver import Function
 from timeloom.kernels.cuda.nvrtc import compile_source
 
 ROWS, TILE = 8, 16
-"""Rows of a block and units of a warp where products are made by the tensor cores, as products.cuh has them."""
+"""Rows of a block and units of a warp in products on the tensor cores, as in products.cuh."""
 RINGS = (8, 6, 4, 3)
-"""Steps of inputs on the chip, the most that fit."""
+"""Possible sizes, in steps, of the ring buffer of inputs in shared memory: the largest that fits is used."""
 SINGLE_RING = 8
-"""The same where a block walks one row."""
+"""Its size where a block walks one row."""
 CLUSTERS = (1, 2, 4, 8, 16)
-"""Blocks that may share a row; 16 of them no GPU must have room for."""
+"""Numbers of blocks that may share a row; GPUs need not support clusters of 16."""
 MOST_WEIGHTS = 3 * 128**2
-"""Recurrent weights that fit the registers of a block."""
+"""Recurrent weights that fit in the registers of a block."""
 CHAIN_THREADS = {"carry": 32, "measure": 256, "compare": 1024}
 FOLDER = Path(__file__).parent
 GENERATED = FOLDER / "generated"
 """Texts of cells: see texts.py."""
 HALVES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-"""How the tensor cores make products, by the dtype of the weights: split, or in one piece."""
+"""HALF in the kernels, by the dtype of the weights: how the tensor cores multiply, split or in half precision."""
 
 
 @dataclass(frozen=True)
 class CellText:
-    """What the host must know of a cell beside its text, which defines all but the last of these."""
+    """What the host must know of a cell's text; the text defines all of it but `most_units`."""
 
     file: str
     products: int
@@ -46,11 +46,11 @@ class CellText:
     streams: int
     """Vectors that a step of the adjoint reads."""
     most_units: int
-    """Widest layer whose rows are walked in tiles: its weights fit the registers of a multiprocessor."""
+    """Widest layer whose rows are walked in tiles: its weights fit in the registers of a multiprocessor."""
 
 
 MOST_UNITS = {"gru": 128, "lstm": 64, "rnn_tanh": 128, "rnn_relu": 128}
-"""Of the cells that there are kernels for: see `CellText`."""
+"""`CellText.most_units` of the cells that have kernels."""
 
 
 def file_of(kernel: str, zoned: bool) -> str:
@@ -81,12 +81,12 @@ def _text_of(kernel: str, zoned: bool) -> CellText:
 
 @dataclass(frozen=True)
 class Variant:
-    """Which sweep of a cell: everything that is compiled in.
+    """One sweep kernel of a cell: everything that it is compiled for.
 
     single: a block walks one row, in float32; else ROWS rows, by the tensor cores.
-    stores: 0 for starts and ends alone; forward 1 for states, 2 for the gates too; adjoint 1 for gradients.
-    masks: those of a dropout inside the recurrence (`timeloom.cells.masked`), of which one for the products is the same
-        in all steps of a sequence.
+    stores: 0 for only starts and ends; forward 1 for states, 2 for gate values too; adjoint 1 for gate gradients.
+    masks: those of a dropout inside the recurrence (`timeloom.cells.masked`); that of the products must be the same at
+        all steps of a sequence.
     """
 
     kernel: str
@@ -105,13 +105,13 @@ class Variant:
 
     @property
     def cluster(self) -> int:
-        """Blocks that share a single row: so many that the weights of a block fit its registers."""
+        """Blocks that share a single row: the fewest whose registers hold the weights, 0 if none do."""
         weights = self.text.products * self.units**2
         return next((blocks for blocks in CLUSTERS if weights <= MOST_WEIGHTS * blocks), 0) if self.single else 1
 
     @property
     def slices(self) -> int:
-        """Lanes that share a unit of a single row: about 48 weights to a lane, up to 192 of the widest layers."""
+        """Lanes that share a unit of a single row: about 48 weights per lane, up to 192 in the widest layers."""
         terms = self.text.products * self.units
         if self.cluster > 1:
             return next(slices for slices in (4, 8, 16) if terms <= 192 * slices)
@@ -124,7 +124,7 @@ class Variant:
 
     @property
     def threads(self) -> int:
-        """Of a block. By the tensor cores: a warp for each tile, and one that copies unless there are eight."""
+        """Threads of a block; with tensor cores, a warp for each tile, and one that copies unless there are eight."""
         if self.single:
             return self.padded // self.cluster * self.slices
         warps = self.padded // TILE
@@ -141,7 +141,7 @@ class Variant:
         return operand + ring * ROWS * (vectors * self.padded + 4) * 4 + 2 * (self.padded // TILE) * ROWS * 4
 
     def ring(self, room: int) -> int | None:
-        """Steps of inputs that fit into so many bytes of shared memory; None where too few do."""
+        """The size, in steps, of the ring buffer that fits in `room` bytes of shared memory; None if none does."""
         return SINGLE_RING if self.single else next((ring for ring in RINGS if self.shared_bytes(ring) <= room), None)
 
     def source(self, ring: int) -> str:
@@ -157,8 +157,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Wide:
-    """Which sweep of a wide layer, a launch a step: everything that is compiled in. `mode`: see wide.cuh; the others as
-    in `Variant`.
+    """One sweep kernel of a wide layer, launched once per step: everything that it is compiled for.
+
+    mode: see wide.cuh; the others as in `Variant`.
     """
 
     kernel: str
@@ -180,7 +181,7 @@ class Wide:
 
     @property
     def threads(self) -> int:
-        """Of a row: about two units a thread, up to 512 threads."""
+        """Threads of a row: about two units per thread, up to 512 threads."""
         return min(512, -(-self.units // 64) * 32)
 
     @property
@@ -196,7 +197,7 @@ def _source(defines: dict[str, int], file: str) -> str:
 
 @cache
 def headers(cell: str | None = None) -> tuple[tuple[str, str], ...]:
-    """All files that a source may include; `cell.cuh` is the one of `GENERATED` that is named."""
+    """All files that a source may include; `cell.cuh` is the file `cell` of `GENERATED`."""
     found = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.cu*"))}
     if cell is not None:
         found["cell.cuh"] = (GENERATED / cell).read_text()
@@ -219,7 +220,7 @@ def wide_function(device: int, variant: Wide) -> Function:
 
 @cache
 def chain_function(device: int, name: str) -> Function:
-    """`carry`, `measure` or `compare` of chain.cu."""
+    """The kernel `carry`, `measure` or `compare` of chain.cu."""
     code = compile_source((FOLDER / "chain.cu").read_text(), architecture(device))
     return Function(device, code, name, CHAIN_THREADS[name], 0)
 
@@ -231,7 +232,7 @@ def architecture(device: int) -> str:
 
 @cache
 def shared_room(device: int) -> int:
-    """Bytes of shared memory that a block may have: 227 KiB on an H200, 163 on an A100, 99 on consumers' GPUs."""
+    """Bytes of shared memory that a block may have: 227 KiB on an H200, 163 on an A100, 99 on consumer GPUs."""
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 227 << 10))
 
 
@@ -240,7 +241,7 @@ def _fields(pointers: str, numbers: str) -> list[tuple[str, type]]:
 
 
 class ForwardArgs(ctypes.Structure):
-    """As in forward_args.cuh. What is not given is NULL or zero."""
+    """As in forward_args.cuh; missing arguments are NULL or zero."""
 
     _fields_ = [
         *_fields(

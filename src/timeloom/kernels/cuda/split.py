@@ -1,9 +1,9 @@
-"""Matrices of float32 for the tensor cores: scaled and split into two halves of fp16.
+"""Float32 matrices for the tensor cores: scaled and split into two fp16 halves.
 
-Three products of halves, added up in float32, are then a product of about float32's accuracy: what is left out is 2^-22
-of it. The recurrent products of wide layers, short sums of many rows, are made so. Long sums are not, for the tensor
-cores cut off what they add: a sum of 65,536 outer products was off by 1e-5 that way, by 3e-7 in plain float32. Those
-split their factors tile by tile (see products.py).
+Three products of halves, added up in float32, make a product of about float32's accuracy: its relative error is 2^-22.
+The recurrent products of wide layers, short sums for many rows, are computed so. Long sums are not, as the tensor cores
+truncate when they accumulate: a sum of 65,536 outer products was off by 1e-5 that way, by 3e-7 in plain float32. Long
+sums split their factors tile by tile (see products.py).
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 LARGEST = 12
-"""Power of two near which the largest value is: products do not overflow, and small values keep their digits."""
+"""Exponent of the power of two that the largest value is scaled to: products do not overflow, small values keep their
+digits."""
 
 
 class Split(NamedTuple):
-    """`(high + low) · undo`, about: two halves of fp16, and a power of two."""
+    """A matrix as about `(high + low) · undo`: two fp16 halves, and a power of two."""
 
     high: Tensor
     low: Tensor
@@ -33,5 +34,5 @@ def split(matrix: Tensor) -> Split:
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    """Exactly, as torch.pow is not on every GPU: by its bits."""
+    """2^exponent from its bits: exact, which torch.pow is not on every GPU."""
     return ((exponent.int() + 127) << 23).view(torch.float32)

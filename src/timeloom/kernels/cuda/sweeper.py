@@ -1,7 +1,7 @@
 """Sweeps by the CUDA kernels that keep the recurrent weights in registers: GRU, LSTM and RNN, all steps in one launch.
 
-Products have float32 accuracy (see products.cuh); weights in half precision are multiplied as such, as torch's layers
-do. Inputs, states, starts and ends are float32 in every case. Signature and twin: the reference.
+Products have float32 accuracy (see products.cuh); half precision weights are multiplied as they are, as in torch's
+layers. Inputs, states, starts and ends are always float32. Interface and readable twin: the reference.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ from timeloom.kernels.reference import AdjointData, floor_of, units_of
 from timeloom.problem import Recurrence, Segments
 
 WAVES = ((16, 8), (32, 4), (128, 2))
-"""Hidden units up to which rows by themselves, so many on a multiprocessor, are faster than rows in tiles: narrow ones
-leave room for each other, of wide ones the registers of a multiprocessor hold one (`python -m benchmarks.rows`)."""
+"""Pairs of hidden units and single rows (a block each) on one multiprocessor up to which these are faster than rows in
+tiles: blocks of narrow layers leave room for each other, of wide ones the registers hold just one (`python -m
+benchmarks.rows`)."""
 CLUSTERED = 0.9
-"""Share of the multiprocessors that clusters of blocks can have: a cluster lies in one part of the chip."""
+"""Share of the multiprocessors that clusters can use: a cluster must lie within one part (GPC) of the chip."""
 
 
 @cache
 def waves_of(units: int) -> int:
-    """Rows by themselves on one multiprocessor, at most."""
+    """Most single rows on one multiprocessor for a layer of this width; see WAVES."""
     return next((waves for most, waves in WAVES if units <= most), 1)
 
 
 @cache
 def most_single(variant: Variant, device: int) -> int:
-    """Rows up to which each is best walked by blocks of its own."""
+    """Rows up to which it is fastest to walk each by blocks of its own."""
     processors: int = torch.cuda.get_device_properties(device).multi_processor_count
     if variant.cluster == 1:
         return processors * waves_of(variant.units)
@@ -72,7 +73,7 @@ def _usable(index: int) -> bool:
 
 
 def fits(kernel: str | None, units: int, device: torch.device) -> bool:
-    """Whether there are kernels for a layer of so many units on this device."""
+    """Whether there are kernels for a layer of this width on this device."""
     return usable(device) and _fits(kernel, units, index_of(device))
 
 
@@ -85,7 +86,7 @@ def _fits(kernel: str | None, units: int, index: int) -> bool:
 
 
 def has_kernels(problem: Recurrence) -> bool:
-    """Whether whole layers of this problem's kind are swept by kernels, in float32 or in half precision."""
+    """Whether kernels sweep whole layers of this problem's cell and width, in float32 or in half precision."""
     cell = problem.cell
     return problem.initial.dtype == torch.float32 and fits(cell.kernel, cell.parts[0], problem.u.device)
 
@@ -99,7 +100,7 @@ def _compiler_is_there() -> bool:
 
 
 def told_as(kernel: str | None, units: int, dtype: torch.dtype) -> str:
-    """The name by which users know the kernels of a layer: `cuda gru n=64 float32`."""
+    """The name of a layer's kernels in messages to users: `cuda gru n=64 float32`."""
     return f"cuda {kernel} n={units} {str(dtype).removeprefix('torch.')}"
 
 
@@ -108,7 +109,7 @@ def _variant(
     kernel: str, units: int, weights: torch.dtype, mode: int, adjoint: bool, rows: int, stores: int, decay: bool,
     resets: bool, masks: Masks, device: int,
 ) -> Variant | Wide:  # fmt: skip
-    """The kernel that sweeps so many rows fastest; `mode`: how products of a launch a step are made."""
+    """The kernel that sweeps this number of rows fastest; `mode`: how wide layers multiply, see wide.cuh."""
     single = Variant(kernel, units, 0, adjoint, True, stores, decay, resets, masks)
     if rows <= most_single(replace(single, stores=0, decay=False, resets=False, masks=NO_MASKS), device):
         return single
@@ -118,16 +119,16 @@ def _variant(
 
 
 def launches_each_step(kernel: str, units: int, rows: int, device: torch.device) -> bool:
-    """Whether every step of so many rows is a launch of its own."""
+    """Whether sweeps of this number of rows take a launch for every step."""
     found = _variant(kernel, units, torch.float32, PLAIN, False, rows, 0, False, False, NO_MASKS, index_of(device))
     return isinstance(found, Wide)
 
 
 class CUDASweeper(ChainSweeper):
-    """Runs stretches of a recurrence on an NVIDIA GPU, all steps in one launch; the reference keeps dense transfers.
+    """Runs stretches of a recurrence on an NVIDIA GPU; dense transfers are left to the reference.
 
-    `saved` `(T, B, SAVED n)` receives the values of the gates wherever states are stored, for the adjoint. `mask`
-    `(B, n)` is what every sequence multiplies h by before the products, where that is not to be read from the inputs.
+    `saved` `(T, B, SAVED n)` receives the gate values wherever states are stored, for the adjoint. `mask` `(B, n)` is
+    each sequence's factor of h in the recurrent products, if it is not to be read from the inputs.
     """
 
     @staticmethod
@@ -172,13 +173,13 @@ class CUDASweeper(ChainSweeper):
         self._adjoint(segments, ends, data, want_decay, min(lead, self.problem.steps), final, unless, begins)
 
     def mend(self, unless: Unless, states: list[Tensor], want_decay: bool = False) -> None:
-        """All states in one chunk, where chunks were not certified."""
+        """Recompute all states in one chunk, if the chunks were not certified."""
         self._forward(self._whole(reverse=False), self._initial, states, want_decay, 0, unless)
 
     def mend_adjoint(
         self, unless: Unless, final: Tensor, data: AdjointData, begins: Tensor, want_decay: bool = False
     ) -> None:
-        """All gradients in one chunk, where chunks were not certified, those of the initial state into `begins`."""
+        """Recompute all gradients in one chunk, if the chunks were not certified; the initial state's into `begins`."""
         self._adjoint(self._whole(reverse=True), final, data, want_decay, 0, None, unless, begins)
 
     @faults.or_reference
@@ -212,7 +213,7 @@ class CUDASweeper(ChainSweeper):
     def adjoint_entering(
         self, segments: Segments, lead: int, final: Tensor | None, data: AdjointData, want_decay: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """As the reference's; without `final`, the gradient at the end of a sequence is zero, too."""
+        """As in the reference; without `final`, the gradient at the end of a sequence is zero, too."""
         ends = self._initial.new_empty(len(segments), self.cell.size)
         final = None if final is None else final.contiguous()
         return self._adjoint(segments, ends, data, want_decay, min(lead, self.problem.steps), final)
@@ -279,7 +280,7 @@ class CUDASweeper(ChainSweeper):
         return floor_of(self.cell, share_of_box)
 
     def _saved_at(self, states: list[Tensor]) -> Tensor | None:
-        """The values of the gates at all states, computed once for all sweeps of a backward pass."""
+        """The gate values at all states, computed once for all sweeps of a backward pass."""
         if self.saved is None and self._text.saved:
             previous = states[0][:-1]
             if self.problem.resets is not None:
@@ -290,14 +291,15 @@ class CUDASweeper(ChainSweeper):
 
     @staticmethod
     def room_for_saved(problem: Recurrence) -> Tensor | None:
-        """Where a forward sweep may leave what the adjoint needs beside the states; None where that is nothing."""
+        """A buffer for what the adjoint needs beside the states; None if that is nothing."""
         width = text_of(str(problem.cell.kernel), problem.cell.masks).saved * problem.cell.parts[0]
         return empty(problem.steps, problem.batch, width, like=problem.initial) if width else None
 
 
 def sequence_mask(cell: Cell, rows: Tensor) -> Tensor | None:
-    """`(B, n)`: what every sequence multiplies h by before the products, as the first of rows `(T, B, ·)` say, behind
-    which a cell's masks stand; None where there is none.
+    """Each sequence's factor of h in the recurrent products, `(B, n)`, or None.
+
+    It is read from the masks behind the first of the rows `(T, B, ·)`.
     """
     if not cell.masks.dropped or not rows.numel():
         return None

@@ -1,6 +1,6 @@
-"""Texts of torch's cells for the kernels here, with and without zoneout: the files in `generated/`.
+"""Texts of torch's cells for the CUDA kernels, with and without zoneout: the files in `generated/`.
 
-After a change of what they are made of, `make kernels` writes the files anew.
+After a change of what they are generated from, `make kernels` rewrites the files.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Sweeps of wide layers by CUDA kernels: a launch a step for all rows, and between two of them a product of torch's.
+"""Sweeps of wide layers by CUDA kernels: one launch per step for all rows, and a matrix product of torch's in between.
 
-Products of float32 have nearly float32's accuracy at the speed of the tensor cores: both factors are split into two
-halves of fp16, three products of which are one product of three times the depth (see wide.cuh). The tensor cores cut
-off what they add, so that outputs of an LSTM of 600 units were off by 7e-6 where cuDNN's float32 was by 5e-7: who does
-not allow cuDNN to round to tf32, as it does by default, gets plain products. So does torch before 2.8, which cannot add
-up products of halves in float32. Weights in half precision are multiplied as such.
+Float32 products run on the tensor cores with nearly float32's accuracy: both factors are split into two fp16 halves,
+three products of which are one product of three times the depth (see wide.cuh). The tensor cores truncate as they
+accumulate: outputs of an LSTM of 600 units were off by 7e-6 where cuDNN's float32 was off by 5e-7. So users who forbid
+cuDNN to round to tf32 (the default allows it) get plain products, as does torch before 2.8, which cannot accumulate
+fp16 products in float32. Half precision weights are multiplied as they are.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ SUMS_HALVES = hasattr(torch.ops.aten.mm, "dtype_out")
 
 
 def mode_of(kernel: str, weights: torch.dtype) -> int:
-    """How operands are multiplied with weights of this dtype; see wide.cuh. Without gates, what a product is off by is
-    all of a state's error: split halves were off by 4e-6 where torch's float32 was by 4e-7.
+    """The mode of products with weights of this dtype; see wide.cuh.
+
+    Without gates, the error of a product becomes the error of the state in full: with split halves it was 4e-6, with
+    torch's float32 4e-7.
     """
     exact = weights == torch.float32 and (kernel.startswith("rnn") or not tf32.cudnn_rounds())
     return MODES[weights] if SUMS_HALVES and not exact else PLAIN
 
 
 class WideWeights:
-    """The recurrent weights of a layer `(gates n, n)` as its products take them, forward and backward."""
+    """The recurrent weights of a layer `(gates n, n)`, laid out for its forward and backward products."""
 
     def __init__(self, kernel: str, weights: Tensor) -> None:
         self.mode = mode_of(kernel, weights.dtype)
         self.undo: Tensor | None = None
-        """What undoes the scale of split weights, a number on the device."""
+        """The inverse scale of split weights, a number on the device."""
         self._weights = weights if self.mode != PLAIN else weights.float()
         self._factors: dict[bool, Tensor] = {}
 
     def factor(self, adjoint: bool) -> Tensor:
-        """What an operand is multiplied by from the right: `(depth, width)`."""
+        """The right factor of products with an operand: `(depth, width)`."""
         if adjoint not in self._factors:
             pieces = self._split() if self.mode == SPLIT else (self._weights,)
             joined = torch.cat(pieces, 0) if adjoint else torch.cat(pieces, 1).t()
@@ -51,15 +53,15 @@ class WideWeights:
         return self._factors[adjoint]
 
     def _split(self) -> tuple[Tensor, ...]:
-        """Two halves of fp16, as often as the operand's go with them: the large products last, since a sum is cut off
-        at its own size.
+        """The fp16 halves low, high, high, to go with the operand's: large products come last, as sums are truncated
+        relative to their own size.
         """
         high, low, self.undo = split(self._weights)
         return low, high, high
 
 
 def sweep(args: Any, steps: int, variant: Wide, weights: WideWeights, device: torch.device) -> None:
-    """Run a sweep's steps, so many at most, as its arguments say."""
+    """Run a sweep as its arguments say; `steps`: those of its longest row."""
     rows, adjoint = args.rows, isinstance(args, AdjointArgs)
     n, gates = variant.units, variant.text.products
     depth, width = (gates * n, n) if adjoint else (n, gates * n)

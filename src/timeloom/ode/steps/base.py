@@ -1,4 +1,4 @@
-"""What a time step is to the solvers: an equation between two neighbouring points, and its linearisation."""
+"""The interface of time steps: an equation between two neighbouring points, and its linearisation."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from timeloom.scan import linear_scan
 class Transfers:
     """The linearised equations of all steps: `M[i] δ[i+1] = M[i] A[i] δ[i] − residual[i]`.
 
-    across: A, `(T, B, n, n)`: what a change at a step's begin does to its end.
-    weight: M, `(T, B, n, n)`: the residual's derivative by a step's end; None for the identity.
+    across: A, `(T, B, n, n)`: the derivative of a step's end by its begin.
+    weight: M, `(T, B, n, n)`: the derivative of the residual by a step's end; None for the identity.
     """
 
     across: Tensor
     weight: Tensor | None = None
 
     def solve(self, residual: Tensor) -> Tensor:
-        """`M⁻¹ residual`: by how much each step's end misses, were its begin right."""
+        """`M⁻¹ residual`, the miss: how far each step's end would be off if its begin were right."""
         if self.weight is None:
             return residual
         return solve(self.weight, residual.unsqueeze(-1)).squeeze(-1)
@@ -47,7 +47,7 @@ class Transfers:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A step's equations on a trajectory: what they miss, `(T, B, n)`, and their linearisation, made when asked for."""
+    """A step's equations on a trajectory: their residuals, `(T, B, n)`, and their linearisation, computed on demand."""
 
     residual: Tensor
     transfers: Callable[[], Transfers]
@@ -59,7 +59,7 @@ class Step(ABC):
     name: str
     order: int
     explicit: bool = False
-    """Whether y[i+1] stands alone in its equation, so that one correction solves it."""
+    """Whether the equation is solved for y[i+1], so that one correction solves it."""
 
     @abstractmethod
     def evaluate(self, field: Field, t: Tensor, y: Tensor) -> Evaluation:
@@ -77,7 +77,7 @@ def midpoint_jacobian(field: Field, t: Tensor, y: Tensor) -> Tensor:
 
 
 def solve(matrix: Tensor, right: Tensor) -> Tensor:
-    """`matrix⁻¹ right`; not finite where there is none, which the residual then shows."""
+    """`matrix⁻¹ right`; not finite for singular matrices, which then shows in the residual."""
     solution: Tensor = torch.linalg.solve_ex(matrix, right)[0]
     return solution
 
@@ -87,11 +87,11 @@ def identity_like(matrix: Tensor) -> Tensor:
 
 
 def exact_transfers(step: Step, field: Field, t: Tensor, y: Tensor) -> Transfers:
-    """The transfers by n pull-backs through the steps themselves: dearer than a step's own, right to the last digit."""
+    """Exact transfers by n vjps through the steps themselves, which cost more than a step's own transfers."""
     steps, batch = len(y) - 1, y.shape[1]
     times = t.detach().expand(-1, batch, 1)
     with torch.enable_grad():
-        # every step as a trajectory of its own, so that its two ends have derivatives of their own
+        # every step as a trajectory of its own, so that its two ends have separate derivatives
         ends = torch.stack([y[:-1].detach().flatten(0, 1), y[1:].detach().flatten(0, 1)]).requires_grad_()
         alone = step.evaluate(field, torch.stack([times[:-1].flatten(0, 1), times[1:].flatten(0, 1)]), ends).residual
         rows = [pull_back(alone, ends, seed.expand_as(alone)) for seed in identity_like(alone)]

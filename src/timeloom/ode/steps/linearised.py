@@ -16,7 +16,7 @@ class Linearised(Step):
     `y[i+1] = exp(hG) y[i] + h φ₁(hG) z`, here as `y[i] + h φ₁(hG) (G y[i] + z)`, which keeps small steps small. Exact
     for linear equations, whatever h. (Lim et al., "Parallelizing non-linear sequential models over the sequence
     length", 2024, which this follows, inverts G; the exponential of an augmented matrix does not need to.) As there,
-    a Newton step carries changes by `exp(hG)` alone: what that leaves out is O(h²).
+    a Newton step carries changes by `exp(hG)` alone, with an error of O(h²).
     """
 
     name, order = "deer", 2
@@ -26,7 +26,7 @@ class Linearised(Step):
         f, jacobian = field.jacobian(t, y)
         mean = (jacobian[1:] + jacobian[:-1]) / 2
         step = (y[1:] - y[:-1]).unsqueeze(-1)
-        # G y[i] + z, with what cancels left out
+        # G y[i] + z, without the terms that cancel
         slope = (f[1:] + f[:-1]) / 2 - (jacobian[1:] @ step).squeeze(-1) / 2
         augmented = torch.cat([mean, slope.unsqueeze(-1)], -1) * h.unsqueeze(-1)
         augmented = torch.cat([augmented, torch.zeros_like(augmented[..., :1, :])], -2)

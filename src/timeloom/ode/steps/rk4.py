@@ -11,8 +11,8 @@ from timeloom.ode.steps.base import Evaluation, Step, Transfers, identity_like, 
 class RK4(Step):
     """`y[i+1] = y[i] + h/6 (k₁ + 2k₂ + 2k₃ + k₄)`, of order 4.
 
-    Its transfer is taken as that of the linear problem frozen in the step's middle, `1 + z + z²/2 + z³/6 + z⁴/24` at
-    `z = hJ`: a quarter of the work, and off by O(h³) only. The residual is the step's own, so the solution is too.
+    Its transfer is approximated by that of the linear problem frozen in the step's middle, `1 + z + z²/2 + z³/6 +
+    z⁴/24` at `z = hJ`: a quarter of the work, off by O(h³). The residual is exact, so the solution is too.
     """
 
     name, order, explicit = "rk4", 4, True

@@ -1,4 +1,4 @@
-"""Memory: large buffers on a CPU in huge pages where the system grants them, and how much temporaries may take."""
+"""Memory: huge pages for large buffers on a CPU, if the system grants them, and limits on temporaries."""
 
 from __future__ import annotations
 

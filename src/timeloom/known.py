@@ -58,8 +58,7 @@ class KnownStates:
     def enter(
         self, sweeper: ReferenceSweeper, segments: Segments, lead: int, states: list[Tensor] | None, want_decay: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`sweeper.forward_entering` with a warm-up from the last known state at least `lead` steps before each
-        stretch."""
+        """`sweeper.forward_entering` from the last known state that is at least `lead` steps before each stretch."""
         empty = segments.end <= segments.begin
         begin = torch.where(empty, segments.begin, _known_before(segments.begin - lead, self.every))
         device = self.rows.device

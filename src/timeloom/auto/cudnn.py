@@ -64,7 +64,8 @@ RESTING = "auto: the network forgets too slowly, and cuDNN is faster than one ch
 def why(layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience]) -> str | None:
     """Why cuDNN's layer runs, or None.
 
-    A network that forgets too slowly is no reason inside a CUDA graph, which cannot hold what cuDNN's first call makes.
+    A network that forgets too slowly is no reason while a CUDA graph is captured, since the capture cannot contain what
+    cuDNN creates on its first call.
     """
     reason = why_by_size(layer, x, steps, batch)
     if reason is not None or steps > MOST_STEPS or _in_registers(layer, x, batch) or capturing(x.device):

@@ -15,7 +15,7 @@ MOST_CORRECTED = 12
 LONGER_CHUNKS, MOST_LONGER = 4, 16
 """Factor by which chunks are lengthened each time, and its largest total."""
 LOOKS = (1, 8, 64, 512)
-"""Numbers of solves by several sweeps after which a warm-up is tried in their place, even if the jumps behind shorter
+"""Numbers of solves by several sweeps after which a warm-up is tried in their place, even if the jumps after shorter
 warm-ups promise little."""
 FIRST_LOOK, LAST_LOOK = 8, 256
 """Solves in a row by few sweeps after which a warm-up is tried; doubled after each failed trial, up to the second."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 FINENESS = 8
-"""Warm-ups are multiples of a power of two that is about an eighth of them: unchanged plans are recorded just once."""
+"""Warm-ups are rounded to an eighth of the power of two below them: an unchanged plan is recorded once and replayed."""
 NARROW = 1.25
 """Factor over one that was too short within which a warm-up counts as the shortest."""
 WORTH = 1.05

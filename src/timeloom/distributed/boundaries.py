@@ -252,8 +252,10 @@ class RankBoundaries(Boundaries):
         return Heard(ends, prefix, error, joint_error, moved, shift)
 
     def _leaving(self) -> tuple[Tensor, Tensor] | None:
-        """The move of this rank's end by its own jumps, and the transfer from its entry to its end; None if jumps are
-        not carried on."""
+        """The move of this rank's end by its own jumps, and the transfer from its entry to its end.
+
+        None if jumps are not carried on.
+        """
         if self.chain.carry is not None and self.chain.leave is not None:
             self._moves = self.chain.carry(self.jump, self.starts, None)
             return self.chain.leave(self._moves, self.starts)

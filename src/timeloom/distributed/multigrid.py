@@ -125,7 +125,7 @@ class RankHierarchy(Hierarchy):
         return self._restrict(points, missing, arrived, coarse)
 
     def _from_entry(self, points: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-        """Points and residuals with those of the entry copied to the empty chunks before it, which pass values on."""
+        """Points and residuals, with the entry's values at the empty chunks before it, which pass values on."""
         if not bool(self.entry.any()):
             return points, missing
         place = torch.arange(len(points), device=points.device).unsqueeze(-1)

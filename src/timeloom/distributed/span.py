@@ -69,7 +69,7 @@ class Line:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is a rank behind this one."""
+        """Whether there is a rank after this one in line."""
         return self.place + 1 < self.group.size
 
     def _at(self, place: int) -> int:

@@ -38,8 +38,7 @@ from timeloom.solve.warm_starts import Guess
 
 @dataclass(frozen=True)
 class RankSolve(LayerSolve):
-    """The solve of a layer and direction over ranks; inputs are this rank's slice, with the whole sequence's initial
-    state."""
+    """The solve of a layer and direction over ranks: inputs are a slice, with the whole sequence's initial state."""
 
     ranks: Ranks | None = None
 

@@ -7,7 +7,7 @@ from timeloom.mgrit.grid import Coarsening
 PATIENCE = 3
 """Cycles that may fail to halve the residual before the solve counts as not contracting."""
 LITTLE = 0.5
-"""Share of its residual above which what a visit to a coarse level leaves makes that level the bottleneck."""
+"""A coarse level is the bottleneck if a visit leaves more than this share of its residual."""
 
 
 def stalled(residuals: list[float]) -> str:

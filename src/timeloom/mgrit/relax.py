@@ -18,8 +18,7 @@ FEWEST_MARCHED = 16
 
 @dataclass
 class Level:
-    """One coarse level: Φ, the coarsening factor m to the next level (1 on the coarsest), unknowns u and right-hand
-    side f."""
+    """One coarse level: Φ, the coarsening factor m to the next level (1 on the coarsest), points u, right sides f."""
 
     propagate: Propagator
     steps: int
@@ -44,7 +43,7 @@ class Level:
 
 
 def f_relax(level: Level) -> None:
-    """March from every C-point over the F-points behind it."""
+    """March from every C-point over the F-points after it."""
     for j in range(level.factor - 1):
         at = slice(j, level.steps, level.factor)
         level.u[j + 1 :: level.factor] = level.after(at)

@@ -1,5 +1,4 @@
-"""The arguments of a module's call, and errors for those that are unsupported: for the input, inside transforms, or
-together."""
+"""The arguments of a module's call, and errors for those that are unsupported."""
 
 from __future__ import annotations
 

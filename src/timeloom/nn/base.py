@@ -88,7 +88,7 @@ class Recurrent(Reporting, Stacked):
 
     @abstractmethod
     def _hidden_in(self, hx: Any, batched: bool, batch: int, like: Tensor, permutation: Tensor | None) -> Hidden:
-        """The user's initial state, checked as torch does, as a tuple of its parts; zeros where none is given."""
+        """The user's initial state, checked as torch does, as a tuple of its parts; zeros if none is given."""
 
     @abstractmethod
     def _hidden_out(self, parts: Hidden) -> Any:

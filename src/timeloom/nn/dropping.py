@@ -41,7 +41,7 @@ class Dropping(NamedTuple):
 
     @staticmethod
     def checked(state: Any, zoneout: Any, weights: Any, parts: int) -> Dropping:
-        """From a user's options, or an error that says what is wrong."""
+        """Make the probabilities from a user's options; raises if one of these is invalid."""
         given = zoneout if isinstance(zoneout, tuple | list) else (zoneout,) * parts
         if len(given) != parts:
             expected = "a number" if parts == 1 else "a number, or a pair for h and c"

@@ -27,8 +27,7 @@ class Way(NamedTuple):
 
 
 def loops_over_cells(model: nn.Module) -> Iterator[str]:
-    """Advice for each method that runs an nn.GRUCell, LSTMCell or RNNCell in a loop, directly or through other methods
-    or modules."""
+    """Advice for each method that runs an nn.GRUCell, LSTMCell or RNNCell in a loop, also if by other methods."""
     told = set()
     for module in filter(_holds_cells, model.modules()):
         for name, way in _ways_of(module).items():

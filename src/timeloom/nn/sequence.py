@@ -34,7 +34,7 @@ def _packed_order(lengths: Tensor, steps: int, device: torch.device) -> tuple[Te
 
 
 def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Each sequence backwards, `(T, B, ...)`; padding stays behind. Its own inverse."""
+    """Each sequence reversed in time, `(T, B, ...)`; padding stays at the end. Its own inverse."""
     if lengths is None:
         return x.flip(0)
     time = torch.arange(len(x), device="cpu")[:, None]

@@ -73,7 +73,7 @@ class Sweeps:
         return begins, decay
 
     def through(self, rows: Segments, ends: Tensor) -> Tensor:
-        """The gradients at the begins of rows for these at their ends, without those that the loss adds in between."""
+        """The gradients at the begins of rows, from those at their ends alone: the loss adds none in between."""
         return self.sweeper.adjoint(rows, ends, AdjointData(self.data.states, None))[0]
 
     def enter(self, rows: Segments, lead: int, where: Tensor, want_decay: bool) -> Entered:

@@ -70,8 +70,10 @@ def solve_backwards(
     drive: Callable[[Chain], Found],
     onward: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None, Found]:
-    """Gate gradients `(T, B, G)`, the gradients `(B, S)` of the state before the first step and of the state that
-    resets restore (None without resets), and what `drive` returns.
+    """Gate gradients `(T, B, G)`, two gradients of initial states `(B, S)`, and what `drive` returns.
+
+    The first of the two is the gradient of the state before the first step, the second one that of the state which
+    resets restore, None without resets.
 
     onward: whether the chain continues on another rank.
     """
@@ -168,7 +170,7 @@ def _leaving(
 def _guess(
     problem: Recurrence, carrying: Carrying | None, incoming: Tensor | None, final_grad: Tensor
 ) -> Tensor | None:
-    """Initial guess, exact up to rounding: gradients `(T, B, S)` behind every step from later ones, last step first."""
+    """Initial guess, exact up to rounding: gradients `(T, B, S)` after every step from later ones, last step first."""
     if carrying is None:
         return None
     added = final_grad.new_zeros(problem.steps, *final_grad.shape)

@@ -50,7 +50,7 @@ MOST_REHEARSED = 512
 """Number of sizes for which rehearsals are kept at a time."""
 
 Run = Callable[[Inputs], Tensor]
-"""Outputs of a layer, on autograd's tape where that is on."""
+"""Computes the outputs of a layer, on autograd's tape if gradients are enabled."""
 
 
 class Took(NamedTuple):

@@ -101,8 +101,7 @@ def _past(problem: Recurrence, first: int, last: int, sequences: slice) -> Tenso
 
 
 def _not_carried(problem: Recurrence, first: int, last: int, sequences: slice) -> Tensor | None:
-    """Mask of the steps that begin with a reset or lie past a sequence's end, `(last − first, B)`; None if there are
-    none."""
+    """Mask of the steps that begin with a reset or lie past a sequence's end, `(last − first, B)`, or None."""
     dead = None if problem.resets is None else problem.resets[first:last, sequences]
     if problem.lengths is not None:
         past = _past(problem, first, last, sequences)

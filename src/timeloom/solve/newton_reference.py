@@ -98,7 +98,7 @@ class NewtonReference(NewtonSteps):
         return Maps(torch.stack([*matrices.values()]), torch.stack([*found.values()]))
 
     def _around(self, states: States | None) -> tuple[Tensor, Tensor]:
-        """States before and behind every step, `(T, B, S)`."""
+        """States before and after every step, `(T, B, S)`."""
         steps, initial = self.problem.steps, self.problem.initial
         if states is None:
             whole = initial.expand(steps + 1, *initial.shape)

@@ -64,7 +64,7 @@ def layer_gradients(
     project: Project, live: Sequence[Tensor | None], states: list[Tensor], grads: Grads,
     lengths: Tensor | None = None, resets: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The same for a whole layer: gradients of x, the initial state and torch's parameters."""
+    """`gradients` for a whole layer: of x, the initial state and torch's parameters."""
     with torch.enable_grad():
         given = [None if tensor is None else tensor.view_as(tensor) for tensor in live]  # apart from the states' graph
         x, initial, *weights = given

@@ -1,4 +1,4 @@
-"""`auto`, as a solver."""
+"""The solver `auto`, which chooses a plan for each call."""
 
 from __future__ import annotations
 

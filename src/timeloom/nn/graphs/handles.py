@@ -1,5 +1,6 @@
-"""What torch.compile needs of a module before it traces it: a separate function to trace, and a handle, the number by
-which the operators of a graph find the module.
+"""What torch.compile needs before it traces a module: a separate function to trace, and a handle.
+
+The handle is the number by which the operators of a graph find the module.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Segments:
                 _captured[id(self)] = self
             return self._copies[device]
         if not _keeps(device) and self.evenly is not None:
-            return _cut_evenly(*self.evenly, device).columns  # made there: no copy, which no graph can hold
+            return _cut_evenly(*self.evenly, device).columns  # made on the device: a graph cannot hold a copy
         columns = (self.sequence.to(device), self.begin.to(device), self.end.to(device))
         if _keeps(device):
             self._copies[device] = columns

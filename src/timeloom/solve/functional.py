@@ -82,7 +82,7 @@ class SolvedLayer(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The states' derivative in a direction: the gradient of ⟨direction, LayerGradients⟩ by the loss's own."""
+        """The states' derivative along a direction: the gradient of ⟨direction, LayerGradients⟩ by `d_states`."""
         saved = ctx.saved_tensors
         live, states = saved[:LIVE], saved[GIVEN]
         directions = _directions(live, tangents)

@@ -144,7 +144,7 @@ def carry(
                 found = _scan(how, elements, sources, start, backwards, entering)
             else:
                 found, belief = _damped(how, elements, sources, damping[sequences], belief)
-            if not backwards and not all_finite(found):  # for such gradients, autograd's own are not finite either
+            if not backwards and not all_finite(found):  # gradients may be infinite, as autograd's own are then
                 _refuse_bad_elements(elements, previous, sources, first + shift, sequences)
             delta[first:last, sequences] = found
     return delta

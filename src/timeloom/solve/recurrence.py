@@ -81,7 +81,7 @@ def plan_from_known(solver: Planner, problem: Recurrence, experience: Experience
     plan = solver.plan(problem, experience)
     if problem.guess is None or plan.chunk >= problem.steps:
         return plan
-    between = plan.chunk % problem.guess.every > 0  # enter chunks early that start where no state is known
+    between = plan.chunk % problem.guess.every > 0  # chunks that start between known states are entered early
     warmup = plan.warmup if solver.adapts else int(between)
     return replace(plan, warmup=warmup, reason="; ".join(filter(None, (plan.reason, BEGUN))))
 

@@ -1,4 +1,4 @@
-"""Memory: large buffers on a CPU in huge pages where the system grants them, and how much temporaries may take."""
+"""Memory: huge pages for large buffers on a CPU, if the system grants them, and limits on temporaries."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import torch
 from torch import Tensor
 
 CACHED = 16 << 20
-"""Temporaries up to this size, in bytes, stay in a CPU's cache: larger ones gain nothing."""
+"""Size in bytes up to which temporaries stay in a CPU's cache; larger ones bring no speed-up."""
 WORTH = 32 << 20
-"""Smaller buffers are reused by the C library and stay mapped; larger ones are mapped anew on every call, 4 KiB at a
-time.
+"""Size in bytes from which huge pages pay: the C library keeps smaller buffers mapped and reuses them, but maps larger
+ones anew on every call, 4 KiB at a time.
 """
 HUGE_PAGE = 2 << 20
 MADV_HUGEPAGE = 14
 
 
 def empty(*shape: int, like: Tensor) -> Tensor:
-    """`like.new_empty(shape)`; a large one on Linux asks for huge pages, which are some 4× faster to touch first."""
+    """`like.new_empty(shape)`; on Linux a large buffer requests huge pages, whose first touch is some 4× faster."""
     tensor = like.new_empty(shape)
     size = tensor.nbytes
     if size >= WORTH and tensor.device.type == "cpu" and _madvise() is not None:
         begin = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
         whole = (tensor.data_ptr() + size - begin) // HUGE_PAGE * HUGE_PAGE
-        _madvise()(ctypes.c_void_p(begin), ctypes.c_size_t(whole), MADV_HUGEPAGE)  # advice: a refusal changes nothing
+        _madvise()(ctypes.c_void_p(begin), ctypes.c_size_t(whole), MADV_HUGEPAGE)  # only advice: a refusal does no harm
     return tensor
 
 
 def room(like: Tensor) -> int:
-    """Bytes that temporaries beside this tensor may take: what a CPU caches, or a quarter of a GPU's free memory."""
+    """Bytes of temporaries allowed on this tensor's device: `CACHED` on a CPU, a quarter of a GPU's free memory."""
     if like.device.type != "cuda":
         return CACHED
     unused = torch.cuda.memory_reserved(like.device) - torch.cuda.memory_allocated(like.device)
@@ -41,7 +41,7 @@ def room(like: Tensor) -> int:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no value is infinite or NaN; a sum that overflows answers False too."""
+    """Whether no value is infinite or NaN; also False if the sum of all values overflows."""
     return math.isfinite(float(tensor.detach().sum()))
 
 

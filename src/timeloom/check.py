@@ -23,24 +23,24 @@ class CellReport:
 
     state_size: int
     diagonal: bool
-    """Whether no unit of the state looks at another: corrections are then exact and cheap."""
+    """Whether no unit of the next state depends on another unit: corrections are then exact and cheap."""
     gradient_error: float
     """Largest relative difference between autograd's derivative and float64 finite differences."""
     fused: bool = False
-    """Whether kernels are made for it: a step then costs about what one of `timeloom.GRU` does."""
+    """Whether fused kernels are generated for the cell: a step then costs about as much as one of `timeloom.GRU`."""
     form: str = ""
-    """The normal form that the kernels run; or, where there is none, what stands in the way."""
+    """The normal form that the kernels run, or the reason why there is none."""
     unseen: str = ""
-    """What its code sees that cannot be followed: calls on a GPU are then not replayed as a whole. Empty where all can.
+    """What in the cell's code cannot be tracked, so that calls on a GPU are not replayed as a whole; empty if nothing.
     """
 
 
 def check_cell(cell: Callable[[Any, Tensor], Any], h0: State, x: Tensor) -> CellReport:
-    """Test a cell on one step, h0 `(N, ...)` (or a tuple) and x `(N, ...)`; raises with what to mend, or reports.
+    """Test a cell on one step, h0 `(N, ...)` (or a tuple) and x `(N, ...)`; raises an error that says what to fix.
 
-    Checked: shapes and dtype of the result; the same input gives the same output; each row depends on its own row
-    alone; autograd's derivative by the state agrees with float64 finite differences. Reported: whether kernels are made
-    for it, and what stands in the way where not; what of its code cannot be followed.
+    Checked: shapes and dtype of the result; the same input gives the same output; each row of the result depends on its
+    own row of the input alone; autograd's derivative with respect to the state agrees with float64 finite differences.
+    Reported: whether fused kernels are generated, and if not, why; what in the cell's code cannot be tracked.
     """
     parts = h0 if isinstance(h0, tuple) else (h0,)
     for name, value in (*(("h0", part) for part in parts), ("x", x)):
@@ -75,7 +75,7 @@ def _unseen(cell: GenericCell, state: Tensor, u: Tensor) -> str:
 
 
 def _normal_form(cell: GenericCell, state: Tensor, x: Tensor) -> tuple[bool, str]:
-    """Whether the cell is compiled, and the form it then has, or why it is not."""
+    """Whether kernels exist for the cell, and its normal form or the reason why there are none."""
     parts = cell.unpack(state)
     given = parts if isinstance(parts, tuple) else (parts,)
     compiled = compiled_for(cell.function, given, cell.is_tuple, x.detach().unsqueeze(0), fewest=0)
@@ -89,9 +89,10 @@ def _normal_form(cell: GenericCell, state: Tensor, x: Tensor) -> tuple[bool, str
 
 
 def _gradient_error(cell: GenericCell, state: Tensor, u: Tensor) -> float:
-    """Autograd's directional derivative against central differences, in float64 where the cell can run in it.
+    """Error of autograd's directional derivative against central differences, in float64 if the cell can run in it.
 
-    In a narrower dtype the best of several steps counts: a normalisation of a state near zero bends within 0.003.
+    In a narrower dtype the best of several step sizes counts: the curvature of a normalisation of a state near zero
+    already shows within 0.003.
     """
     steps: tuple[float, ...] = (1e-6,)
     try:

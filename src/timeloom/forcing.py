@@ -19,24 +19,24 @@ Schedule = Callable[[int], float]
 
 
 class TeacherForcing(nn.Module):
-    """A cell that is drawn towards data before every step: `h ← (1 − α) h + α·teacher`, then `h⁺ = cell(h, x)`.
+    """A cell whose state is pulled towards data before every step: `h ← (1 − α) h + α·teacher`, `h⁺ = cell(h, x)`.
 
     α = 1 is plain teacher forcing, α = 0 leaves the cell free. Gradients through a step shrink by 1 − α, so that even
     the gradients of a chaotic cell stay bounded over any length, and the solve over time converges: the forced system
-    contracts once α exceeds `contracting_alpha`. Where the teacher is NaN (a missing measurement) nothing is drawn.
+    contracts once α exceeds `contracting_alpha`. Where the teacher is NaN (a missing measurement) the state stays free.
 
-    cell: as for `timeloom.unroll`, `cell(h, x)`; a state of several parts is forced in the first.
-    alpha: a number between 0 and 1, or a schedule such as `annealed(0.3, 0.02, 500)`. `advance()` goes on in it.
-    units: how many leading units the teacher is for; all of them by default.
+    cell: as for `timeloom.unroll`, `cell(h, x)`; of a state with several parts, the first is forced.
+    alpha: a number between 0 and 1, or a schedule such as `annealed(0.3, 0.02, 500)`, which `advance()` steps through.
+    units: the number of leading units that are forced; all of them by default.
 
         forced = TeacherForcing(cell, annealed(0.3, 0.02, steps=500))
         states, report = timeloom.unroll(forced, data[0], forced.inputs(data[:-1]))     # states[t] is to be data[t + 1]
     """
 
     alpha: Tensor
-    """The present α: a buffer, so that it is saved and moved with the module."""
+    """The current α: a buffer, so that it is saved and moved with the module."""
     advanced: Tensor
-    """Calls of `advance` so far."""
+    """Number of calls of `advance` so far."""
 
     def __init__(self, cell: Callable[[Any, Tensor], Any], alpha: float | Schedule, units: int | None = None) -> None:
         super().__init__()
@@ -50,15 +50,15 @@ class TeacherForcing(nn.Module):
         self.register_buffer("advanced", torch.zeros((), dtype=torch.int64))
 
     def advance(self) -> float:
-        """To the next α of the schedule, once for each update of the weights; returns it."""
+        """Set and return the next α of the schedule; call it once for each update of the weights."""
         self.advanced += 1
         self.alpha.fill_(_checked(self.schedule(int(self.advanced))))
         return float(self.alpha)
 
     def inputs(self, teacher: Tensor, xs: Tensor | None = None) -> Tensor:
-        """What `unroll` is given as `xs`: teacher `(T, B, units)` and the cell's own inputs `(T, B, D)` side by side.
+        """The `xs` for `unroll`: teacher `(T, B, units)` and the cell's own inputs `(T, B, D)`, concatenated.
 
-        `teacher[t]` is the data that belong to the state *before* step t. Without xs the cell is given x `(N, 0)`.
+        `teacher[t]` is the target for the state *before* step t. Without xs the cell is given x `(N, 0)`.
         """
         if not isinstance(teacher, Tensor) or teacher.dim() != 3:
             given = tuple(teacher.shape) if isinstance(teacher, Tensor) else type(teacher).__name__
@@ -92,7 +92,7 @@ class TeacherForcing(nn.Module):
 
 
 def annealed(start: float, end: float, steps: int) -> Schedule:
-    """α from start to end over so many updates, by the same factor at each (by the same difference if one is 0)."""
+    """A schedule of α from `start` to `end` over `steps` updates: geometric, or linear if one of the two is 0."""
     start, end = _checked(start), _checked(end)
     check_count("steps", steps)
 
@@ -106,8 +106,9 @@ def annealed(start: float, end: float, steps: int) -> Schedule:
 
 
 def contracting_alpha(cell: Callable[[Any, Tensor], Any], teacher: Tensor, xs: Tensor | None = None) -> float:
-    """The least α at which a cell, drawn to all units of this teacher `(T, B, n)`, forgets: `1 − exp(−λ)`, with λ the
-    growth of a small difference per step along the data; 0 where it forgets by itself.
+    """The smallest α at which a cell that is forced in all units by this teacher `(T, B, n)` contracts.
+
+    This is `1 − exp(−λ)`, with λ the largest Lyapunov exponent of the free cell along the data; 0 if λ < 0.
     """
     xs = teacher.new_empty(*teacher.shape[:2], 0) if xs is None else xs
     growth = lyapunov_exponents(cell, teacher[0], xs, along=teacher)

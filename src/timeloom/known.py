@@ -1,4 +1,4 @@
-"""States known from an earlier solve, and how chunks are entered from there: some steps early, or at their starts."""
+"""States known from an earlier solve, as entry points of chunks: at the chunk starts, or some steps before them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where all chunks but the first are entered, of sequences of one length.
+    """Where all chunks but the first are entered, for sequences of equal length.
 
-    starts: `((C − 1)·B, S)`. early: the stretches from there to the chunks; None where these are their very starts.
+    starts: the states at the entry points, `((C − 1)·B, S)`.
+    early: the stretches from the entry points to the chunk starts; None if the two coincide.
     """
 
     starts: Tensor
@@ -27,17 +28,18 @@ class Entry:
     every: int
 
     def chunk_starts(self, sweeper: ReferenceSweeper, initial: Tensor) -> Tensor:
-        """Of all chunks `(C·B, S)`, after the steps before them are run."""
+        """The starts of all chunks, `(C·B, S)`: runs the stretches before them, if there are any."""
         found = self.starts if self.early is None else sweeper.forward(self.early, self.starts)[0]
         return torch.cat([initial, found])
 
 
 @dataclass(frozen=True)
 class KnownStates:
-    """The states of B sequences as an earlier solve found them.
+    """The states of B sequences from an earlier solve, kept every `every` steps.
 
-    states: `(N, K, S)`; `[rows[b], k]` is that of sequence b after (k + 1) · every steps. rows: `(B,)`.
-    initial: `(B, S)`, the state before the first step.
+    states: `(N, K, S)`; `states[rows[b], k]` is the state of sequence b after (k + 1) · every steps.
+    rows: `(B,)`.
+    initial: the state before the first step, `(B, S)`.
     """
 
     states: Tensor
@@ -56,7 +58,7 @@ class KnownStates:
     def enter(
         self, sweeper: ReferenceSweeper, segments: Segments, lead: int, states: list[Tensor] | None, want_decay: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`sweeper.forward_entering` from the known states `lead` steps or a few more before each stretch."""
+        """`sweeper.forward_entering` from the last known state that is at least `lead` steps before each stretch."""
         empty = segments.end <= segments.begin
         begin = torch.where(empty, segments.begin, _known_before(segments.begin - lead, self.every))
         device = self.rows.device
@@ -67,7 +69,7 @@ class KnownStates:
         return starts, *sweeper.forward(segments, starts, states, want_decay)
 
     def entry(self, steps: int, chunk: int, lead: int) -> Entry:
-        """Where the chunks of sequences of one length are entered by a warm-up of `lead` steps or a few more."""
+        """The entry points for a warm-up of at least `lead` steps, for sequences of equal length."""
         batch = len(self.rows)
         early, at = _even_entry(steps, batch, chunk, lead, self.every)
         from_initial, at = int((at < 0).sum()), at[at >= 0]
@@ -75,24 +77,27 @@ class KnownStates:
         return Entry(torch.cat([self.initial.repeat(from_initial, 1), found]), early, self.every)
 
     def _gathered(self, at: Tensor, rows: Tensor) -> Tensor:
-        """States in the dtype and on the device of the initial one."""
+        """`states[rows, at]` in the dtype and on the device of the initial state."""
         found = self.states[rows.to(self.states.device), at.to(self.states.device)]
         return found.to(self.initial)
 
 
 def _known_before(times: Tensor, every: int) -> Tensor:
-    """The last times at which states are known; 0 is always one."""
+    """The last time at or before each of `times` at which the state is known: 0 or a multiple of `every`."""
     return times.clamp(min=0) // every * every
 
 
 @lru_cache(maxsize=64)
 def _even_entry(steps: int, batch: int, chunk: int, lead: int, every: int) -> tuple[Segments | None, Tensor]:
-    """The stretches before all chunks but the first, and which known states they begin at: −1 for the initial one."""
+    """The stretches before all chunks but the first, and the index of the known state that each begins from.
+
+    The index −1 stands for the initial state. No stretches (None) if all those chunks start at known states.
+    """
     with torch.inference_mode(False):
         chunks = cut_evenly(steps, batch, chunk, False)
         begins = torch.arange(chunk, steps, chunk)
         if lead == 0 and chunk % every == 0:
             return None, begins // every - 1
-        early = _known_before(begins - max(lead, 1), every)  # a step at least: no stretch is empty
+        early = _known_before(begins - max(lead, 1), every)  # at least one step: no stretch is empty
         sequence, end = chunks.sequence[batch:], begins.repeat_interleave(batch)
         return Segments(sequence, early.repeat_interleave(batch), end), early // every - 1

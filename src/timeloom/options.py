@@ -1,4 +1,4 @@
-"""Checks of options: every value that cannot be meant is refused with what was given and what was expected."""
+"""Checks of options: an invalid value raises an error that says what was given and what was expected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numbers import Integral, Real
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse anything but one of these words."""
+    """Refuse anything but one of these strings."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
 
@@ -20,7 +20,7 @@ def check_count(name: str, value: object, least: int = 1) -> None:
 
 
 def check_number(name: str, value: object, below: float = math.inf, optional: bool = True) -> None:
-    """Refuse anything but a number between 0 and `below`, neither of them, or None where it is optional."""
+    """Refuse anything but a number with 0 < value < `below`, or None if `optional`."""
     if value is None and optional:
         return
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < below:
@@ -35,8 +35,8 @@ def check_flag(name: str, value: object) -> None:
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the known one nearest to it, or nothing where none is near."""
-    from difflib import get_close_matches  # needed only when something went wrong
+    """The end of an error message about an unknown name: the closest known name, or nothing if none is close."""
+    from difflib import get_close_matches  # needed only for error messages
 
     found = get_close_matches(given.lower(), list(known), n=1) if isinstance(given, str) else []
     return f"; did you mean {found[0]!r}?" if found else ""

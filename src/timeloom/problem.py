@@ -23,9 +23,9 @@ class Recurrence:
     """`s[t+1] = f(s[t], u[t])` for t = 0 … T−1, from `initial`.
 
     `u` is `(T, B, K)`, `initial` is `(B, S)`. `lengths` `(B,)` ends each sequence early (steps past it are not solved);
-    `resets` `(T, B)` puts the state back to `initial` before the marked steps. `guess`, the states as
-    far as they are known, is where iterations begin. `tape` `(T, B, ·)` is what forward sweeps
-    keep for the adjoint ones, where their kernels do: the same problem is then solved in both directions.
+    `resets` `(T, B)` sets the state back to `initial` before the marked steps. Iterations begin at `guess`, the states
+    known from an earlier solve. `tape` `(T, B, ·)` holds what forward sweeps keep for the adjoint sweeps, where their
+    kernels do so; both directions are then solved with the same problem.
     """
 
     cell: Cell
@@ -46,11 +46,11 @@ class Recurrence:
 
     @property
     def rounded(self) -> Tensor:
-        """The tensor whose dtype bounds what can be asked of a solution: inputs in half precision, or the state."""
+        """The tensor whose dtype limits the precision of a solution: the inputs if narrower, else the state."""
         return self.u if self.u.element_size() < self.initial.element_size() else self.initial
 
     def detach(self) -> Recurrence:
-        """The same off autograd's tape."""
+        """The same problem with all tensors detached."""
         cell = self.cell.with_weights(tuple(weight.detach() for weight in self.cell.weights))
         return replace(self, cell=cell, u=self.u.detach(), initial=self.initial.detach())
 
@@ -61,7 +61,7 @@ class Recurrence:
         return self.lengths.to(device="cpu", dtype=torch.int64)
 
     def ends_on_device(self) -> Tensor:
-        """Length of each sequence, `(B,)` beside the inputs."""
+        """Length of each sequence, `(B,)` on the device of the inputs."""
         if self.lengths is not None:
             return self.ends().to(self.u.device)
         full = _full if _keeps(self.u.device) else _full.__wrapped__
@@ -70,15 +70,16 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class Segments:
-    """Stretches of time to run side by side: row i is `begin[i] ≤ t < end[i]` of sequence `sequence[i]`. CPU, int64,
-    contiguous: kernels read them as they lie.
+    """Stretches of time to run side by side: row i is `begin[i] ≤ t < end[i]` of sequence `sequence[i]`.
+
+    The columns are contiguous int64 tensors on the CPU, which kernels read in place.
     """
 
     sequence: Tensor
     begin: Tensor
     end: Tensor
     evenly: tuple[int, int, int, bool, int] | None = None
-    """What `cut_evenly` was told, where it made them."""
+    """The arguments of `cut_evenly`, if it made these stretches."""
 
     def __len__(self) -> int:
         return self.sequence.numel()
@@ -95,13 +96,13 @@ class Segments:
         return self.sequence, self.begin, self.end
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """The columns on a device; kept, since chunks of the same sizes are asked for again and again."""
+        """The columns on a device; copies are cached, since stretches of the same sizes are used again and again."""
         if device in self._copies:
             if capturing(device):
                 _captured[id(self)] = self
             return self._copies[device]
         if not _keeps(device) and self.evenly is not None:
-            return _cut_evenly(*self.evenly, device).columns  # not by a copy, which no graph can hold
+            return _cut_evenly(*self.evenly, device).columns  # made on the device: a graph cannot hold a copy
         columns = (self.sequence.to(device), self.begin.to(device), self.end.to(device))
         if _keeps(device):
             self._copies[device] = columns
@@ -113,9 +114,9 @@ class Segments:
 
 
 def cut(problem: Recurrence, chunk: int, backwards: bool = False) -> Segments:
-    """Time in chunks of `chunk` steps, the last one ragged: C·B rows, chunk by chunk, sequences side by side.
+    """Cut time into chunks of `chunk` steps, the last of which may be shorter: C·B rows, by chunk, then by sequence.
 
-    A chunk past the end of its sequence is an empty stretch. `backwards` puts the last chunk first.
+    A chunk past the end of its sequence is an empty stretch. With `backwards` the last chunk comes first.
     """
     if problem.lengths is None:
         return cut_evenly(problem.steps, problem.batch, chunk, backwards)
@@ -124,8 +125,8 @@ def cut(problem: Recurrence, chunk: int, backwards: bool = False) -> Segments:
 
 @lru_cache(maxsize=64)
 def cut_evenly(steps: int, batch: int, chunk: int, backwards: bool, copies: int = 1) -> Segments:
-    """Chunks of sequences of one length, each so many times; training asks for the same ones on every step."""
-    with torch.inference_mode(False):  # what is kept must serve calls in any mode
+    """`cut` for sequences of equal length, each row `copies` times; cached, since training steps repeat the sizes."""
+    with torch.inference_mode(False):  # the cached tensors must serve calls outside inference mode, too
         even = _cut_evenly(steps, batch, chunk, backwards, copies, torch.device("cpu"))
         return replace(even, evenly=(steps, batch, chunk, backwards, copies))
 
@@ -148,7 +149,7 @@ def _cut(steps: int, lengths: Tensor, chunk: int, backwards: bool) -> Segments:
 
 
 def empty_states(steps: int, initial: Tensor, parts: tuple[int, ...], zeroed: bool = False) -> list[Tensor]:
-    """Room for all states from `initial` `(B, S)` on, which is there already: `(T + 1, B, part)` for each part."""
+    """Buffers `(T + 1, B, part)` for all states, one for each part; the first row holds `initial` `(B, S)`."""
     states = [empty(steps + 1, initial.shape[0], width, like=initial) for width in parts]
     for state, first in zip(states, parts_of(initial, parts), strict=True):
         if zeroed:
@@ -163,7 +164,7 @@ def parts_of(state: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """States `(..., S)` of their parts: a copy of h and c, and h itself where that is all."""
+    """States `(..., S)` from their parts: a concatenated copy, or the only part itself."""
     return torch.cat(tuple(parts), -1) if len(parts) > 1 else parts[0]
 
 
@@ -174,11 +175,13 @@ def _full(batch: int, steps: int, device: torch.device) -> Tensor:
 
 
 _captured: dict[int, Segments] = {}
-"""Stretches whose copies CUDA graphs read in every replay: they stay when `cut_evenly` forgets them."""
+"""Stretches that captured CUDA graphs read: their device copies must stay alive when `cut_evenly` drops them."""
 
 
 def _keeps(device: torch.device) -> bool:
-    """Whether what is on a device may be kept for later calls: not on a stream beside the main one, where it may be
-    memory of a CUDA graph, which is filled by its replays and taken back with it.
+    """Whether tensors made on this device now may be cached for later calls.
+
+    Not on a side stream: there they may lie in the memory of a CUDA graph, which only its replays fill and which is
+    freed with the graph.
     """
     return device.type != "cuda" or torch.cuda.current_stream(device) == torch.cuda.default_stream(device)

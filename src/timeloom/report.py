@@ -1,4 +1,4 @@
-"""What a solve did, in numbers and in words, and the error raised when it was told not to hide a failure."""
+"""What a solve did, in numbers and in words, and the error raised on divergence if the user asked for one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from torch import Tensor
 
 BY_TORCH = "run by torch's own layer"
-"""What a report says of a run that was not ours."""
+"""Words in the reason of a report that mark a run by torch's own layer."""
 
 
 @dataclass(frozen=True)
 class GradientCheck:
-    """A gradient beside the exact one: that of the recurrent weights, or of the states where a cell hides its own."""
+    """A gradient compared with the exact one: of the recurrent weights, or of the states if a cell hides weights."""
 
     error: float
     """Length of the difference over the length of the exact gradient."""
     cosine: float
     """Cosine of the angle between the two."""
     tolerance: float | None = None
-    """Largest error that was to be accepted, where one was given."""
+    """Largest error to accept, if one was given."""
 
     @property
     def too_far(self) -> bool:
@@ -30,7 +30,7 @@ class GradientCheck:
 
 @dataclass(frozen=True)
 class SolveReport:
-    """What was decided, what it took, and what was reached: the certificate of one solve."""
+    """What one solve decided, what it cost and how precise it is, with its certificate."""
 
     solver: str
     """The method that ran: `sequential`, `shooting[none|diag|secant|lowrank|newton]`, `mgrit[cycle, levels]`, or the
@@ -38,7 +38,7 @@ class SolveReport:
     chunk: int
     """Steps in a chunk; T for a sequential run."""
     iterations: int
-    """Sweeps over all unconverged chunks, a warm-up over part of each chunk not counted; cycles of multigrid."""
+    """Number of sweeps over all unconverged chunks, not counting a warm-up; for multigrid, of cycles."""
     residuals: tuple[float, ...]
     """Largest jump between a chunk's end and the next chunk's start after each sweep (or cycle), relative to the
     state's scale."""
@@ -46,56 +46,58 @@ class SolveReport:
     converged: bool
     """Whether the states meet the tolerance, by the sweeps or by the sequential fallback."""
     fell_back: bool
-    """Whether the sweeps gave up and the rest, after the exact prefix, was run sequentially."""
+    """Whether the sweeps were given up, and everything after the exact prefix was run sequentially."""
     contraction: float | None
-    """Last measured factor by which a sweep shrank the residual; None where fewer than two were needed."""
+    """Last measured factor by which a sweep shrank the residual; None if there were fewer than two sweeps."""
     seconds: float
     reason: str = ""
     """Why this solver, chunk and correction, and why it stopped, in words."""
     warmup: int = 0
     """Steps of each chunk that the warm-up ran to guess the chunk starts."""
     certificate: Tensor | None = None
-    """A bound of the residual as a number on the GPU, where a CUDA graph was captured and it could not be read."""
+    """An upper bound of the residual, on the GPU: set if the call was captured into a CUDA graph, where nothing can be
+    read."""
     error_estimate: float | None = None
-    """How far chunk starts are off from those of a sequential run, relative to the state's scale, as the jumps, the
-    known transfers and the rate of the sweeps tell: see `timeloom.solve.residual`. Rounding is not in it. None where
-    the method does not tell (multigrid, ranks)."""
+    """Estimated error of the chunk starts against a sequential run, relative to the state's scale. It follows from the
+    jumps, the known transfers and the contraction of the sweeps (see `timeloom.solve.residual`) and leaves out
+    rounding. None for methods that do not estimate it (multigrid, ranks)."""
     levels: tuple[tuple[float, ...], ...] = ()
-    """Multigrid: for every cycle, the relative residual that it left on each level but the coarsest, finest first; the
-    fine level alone where relaxation was enough."""
+    """Multigrid: for every cycle, the relative residual left on each level but the coarsest, finest first; only that of
+    the fine level if relaxation was enough."""
     advice: str = ""
     """Multigrid that did not converge: what held it up, and what to try."""
     gradient: GradientCheck | None = None
-    """How far the gradient is from the exact one, where the solver was told to look (`check_gradient_every`)."""
+    """How far the gradient is from the exact one, if the solver checked it (`check_gradient_every`)."""
     backward: SolveReport | None = None
     """The adjoint solve's report, once the backward pass has run."""
 
     @classmethod
     def sequential(cls, steps: int, reason: str, tolerance: float = 0.0, seconds: float = 0.0) -> SolveReport:
-        """Of a run of one step after the other: exact, nothing to fit together."""
+        """The report of a sequential run, which is exact."""
         return cls("sequential", steps, 1, (), tolerance, True, False, None, seconds, reason, error_estimate=0.0)
 
     @classmethod
     def by_torch(cls, steps: int, reason: str) -> SolveReport:
-        """The same of one by torch's own layer, and why."""
+        """The report of a run by torch's own layer, with the reason for it."""
         return cls.sequential(steps, f"{reason}; {BY_TORCH}")
 
     @property
     def ran_in_torch(self) -> bool:
-        """Whether it is of torch's own layer."""
+        """Whether torch's own layer ran."""
         return BY_TORCH in self.reason
 
     @property
     def certified(self) -> bool:
-        """Whether the tolerance was met, backward too where that has run. In a captured CUDA graph it is that of the
-        last replay, and reading it waits for the GPU.
+        """Whether the tolerance was met, also by the backward pass if that has run.
+
+        For a captured CUDA graph this refers to the last replay, and reading it waits for the GPU.
         """
         met = self.converged if self.certificate is None else float(self.certificate) <= self.tolerance
         return met and (self.backward is None or self.backward.certified)
 
     @property
     def unit(self) -> str:
-        """What `iterations` counts, in the number that goes with it."""
+        """The name of what `iterations` counts, singular or plural."""
         name = "cycle" if self.levels else "sweep"
         return name if self.iterations == 1 else f"{name}s"
 
@@ -118,12 +120,12 @@ class SolveReport:
 
 
 def contraction(residuals: list[float]) -> float | None:
-    """The last factor by which the residual shrank; None where there is none."""
+    """The factor by which the last sweep shrank the residual; None if there is no earlier residual above zero."""
     return residuals[-1] / residuals[-2] if len(residuals) > 1 and residuals[-2] > 0 else None
 
 
 class ConvergenceError(RuntimeError):
-    """The sweeps did not meet the tolerance and `on_divergence="raise"` was asked for; `report` says what happened."""
+    """Raised if the sweeps miss the tolerance and `on_divergence="raise"` was given; `report` says what happened."""
 
     def __init__(self, report: SolveReport) -> None:
         shooting = report.solver.startswith("shooting")
@@ -142,7 +144,7 @@ class ConvergenceError(RuntimeError):
 
 
 def describe(report: SolveReport, length: int) -> str:
-    """What one solve over `length` steps did, and why."""
+    """What one solve over `length` steps did, and why, in words."""
     chunks = -(-length // report.chunk)
     if report.solver == "sequential" or chunks == 1:
         by = "" if report.solver == "sequential" else f" ({report.solver})"
@@ -163,7 +165,7 @@ def describe(report: SolveReport, length: int) -> str:
 
 
 def of_reports(reports: Iterable[tuple[str, SolveReport]], length: int) -> list[tuple[str, str]]:
-    """Reports with the layers they are of in words, forward and backward."""
+    """Pairs of layer and description, forward and backward, for reports that are given with the name of their layer."""
     told = []
     for where, report in reports:
         told.append((f"{where} forward", describe(report, length)))
@@ -174,7 +176,7 @@ def of_reports(reports: Iterable[tuple[str, SolveReport]], length: int) -> list[
 
 
 def _by_text(told: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The same words once, with all the places they are of."""
+    """Merge equal descriptions: each text once, with all the layers that it describes."""
     places: dict[str, list[str]] = {}
     for where, text in told:
         places.setdefault(text, []).append(where)

@@ -42,10 +42,10 @@ def unroll(
     """Run `h[t] = cell(h[t-1], x[t])` over a sequence; differentiable in h0, xs and everything the cell holds.
 
     cell: a function or nn.Module, batched over rows: h `(N, ...)` (or a tuple of such) and x `(N, ...)` to the next h.
-        Rows must not look at each other, and the same input must give the same output (`check_cell` tests both).
+        Rows must be independent, and the same input must give the same output (`check_cell` tests both).
     h0: initial state, `(B, n)`, or a tuple of such.
     xs: inputs, `(T, B, ...)`.
-    guess: states after every step to begin the iterations with, `(T, B, n)` (or a tuple), or a batch of `WarmStarts`.
+    guess: initial guess of the states after every step, `(T, B, n)` (or a tuple), or a batch of `WarmStarts`.
         It changes how many sweeps are needed, not the result.
     Returns the states after every step, `(T, B, n)` (or a tuple), and the report.
     """
@@ -83,7 +83,7 @@ def unroll(
 
 
 def _known_calls(cell: Any) -> KnownCalls | None:
-    """The calls of a module, of a function or of a module's method, kept with it; None of what keeps nothing."""
+    """The remembered calls of a module, of its method or of a function, stored on it; None for any other callable."""
     owner, method = (cell.__self__, cell.__func__) if isinstance(cell, MethodType) else (cell, None)
     if not isinstance(owner, nn.Module | FunctionType):
         return None
@@ -92,7 +92,7 @@ def _known_calls(cell: Any) -> KnownCalls | None:
 
 
 def _again(steady: SteadyCell, h0: State, xs: Tensor) -> tuple[State, SolveReport] | None:
-    """The same by a replay alone; None where its certificate is missed."""
+    """Run the call as a replay alone; None if it cannot be replayed or misses its certificate."""
     call = steady.call()
     states = steady.run(call, xs, steady.cell.pack(h0))
     return None if states is None or call.certify() is None else (steady.cell.shaped(states), call.report)
@@ -102,7 +102,7 @@ def _run(
     cell: Any, solver: Solver, guess: Guess | None, reports: list[SolveReport], problem: Recurrence, told: str,
     seen: Seen | None,
 ) -> tuple[tuple[Tensor, ...], Tensor]:  # fmt: skip
-    """Solve, and report: `told` says whether kernels were made for the cell."""
+    """Solve and append the report; `told` is the sentence on whether kernels were generated for the cell."""
     reports.clear()
     return run(problem, solver, _experience_of(cell), telling(reports.append, told), guess, seen=seen)
 
@@ -116,9 +116,9 @@ def _guess(cell: GenericCell, guess: State | WarmBatch, xs: Tensor) -> Guess:
 
 
 def _experience_of(cell: Any) -> LayerExperience:
-    """What was learned on this cell, as long as it lives; nothing where it cannot be kept.
+    """What earlier calls of this cell showed, kept while the cell lives; an empty experience if it cannot be kept.
 
-    A bound method is another object each time it is looked up, so it is told by what it belongs to.
+    Each lookup of a bound method makes a new object, so a method is identified by its owner and its function.
     """
     owner, method = (cell.__self__, cell.__func__) if isinstance(cell, MethodType) else (cell, None)
     try:

@@ -1,4 +1,4 @@
-"""Sequences whose training does not fit into memory: window by window, with a carried state and exact gradients."""
+"""Training on sequences too long for memory, window by window, with a carried state and exact gradients."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from timeloom.options import check_count
 
 
 def windowed(layer: nn.RNNBase, x: Tensor, hx: Any = None, *, window: int) -> tuple[Tensor, Any]:
-    """`layer(x, hx)` over windows of so many steps, each of which carries on from the last one's final state.
+    """`layer(x, hx)` in windows of `window` steps, each of which starts from the final state of the one before.
 
-    The results and gradients are those of one call. A window's backward pass runs its forward pass again, so that
-    beside inputs and outputs only one window's intermediate values are ever in memory. x may stay on the CPU while the
-    layer is on a GPU: windows are copied when they are needed.
+    Results and gradients equal those of one call. The backward pass of a window recomputes its forward pass, so that
+    apart from inputs and outputs only one window's intermediate values are in memory at a time. x may stay on the CPU
+    while the layer is on a GPU: windows are copied when they are needed.
 
     layer: a timeloom or torch layer (GRU, LSTM, RNN), in one direction.
     x: `(T, B, D)`, `(B, T, D)` if batch_first, or `(T, D)`.

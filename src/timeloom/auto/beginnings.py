@@ -1,10 +1,10 @@
-"""Whether a module's calls begin at known states: where these may save enough to be tried, and a try has shown it.
+"""Whether a module's calls begin at known states: tried if these may save enough, kept up if the trial was faster.
 
-States are looked up before such a call and kept behind it, and on a GPU it is not replayed as a whole. What that buys
-is a shorter warm-up or fewer sweeps, if the states have moved little since the samples were last there.
+Such a call looks up states before it and keeps the new ones after it, and on a GPU it is not replayed as a whole. In
+return, it needs a shorter warm-up or fewer sweeps if the states have changed little since the samples were last used.
 
 `python -m benchmarks.calibrate` measures COST, `python -m benchmarks.gpu runs` the same on a GPU, and
-`python -m benchmarks.warm_starts` what is within REACH.
+`python -m benchmarks.warm_starts` measures REACH.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from typing import Literal
 from timeloom.report import SolveReport
 
 Turn = Literal["as usual", "begin"]
-"""What a call does with known states: nothing, or begin there, if all are known, and keep what is found."""
+"""What a call does with known states: nothing, or begin at them if all are known and keep the new ones."""
 Phase = Literal["waiting", "trying", "begun"]
 
 COST, COST_ON_GPU = 5e-4, 2e-3
-"""Seconds that a call takes longer for it: on a CPU with the same warm-up, and on an H200, where two whole training
-runs took 1.7 and 2 ms more an update."""
+"""Seconds that known states add to a call: on a CPU with the same warm-up, and on an H200, where two whole training
+runs took 1.7 and 2 ms longer for each update."""
 LEAST_SHARE = 0.1
-"""Share of a call that must be within reach for a try: one costs as much as some calls save."""
+"""Share of a call's time that must be within reach for a trial, which costs as much as some calls save."""
 REACH = 0.5
-"""Share of what known states may save at best that is taken to be within reach: at the rates of a training from the
-start, warm-ups from there are half as long, or no shorter at all."""
+"""Share of the largest possible saving that is assumed to be within reach: at the learning rates of a training from
+scratch, warm-ups from known states are half as long, or no shorter at all."""
 SWEEPS = 2
-"""Sweeps that chunks take from known states where the network forgets too slowly for a warm-up, at best."""
+"""Sweeps that chunks need from known states, at best, if the network forgets too slowly for a warm-up."""
 ON_GPU = 64
-"""Chunks that run side by side on a GPU, at least."""
+"""Fewest chunks that run side by side on a GPU."""
 FIRST_WAIT = 8
-"""Calls as usual before a try: until then they learn and compile."""
+"""Usual calls before the first trial: until then they learn and compile."""
 LEARNING = 4
-"""Calls that begin at known states before their times count: they learn and compile, too."""
+"""Calls of a trial at known states before their times count: they learn and compile, too."""
 TRIED = 8
-"""Last calls of each kind whose times are compared."""
+"""Number of last calls of each kind whose times are compared."""
 WORTH = 1.03
-"""How much longer calls as usual must take for others to go on."""
+"""Factor by which usual calls must be slower for calls to go on beginning at known states."""
 LOOK, FIRST_LOOKS = 32, 8
-"""One call in so many is made as usual, where others begin at known states, to see what it takes by now; and while few
-have been."""
+"""While calls begin at known states, one call in `LOOK` is made as usual, to keep its time up to date; one in
+`FIRST_LOOKS` as long as few are timed."""
 AMORTISED = 16
-"""Calls as usual after a try that showed no gain, in calls that the try took."""
+"""Usual calls after a trial that showed no gain, as a multiple of the trial's calls."""
 
 LEFT = "known states left alone"
-"""What a report says of a call that did not begin there."""
+"""Words in the reason of a report whose call could have begun at known states, but did not."""
 
 
 @dataclass
 class Beginning:
-    """What calls of one kind took with and without known states; changed by its own methods alone.
+    """Times of calls of one kind with and without known states; changed only by its own methods.
 
     phase: "begun" from the start for a solver that the user has chosen.
     """
@@ -59,36 +59,37 @@ class Beginning:
     cost: float = COST
     phase: Phase = "waiting"
     wait: int = FIRST_WAIT
-    """Calls before a try."""
+    """Calls left before a trial."""
     tried: int = 0
-    """Calls of this try."""
+    """Calls of this trial so far."""
     filled: int = 0
-    """Calls of it after which there was no room for more states; 0 where there is."""
+    """Calls of this trial after which there was no room for more states; 0 as long as there is."""
     learned: int = 0
-    """Calls of it since the first one that began at known states."""
+    """Calls of this trial since the first one that began at known states."""
     barred: bool = False
-    """Whether what runs these calls begins as usual, whatever is known."""
+    """Whether the kernels of these calls cannot use known states."""
     usual: list[float] = field(default_factory=list)
-    """Seconds for each step of the last calls as usual."""
+    """Seconds per step of the last usual calls."""
     begun: list[float] = field(default_factory=list)
-    """The same of calls that began at known states, or would have if all of them had been known."""
+    """Seconds per step of the last calls that began at known states, or would have if all had been known."""
     savable: list[float] = field(default_factory=list)
-    """Seconds that known states may save of each of the last calls as usual."""
+    """Seconds that known states may save at best, for each of the last usual calls."""
     shares: list[float] = field(default_factory=list)
-    """The same as shares of these calls."""
+    """The same as shares of the times of these calls."""
     told: float = 0.0
-    """Of these, as it was told last."""
+    """The median of `savable` that was last stated in a report."""
     verdict: str = ""
-    """What the last try showed, in words."""
+    """The outcome of the last trial, in words."""
 
     @property
     def keeps(self) -> bool:
-        """Whether states are of use for calls to come."""
+        """Whether states are kept for later calls."""
         return self.phase != "waiting"
 
     def turn(self, repeats: bool, full: bool = False) -> Turn:
-        """What the next call is to do. `repeats`: whether samples come back at all; `full`: whether there was no room
-        for the states of all of them.
+        """Decide what the next call does.
+
+        repeats: whether samples repeat at all. full: whether there was no room for the states of all samples.
         """
         if self.phase == "waiting":
             if not self._is_worth_a_try(repeats):
@@ -106,7 +107,7 @@ class Beginning:
         return "as usual" if self.learned > LEARNING and self.tried % every == 0 else "begin"
 
     def note(self, turn: Turn, began: bool, seconds: float, steps: int, savable: float) -> None:
-        """A call of so many steps took so long; `began`: whether it was at known states."""
+        """Note the time of a call of `steps` steps; `began`: whether it began at known states."""
         if turn == "as usual":
             self.wait = max(self.wait - 1, 0)
             self.usual = [*self.usual, seconds / steps][-TRIED:]
@@ -120,16 +121,16 @@ class Beginning:
             self._judge(steps)
 
     def bar(self) -> None:
-        """These calls cannot begin at known states."""
+        """Note that these calls cannot begin at known states."""
         self.barred, self.phase = True, "waiting"
 
     @property
     def why(self) -> str:
-        """Why a call as usual did not begin at known states, for its report."""
+        """Why a usual call did not begin at known states, for its report."""
         if self.verdict or self.keeps or self.barred or len(self.savable) < FIRST_WAIT:
             return self.verdict
         most = median(self.savable)
-        if not 0.5 * self.told <= most <= 2 * self.told:  # else the words would be others at every call
+        if not 0.5 * self.told <= most <= 2 * self.told:  # else the text would change with every call
             self.told = most
         return "" if self._has_much_to_save else f"{LEFT}: they would save {_told(self.told)} at most"
 
@@ -154,8 +155,10 @@ class Beginning:
 
 
 def savable(report: SolveReport, steps: int, resting: bool, side_by_side: int) -> float:
-    """Seconds of a solve that known states may save at best: the warm-up, and all sweeps but one. Where all of it runs
-    in one chunk, `resting` since the network forgets too slowly: what so many chunks `side_by_side` would.
+    """Seconds of a solve that known states may save at best: the warm-up, and all sweeps but one.
+
+    For a solve in one chunk that is `resting`, since the network forgets too slowly: the time that as many chunks
+    `side_by_side` would save.
     """
     if report.chunk >= steps:
         return report.seconds * max(1 - SWEEPS / side_by_side, 0.0) if resting else 0.0

@@ -1,7 +1,7 @@
-"""What sweeps cost, by the size of a problem and what runs them: decides chunks in microseconds, without measuring.
+"""A cost model of sweeps, by problem size and kernel: it decides chunks in microseconds, without measuring.
 
-Its numbers were measured on 2 cores of a Xeon and on an H200; `python -m benchmarks.calibrate` measures them anew,
-beside the stored ones, and `python -m benchmarks.rows` those of CUDA kernels by the rows that are walked side by side.
+Its numbers were measured on 2 cores of a Xeon and on an H200. `python -m benchmarks.calibrate` measures them anew and
+prints them beside the stored ones; `python -m benchmarks.rows` measures CUDA kernels by the rows that run side by side.
 """
 
 from __future__ import annotations
@@ -25,100 +25,103 @@ from timeloom.kernels.cuda.sweeper import has_kernels, most_single, waves_of
 from timeloom.problem import Recurrence
 
 NEWTON_UP_TO = 16
-"""Largest state for which dense transfers may pay on a CPU: they cost a factor of S over a sweep."""
+"""Largest state size S for which dense transfers may pay on a CPU: they cost S times as much as a sweep."""
 NEWTON_UP_TO_ON_GPU = 64
 """The same on a GPU."""
 COMPILED_STEP = 0.5
-"""Cost of a compiled sweep's step by itself, in rows."""
+"""Fixed cost of a step of a compiled sweep, in rows."""
 TORCH_STEP, TORCH_STEP_ON_GPU = 60.0, 6000.0
-"""Microseconds of a step by itself, in plain torch operations."""
+"""Fixed cost of a step in plain torch operations, in microseconds."""
 TORCH_ROW = 6e-5, 0.01
-"""Microseconds of a row more in such a step: times the size of the state squared, and times the size."""
+"""Microseconds of each row of such a step: factors of the state size squared and of the state size."""
 MEETING = 30000.0
-"""What threads that share the units of a row lose by it in a step, in multiplications: they wait for each other."""
+"""Cost of synchronisation in a step of threads that share the units of a row, in multiplications."""
 WORTH_CUTTING = 0.95
-"""Share of the time of one chunk on a CPU that several must not exceed behind a long warm-up, which may turn out too
-short."""
+"""Share of a single chunk's time on a CPU that several chunks after a long warm-up, which may turn out too short, must
+not exceed."""
 WORTH_DRIVING = 0.5
-"""The same of users' cells on a GPU, where the driver's sweeps follow a miss, launch by launch: a warm-up about as long
-as a sequence took a trained network 52 ms, and one chunk 21."""
+"""The same for users' cells on a GPU, where a miss is followed by the driver's sweeps, launch by launch: with a warm-up
+about as long as the sequence, a trained network took 52 ms, and one chunk 21."""
 MOST_STEPS = 2**40
-"""No sequence is longer."""
+"""More steps than any sequence has."""
 
 
 SINGLE_STEP = ((0.12, 0.003), (0.13, 0.0036))
-"""Microseconds of a step of a GRU's row by itself, forward and backward: at least, and for each unit. These and all of
-CUDA kernels below are of an H200."""
+"""Microseconds of a GRU's step of a single row, forward and backward: a constant, and for each unit. This and all
+numbers of CUDA kernels below were measured on an H200."""
 GATES = {1: 0.65, 3: 1.0, 4: 1.25}
-"""The same of other cells, by the products of a step, beside a GRU's."""
+"""Time of a step relative to a GRU's, by the number of products in a step."""
 SHARING = 100.0, 1.9
-"""What one more such row on a multiprocessor adds to a step, as a share of it: units, in so many, to this power."""
+"""Share by which each further row on a multiprocessor lengthens such a step: (units / first) ** second, at most 1."""
 CLUSTER_STEP = 0.8, 1.4
-"""The same where several multiprocessors share a row, of any width."""
+"""Microseconds of a GRU's step, forward and backward, if several multiprocessors share a row, whatever its width."""
 TILE_STEP = ((0.25, 4.3e-5), (0.4, 8.1e-5))
-"""The same of tiles of rows, one on each multiprocessor: at least, and times the units squared."""
+"""Microseconds of a GRU's step of tiles of rows, one tile on each multiprocessor, forward and backward: a constant, and
+a factor of the units squared."""
 TILE_STORES = 1.5, 1.18
-"""How much longer that is where states or gradients are written."""
+"""Factor by which such a step is longer if it writes states (forward) or gradients (backward)."""
 TILES_SHARING = 64.0
-"""What one more tile on a multiprocessor adds, as a share: units, in so many, and no more than all."""
+"""Share by which each further tile on a multiprocessor lengthens such a step: units divided by this, at most 1."""
 
 WIDE_STEP, WIDE_ROW = 7.8, (1.5e-5, 2.3e-8)
-"""The same of a step that is a launch and a product: at least, and for each unit of a row, by itself and times the
-units."""
+"""Microseconds of a GRU's step that consists of a launch and a product: a constant, and for each unit of a row, a
+constant and a factor of the units."""
 
 BETWEEN_SWEEPS = 5.0, 0.075
-"""Microseconds of a sweep beside its steps: a launch, and for each chunk in the chain of corrections."""
+"""Microseconds of a sweep besides its steps: a launch, and each chunk in the chain of corrections."""
 LEAST_CORRECTED = 8
-"""Shortest chunks to correct."""
+"""Shortest chunk to correct, in steps."""
 LITTLE_MORE = 1.6
-"""Time of a sweep over longer chunks, beside the cheapest one's, that may save sweeps."""
+"""Factor by which a sweep over longer chunks, which may save sweeps, may take longer than the cheapest sweep."""
 DENSE_LINK, MOST_DENSE = 0.6, 2**25
-"""Microseconds of a link in a chain of dense transfers; and numbers of all transfers together, at most."""
+"""Microseconds of a link in a chain of dense transfers; largest number of elements in all transfers together."""
 
 
 FOUR_ROWS = 2.2
-"""Where kernels are generated: time of a block's step of four rows, beside that of one row (1.4 forward, 1.9 backward
-for cells of 64 units), and what more chunks cost beside their steps."""
+"""Generated kernels: time of a block's step of four rows relative to one row (1.4 forward, 1.9 backward for cells of 64
+units), including what more chunks cost besides their steps."""
 SHARED_BLOCK = 0.9
-"""What one more such block on a multiprocessor adds to a step, beside a lone one's (0.45 forward, 0.95 backward)."""
+"""Share by which each further such block on a multiprocessor lengthens a step (0.45 forward, 0.95 backward)."""
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """What one step of a sweep costs for so many rows, in units of what a row more costs."""
+    """The cost of one step of a sweep by the number of its rows, in units of the cost of one more row."""
 
     overhead: float = 0.0
-    """Cost of the step by itself."""
+    """Fixed cost of a step."""
     threads: int = 1
     """Workers that share the rows."""
     copies_inputs: bool = False
     """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
     work: int = 0
-    """Multiplications of a row's step, where workers can share its units."""
+    """Multiplications in a row's step if workers can share its units, else 0."""
     worth: ClassVar[float] = WORTH_CUTTING
-    """Share of one chunk's time that several chunks must not exceed behind a long warm-up."""
+    """Share of a single chunk's time that several chunks after a long warm-up must not exceed."""
 
     def fills(self, batch: int) -> int:
-        """Chunks of so many sequences that fill the machine, where there is such a number; 0 where there is none."""
+        """The number of chunks of `batch` sequences that just fills the machine, if there is such a number; else 0."""
         return 0
 
     def of(self, rows: int, stores: bool = False) -> float:
-        """`stores`: whether states or gradients are written, where that tells."""
+        """The cost of a step of `rows` rows; `stores`: whether it writes states or gradients, if that matters."""
         together, members = team_of(rows, self.threads, self.work)
         return self.overhead + (together if members == 1 else together / members + MEETING / self.work)
 
 
 @dataclass(frozen=True)
 class RegisterCost:
-    """The same in microseconds, by the CUDA kernels: rows by themselves, as many as the multiprocessors hold, rows in
-    tiles, or a launch a step of wide layers.
+    """The cost of a step by the CUDA kernels for layers, in microseconds.
+
+    Either blocks run single rows, as many as the multiprocessors hold, or tiles of rows, or each step of a wide layer
+    is a launch.
     """
 
     gates: float
-    """Time of a step, beside a GRU's."""
+    """Time of a step relative to a GRU's."""
     units: int
     side_by_side: int
-    """Rows that are walked side by side, each by itself, before one more makes all slower."""
+    """Number of single rows that run side by side before one more slows all down."""
     tiled: bool
     """Whether there is a kernel for tiles of rows."""
     blocks: int = 1
@@ -128,8 +131,9 @@ class RegisterCost:
     worth: ClassVar[float] = 1.0
 
     def fills(self, batch: int) -> int:
-        """Chunks of so many sequences whose rows are just walked side by side, where several blocks share each: there
-        the next power of two below may be half of it.
+        """The number of chunks whose rows just run side by side, if several blocks share a row; else 0.
+
+        For such kernels the next power of two below may be only about half of it.
         """
         return self.side_by_side // batch if self.blocks > 1 else 0
 
@@ -151,14 +155,14 @@ class RegisterCost:
 
 @dataclass(frozen=True)
 class GeneratedCost:
-    """The same by kernels generated from a cell's step, a block for each row, in units of a lone block's step."""
+    """The cost of a step by kernels generated from a user's cell, a block for each row, in steps of a lone block."""
 
     processors: int
     copies_inputs: ClassVar[bool] = False
     worth: ClassVar[float] = WORTH_DRIVING
 
     def fills(self, batch: int) -> int:
-        """Chunks of so many sequences that just fill the machine, with a row or with four on every multiprocessor."""
+        """The number of chunks that just fill the machine, with one row or four rows on every multiprocessor."""
         return (self.processors if batch == 1 else ROWS_TOGETHER * self.processors) // batch
 
     def of(self, rows: int, stores: bool = False) -> float:
@@ -180,7 +184,7 @@ def register_cost(kernel: str, n: int, device: int, backward: bool = False) -> R
 
 
 def step_cost(problem: Recurrence, backward: bool = False) -> Cost:
-    """What a step of this problem costs, forward or backward where that differs."""
+    """The cost of a step of this problem, forward or backward if they differ."""
     if in_compiled_code(problem):
         return compiled_cost(sweeper_kind(problem).work(problem))
     size, n = problem.cell.size, problem.cell.parts[0]
@@ -195,23 +199,23 @@ def step_cost(problem: Recurrence, backward: bool = False) -> Cost:
 
 
 def compiled_cost(work: int = 0) -> StepCost:
-    """What a step of compiled code costs on a CPU; `work` as in `StepCost`."""
+    """The cost of a step of compiled code on a CPU; `work` as in `StepCost`."""
     return StepCost(COMPILED_STEP, torch.get_num_threads(), work=work)
 
 
 def row_in_torch(size: int) -> float:
-    """Microseconds of a row more in a step of plain torch operations, by the size of the state."""
+    """Microseconds of each row in a step of plain torch operations, by the state size."""
     return TORCH_ROW[0] * size * size + TORCH_ROW[1] * size
 
 
 def cost_of(steps: int, batch: int, chunk: int, warmup: int, cost: Cost) -> float:
-    """What a sweep costs that writes what it finds in its chunks."""
+    """The cost of a sweep with a warm-up that writes the states or gradients of its chunks."""
     rows = math.ceil(steps / chunk) * batch
     return warmup * cost.of(rows) + chunk * cost.of(rows, stores=True)
 
 
 def cost_of_sweeps(steps: int, batch: int, chunk: int, sweeps: int, cost: Cost) -> float:
-    """What several sweeps of CUDA kernels cost with corrections between them; the last one writes what it finds."""
+    """The cost of several sweeps of CUDA kernels with corrections between them; only the last writes its results."""
     links = math.ceil(steps / chunk)
     bare, whole = cost.of(links * batch), cost.of(links * batch, stores=True)
     return sweeps * (chunk * bare + BETWEEN_SWEEPS[0] + BETWEEN_SWEEPS[1] * links) + chunk * (whole - bare)
@@ -219,8 +223,9 @@ def cost_of_sweeps(steps: int, batch: int, chunk: int, sweeps: int, cost: Cost) 
 
 @lru_cache(maxsize=256)
 def cheapest(steps: int, batch: int, warmup: int, cost: Cost) -> tuple[int, int]:
-    """Chunk and warm-up that take least time, `(steps, 0)` for one chunk; no warm-up is longer than a chunk where that
-    would cost memory.
+    """The chunk and warm-up that take the least time, `(steps, 0)` for one chunk.
+
+    No warm-up is longer than a chunk if that would cost memory.
     """
     best, best_cost = (steps, 0), cost_of(steps, batch, steps, 0, cost)
     counts = {2**power for power in range(1, MOST_STEPS.bit_length())} | {cost.fills(batch)}
@@ -234,8 +239,9 @@ def cheapest(steps: int, batch: int, warmup: int, cost: Cost) -> tuple[int, int]
 
 @lru_cache(maxsize=256)
 def chunk_to_correct(steps: int, batch: int, cost: Cost) -> int:
-    """The longest chunk whose sweeps take little more time than the cheapest do: longer ones take no more sweeps. All
-    of the steps where none takes less than that.
+    """The longest chunk whose sweeps take little more time than the cheapest ones: longer chunks need no more sweeps.
+
+    All of the steps if there is no such chunk.
     """
     counts = {2**power for power in range(1, MOST_STEPS.bit_length())} | {cost.fills(batch)}
     chunks = {math.ceil(steps / count) for count in counts if 2 <= count <= steps // LEAST_CORRECTED}
@@ -246,7 +252,7 @@ def chunk_to_correct(steps: int, batch: int, cost: Cost) -> int:
 
 @lru_cache(maxsize=256)
 def longest_warmup(steps: int, batch: int, most: float, cost: Cost) -> int:
-    """The longest warm-up of several chunks that takes no more time than `most`; 0 where none does."""
+    """The longest warm-up with which several chunks take no more time than `most`; 0 if there is none."""
 
     def takes_more(warmup: int) -> bool:
         chunk, entered = cheapest(steps, batch, warmup, cost)
@@ -257,8 +263,9 @@ def longest_warmup(steps: int, batch: int, most: float, cost: Cost) -> int:
 
 @lru_cache(maxsize=256)
 def cheapest_dense(steps: int, batch: int, size: int, cost: Cost) -> tuple[int, float]:
-    """Chunk for which dense transfers of a state of so many numbers take least time, and that time: infinite where the
-    kernels have none.
+    """The chunk for which dense transfers of a state of this size take the least time, and that time.
+
+    The time is infinite if the kernels have no dense transfers.
     """
     best, best_cost = steps, math.inf
     if not isinstance(cost, RegisterCost) or size > LARGEST:
@@ -275,7 +282,7 @@ def cheapest_dense(steps: int, batch: int, size: int, cost: Cost) -> tuple[int, 
 
 @lru_cache(maxsize=256)
 def fewest_to_cut(batch: int, warmup: int, cost: Cost) -> int | None:
-    """Steps from which on several chunks take less time than one; None where they never do."""
+    """The number of steps from which several chunks take less time than one; None if they never do."""
     if not _is_cut(MOST_STEPS, batch, warmup, cost):
         return None
     return bisect_left(range(MOST_STEPS), True, key=lambda steps: _is_cut(steps, batch, warmup, cost))
@@ -286,16 +293,16 @@ def _is_cut(steps: int, batch: int, warmup: int, cost: Cost) -> bool:
 
 
 def decay_is_cheap(problem: Recurrence) -> bool:
-    """Whether a step's decay costs no more than the step: not where it must be read off a user's dense Jacobian."""
+    """Whether a step's decay costs no more than the step; False if it must be read off a user's dense Jacobian."""
     cell = problem.cell
     if not isinstance(cell, GenericCell):
         return True
-    rows = spread(problem.steps * problem.batch, problem.u.device)  # of all of time: it may be another later on
+    rows = spread(problem.steps * problem.batch, problem.u.device)  # spread over all of time: the structure may change
     return cell.is_diagonal(problem.initial[rows % max(problem.batch, 1)], problem.u.flatten(0, 1)[rows])
 
 
 def newton_up_to(problem: Recurrence) -> int:
-    """Largest state for which dense transfers may pay; none beside compiled sweeps, which run all of time in less."""
+    """Largest state size for which dense transfers may pay; 0 with compiled sweeps, which run all of time faster."""
     if may_be_compiled(problem) or FusedCUDASweeper.supports(problem) or problem.rounded is not problem.initial:
         return 0
     return NEWTON_UP_TO if problem.u.device.type == "cpu" else NEWTON_UP_TO_ON_GPU

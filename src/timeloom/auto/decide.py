@@ -1,4 +1,4 @@
-"""What `auto` runs: chunk, warm-up and sweeps, by the size of a problem, the machine and what earlier calls showed."""
+"""The choice of `auto`: chunk, warm-up and sweeps, by problem size, machine and what earlier calls showed."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from timeloom.kernels.cuda.sweeper import has_kernels
 from timeloom.problem import Recurrence
 
 PATIENCE = 4
-"""Sweeps that `auto` grants before it finishes sequentially: with more, the plain run would have been as fast."""
+"""Sweeps after which `auto` finishes sequentially: with more of them, a sequential run would have been as fast."""
 SWEEPS = 6
 """Sweeps with corrections by the decay that meet the tolerance on most networks, however long their memory."""
 SHARE_OF_JUMPS = 0.1
-"""Share of the tolerance that a jump is granted where memory is long: jumps add up over it."""
+"""Share of the tolerance allowed for a jump if memory is long, since jumps add up over it."""
 SHARE_OF_ERRORS = 0.5
-"""Share of the tolerance that an error is granted there: both passes have one."""
+"""Share of the tolerance allowed for an error in that case, since each of the two passes has one."""
 LEAST_ERROR = 1e-5
-"""What rounding in float32 adds up to over a long memory, in torch's own layer too."""
+"""Error to which rounding in float32 adds up over a long memory, as it does in torch's own layer."""
 RETRY_FACTORS = (4, 2)
 """How many times the steps that were not enough a second warm-up has; the first factor that is worth it is taken."""
 RETRY_SHARE = 0.5
 """Share of one chunk's time that a second warm-up may take."""
 LOOK_SHARE = 0.9
-"""Share of the time of several sweeps that a warm-up may take which is tried in their place."""
+"""Share of the time of several sweeps that a warm-up may take that is tried in their place."""
 
 
 class Choice(NamedTuple):
@@ -44,15 +44,15 @@ class Choice(NamedTuple):
     warmup: int
     reason: str
     tolerance: float
-    """Of a jump between chunks."""
+    """Largest jump between chunks to accept."""
     sweeps: int = 1
-    """Sweeps to make at once, with corrections by the decay between them where there are several."""
+    """Number of sweeps in one call, with corrections by the decay between them if there are several."""
     accepts: float = 0.0
-    """Of the error of a start behind several sweeps."""
+    """Largest error of a start to accept after several sweeps."""
     dense: bool = False
-    """Whether gradients at chunk ends are found by dense transfers."""
+    """Whether gradients at chunk ends are computed by dense transfers."""
     expected: float = 0.0
-    """Microseconds that it should take, where the costs are in them."""
+    """Expected time in microseconds, if the costs are in this unit."""
     retry: int = 0
     """Steps of a second, longer warm-up, tried before one chunk if the certificate is missed; 0 for none."""
 
@@ -63,8 +63,9 @@ class Choice(NamedTuple):
 
 
 def decide(problem: Recurrence, experience: Experience, tolerance: float, given: bool, linear: bool) -> Choice:
-    """The cheapest way to run this problem by our own sweeps; `given`: whether the user set the tolerance; `linear`:
-    whether it is the adjoint, whose way through a chunk is a linear map.
+    """The cheapest way to run this problem by our own sweeps.
+
+    given: whether the user set the tolerance. linear: whether this is the adjoint, for which a chunk is a linear map.
     """
     steps, batch = problem.steps, max(problem.batch, 1)
     cost = step_cost(problem, linear)
@@ -80,7 +81,7 @@ def decide(problem: Recurrence, experience: Experience, tolerance: float, given:
         most = cost.worth * cost_of(steps, batch, steps, 0, cost)
         if cost_of(steps, batch, chunk, warmup, cost) > most:
             chunk, warmup = steps, 0
-    whole = problem.lengths is None and problem.resets is None  # only such layers make several sweeps at once
+    whole = problem.lengths is None and problem.resets is None  # only such layers run several sweeps in one call
     kernels = has_kernels(problem)
     if experience.forgetting is not None and whole and kernels:
         size = problem.cell.size if linear and experience.allows_dense else 0
@@ -120,7 +121,7 @@ def _retry(steps: int, batch: int, chunk: int, seen: int, cost: Cost) -> int:
 
 
 def _one_chunk(steps: int, experience: Experience, tolerance: float, memory: int = NEVER) -> Choice:
-    """Everything in order; `memory`: steps in which the network forgets, where that is known."""
+    """Everything in one chunk; `memory`: steps in which the network forgets, if that is known."""
     experience.note_plan(1)
     again = f"looking again in {experience.pause + 1} calls"
     slowly = "forgets too slowly" if memory >= NEVER else f"forgets too slowly, in about {memory:,} steps"
@@ -130,9 +131,12 @@ def _one_chunk(steps: int, experience: Experience, tolerance: float, memory: int
 def _several_sweeps(
     steps: int, batch: int, experience: Experience, cost: Cost, uncorrected: tuple[int, int], size: int
 ) -> Choice | None:
-    """What is faster than one sweep after a warm-up: sweeps with corrections by the decay between them, or, of an
-    adjoint with so large a state, dense transfers. None where neither is. What was measured decides, and what was not
-    and may be faster is tried.
+    """Sweeps with corrections by the decay, or dense transfers, if one of them is faster than a warm-up and one sweep.
+
+    None if neither is. Measured times decide; a way that was not measured and may be faster is tried.
+
+    uncorrected: chunk and warm-up of the single sweep.
+    size: size of the adjoint's state, 0 to rule out dense transfers.
     """
     found: dict[Way, Choice] = {}
     sweeps, chunk = experience.sweeps or SWEEPS, experience.stretch * chunk_to_correct(steps, batch, cost)

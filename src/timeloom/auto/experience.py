@@ -1,6 +1,4 @@
-"""What earlier calls have shown of one pass of a layer: how fast it forgets, whether sweeps were enough. Changed by its
-own methods alone, from the reports of solves.
-"""
+"""What earlier calls have shown about one pass of a layer: how fast it forgets, and whether sweeps were enough."""
 
 from __future__ import annotations
 
@@ -17,79 +15,82 @@ from timeloom.kernels.layer import Cutting
 from timeloom.report import SolveReport
 
 ASSUMED_FORGETTING = 0.728
-"""Forgetting of a network nothing is known about, a step: a freshly initialised GRU or LSTM forgets faster, as
+"""Assumed forgetting per step of an unknown network: a freshly initialised GRU or LSTM forgets faster, as
 `python -m benchmarks.calibrate` shows."""
 NOISE, PART_OF_TOLERANCE = 1e-7, 1 / 64
-"""Jumps this small, or this small a part of the tolerance, are rounding: they bound how fast a network forgets, but do
-not tell it."""
+"""Size of a jump, also as a share of the tolerance, up to which it is rounding: such jumps only give an upper bound of
+the forgetting."""
 STAYS = 0.9
-"""A warm-up stays as it is where this part of it would be enough."""
+"""A warm-up is kept if at least this share of it is needed."""
 MOST_MISSES = 4
-"""Quick certificates that may fail by little, each making the warm-up longer, before they are not tried any more."""
+"""Narrow misses of quick certificates, each of which lengthens the warm-up, after which these are no longer tried."""
 MOST_FALLBACKS = 2
-"""Times in a row that sweeps may give up, after each of which more is known, before the network is left alone."""
+"""Times in a row that sweeps may give up, learning each time, before shooting is suspended for this network."""
 NEVER = 10**9
-"""So many steps that no warm-up has them."""
+"""More steps than any warm-up has."""
 LEAST_CONTRACTION = 0.5
-"""What a warm-up is taken to shrink a difference by where it does not show: the next one then is as long as can be."""
+"""Factor by which a warm-up is assumed to shrink a difference if it did not: the next one is as long as possible."""
 MUCH_SHORTER = 16
-"""A warm-up from known states that is shorter by this factor than one from elsewhere is taken for too short."""
+"""Factor by which a warm-up from known states can be shorter than a usual one; shorter ones are assumed too short."""
 LONGEST_PAUSE = 256
-"""Calls after which `auto` looks again at a network that did not contract, at most."""
+"""Largest number of calls after which `auto` looks again at a network that did not contract."""
 
 Shown = tuple[int, bool, int | None, int, bool, bool, float, Factors]
-"""What an experience comes to for a plan: steps of warm-up, whether one was too short, sweeps and how much longer their
-chunks are, whether the network is unknown, whether transfers may be dense, the jumps that are rounding, and what was
-measured of each way."""
+"""What plans are made from: steps of the warm-up, whether one was too short, number of sweeps and the stretch of their
+chunks, whether the network is unknown, whether dense transfers are allowed, the largest jump that is rounding, and the
+time factor of each way."""
 Basis = tuple[Any, ...]
 
 
 @dataclass
 class Experience:
-    """What the calls on one layer and direction have shown of one pass so far; never part of a state_dict."""
+    """What earlier calls of one layer and direction have shown about one pass; never part of a state_dict.
+
+    Changed only by its own methods, from the reports of solves.
+    """
 
     forgetting: float | None = None
-    """Factor by which one step shrinks a difference between two states, as an upper bound."""
+    """Upper bound of the factor by which one step shrinks a difference between two states; None if unknown."""
     correcting: bool = False
-    """Whether the last plan was for several sweeps at once."""
+    """Whether the last plan was for several sweeps in one call."""
     pause: int = 0
-    """Calls for which shooting is not tried."""
+    """Number of calls for which shooting is suspended."""
     corrected: bool = False
     """Whether the last solve needed more than its warm-up and one sweep."""
     uncertified: bool = False
-    """Whether the quick certificate of one sweep has just failed, and a general solve is under way."""
+    """Whether the quick certificate of one sweep has just failed, so that the driver continues the solve."""
     misses: int = 0
-    """Times that it failed by so little that the general solve found nothing to correct."""
+    """Number of times that it failed so narrowly that the driver found nothing to correct."""
     fallbacks: int = 0
-    """Times in a row that sweeps gave up."""
+    """Number of times in a row that sweeps gave up."""
     setbacks: int = 0
-    """Times in a row that shooting turned out not to pay."""
+    """Number of times in a row that shooting turned out not to pay."""
     solves: int = 0
-    """Solves that asked whether their gradient is due for a comparison."""
+    """Number of solves that asked whether their gradient is due for a comparison."""
     missed: tuple[int, float] | None = None
-    """Steps of the last warm-up that was not enough, and the jump it left, while a call tries longer ones."""
+    """Steps of the last warm-up that was too short, and the jump that it left, while longer ones are being tried."""
     missed_before: bool = False
-    """Whether that was an earlier call, whose weights and inputs were others."""
+    """Whether that was in an earlier call, with other weights and inputs."""
     dense_plans: int = 0
-    """Plans for dense transfers in a row."""
+    """Number of plans for dense transfers in a row."""
     without_dense: int = 0
-    """Plans for which there are to be none, since they failed."""
+    """Number of plans for which dense transfers are still ruled out, since they failed."""
     planned: int = 0
-    """Steps of the last warm-up that was planned."""
+    """Steps of the warm-up that was planned last."""
     search: WarmupSearch = field(default_factory=WarmupSearch)
-    """For the shortest warm-up, where one has failed."""
+    """The search for the shortest warm-up, once one has failed."""
     counts: SweepCounts = field(default_factory=SweepCounts)
-    """Of sweeps and Newton's steps, where several were made."""
+    """Numbers of sweeps and of Newton steps that were needed, if several were made."""
     rounding: Rounding = field(default_factory=Rounding)
-    """Jumps that nothing makes smaller."""
+    """Jumps that cannot be made smaller."""
     trials: Trials = field(default_factory=Trials, repr=False)
-    """Device times of the ways to run it; they differ between ranks."""
+    """Device times of the ways to run this pass; they differ between ranks."""
     extra_cycles: int = 0
-    """Cycles that multigrid was given beyond the number asked for, since its gradients were too far off."""
+    """Additional multigrid cycles, since gradients were too far off with the number asked for."""
 
     @property
     def sweeps(self) -> int | None:
-        """Sweeps with corrections by the decay that were enough, where they were tried."""
+        """Number of sweeps with corrections by the decay that were enough; None if unknown."""
         return self.counts.needed
 
     @property
@@ -99,66 +100,71 @@ class Experience:
 
     @property
     def looking(self) -> bool:
-        """Whether the next plan is to try the longest warm-up that would gain over these sweeps."""
+        """Whether the next plan should try the longest warm-up that would be faster than these sweeps."""
         return self.counts.looking
 
     @property
     def resting(self) -> bool:
-        """Whether shooting is not to be tried just now."""
+        """Whether shooting is suspended."""
         return self.pause > 0
 
     def rest_once(self) -> None:
-        """Shooting is not to be tried in this call."""
+        """Suspend shooting for this call."""
         self.pause = max(self.pause, 1)
 
     def skip_call(self) -> None:
-        """One call less to rest for."""
+        """Count a call down for which shooting is suspended."""
         self.pause = max(self.pause - 1, 0)
 
     def note_plan(self, sweeps: int, dense: bool = False) -> None:
-        """A plan was made for so many sweeps at once, or for dense transfers."""
+        """Note that a plan was made for this number of sweeps, or for dense transfers."""
         self.correcting = sweeps > 1 and not dense
         self.dense_plans = self.dense_plans + 1 if dense else 0
         self.without_dense = max(self.without_dense - 1, 0)
 
     @property
     def allows_dense(self) -> bool:
-        """Whether dense transfers may be planned: not where they have just failed, and now and then a warm-up shows
-        whether the network forgets faster by now.
+        """Whether dense transfers may be planned.
+
+        Not if they have just failed, nor once in a while, when a warm-up shows whether the network forgets faster by
+        now.
         """
         return not self.without_dense and self.dense_plans < LOOK_AFTER
 
     def worth_looking(self, longest: int) -> int:
-        """Steps of the longest warm-up that would gain, where it is worth a try; 0 where it has just failed."""
+        """Steps of the warm-up to try, given the longest one that would gain; 0 if that has just failed."""
         known = self.counts.solves == LOOKS[0] and (longest <= self.search.too_short or self.search.enough > 0)
         return 0 if known else rounded_down(longest, 0)
 
     def shown(self, tolerance: float, linear: bool) -> Shown:
-        """All that plans are made from; `linear`: of those for gradients."""
+        """Everything that plans are made from; `linear`: for plans of gradients."""
         dense, counts, factors = linear and self.allows_dense, self.counts, self.trials.factors
         warmup, sweeps = (self.warmup(tolerance), self.search.too_short > 0), (counts.needed, counts.stretch)
         return *warmup, *sweeps, self.forgetting is None, dense, self.rounding.largest, factors
 
     @property
     def basis(self) -> Basis:
-        """What `shown` is made from."""
+        """Everything that `shown` is derived from."""
         search, counts, rounding = self.search, self.counts, self.rounding.largest
         searched = search.enough, search.too_short, search.missed, search.wait > 0
         return (self.forgetting, self.missed, self.misses, self.planned, counts.needed, counts.stretch,
                 self.allows_dense, rounding, *searched, self.trials.factors)  # fmt: skip
 
     def note_certificate(self, met: bool) -> None:
-        """The quick certificate of the planned sweeps was met, or was not and a general solve follows."""
+        """Note whether the quick certificate of the planned sweeps was met; if not, the driver continues the solve."""
         self.uncertified = not met
 
     def note_look(self, steps: int, jump: float) -> None:
-        """Two states were so far apart after so many steps, without a sweep."""
+        """Note that two states were this far apart after `steps` steps, as measured without a sweep."""
         self.forgetting = min(max(jump, NOISE), 1.0) ** (1 / steps)
 
     def note_miss(self, plan: Cutting, error: float, over: bool = False) -> None:
-        """The planned sweeps were not certified, by this jump or error. From two warm-ups of different lengths follows
-        how fast the jump shrinks once what is quickly forgotten is gone, and so how long the next one must be. `over`:
-        whether the call that showed it is over, so that what comes next is of another one.
+        """Note that the planned sweeps missed their certificate by this jump or error.
+
+        Two warm-ups of different lengths show how fast the jump shrinks once everything that is quickly forgotten is
+        gone, and so how long the next warm-up must be.
+
+        over: whether the call that missed is over, so that the next plan is for another call.
         """
         if plan.dense:
             self.without_dense = LONGEST_PAUSE
@@ -170,7 +176,7 @@ class Experience:
         self.missed_before = over
         self.counts.stop_looking()
         before = (Miss(0, 1.0), Miss(0, 1.0), *self.search.missed)[-2]
-        shorter = Miss(0, 1.0) if last is None else Miss(*last)  # of this call: another one's weights and inputs differ
+        shorter = Miss(0, 1.0) if last is None else Miss(*last)  # of this call: others have other weights and inputs
         if self.rounding.learn_warmups(shorter, (plan.warmup, error)):
             self.missed = None
             short = before.steps if before.steps < shorter.steps else 0
@@ -187,27 +193,27 @@ class Experience:
             self.forgetting = min(jump ** (1 / steps), LEAST_CONTRACTION ** (1 / steps))
 
     def look_below(self) -> None:
-        """Less may be enough from known states than what was: look at once, from what was enough downwards."""
+        """Search at once for shorter warm-ups than the one that was enough: calls now begin at known states."""
         self.pause, self.missed = 0, None
         self.counts.look_below()
         if self.search.enough:
             self.search = WarmupSearch(self.search.enough, max(self.search.enough // MUCH_SHORTER, 1))
 
     def add_cycle(self) -> None:
-        """Multigrid's gradients were too far off: a cycle more from now on."""
+        """Make one more multigrid cycle from now on, since gradients were too far off."""
         self.extra_cycles += 1
 
     def due(self, every: int | None) -> bool:
-        """Whether this solve's gradient is one of those to compare with the exact one."""
+        """Whether this solve's gradient is due for a comparison with the exact one; counts the solve."""
         self.solves += 1
         return every is not None and self.solves % every == 0
 
     def warmup(self, tolerance: float) -> int:
-        """Steps after which this network has forgotten where it started, to within the tolerance."""
+        """The steps of warm-up after which this network has forgotten its initial state, to within the tolerance."""
         forgetting = ASSUMED_FORGETTING if self.forgetting is None else self.forgetting
         if forgetting >= 1 - 1e-6:
             return NEVER
-        if self.missed is not None:  # the steps of the last warm-up, and as many more as its jump needs
+        if self.missed is not None:  # the last warm-up, plus the steps that its jump needs
             tried, jump = self.missed
             if self.search.enough > tried:
                 return self.search.enough
@@ -220,7 +226,7 @@ class Experience:
         return self._stepped(steps + self.misses * math.ceil(steps / 8))
 
     def _stepped(self, steps: int) -> int:
-        """The last warm-up where that is about as long, else one that grows in steps."""
+        """The last planned warm-up if it is about as long, else `steps` rounded up."""
         if not STAYS * self.planned <= steps <= self.planned:
             self.planned = rounded_up(steps)
         return self.planned
@@ -231,7 +237,7 @@ class Experience:
         return not self.corrected and self.misses <= MOST_MISSES
 
     def learn(self, report: SolveReport) -> None:
-        """Take in what a shooting solve showed, if it can be seen yet."""
+        """Learn from the report of a shooting solve, unless its certificate is not known yet."""
         if report.certificate is not None:
             return
         looked = self.counts.stop_looking()
@@ -241,17 +247,17 @@ class Experience:
         self.fallbacks = self.fallbacks + 1 if report.fell_back else 0
         self.misses += self.uncertified and not self.corrected
         self.uncertified = False
-        if self.correcting and report.residuals and not report.warmup:  # else it is of an earlier plan
+        if self.correcting and report.residuals and not report.warmup:  # else the report is of an earlier plan
             self._learn_sweeps(report)
         if report.warmup and report.residuals:
             first = report.residuals[0]
             noise = min(NOISE, PART_OF_TOLERANCE * report.tolerance)
             seen = min(max(first, noise), 1.0) ** (1 / report.warmup)
             halved = len(report.residuals) > 1 and report.residuals[1] < 0.5 * first
-            # What is left, and what no sweep makes less, is rounding: a longer warm-up would not help.
+            # A jump that no sweep reduces is rounding: a longer warm-up would not help.
             near = first <= NEARLY * report.tolerance and not halved
             self.forgetting = min(seen, self.forgetting or 1.0) if near else seen
-            if not self.corrected:  # sweeps that had to be corrected may converge and yet not pay
+            if not self.corrected:  # corrected sweeps may converge and yet not pay
                 self.search.note_enough(report.warmup)
                 self.counts.note_warmup(looked)
                 self.setbacks = 0 if report.converged else self.setbacks
@@ -261,7 +267,7 @@ class Experience:
             self.rest()
 
     def _learn_tries(self, report: SolveReport) -> None:
-        """Take in how a call ended whose first warm-up was not enough: leave the network alone where none was."""
+        """Learn how a call ended whose first warm-up was too short: suspend shooting if none was long enough."""
         if self.missed is None:
             return
         self.missed, self.uncertified = None, False
@@ -269,7 +275,7 @@ class Experience:
             self.rest()
 
     def _learn_sweeps(self, report: SolveReport) -> None:
-        """Take in how many sweeps were needed, or that they were not enough."""
+        """Learn how many sweeps were needed, or that they were not enough."""
         if report.fell_back or not report.converged:
             self.rest()
             return
@@ -278,7 +284,7 @@ class Experience:
             self.forgetting, self.search = None, WarmupSearch()
 
     def rest(self) -> None:
-        """Shooting does not pay on this network as it is: leave it alone for a while, then look at it afresh."""
+        """Suspend shooting for a while, since it does not pay on this network as it is, and then learn it anew."""
         self.setbacks += 1
         self.fallbacks = 0
         self.pause = min(4 * 2**self.setbacks, LONGEST_PAUSE)
@@ -288,5 +294,5 @@ class Experience:
 
 @lru_cache(maxsize=64)
 def assumed_warmup(tolerance: float) -> int:
-    """Steps after which a network nothing is known about has forgotten where it started."""
+    """Steps after which an unknown network is assumed to have forgotten its initial state."""
     return Experience().warmup(tolerance)

@@ -1,4 +1,4 @@
-"""What earlier calls have shown of a layer, forward and backward."""
+"""What earlier calls have shown about a layer, forward and backward."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ class LayerExperience:
     forward: Experience = field(default_factory=Experience)
     backward: Experience = field(default_factory=Experience)
     warm: Experience | None = None
-    """Forward, of solves that begin at known states: they need shorter warm-ups and fewer sweeps."""
+    """Experience with forward solves that begin at known states, which need shorter warm-ups and fewer sweeps."""
 
     waits: int | None = None
-    """Calls before it is found out what one of them is too short to pay for; None where none was so short."""
+    """Calls left before a measurement that is too costly for a single call; None if none was asked for."""
 
     def pays_for(self, calls: int) -> bool:
-        """Whether a decision is to be made in this call that takes as long as it is worth after so many like it."""
+        """Whether to make a measurement in this call that only pays after `calls` calls like it; counts the call."""
         self.waits = calls if self.waits is None else max(self.waits - 1, 0)
         return self.waits == 0
 
     def skip_call(self) -> None:
-        """One call less to wait and to rest for."""
+        """Count a call for which to wait, or for which shooting is suspended."""
         self.waits = self.waits and self.waits - 1
         self.forward.skip_call()
         self.backward.skip_call()
 
     def beginning(self, known: bool) -> Experience:
-        """The experience with forward solves that begin at known states, first of all what is known of the others; or
-        with those that do not.
+        """The experience with forward solves that begin at known states (`known`), or with all others.
+
+        The former starts as a copy of the latter.
         """
         if known and self.warm is None:
             self.warm = deepcopy(self.forward)
@@ -43,11 +44,11 @@ class LayerExperience:
         return self.warm if known and self.warm is not None else self.forward
 
     def forget_known_states(self) -> None:
-        """No solves begin at known states any more."""
+        """Drop the experience with known states, since no solves begin there any more."""
         self.warm = None
 
     def learn_backward(self, report: SolveReport) -> None:
-        """Take in what a backward solve showed; a gradient that was too far off costs both passes a cycle more."""
+        """Learn from a backward solve; if its gradient was too far off, both passes make one more cycle."""
         self.backward.learn(report)
         if report.gradient is not None and report.gradient.too_far:
             self.forward.add_cycle()
@@ -55,9 +56,7 @@ class LayerExperience:
 
 
 def rest_of(known: Sequence[LayerExperience]) -> bool:
-    """Whether shooting has turned out not to pay on any layer, and is not to be tried for some calls; counts this
-    one.
-    """
+    """Whether shooting is suspended on all layers, since it did not pay; counts this call if so."""
     rests = bool(known) and all(layer.forward.resting or layer.backward.resting for layer in known)
     for experience in (side for layer in known for side in (layer.forward, layer.backward)) if rests else ():
         experience.skip_call()

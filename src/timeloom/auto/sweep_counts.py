@@ -1,4 +1,4 @@
-"""How many sweeps with corrections, and how many of Newton's steps, turned out to be enough for a layer."""
+"""How many corrected sweeps, and how many Newton steps, turned out to be enough for a layer."""
 
 from __future__ import annotations
 
@@ -7,54 +7,54 @@ from dataclasses import dataclass
 from timeloom.report import SolveReport
 
 TOO_MANY = 10**9
-"""So many sweeps that no plan has them."""
+"""More sweeps than any plan has."""
 FEW_SWEEPS = 2
-"""Corrected sweeps so few that a warm-up may be cheaper again."""
+"""Number of corrected sweeps so small that a warm-up may be cheaper again."""
 MOST_CORRECTED = 12
-"""Sweeps with corrections that are tried at once, at most: where they are not enough, chunks are lengthened."""
+"""Largest number of corrected sweeps to make in one call: if they are not enough, chunks are lengthened."""
 LONGER_CHUNKS, MOST_LONGER = 4, 16
-"""Factor by which they are, each time, and altogether at most."""
+"""Factor by which chunks are lengthened each time, and its largest total."""
 LOOKS = (1, 8, 64, 512)
-"""Solves by more sweeps after which it is tried whether a warm-up would be cheaper, however little the jumps behind
-shorter ones promise."""
+"""Numbers of solves by several sweeps after which a warm-up is tried in their place, even if the jumps after shorter
+warm-ups promise little."""
 FIRST_LOOK, LAST_LOOK = 8, 256
-"""Solves of so few sweeps in a row after which that is tried; twice as many after each try that failed, to the last."""
+"""Solves in a row by few sweeps after which a warm-up is tried; doubled after each failed trial, up to the second."""
 LOOK_AFTER = 64
-"""Solves in a row after which something cheaper that was not enough once is tried again: fewer sweeps, a warm-up in
-place of dense transfers."""
+"""Solves in a row after which a cheaper way that once failed is tried again: fewer sweeps, or a warm-up in place of
+dense transfers."""
 SPARE = 0.1
-"""An error this much below its limit would have met it a sweep earlier."""
+"""Share of its limit below which an error would already have met the limit a sweep earlier."""
 SPARE_SOLVES = 8
-"""Solves in a row after which one of Newton's steps less is tried."""
+"""Solves in a row that could do with one Newton step less, after which that is tried."""
 
 
 @dataclass
 class SweepCounts:
-    """What solves of several sweeps have shown; changed by its own methods alone."""
+    """What solves by several sweeps have shown; changed only by its own methods."""
 
     needed: int | None = None
-    """Sweeps with corrections by the decay that were enough, where they were tried."""
+    """Number of sweeps with corrections by the decay that were enough; None if unknown."""
     stretch: int = 1
-    """Factor by which chunks are longer than those that are swept fastest, which took too many sweeps."""
+    """Factor by which chunks are longer than the ones with the fastest sweeps, which needed too many sweeps."""
     too_few: int = 0
-    """Sweeps that were not enough when they were tried last."""
+    """Number of sweeps that were not enough when last tried."""
     since_too_few: int = 0
-    """Solves since then."""
+    """Number of solves since then."""
     solves: int = 0
-    """Solves by several sweeps since a warm-up was enough."""
+    """Number of solves by several sweeps since a warm-up was last enough."""
     looking: bool = False
-    """Whether the next plan is to try the longest warm-up that would gain over these sweeps."""
+    """Whether the next plan should try the longest warm-up that would be faster than these sweeps."""
     calm: int = 0
-    """Solves in a row for which few sweeps were enough."""
+    """Number of solves in a row for which few sweeps were enough."""
     look_after: int = FIRST_LOOK
-    """Number of them after which a warm-up is tried instead."""
+    """Number of such solves after which a warm-up is tried instead."""
     newton_steps: int | None = None
-    """Newton's steps that a solve by fused kernels takes."""
+    """Number of Newton steps that a solve by fused kernels needs."""
     newton_spare: int = 0
-    """Solves in a row that would have done with one less."""
+    """Number of solves in a row that could have done with one step less."""
 
     def note_too_few(self, sweeps: int) -> None:
-        """So many sweeps were not enough: some more the next time, or longer chunks."""
+        """Note that these sweeps were not enough: plan more for the next call, or longer chunks."""
         self.too_few, self.since_too_few = sweeps, 0
         more = sweeps + max(FEW_SWEEPS, sweeps // 2)
         if more <= MOST_CORRECTED:
@@ -65,8 +65,10 @@ class SweepCounts:
             self.needed = TOO_MANY
 
     def learn(self, report: SolveReport) -> bool:
-        """Take in how many sweeps were needed. True where they have been few for a while: the network may forget
-        quickly again, so that is to be looked at afresh. Of chunks that were lengthened, shorter ones are tried first.
+        """Learn how many sweeps were needed; returns whether to forget what is known about warm-ups.
+
+        That is so after they have been few for a while, since the network may forget quickly again. If chunks were
+        lengthened, shorter ones are tried first.
         """
         spare = report.residuals[-1] < SPARE * report.tolerance
         self.since_too_few += 1
@@ -83,27 +85,29 @@ class SweepCounts:
         return not lengthened
 
     def stop_looking(self) -> bool:
-        """The longest warm-up is not to be tried any more; whether it was to be."""
+        """End the trial of the longest warm-up; returns whether it was under way."""
         looked, self.looking = self.looking, False
         return looked
 
     def note_warmup(self, looked: bool) -> None:
-        """A warm-up was enough; `looked`: one that was tried in place of sweeps, and may not be cheaper."""
+        """Note that a warm-up was enough; `looked`: whether it was tried in place of sweeps, so may not be cheaper."""
         self.solves = self.solves if looked else 0
         self.look_after = FIRST_LOOK
 
     def note_newton(self, steps: int) -> None:
-        """So many of Newton's steps were enough. One less than were made is little to gain, and a step too few costs a
-        whole solve: that is tried after some solves in a row that would have done with it.
+        """Note that this number of Newton steps was enough.
+
+        One step less saves little, and one too few costs a whole solve. So one less is planned only after several
+        solves in a row that could have done with it.
         """
         self.newton_spare = self.newton_spare + 1 if steps + 1 == self.newton_steps else 0
         if self.newton_spare in (0, SPARE_SOLVES):
             self.newton_steps, self.newton_spare = steps, 0
 
     def look_below(self) -> None:
-        """Fewer may be enough than what was not: solves now begin at known states."""
+        """Allow fewer sweeps than those that were too few before: solves now begin at known states."""
         self.too_few = self.since_too_few = 0
 
     def forget(self) -> None:
-        """The network is looked at afresh: whatever was enough."""
+        """Forget how many sweeps were enough, since the network is learned anew."""
         self.needed, self.stretch = None, 1

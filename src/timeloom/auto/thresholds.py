@@ -1,6 +1,7 @@
-"""When torch's own layer is the better answer: on a CPU here, on a GPU in `timeloom.auto.cudnn`.
+"""When torch's own layer is faster: on a CPU here, on a GPU in `timeloom.auto.cudnn`.
 
-Its numbers are of 2 cores of a Xeon: `python -m benchmarks.calibrate` measures them anew, beside the stored ones.
+Its numbers were measured on 2 cores of a Xeon: `python -m benchmarks.calibrate` measures them anew and prints them
+beside the stored ones.
 """
 
 from __future__ import annotations
@@ -18,29 +19,30 @@ from timeloom.kernels.cpu.layer import CPULayer
 from timeloom.torch_state.precision import solved_in
 
 SHORTEST = {"GRU": (12, 32), "RNN": (40, 64)}
-"""Steps from which compiled sweeps beat torch's layer on a CPU, with and without gradients: below, our fixed cost per
-call exceeds torch's whole run."""
+"""Steps from which compiled sweeps beat torch's layer on a CPU, with and without gradients: below that, our fixed cost
+per call exceeds torch's whole run."""
 SHORTEST_LSTM = ((4096, 64), (256, 256), (0, 512))
-"""The same for an LSTM with gradients, by the units of all sequences together: oneDNN's has a small fixed cost."""
+"""The same for an LSTM with gradients, by the number of units in all sequences together: oneDNN has a small fixed cost.
+"""
 SHORTEST_LSTM_FORWARD = 1024
 """The same without gradients."""
 SHORTEST_IN_TORCH = 2048
 """The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
 SHORTEST_LSTM_IN_TORCH = 32768
-"""The same of them for an LSTM without gradients: torch's takes a step a tenth of the time that its GRU does."""
+"""The same for such sweeps of an LSTM without gradients: a step of torch's LSTM takes a tenth of a step of its GRU."""
 LSTM_BATCH = 8
 """Batch from which oneDNN's fused LSTM fills a CPU by itself."""
 LSTM_HIDDEN = 256
 """Hidden size beyond which it does so with a single sequence."""
 
 RESTING = "auto: the network forgets too slowly, and torch's own layer is faster than one chunk"
-"""A reason that may be gone by the next call."""
+"""A reason that may no longer hold at the next call."""
 
 __all__ = ["Sized", "why_faster", "why_faster_by_size"]
 
 
 def why_faster(layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience]) -> str | None:
-    """Why torch's own layer is the faster one, or None. `known` is what earlier calls showed of the layer."""
+    """Why torch's own layer is the faster one, or None. `known` is the experience with the layer."""
     if x.device.type == "cuda":
         return cudnn.why(layer, x, steps, batch, known)
     reason = _why_on_cpu(layer, x, steps, batch)
@@ -50,7 +52,7 @@ def why_faster(layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[
 
 
 def by_size(layer: Sized, x: Tensor) -> bool:
-    """Whether size alone decides: where our one chunk is what a network that forgets too slowly runs."""
+    """Whether the size alone decides, since our kernels also run networks that forget too slowly, in one chunk."""
     return x.device.type == "cpu" and _has_kernels(layer, x)
 
 
@@ -86,10 +88,10 @@ def _compiles(layer: Sized, x: Tensor) -> bool:
 
 
 def _has_kernels(layer: Sized, x: Tensor) -> bool:
-    """The same on this machine."""
+    """Whether there are compiled kernels for a layer of this kind on this machine."""
     return _compiles(layer, x) and unavailable() is None
 
 
 def _fills_the_cpu(hidden: int, inputs: int, batch: int) -> bool:
-    """Whether oneDNN's fused LSTM leaves nothing to gain. A layer in one call of ours gains at any batch."""
+    """Whether oneDNN's fused LSTM leaves nothing to gain; a layer that is one call of ours gains at any batch size."""
     return not CPULayer.fits(hidden, inputs) and (batch >= LSTM_BATCH or hidden > LSTM_HIDDEN)

@@ -1,7 +1,8 @@
-"""Device times of plans, measured beside what the costs say: they decide between ways that are about as cheap.
+"""Measured device times of plans, which decide between ways whose costs are about the same in the cost model.
 
-Each way to run a pass (one sweep behind a warm-up, several corrected sweeps, dense transfers) has a factor by which its
-costs are off on this machine and at this size. A way that has none yet and may be the fastest is tried.
+For each way to run a pass (one sweep after a warm-up, several corrected sweeps, dense transfers), the ratio of measured
+to modelled time on this machine and at this size is kept. A way that was not measured yet and may be the fastest is
+tried.
 """
 
 from __future__ import annotations
@@ -16,45 +17,45 @@ from timeloom.kernels.layer import Cutting
 Way = Literal["warm-up", "sweeps", "dense"]
 WAYS: tuple[Way, ...] = ("warm-up", "sweeps", "dense")
 TIMED = 6
-"""Calls by the same plan whose least time counts: the first ones are launched as they are, or recorded."""
+"""Number of calls by the same plan of which the shortest time counts: the first ones are not replays yet."""
 NEAR = 1.5
-"""A way that should take no more than this, beside the best one's time, is worth a try."""
+"""Multiple of the best way's time up to which a way is worth a trial."""
 FINENESS = 8
-"""Factors are told apart by this part of a power of two: finer differences make no other plan."""
+"""Factors are rounded to powers of two to the 1 / FINENESS: finer differences would not change a plan."""
 
 Cut = tuple[int, int, int]
-"""Chunk, warm-up and sweeps."""
+"""Chunk, warm-up and number of sweeps."""
 Factors = tuple[int | None, ...]
-"""Of each way, as a power of two in parts of FINENESS; None where it was not measured."""
+"""Measured over modelled time of each way, as an exponent of two in units of 1 / FINENESS; None if not measured."""
 
 
 @dataclass
 class Trial:
-    """What was measured of one way."""
+    """The measurements of one way."""
 
     factor: int | None = None
     cut: Cut | None = None
-    """Of the plan that is being measured."""
+    """Cut of the plan that is being measured."""
     calls: int = 0
     least: float = 0.0
-    """Of these, as a factor."""
+    """The smallest ratio of measured to modelled time in these calls."""
 
 
 @dataclass
 class Trials:
-    """What was measured of each way, for one layer and direction."""
+    """The measurements of each way, for one layer and direction."""
 
     of_way: dict[Way, Trial] = field(default_factory=lambda: {way: Trial() for way in WAYS})
     factors: Factors = (None,) * len(WAYS)
-    """Of all ways: what plans are made from."""
+    """The factors of all ways, from which plans are made."""
 
     def want(self, plan: Cutting, expected: float) -> bool:
-        """Whether the time of a pass by this plan, of so many microseconds by the costs, is still to be measured."""
+        """Whether a pass by this plan, which should take `expected` microseconds, is still to be timed."""
         trial = self.of_way[_way_of(plan)]
         return expected > 0 and (trial.cut != _cut_of(plan) or trial.calls < TIMED)
 
     def note(self, plan: Cutting, expected: float, milliseconds: float) -> None:
-        """A pass by this plan took so long on the device."""
+        """Note the device time of a pass by this plan."""
         trial, cut, factor = self.of_way[_way_of(plan)], _cut_of(plan), 1e3 * milliseconds / expected
         if trial.cut != cut:
             trial.cut, trial.calls = cut, 0
@@ -74,9 +75,7 @@ def _cut_of(plan: Cutting) -> Cut:
 
 
 def fastest(takes: Mapping[Way, float], factors: Factors) -> Way:
-    """The way to run next, by what each should take: the fastest by what was measured, or one that may be faster and
-    was not.
-    """
+    """The way to run next, by the expected times: the fastest one, or one that may be faster and was not measured."""
     known = dict(zip(WAYS, factors, strict=True))
     told = [factor for factor in factors if factor is not None]
     others = 0.0 if not told else sum(told) / len(told)

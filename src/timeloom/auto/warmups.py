@@ -1,7 +1,7 @@
-"""The shortest warm-up that is enough: found by halving what lies between one that was and one that was not.
+"""The shortest warm-up that is enough, by bisection between one that was and one that was not.
 
-How far apart two states still are tells little of how long they take to meet. What one network forgets step by step,
-another one keeps until an input wipes it out: all of it, up to a step, and nothing beyond.
+How far apart two states still are says little about how long they take to meet. Some networks forget step by step;
+others keep everything until an input wipes it out, in a single step.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 FINENESS = 8
-"""Warm-ups grow by an eighth of a power of two at least: a plan that stays the same is recorded once and replayed."""
+"""Warm-ups are rounded to an eighth of the power of two below them: an unchanged plan is recorded once and replayed."""
 NARROW = 1.25
-"""A warm-up that is longer by no more than this than one that was too short is as short as can be."""
+"""Factor over one that was too short within which a warm-up counts as the shortest."""
 WORTH = 1.05
-"""A warm-up must be shorter by this to be tried."""
+"""Factor by which a warm-up must be shorter to be tried."""
 TELLING = 0.01
-"""Relative jumps from which on it shows how fast they shrink."""
+"""Relative jump below which jumps show how fast they shrink."""
 SHORTER = 1.5
-"""A look after a while takes a warm-up that is shorter by this factor for too short."""
+"""Factor by which a new search goes below the present warm-up: what is shorter still is assumed too short."""
 LOOK_AFTER = 64
-"""Solves in a row after which a shorter one is tried again: training changes weights."""
+"""Solves in a row after which a shorter warm-up is tried again, since training changes weights."""
 LOOK_AFTER_MISS, LONGEST_WAIT = 16, 128
-"""The same after a warm-up that had been enough was not: inputs differ in what they take. Twice as many after each time
-that this or a look showed it, up to so many."""
+"""The same after a warm-up failed that had been enough before, since inputs differ in what they need. Doubled each time
+that this or a search shows it, up to the second."""
 LONGER, MOST_LONGER = 1.5, 8.0
-"""A warm-up that was not enough is tried longer: by these factors at least and at most."""
+"""Smallest and largest factor by which a warm-up that was too short is lengthened."""
 A_LITTLE = 1.25
-"""The same of one that has been enough, where a jump does not tell."""
+"""The factor for one that has been enough before, if its jump is too large to show a rate."""
 
 
 class Miss(NamedTuple):
@@ -40,39 +40,39 @@ class Miss(NamedTuple):
 
 @dataclass
 class WarmupSearch:
-    """What was enough and what was not, lately, in steps; 0 where nothing is known."""
+    """Steps that were enough lately, and steps that were too short; 0 if unknown."""
 
     enough: int = 0
     too_short: int = 0
     wait: int = 0
-    """Solves before a shorter one is tried."""
+    """Solves left before a shorter warm-up is tried."""
     pause: int = LOOK_AFTER_MISS
     """Solves to wait after the next miss."""
     shortened: bool = False
-    """Whether a look found what is enough now, and nothing has missed since."""
+    """Whether a search found the present warm-up, and nothing has missed since."""
     looking: bool = False
-    """Whether all that was tried since a look began was enough: then what is looked for may be far below."""
+    """Whether everything tried since a search began was enough, so that the shortest warm-up may be far below."""
     missed: tuple[Miss, ...] = ()
-    """The last two that were too short."""
+    """The last two warm-ups that were too short."""
 
     def note_enough(self, steps: int) -> None:
-        """A warm-up of so many steps was certified. Nothing is searched for where none ever failed."""
+        """Note that a warm-up of this length was certified; there is nothing to search for if none ever failed."""
         if self.too_short == 0:
             return
         shorter = steps < self.enough
         self.enough = min(steps, self.enough or steps)
-        if self.too_short >= self.enough or (shorter and self.looking):  # that was another network, or another input
+        if self.too_short >= self.enough or (shorter and self.looking):  # network or inputs have changed
             self.too_short, self.missed = max(int(self.enough / SHORTER**2), 1), ()
         self.shortened = self.shortened or (shorter and self.looking)
         if self.wait > 0:
             self.wait -= 1
             if self.wait == 0:
-                if self.shortened:  # it has held for all of the wait
+                if self.shortened:  # it was enough during all of the wait
                     self.pause, self.shortened = max(self.pause // 2, LOOK_AFTER_MISS), False
                 self.looking, self.too_short, self.missed = True, max(int(self.enough / SHORTER), 1), ()
 
     def note_too_short(self, steps: int, jump: float) -> None:
-        """A warm-up of so many steps was not certified, since it left this jump."""
+        """Note that a warm-up of this length was not certified, since it left this jump."""
         was_enough = 0 < self.enough <= steps
         if was_enough:
             self.enough, self.wait = 0, self.pause
@@ -83,16 +83,18 @@ class WarmupSearch:
         self.missed = (*self.missed[-1:], Miss(steps, jump))
 
     def longer(self, tried: int, more: float, jump: float) -> float:
-        """Steps to try in place of a warm-up that was too short, by as many more as its jump seems to need. A large
-        one tells nothing: what has been enough at times is little too short.
+        """Steps to try after a warm-up that was too short: `more` steps, as its jump seems to need, within limits.
+
+        A large jump says nothing about that: a warm-up that has been enough at times is only a little too short.
         """
         if self.wait > 0 and jump >= TELLING:
             return A_LITTLE * tried
         return min(max(tried + more, LONGER * tried), MOST_LONGER * tried)
 
     def next(self, tolerance: float) -> int | None:
-        """Steps of the warm-up to try next; None where none is known to be enough. Once there is nothing to find any
-        more, the next look is some solves away.
+        """Steps of the warm-up to try next; None if none is known to be enough.
+
+        Once there is nothing more to find, the next search begins after some solves.
         """
         if not self.enough or self.wait > 0:
             return self.enough or None
@@ -103,9 +105,7 @@ class WarmupSearch:
         return self.enough
 
     def _foreseen(self, tolerance: float) -> int:
-        """Where the jumps behind the last two would fall to the tolerance, if they go on as they do; 0 where that
-        cannot be told.
-        """
+        """Steps at which the jumps, extrapolated from the last two misses, reach the tolerance; 0 if unknown."""
         if len(self.missed) < 2:
             return 0
         (steps, jump), (longer, smaller) = self.missed
@@ -116,13 +116,13 @@ class WarmupSearch:
 
 
 def rounded_up(steps: int) -> int:
-    """The next of few lengths."""
+    """The next larger of the lengths that plans use."""
     step = _step(steps)
     return -(-steps // step) * step
 
 
 def rounded_down(steps: int, above: int) -> int:
-    """The last of few lengths; `steps` itself where that is not above another one."""
+    """The next smaller of the lengths that plans use; `steps` itself if that is not above `above`."""
     step = _step(steps)
     fewer = steps // step * step
     return fewer if fewer > above else steps

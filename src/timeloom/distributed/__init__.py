@@ -1,4 +1,4 @@
-"""One sequence over many processes: each rank holds a slice of time, of the inputs, states and outputs alike."""
+"""One sequence over many processes: each rank holds the inputs, states and outputs of a slice of time."""
 
 from timeloom.distributed.context import time_parallel
 from timeloom.distributed.faults import RankError

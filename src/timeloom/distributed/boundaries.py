@@ -1,4 +1,4 @@
-"""The unknowns of one rank, and the one exchange that fits them to those of all others."""
+"""The unknowns of one rank, and the exchange per sweep that connects them with those of all other ranks."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from timeloom.solve.plan import Correction, Plan
 from timeloom.solve.residual import by_part
 
 Settle = Callable[[Tensor], None]
-"""Told the state `(B, S)` that this rank is entered with, whenever it changes."""
+"""Receives the state `(B, S)` at this rank's entry, whenever it changes."""
 Check = Callable[[], None]
-"""Called by all ranks together where values are not finite, to find out whose fault that is."""
+"""Called by all ranks together if values are not finite, to find the rank that causes it."""
 
 
 @dataclass(frozen=True)
 class Marched:
-    """What a march found beside the states: for each sequence the state that came to this rank from the one before
-    (`entry` `(B, S)`), and the one after the last step of all (`final` `(B, S)`).
+    """The results of a march apart from this rank's states.
+
+    entry: for each sequence, the state that this rank was entered with, from the rank before, `(B, S)`.
+    final: the state after the last step on all ranks, `(B, S)`.
     """
 
     report: SolveReport
@@ -39,13 +41,15 @@ class Marched:
 
 
 def over_ranks(report: SolveReport, line: Line, lead: int) -> SolveReport:
-    """A report of this rank's as one of all ranks, each of which was entered by a warm-up of `lead` steps."""
+    """This rank's report as one of all ranks, each of which was entered by a warm-up of `lead` steps."""
     return replace(report, solver=f"{report.solver} over {len(line.alive)} ranks", warmup=lead)
 
 
 class RankBoundaries(Boundaries):
-    """The unknowns of one rank. Its entry, where the rank before ends, is unknown too wherever a sequence comes from
-    there. What is measured and decided is the same on all ranks.
+    """The unknowns of one rank.
+
+    Its entry, the end of the rank before, is also an unknown for every sequence that comes from there. Everything that
+    is measured and decided is the same on all ranks.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class RankBoundaries(Boundaries):
         plan: Plan | None = None,
     ) -> None:
         super().__init__(chain, entered, plan)
-        self._gains = None  # each rank would know those of its own links alone
+        self._gains = None  # a rank knows those of its own links only
         device, links = chain.first.device, chain.links
         alive = (chain.segments.end > chain.segments.begin).view(links, -1)
         self.line, self._settle, self._check = line, settle, check
@@ -71,10 +75,10 @@ class RankBoundaries(Boundaries):
         self._inside = self.unknown
         self.unknown = self._inside.index_put(self._entry, self.joint)
         self.correction: Correction = "none"
-        """What the next exchange is to tell about transfers."""
+        """The kind of transfers that the next exchange sends."""
         self._transfers: Tensor | None = None
         self._moves: Tensor | None = None
-        """Of all starts here, if the first one stays where it is."""
+        """The moves of all starts here, if the first one does not move."""
         self._heard: Heard | None = None
         self._tolerance = 0.0
         self._moved = True
@@ -86,9 +90,9 @@ class RankBoundaries(Boundaries):
     def entering(
         cls, chain: Chain, plan: Plan, want_decay: bool, reenter: bool, line: Line, settle: Settle, check: Check
     ) -> tuple[RankBoundaries, Tensor]:
-        """Boundaries behind a warm-up, where there is one, and the rows that are left to run.
+        """Boundaries after a warm-up, if there is one, and the rows that are left to run.
 
-        reenter: whether `chain.enter` does not know of `chain.first`.
+        reenter: whether `chain.enter` does not start the first chunk from `chain.first`, so that it must be run again.
         """
         entered = chain.enter_all(plan.warmup, want_decay) if plan.warmup and chain.links > 1 else None
         state = cls(chain, entered, line, settle, check, plan)
@@ -99,7 +103,7 @@ class RankBoundaries(Boundaries):
 
     @property
     def heard(self) -> Heard:
-        """What the last exchange told."""
+        """The results of the last exchange."""
         assert self._heard is not None
         return self._heard
 
@@ -120,7 +124,7 @@ class RankBoundaries(Boundaries):
         return super().arriving().index_put(self._entry, entry)
 
     def measure(self, tolerance: float) -> float:
-        """The largest relative jump on all ranks and between them: one collective."""
+        """The largest relative jump inside and between all ranks: one collective."""
         self._arrived = None
         self.jump[0] = 0
         everything, self.unknown = self.unknown, self._inside
@@ -156,11 +160,11 @@ class RankBoundaries(Boundaries):
         return rows
 
     def moved_from(self, starts: Tensor) -> float:
-        """The same on all ranks: one collective."""
+        """The largest relative move over all ranks: one collective."""
         return float(self.line.gather(self.starts.new_full((1,), super().moved_from(starts))).max())
 
     def rests(self, moved: Tensor) -> bool:
-        """Never: other ranks may have something to run."""
+        """False: other ranks may have something to run."""
         return False
 
     def finish(self, hopeless_only: bool = False) -> None:
@@ -171,9 +175,9 @@ class RankBoundaries(Boundaries):
             self.run_in_order(torch.where(bad.any(0), bad.to(torch.uint8).argmax(0), len(bad)).cpu())
 
     def run_in_order(self, first_bad: Tensor) -> None:
-        """Run each sequence one step after the other from the first rank on that does not fit (`first_bad` `(B,)`).
+        """Run each sequence sequentially, from the first rank with a jump over the tolerance on, `first_bad` `(B,)`.
 
-        Sequences go in groups, so that a rank works on one while the next rank works on the one before.
+        Sequences are pipelined in groups: a rank works on one group while the next rank works on the group before.
         """
         line, chain, place = self.line, self.chain, self.line.place
         ends = self.last_ends()
@@ -193,7 +197,7 @@ class RankBoundaries(Boundaries):
         self._final_ends = line.gather(ends)
 
     def _first_to_run(self) -> tuple[Tensor, Tensor]:
-        """The first link of each sequence here that does not fit, and what it should start from."""
+        """The first link of each sequence here whose jump is over the tolerance, and the state to run it from."""
         link, start = self.entry_link.clone(), self.at_entry(self.starts).clone()
         if self._heard is None:
             return link, start
@@ -205,7 +209,7 @@ class RankBoundaries(Boundaries):
         return link, torch.where(later.unsqueeze(-1), self.ends[first_link - 1, self.sequences], start)
 
     def marched(self, report: SolveReport) -> Marched:
-        """What a march ends with, and what all of it is settled to."""
+        """The results of a march, after telling `settle` the final entry."""
         ends = self._final_ends if self._final_ends is not None else self.heard.ends
         entry = self.chain.first
         if self.line.place > 0:
@@ -220,7 +224,7 @@ class RankBoundaries(Boundaries):
         return bool(ends.isfinite().all())
 
     def _exchange(self) -> Heard:
-        """Tell all ranks about this one's boundaries and hear about theirs."""
+        """Exchange boundaries with all ranks."""
         parts, fading = self.chain.parts, self.chain.fading
         batch = len(self.joint)
         told = [self.starts.new_tensor([self.line.tag, self._moved]).expand(batch, 2), self.error.amax(0).unsqueeze(-1)]
@@ -248,7 +252,10 @@ class RankBoundaries(Boundaries):
         return Heard(ends, prefix, error, joint_error, moved, shift)
 
     def _leaving(self) -> tuple[Tensor, Tensor] | None:
-        """How this rank's own jumps move the state that it ends with, and how a move of its entry does."""
+        """The move of this rank's end by its own jumps, and the transfer from its entry to its end.
+
+        None if jumps are not carried on.
+        """
         if self.chain.carry is not None and self.chain.leave is not None:
             self._moves = self.chain.carry(self.jump, self.starts, None)
             return self.chain.leave(self._moves, self.starts)
@@ -264,7 +271,7 @@ class RankBoundaries(Boundaries):
         return apply(transfers[-1], moves[-1], structure), through
 
     def _carry(self, correction: Correction) -> Tensor:
-        """The moves of all starts here, by what jumps here and on the ranks before mean for them."""
+        """The moves of all starts here, for the jumps on this rank and on the ranks before it."""
         shift = torch.where(self.joint.unsqueeze(-1), self.heard.shift[self.line.place], 0)
         jump = self.jump.index_put(self._entry, shift)
         if self.chain.carry is not None:

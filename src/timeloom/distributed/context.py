@@ -1,4 +1,4 @@
-"""Which ranks share the sequences that are being solved just now."""
+"""The ranks that share the sequences of the current call."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from timeloom.distributed.mesh import group_of
 
 _current: ContextVar[TimeGroup | None] = ContextVar("time_group", default=None)
 _called: WeakKeyDictionary[Any, TimeGroup] = WeakKeyDictionary()
-"""Layers and cells whose last call was over ranks, and over which."""
+"""The group of each layer or cell whose last call was over ranks."""
 entered: list[TimeGroup] = []
-"""Groups that some thread is in: what torch.compile, which can read neither of the above, looks at instead."""
+"""Groups that are active in some thread, for torch.compile, which cannot read the two variables above."""
 shared: list[bool] = []
-"""Not empty where `_called` is not: torch.compile cannot read `_called`, either."""
+"""Not empty if `_called` is not, for torch.compile, which cannot read `_called`."""
 
 
 @contextmanager
 def time_parallel(mesh: DeviceMesh, timeout: timedelta | None = None) -> Iterator[None]:
-    """Inside, timeloom's layers and `unroll` take their input for this rank's slice of a sequence in time.
+    """A context in which timeloom's layers and `unroll` treat their input as this rank's slice of a sequence in time.
 
     They return the outputs of that slice, and the final state of the whole sequence on all ranks. Gradients are those
-    of the sum of all time ranks' losses, and a parameter's are this rank's part of them (`TimeParallel` adds them up).
-    An error inside stops the other ranks too, and they are told which rank it was and why.
+    of the sum of all time ranks' losses; the gradient of a parameter is this rank's part of them (`TimeParallel` adds
+    them up). An error inside stops the other ranks, too, with a message that names the rank and the cause.
 
     timeout: how long to wait for other ranks; 10 minutes by default.
     """
@@ -49,7 +49,7 @@ def time_parallel(mesh: DeviceMesh, timeout: timedelta | None = None) -> Iterato
 
 @contextmanager
 def on_this_rank() -> Iterator[None]:
-    """Inside, recurrences are this process's own: those along another time than the sequence's."""
+    """A context in which recurrences run on this process alone, as they do along another axis than the shared time."""
     token = _current.set(None)
     try:
         yield
@@ -58,15 +58,15 @@ def on_this_rank() -> Iterator[None]:
 
 
 def alone() -> bool:
-    """Whether this process has all of every sequence, and had of every call so far: the quick half of `time_group`."""
+    """Whether no call is or was over ranks: a quick check before `time_group`."""
     return not _called and _current.get() is None
 
 
 def time_group(owner: Any = None) -> TimeGroup | None:
-    """The ranks that share a sequence; None where this process has all of it.
+    """The ranks that share a sequence; None if this process has all of it.
 
-    owner: the layer or cell that is called. In a backward pass a checkpoint runs its forward pass again, outside of
-    `time_parallel`, and perhaps on another thread: it is then over the ranks of the owner's last call.
+    owner: the layer or cell that is called. In a backward pass, checkpointing runs the forward pass again, outside of
+    `time_parallel`, and perhaps in another thread: the group is then that of the owner's last call.
     """
     group = _current.get()
     group = None if group is None or group.size == 1 else group
@@ -81,6 +81,6 @@ def time_group(owner: Any = None) -> TimeGroup | None:
         else:
             _called.pop(owner, None)
             shared[:] = [True] if _called else []
-    except TypeError:  # an owner that cannot be kept
+    except TypeError:  # an owner that cannot be a key
         pass
     return group

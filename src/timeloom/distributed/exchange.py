@@ -1,4 +1,4 @@
-"""What all ranks have told of their boundaries, and what follows from it, on every rank the same: errors and moves."""
+"""The boundaries of all ranks after an exchange, and the errors and moves that every rank derives from them alike."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from timeloom.solve.residual import floors, relative, scales
 
 @dataclass(frozen=True)
 class Heard:
-    """What all ranks have said, in marching order: starts, ends `(R, B, S)` and errors `(R, B)`."""
+    """The results of one exchange between all ranks, in marching order: ends `(R, B, S)`, errors `(R, B)`, moves."""
 
     ends: Tensor
     prefix: Tensor | None
-    """Largest values, part by part, on the ranks before, `(R, B, P)`."""
+    """Largest values, part by part, on the ranks before each rank, `(R, B, P)`; None if values do not fade."""
     error: Tensor
-    """Bound of the relative jumps inside each rank."""
+    """Upper bound of the relative jumps inside each rank."""
     joint_error: Tensor
     """Relative jump at each rank's start."""
     moved: bool
-    """Whether any rank had something to correct since the last exchange."""
+    """Whether any rank moved a start since the last exchange."""
     shift: Tensor
-    """How far the start of each rank is to move, `(R, B, S)`."""
+    """The moves of all ranks' starts, `(R, B, S)`."""
 
     @property
     def worst(self) -> Tensor:
@@ -38,11 +38,10 @@ class Heard:
 def errors_of(
     chain: Chain, jump: Tensor, errors: Tensor, starts: Tensor, ends: Tensor, sizes: list[Tensor] | None
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Scale of the ranks before (None where values do not fade), errors inside and at the start of every rank;
-    every rank computes the same.
+    """Scale of the ranks before each (None if values do not fade), errors inside and at the start of every rank.
 
-    sizes: the largest values and jumps of each rank, part by part, where values fade. Its scale is then at least
-    that of the ranks before: either way of measuring its jumps is a bound.
+    Every rank computes the same. sizes: the largest values and jumps of each rank, part by part, if values fade. The
+    scale on a rank is then at least that of the ranks before it, so its jumps relative to either scale are bounds.
     """
     parts, inside = chain.parts, _no_nan(errors.squeeze(-1))
     floor, prefix = floors(chain.bound, starts[0], parts), None
@@ -56,7 +55,7 @@ def errors_of(
 
 
 def carried(jump: Tensor, pushed: Tensor, through: Tensor, joints: Tensor) -> Tensor:
-    """Moves of all ranks' starts: `δ[r] = P[r−1] δ[r−1] + pushed[r−1] + jump[r]`."""
+    """The moves of all ranks' starts: `δ[r] = P[r−1] δ[r−1] + pushed[r−1] + jump[r]`, with P in `through`."""
     source = torch.zeros_like(jump)
     source[1:] = torch.where(joints[1:].unsqueeze(-1), pushed[:-1] + jump[1:], 0)
     before = torch.where(joints.view(*joints.shape, *[1] * (through.dim() - 2)), before_each(through), 0)
@@ -69,7 +68,7 @@ def carried(jump: Tensor, pushed: Tensor, through: Tensor, joints: Tensor) -> Te
 
 
 def structure_of(element: Tensor) -> Structure:
-    """Of an element `(B, ...)`."""
+    """The structure of an element `(B, ...)`."""
     structures: dict[int, Structure] = {2: "diagonal", 3: "dense", 4: "block"}
     return structures[element.dim()]
 

@@ -1,4 +1,4 @@
-"""What a rank does when another one fails: no hang, and an error that names the rank and the cause."""
+"""Failure of ranks: the others do not hang, but raise an error that names the rank and the cause."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 LOOK_EVERY = timedelta(seconds=0.2)
-"""How often a rank that waits for others looks whether one of them has failed."""
+"""Interval at which a waiting rank checks whether another one has failed."""
 GRACE = 2.0
-"""Seconds that ranks have to say that they are still there, once one has seen a failure."""
+"""Seconds that ranks have to report that they are alive, after one has seen a failure."""
 LINGER = 1.0
-"""Seconds that a rank stays, at most, until the others know of a failure."""
+"""Longest time in seconds that a rank stays alive until the others know of a failure."""
 
 
 class RankError(RuntimeError):
-    """A rank of the time group failed, or the ranks do not agree. It is raised on every rank that is still there."""
+    """A rank of the time group failed, or the ranks do not agree. Raised on every rank that is still alive."""
 
 
 class Faults:
-    """A board that all ranks of a group can read: who failed and why, kept in the launcher's store."""
+    """A record of failures that all ranks of a group can read, kept in the launcher's store."""
 
     def __init__(self, store: Store, name: str, rank: int, size: int) -> None:
         self._store = PrefixStore(f"timeloom/{name}", store)
         self.rank, self.size = rank, size
         self._gone = False
-        """Whether the process that holds the store is: torch prints a page whenever it is asked again."""
+        """Whether the process that holds the store is gone: torch logs a page at every further access."""
 
     def post(self, error: BaseException) -> None:
-        """Tell the others that this rank stops, and why."""
+        """Report to the others that this rank stops, and why."""
         self._tell(f"rank {self.rank} stopped with {type(error).__name__}: {error}")
 
     def look(self) -> None:
@@ -41,7 +41,7 @@ class Faults:
             raise self.diagnose(self._try(lambda: self._store.get("alarm").decode()))
 
     def diagnose(self, seen: str) -> RankError:
-        """Something failed here (`seen`): find out who does not answer any more."""
+        """Find the ranks that no longer answer, after something failed here (`seen`)."""
         self._set(f"here/{self.rank}")
         self._set("alarm", seen)
         until = time.monotonic() + GRACE
@@ -69,7 +69,7 @@ class Faults:
         return error
 
     def _linger(self) -> None:
-        """Let the others read the board before this process, which may hold it, ends."""
+        """Let the others read the record before this process, which may hold the store, ends."""
         self._set(f"told/{self.rank}")
         until = time.monotonic() + LINGER
         while time.monotonic() < until and not self._has(*(f"told/{rank}" for rank in range(self.size))):
@@ -82,7 +82,7 @@ class Faults:
         return bool(self._try(lambda: self._store.check(list(keys))))
 
     def _try(self, ask: Any) -> Any:
-        """The store may be gone with the rank that held it."""
+        """Access the store, which may be gone with the rank that held it."""
         if self._gone:
             return ""
         try:

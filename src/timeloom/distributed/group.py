@@ -1,4 +1,4 @@
-"""The ranks that share a sequence: what they send each other, counted, with a watch on failing ranks."""
+"""The ranks that share a sequence: their exchanges, which are counted and which detect failing ranks."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from timeloom.report import ConvergenceError
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others in one exchange."""
 RING_UP_TO = 8
-"""Ranks up to which torch gathers, round a ring in most backends, with a hop for every rank. Beyond, ranks double what
-they have in every round (`python -m benchmarks.ranks`)."""
+"""Number of ranks up to which torch gathers, in most backends along a ring with a hop for every rank. With more ranks,
+each doubles the tensors that it holds in every round (`python -m benchmarks.ranks`)."""
 SMALL = 4096
-"""Numbers up to which many ranks form a sum by gathering."""
+"""Number of elements up to which many ranks compute a sum by gathering."""
 SHARE_MEMORY = True
-"""Whether ranks of one machine exchange what is on the CPU through its memory."""
+"""Whether ranks of one machine exchange CPU tensors through shared memory."""
 PATH_BYTES = 256
-"""Of the name under which all ranks find that memory."""
+"""Bytes of the path under which all ranks find that memory."""
 
 
 @dataclass
 class Traffic:
-    """What this rank has sent to the other ranks of its time group so far."""
+    """Counts of what this rank has sent to the other ranks of its time group so far."""
 
     collectives: int = 0
     """Exchanges in which all ranks take part."""
     messages: int = 0
-    """Messages to one other rank: the sequential fallback."""
+    """Messages to one other rank, by the sequential fallback."""
     bytes: int = 0
     """Bytes of this rank's own contributions to both."""
 
@@ -92,8 +92,8 @@ class TimeGroup:
         return gathered
 
     def _gather_by_doubling(self, tensor: Tensor) -> Tensor:
-        """In ⌈log₂ R⌉ rounds: every rank passes all it has to the one as many places before it as it has tensors."""
-        held = tensor.unsqueeze(0)  # of this rank and those behind it, the first rank being behind the last
+        """Gather in ⌈log₂ R⌉ rounds: a rank with k tensors sends them to the rank k places before it."""
+        held = tensor.unsqueeze(0)  # of this rank and those behind it, cyclically
         while len(held) < self.size:
             told, heard = held[: self.size - len(held)], len(held)
             arriving = torch.empty_like(told, memory_format=torch.contiguous_format)
@@ -128,7 +128,7 @@ class TimeGroup:
         return told
 
     def _memory_for(self, tensor: Tensor) -> SharedMemory | None:
-        """What to exchange a tensor through where all ranks are processes of one machine; they find out together."""
+        """The shared memory for a tensor, if all ranks are processes of one machine, which they find out together."""
         if not SHARE_MEMORY or tensor.device.type != "cpu":
             return None
         if not self._asked_for_memory:
@@ -142,21 +142,21 @@ class TimeGroup:
             return self._share_memory(named)
         finally:
             if named:
-                os.unlink(named)  # those that have it keep it
+                os.unlink(named)  # ranks that have it open keep it
 
     def _share_memory(self, named: str) -> SharedMemory | None:
-        """Memory under a name, told by rank 0, that all ranks have opened."""
+        """Open the memory that rank 0 has named; None unless all ranks can."""
         told = torch.tensor([*named.encode().ljust(PATH_BYTES, b"\0")], dtype=torch.uint8, device="cpu")
         self._wait(lambda: dist.broadcast(lend(told), group=self.group, group_src=0, async_op=True), told.device)
         path, memory = bytes(told.tolist()).rstrip(b"\0").decode(), None
         if path:
-            with contextlib.suppress(OSError):  # of another machine, or none that it may see
+            with contextlib.suppress(OSError):  # on another machine, or not accessible
                 memory = SharedMemory(path, self.rank, self.size)
         everywhere = bool(self._gather_by_messages(torch.tensor([memory is not None], device="cpu")).all())
         return memory if everywhere else None
 
     def _through(self, exchange: Callable[[Callable[[], None]], Tensor]) -> Tensor:
-        """What an exchange through memory brings, with an eye on ranks that fail meanwhile."""
+        """The result of an exchange through shared memory, while checking for ranks that fail."""
         began = looked = time.monotonic()
 
         def look() -> None:
@@ -196,16 +196,17 @@ class TimeGroup:
         return Blocking(works, self.timeout + LOOK_EVERY) if device.type == "cpu" else Queued(works)
 
     def experiences(self, owner: Any) -> dict[int, LayerExperience]:
-        """What solves over these ranks have shown about a module or cell: the same on all of them, so kept apart from
-        what one rank may see on its own.
+        """The experience with a module or cell over these ranks.
+
+        It is the same on all of them, so it is kept apart from the experience of one rank alone.
         """
         try:
             return self._experiences.setdefault(owner, {})
-        except TypeError:  # cannot be kept
+        except TypeError:  # cannot be a key
             return {}
 
     def stopped(self, error: BaseException | None) -> None:
-        """Tell the other ranks of an error on this one, unless they have it too."""
+        """Report an error on this rank to the other ranks, unless they have it, too."""
         if error is not None and not isinstance(error, RankError | ConvergenceError):
             self.faults.post(error)
 
@@ -215,12 +216,12 @@ class TimeGroup:
         self.traffic.bytes += tensor.numel() * tensor.element_size()
 
     def _wait(self, start: Callable[[], Any], device: torch.device) -> None:
-        """Start an exchange and wait for it, with an eye on ranks that fail meanwhile."""
+        """Start an exchange and wait for it, while checking for ranks that fail."""
         until = time.monotonic() + self.timeout.total_seconds()
         try:
             work = start()
             if device.type != "cpu":
-                work.wait()  # on the device's stream: torch's own watchdog looks after it
+                work.wait()  # on the device's stream, where torch's own watchdog detects failures
                 return
         except RuntimeError as error:
             raise self.faults.diagnose(first_line(error)) from error

@@ -1,4 +1,4 @@
-"""The driver over ranks: every rank marches along its own links, and one exchange a sweep fits the ranks together."""
+"""The driver over ranks: every rank sweeps its own links, and one exchange per sweep corrects across ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from timeloom.solve.plan import Correction, Plan
 def pipeline_over_ranks(
     chain: Chain, plan: Plan, line: Line, settle: Settle, check: Check, lead: int = 0, reenter: bool = False
 ) -> Marched:
-    """Run all sequences one step after the other, rank after rank; there is no warm-up to have led in."""
+    """Run all sequences sequentially, rank after rank; `lead` and `reenter` are unused, since there is no warm-up."""
     began = time.perf_counter()
     state = RankBoundaries(chain, None, line, settle, check)
     nobody = len(line.alive)
@@ -32,11 +32,11 @@ def pipeline_over_ranks(
 def march_over_ranks(
     chain: Chain, plan: Plan, line: Line, settle: Settle, check: Check, lead: int, reenter: bool
 ) -> Marched:
-    """Make the links of all ranks fit together; the same report on all ranks, but for the chunk.
+    """Solve the chains of all ranks together; the report is the same on all ranks, apart from the chunk.
 
     chain.first: `(B, S)`, the state to enter this rank with: known at the head of a sequence, a guess elsewhere.
-    lead: steps of the warm-up that found it.
-    reenter: whether `chain.enter` does not know of `chain.first`.
+    lead: steps of the warm-up that produced this guess.
+    reenter: whether `chain.enter` does not start the first chunk from `chain.first`, so that it must be run again.
     """
     began = time.perf_counter()
     correction: Correction = plan.correction
@@ -65,7 +65,7 @@ def march_over_ranks(
 
 
 def _why_stop(residuals: list[float], plan: Plan, moved: bool) -> str:
-    """Why it makes no sense to go on, or nothing; `moved`: whether the last correction did anything on any rank."""
+    """Why to give up, or an empty string to go on; `moved`: whether the last correction moved anything on any rank."""
     given_up = why_stop(residuals, plan)
     if not given_up and not math.isfinite(residuals[-1]):
         return "the values are not finite"
@@ -73,6 +73,6 @@ def _why_stop(residuals: list[float], plan: Plan, moved: bool) -> str:
 
 
 def _next_correction(plan: Plan, current: Correction, residuals: list[float], size: int) -> Correction:
-    """What `auto` corrects with from the next sweep on: all ranks must choose alike, so by what all of them know."""
+    """The correction of `auto` from the next sweep on, chosen by what all ranks know, since they must choose alike."""
     worth_it = contracts_slowly(residuals) and size <= plan.newton_up_to
     return "newton" if plan.correction == "auto" and worth_it else current

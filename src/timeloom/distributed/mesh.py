@@ -1,4 +1,4 @@
-"""All processes as a mesh with a dimension of time, and the group of ranks that share a sequence in it."""
+"""All processes as a device mesh with a time dimension, and the group of ranks in it that share a sequence."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch.distributed.rendezvous import rendezvous
 from timeloom.distributed.group import TIMEOUT, TimeGroup, Traffic
 
 _groups: dict[str, TimeGroup] = {}
-"""By the name of torch's group. Meshes will not do as keys: those of the same ranks are equal, so that an entry would
-be lost with the first of them while another is in use."""
+"""Groups by the name of torch's group. Meshes are no suitable keys: meshes of the same ranks are equal, so an entry
+would be lost with the first of them while another one is in use."""
 
 
 def time_mesh(time: int | None = None, *, device: str | None = None) -> DeviceMesh:
-    """All processes as a mesh with the dimensions "data" and "time"; starts torch.distributed where needed.
+    """All processes as a mesh with the dimensions "data" and "time"; starts torch.distributed if needed.
 
-    time: ranks that share a sequence, neighbours in the launcher's order; all of them if None. The others hold other
-        sequences of the batch ("data").
-    device: "cpu" (gloo) or "cuda" (NCCL); "cuda" if None and there is a GPU.
+    time: number of ranks that share a sequence, neighbours in the launcher's order; all of them if None. The others
+        hold other sequences of the batch ("data").
+    device: "cpu" (gloo) or "cuda" (NCCL); None takes "cuda" if there is a GPU.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if not dist.is_initialized():
@@ -36,8 +36,10 @@ def time_mesh(time: int | None = None, *, device: str | None = None) -> DeviceMe
 
 
 def _start(backend: str) -> None:
-    """Start torch.distributed. After a restart torchrun's store still holds what the processes before wrote, their
-    addresses among it, so it is used under another name then. Nodes count their restarts each for itself.
+    """Start torch.distributed.
+
+    After a restart, torchrun's store still holds the entries of the earlier processes, such as their addresses, so it
+    is used under another prefix. Each node counts its restarts by itself.
     """
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
@@ -60,7 +62,7 @@ def _start(backend: str) -> None:
 
 
 def group_of(mesh: DeviceMesh, timeout: timedelta | None = None) -> TimeGroup:
-    """The time group of a mesh, made once."""
+    """The time group of a mesh, created once."""
     names = mesh.mesh_dim_names if isinstance(mesh, DeviceMesh) else None
     if not names or "time" not in names:
         given = f"one with dimensions {names}" if isinstance(mesh, DeviceMesh) else type(mesh).__name__
@@ -75,6 +77,6 @@ def group_of(mesh: DeviceMesh, timeout: timedelta | None = None) -> TimeGroup:
 
 
 def traffic(mesh: DeviceMesh) -> Traffic:
-    """What this rank has sent within its time group so far; take one before and one after, and `since`."""
+    """What this rank has sent within its time group so far; use `since` for the difference to an earlier count."""
     counted = group_of(mesh).traffic
     return Traffic(counted.collectives, counted.messages, counted.bytes)

@@ -1,8 +1,8 @@
-"""Multigrid over ranks: every level is split as the sequence is, and a rank's first point is a point of all levels.
+"""Multigrid over ranks: every level is split like the sequence, and a rank's first point is a point of all levels.
 
-So F-relaxation stays inside ranks. C-relaxation and restriction pass on one state, from each rank's last interval to
-the next rank's first point. Where a level has one point a rank, all ranks take it over, and solve it and the coarser
-ones alike.
+So F-relaxation stays inside ranks. C-relaxation and restriction send one state, from each rank's last interval to the
+next rank's first point. Once a level has one point per rank, every rank gathers all of it, and all ranks solve it and
+the coarser levels redundantly.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _over_ranks(
     joint = state.joint.unsqueeze(-1)
     for level in levels:
         propagate = level.propagate
-        if isinstance(propagate, Adjoint) and propagate.ends is not None:  # what arrives is not known before
+        if isinstance(propagate, Adjoint) and propagate.ends is not None:  # the gradient that arrives is not known
             level.propagate = replace(propagate, ends=propagate.ends & ~joint)
     joined = Hierarchy(_joined(levels[-1].propagate, state, plan), weight, kind, size_of) if plan.joined else None
     return RankHierarchy(
@@ -59,7 +59,7 @@ def _over_ranks(
 
 
 def _joined(last: Propagator, state: RankBoundaries, plan: MGRITPlan) -> list[Level]:
-    """The level with one point a rank, and coarser ones, on all ranks alike."""
+    """The level with one point per rank, and coarser ones, the same on all ranks."""
     line = state.line
     ranks, batch = line.alive.shape
 
@@ -91,23 +91,23 @@ class RankHierarchy(Hierarchy):
     joint: Tensor
     """`(B, 1)`, whether a sequence comes to this rank from the one before."""
     entry: Tensor
-    """`(B,)`, the point of the finest level that it comes to."""
+    """`(B,)`, the point of the finest level at which it comes."""
     joined: Hierarchy | None = None
-    """The coarsest level and coarser ones, of all ranks."""
+    """The coarsest level, gathered from all ranks, and coarser ones."""
 
     def _leaving(self, level: Level, last: Tensor) -> Tensor:
-        """What leaves this rank where its last point of a level is `last`, `(B, S)`."""
+        """Φ of this rank's last interval on a level, applied to its last point `(B, S)`; zero on the last rank."""
         if not self.line.goes_on:
             return torch.zeros_like(last)
         return level.propagate(slice(level.steps, level.steps + 1), last.unsqueeze(0))[0]
 
     def _passed_on(self, *values: Tensor) -> list[Tensor]:
-        """The same values of the rank before: one collective."""
+        """These values from the rank before: one collective."""
         heard = self.line.gather(torch.stack(values))
         return list(heard[self.line.place - 1] if self.line.place else torch.zeros_like(heard[0]))
 
     def _at_first(self, level: Level, arrived: Tensor) -> Tensor:
-        """What is missing at this rank's first point."""
+        """The residual at this rank's first point."""
         return torch.where(self.joint, arrived + level.f[0] - level.u[0], 0)
 
     def relax(self, level: Level) -> None:
@@ -125,7 +125,7 @@ class RankHierarchy(Hierarchy):
         return self._restrict(points, missing, arrived, coarse)
 
     def _from_entry(self, points: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-        """Where a sequence enters behind empty chunks, they pass on what arrives: its entry is the first point, too."""
+        """Points and residuals, with the entry's values at the empty chunks before it, which pass values on."""
         if not bool(self.entry.any()):
             return points, missing
         place = torch.arange(len(points), device=points.device).unsqueeze(-1)
@@ -140,13 +140,13 @@ class RankHierarchy(Hierarchy):
         return self._restrict(points, missing, coarse, coarser)
 
     def _restrict(self, points: Tensor, missing: Tensor, arrived: Tensor, coarse: Level) -> Tensor:
-        """`arrived`: what the coarse step of the rank before makes of its last point."""
+        """Restrict on this rank; `arrived` is the coarse step of the rank before, applied to its last point."""
         super().hand_down(points, missing, coarse)
         coarse.f[0] = missing[0] + points[0] - torch.where(self.joint, arrived, 0)
         return points
 
     def set_sources(self) -> None:
-        """What the last interval adds belongs to the next rank's first point: one collective for all levels."""
+        """Set the right-hand sides; the last interval's belongs to the next rank: one collective for all levels."""
         leaving = []
         for level in self.levels:
             source = level.propagate.source()
@@ -159,7 +159,7 @@ class RankHierarchy(Hierarchy):
                 level.f[0] = arrived
 
     def solve_coarsest(self) -> None:
-        """On all ranks alike, or one rank after the other."""
+        """Solve the coarsest level redundantly on all ranks, or one rank after the other."""
         level = self.levels[-1]
         if self.joined is not None:
             top = self.joined.levels[0]

@@ -1,4 +1,4 @@
-"""`TimeParallel`: a model whose sequences lie on many ranks."""
+"""`TimeParallel`: a model whose sequences are split over many ranks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from timeloom.distributed.group import TimeGroup
 from timeloom.distributed.mesh import group_of
 from timeloom.distributed.span import same_on_all_ranks
 
-_TORCHS = (nn.GRU, nn.LSTM, nn.RNN)  # from the start: users put ours in their place (`torch.nn.GRU = timeloom.GRU`)
+_TORCHS = (nn.GRU, nn.LSTM, nn.RNN)  # kept at import: users may replace them by ours (`torch.nn.GRU = timeloom.GRU`)
 
 
 class TimeParallel(nn.Module):
     """A model over the time ranks of a mesh, in the manner of DistributedDataParallel.
 
-    The first argument of a call is this rank's slice in time of the input. Other arguments that require gradients (an
+    The first argument of a call is this rank's slice of the input in time. Other arguments that require gradients (an
     initial state) must be the same on all ranks. Gradients of parameters and arguments are those of the mean of the
-    time ranks' losses: where all of them compute the same loss, from a final state or by `sum_over_time`,
-    `mean_over_time` and `last_over_time`, they are that loss's, exactly as in one process. Each backward pass adds them
+    time ranks' losses: if all ranks compute the same loss, from a final state or by `sum_over_time`, `mean_over_time`
+    and `last_over_time`, they are the gradients of that loss, exactly as in one process. Each backward pass sums them
     up once. For more ranks in the data dimension wrap this in DistributedDataParallel.
 
-    module: the model, built alike on all time ranks; parameters and buffers become those of the first one.
+    module: the model, with the same structure on all time ranks, which all take the parameters and buffers of the
+        first one.
     """
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh, timeout: timedelta | None = None) -> None:
@@ -53,8 +54,8 @@ class TimeParallel(nn.Module):
 def average_gradients(module: nn.Module, mesh: DeviceMesh) -> None:
     """Turn the gradients of a backward pass under `time_parallel` into those of the mean of the time ranks' losses.
 
-    For models that cannot be wrapped in `TimeParallel`, such as those that `fully_shard` spread over the data
-    dimension. Call it once, between the backward pass and the optimiser's step (or the clipping before it).
+    For models that cannot be wrapped in `TimeParallel`, such as those sharded over the data dimension by `fully_shard`.
+    Call it once, between the backward pass and the optimiser's step (or gradient clipping).
     """
     group = group_of(mesh)
     held = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
@@ -79,8 +80,9 @@ def _begin_alike(module: nn.Module, group: TimeGroup) -> None:
 
 
 def _enter(values: Any, group: TimeGroup, shared: bool) -> Any:
-    """The tensors of nested tuples, lists and dicts as the ranks use them: gradients that come back are averaged, or,
-    of a slice, scaled alike.
+    """Pass tensors in nested tuples, lists and dicts to the ranks: their gradients are averaged over ranks.
+
+    For a slice of the input (`shared=False`), gradients are only divided by the number of ranks.
     """
     parts, nesting = tree_flatten(values)
     leaves = [part for part in parts if isinstance(part, Tensor) and part.requires_grad]
@@ -91,7 +93,7 @@ def _enter(values: Any, group: TimeGroup, shared: bool) -> Any:
 
 
 class _Entry(torch.autograd.Function):
-    """Identity on what enters the ranks; backward, from the sum of the ranks' losses to their mean."""
+    """Identity on tensors that enter the ranks; backward, it turns the sum of the ranks' losses into their mean."""
 
     @staticmethod
     def forward(ctx: Any, group: TimeGroup, shared: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -126,7 +128,7 @@ def _means(tensors: list[Tensor], group: TimeGroup) -> list[Tensor]:
 
 
 def _refuse_torch_layers(module: nn.Module) -> None:
-    """Torch's own layers do not know that their sequence goes on elsewhere."""
+    """Raise for torch's own layers, which would treat a slice as the whole sequence."""
     for name, layer in module.named_modules():
         if type(layer) in _TORCHS:
             raise TypeError(

@@ -1,4 +1,4 @@
-"""Who holds which steps, and sums over all of them."""
+"""Which rank holds which steps, and sums over the steps of all ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from timeloom.distributed.mesh import group_of
 
 
 def slice_of(steps: int, mesh: DeviceMesh) -> slice:
-    """This rank's steps of a sequence of `steps`: for a Dataset that reads no more than it needs.
+    """This rank's slice of a sequence of `steps` steps, for a Dataset that reads no more than it needs.
 
-    Slices differ by one step at most, the longer ones first.
+    Slices differ by at most one step; the longer ones come first.
     """
     group = group_of(mesh)
     if steps < group.size:
@@ -25,7 +25,7 @@ def slice_of(steps: int, mesh: DeviceMesh) -> slice:
 
 
 def shard(tensor: Tensor, mesh: DeviceMesh, dim: int = 0) -> Tensor:
-    """This rank's steps of a whole sequence, as a tensor of its own; `dim` is the one of time."""
+    """This rank's steps of a whole sequence, as a copy; `dim` is the time dimension."""
     local = slice_of(tensor.shape[dim], mesh)
     return tensor.narrow(dim, local.start, local.stop - local.start).clone()
 
@@ -39,7 +39,8 @@ def sum_over_time(value: Tensor, mesh: DeviceMesh) -> Tensor:
 def mean_over_time(values: Tensor, mesh: DeviceMesh, dim: int = 0) -> Tensor:
     """The mean over all steps of the sequence, the same on all time ranks; differentiable.
 
-    values: this rank's steps, `(T_local, ...)`, to `(...)`; of a loss, take the mean over the rest: `.mean()`.
+    values: this rank's steps, `(T_local, ...)`, reduced to `(...)`; for a loss, also take the mean over the rest:
+        `.mean()`.
     """
     group = group_of(mesh)
     steps = float(group.sum(torch.tensor(float(values.shape[dim]), dtype=torch.float64, device=values.device)))
@@ -54,7 +55,7 @@ def last_over_time(values: Tensor, mesh: DeviceMesh, dim: int = 0) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """The loss is the sum of what the ranks compute, so each rank's value gets the sum of their gradients."""
+    """The sum over ranks; backward, too, gradients are summed, since the total loss is the sum of the ranks' losses."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: TimeGroup) -> Tensor:

@@ -1,7 +1,7 @@
-"""Exchanges between ranks of one machine through memory that they share: a few microseconds in place of sockets.
+"""Exchanges between ranks of one machine through shared memory, in a few microseconds, instead of sockets.
 
-Every rank has two slots, and a count of the exchanges it has written for. Exchange k uses slot k mod 2. A rank comes to
-exchange k + 2 when all others have written for k + 1, so when they have read what it wrote for k: two slots are enough.
+Every rank has two slots, and a count of the exchanges for which it has written. Exchange k uses slot k mod 2. A rank
+reaches exchange k + 2 after all others have written for k + 1, and thus have read its data for k: two slots suffice.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ except ImportError:  # Windows
 
 FOLDER = Path("/dev/shm")
 SLOT = 1 << 17
-"""Bytes of a slot; what is longer goes in pieces."""
+"""Bytes of a slot; larger tensors are sent in pieces."""
 LINE = 8
-"""Numbers of 8 bytes in a cache line: each rank's count and sizes have one to themselves."""
+"""8-byte words in a cache line: each rank's count and sizes have a line to themselves."""
 SPIN = timedelta(milliseconds=2)
-"""How long a rank asks again and again; then it sleeps in between."""
+"""How long a waiting rank polls without sleeping."""
 NAP = 5e-5
-"""Seconds of such a sleep."""
+"""Seconds of sleep between later polls."""
 SMALL = 4096
-"""Bytes up to which every rank adds up everything: more of them are shared out."""
+"""Bytes up to which every rank sums up everything; of larger tensors, each rank sums up a share."""
 
 Look = Callable[[], None]
-"""Called now and then while waiting: raises if a rank has failed or it takes too long."""
+"""Called repeatedly while waiting: raises if a rank has failed or the wait takes too long."""
 
 
 class SharedMemory:
-    """The memory of all ranks of a group, as one of them sees it. All of them call the same methods in the same order.
+    """The shared memory of a group, as one rank maps it. All ranks call the same methods in the same order.
 
-    Ordinary stores are seen in their order on x86 alone, so `create` makes none elsewhere.
+    Only x86 makes ordinary stores visible in order, so `create` makes no such memory elsewhere.
     """
 
     def __init__(self, path: str, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self._file = os.open(path, os.O_RDWR)  # the lock below lives as long as it is open
+        self._file = os.open(path, os.O_RDWR)  # the lock below is held as long as this is open
         finalize(self, os.close, self._file)
         self._memory = mmap.mmap(self._file, length_for(size))
         self._lines = memoryview(self._memory).cast("Q")
@@ -59,14 +59,14 @@ class SharedMemory:
 
     @staticmethod
     def create(size: int) -> str:
-        """The path of new memory for so many ranks; nothing where there cannot be any."""
+        """The path of new memory for `size` ranks; empty if it cannot be created."""
         if not possible():
             return ""
         path = FOLDER / f"timeloom-{secrets.token_hex(8)}"
         try:
             file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             try:
-                os.posix_fallocate(file, 0, length_for(size))  # here rather than by a signal at the first use
+                os.posix_fallocate(file, 0, length_for(size))  # fail here, not by a signal at the first use
             except OSError:
                 path.unlink()
                 raise
@@ -77,7 +77,7 @@ class SharedMemory:
         return str(path)
 
     def gone(self) -> list[int]:
-        """Ranks whose process has ended: with it went its lock."""
+        """Ranks whose process has ended, and with it its lock."""
         return [rank for rank in range(self.size) if rank != self.rank and self._unlocked(rank)]
 
     def _unlocked(self, rank: int) -> bool:
@@ -97,7 +97,7 @@ class SharedMemory:
         return gathered.view(self.size, *tensor.shape)
 
     def sum(self, tensor: Tensor, look: Look) -> Tensor:
-        """The sum over ranks: each adds up its share of the numbers, and hears the others' sums."""
+        """The sum over ranks: each rank sums up its share of the elements and gathers the others' sums."""
         if tensor.numel() * tensor.element_size() <= SMALL:
             return self.gather(tensor, look).sum(0, dtype=tensor.dtype)
         own, total = tensor.reshape(-1), torch.empty_like(tensor, memory_format=torch.contiguous_format)
@@ -124,7 +124,7 @@ class SharedMemory:
         self._lines[line] = self._done + 1
 
     def _hear(self, look: Look) -> Tensor:
-        """The slots of all ranks, `(R, SLOT)`, when all have written."""
+        """The slots of all ranks, `(R, SLOT)`, once all have written."""
         lines, slot, wanted = self._lines, self._done % 2, self._done + 1
         self._done = wanted
         for rank in range(self.size):
@@ -145,10 +145,10 @@ class SharedMemory:
 
 
 def possible() -> bool:
-    """Whether this machine has such memory."""
+    """Whether this machine supports such memory."""
     return fcntl is not None and platform.machine() in ("x86_64", "AMD64") and FOLDER.is_dir()
 
 
 def length_for(size: int) -> int:
-    """Bytes of the memory of so many ranks."""
+    """Bytes of the memory for `size` ranks."""
     return size * (8 * LINE + 2 * SLOT)

@@ -1,4 +1,4 @@
-"""One recurrence over many ranks, forward and backward: what `timeloom.solve.recurrence` is on one."""
+"""One recurrence over many ranks, forward and backward: the counterpart of `timeloom.solve.recurrence`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from timeloom.solve.recurrence import Record, needs_grad, noting, raise_if_asked
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where a recurrence is solved: over which ranks, in which direction of time, and which one of a call it is."""
+    """Over which ranks and in which direction of time a recurrence is solved; `tag`: its index within the call."""
 
     span: Span
     backwards: bool
@@ -42,10 +42,10 @@ class Ranks:
 def run_over_ranks(
     problem: Recurrence, solver: Planner, experience: LayerExperience, record: Record, ranks: Ranks, plan: RankPlan
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Outputs of this rank's steps, `(T_local, B, part)` each, and the final state of the whole sequence `(B, S)`, on
-    all ranks.
+    """Outputs of this rank's steps, `(T_local, B, part)` each, and the final state of the whole sequence `(B, S)`.
 
-    Differentiable. `problem` is this rank's slice, with the initial state of the whole sequence.
+    Both are differentiable, and all ranks get the final state. `problem` is this rank's slice, with the initial state
+    of the whole sequence.
     """
     detached = with_tape(problem.detach()) if needs_grad(problem) else problem.detach()
     with torch.no_grad():
@@ -66,7 +66,7 @@ def run_over_ranks(
 def solve_states(problem: Recurrence, plan: RankPlan, line: Line) -> tuple[list[Tensor], Marched]:
     """This rank's states, before every step and after the last."""
     first = forward_guess(problem, plan.lead, line) if plan.lead else problem.initial
-    # Resets put the state back to the true initial state, so the sweeps must know that one and not this rank's entry.
+    # Resets restore the true initial state, so sweeps must know that state, not this rank's entry.
     entered = problem if problem.resets is not None else replace(problem, initial=first)
     sweeper = choose_sweeper(entered)
     states = empty_states(problem.steps, first, problem.cell.parts, zeroed=problem.lengths is not None)
@@ -86,10 +86,10 @@ def solve_adjoint(
 ) -> tuple[Tensor, Tensor, SolveReport]:  # fmt: skip
     """`timeloom.solve.backward.solve_adjoint` over ranks, for a loss that is the sum of what the ranks compute.
 
-    So `final_grad` is what this rank's loss says about the final state, which all ranks have, and the gradient of the
-    initial state is this rank's contribution to it.
+    So `final_grad` is the gradient of this rank's loss by the final state, which all ranks have, and the returned
+    gradient of the initial state is this rank's contribution.
     """
-    if incoming is None and plan.way == "cycles":  # other ranks may have something
+    if incoming is None and plan.way == "cycles":  # other ranks may have incoming gradients
         incoming = problem.initial.new_zeros(problem.steps, problem.batch, problem.cell.parts[0])
     try:
         first = backward_guess(problem, states, incoming, final_grad, plan.lead, line, problem.ends())
@@ -105,8 +105,9 @@ def solve_adjoint(
 
 
 def head_of_sequence(line: Line, like: Tensor) -> Tensor:
-    """Whether a backward march ends on this rank, where the sequence begins, `(B, 1)`; a sequence of no steps at all is
-    the last one's in line.
+    """Whether a sequence begins on this rank, so that a backward march ends here, `(B, 1)`.
+
+    A sequence without any steps belongs to the last rank in line.
     """
     ends_here = line.alive[line.place] & (line.alive[line.place + 1 :].sum(0) == 0)
     if line.place == len(line.alive) - 1:
@@ -115,8 +116,9 @@ def head_of_sequence(line: Line, like: Tensor) -> Tensor:
 
 
 def forward_guess(problem: Recurrence, lead: int, line: Line) -> Tensor:
-    """The state to enter this rank with, `(B, S)`: the initial one where a sequence begins here, else a guess from the
-    last steps of the rank before. Looks at the last steps of `problem` only.
+    """The state to enter this rank with, `(B, S)`: the initial state if a sequence begins here, else a guess.
+
+    The guess comes from the last `lead` steps of the rank before; only the last steps of `problem` are used.
     """
     lengths = problem.ends()
     rows = Segments(torch.arange(problem.batch, device="cpu"), (lengths - lead).clamp(min=0), lengths)
@@ -131,8 +133,10 @@ def backward_guess(
     problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, lead: int,
     line: Line, lengths: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The gradient to enter this rank with, `(B, S)`: that of the final state where a sequence ends here, else a guess
-    from the first steps of the rank behind. `problem` may hold the first steps only; `lengths` `(B,)` are those of all.
+    """The gradient to enter this rank with, `(B, S)`: that of the final state if a sequence ends here, else a guess.
+
+    The guess comes from the first `lead` steps of the next rank in time. `problem` may hold the first steps only;
+    `lengths` `(B,)` are those of the whole slice.
     """
     size = problem.cell.size
     own = torch.zeros_like(problem.initial) if final_grad is None else final_grad
@@ -161,7 +165,7 @@ def _march(chain: Chain, plan: RankPlan, line: Line, settle: Settle, check: Chec
 
 
 def _blame(line: Line, problem: Recurrence) -> None:
-    """Raise on all ranks if the inputs of one are not finite, by its name; where all are, the network overflows."""
+    """Raise on all ranks, naming the rank, if one has inputs that are not finite; otherwise the network overflows."""
     bad = ~problem.u.isfinite().all(-1)
     if problem.lengths is not None:
         bad &= (torch.arange(problem.steps, device="cpu")[:, None] < problem.lengths.cpu()).to(bad.device)

@@ -1,4 +1,4 @@
-"""What all ranks must know before they solve together: how long each slice is, and that they mean the same problem."""
+"""What all ranks must know before they solve together: the length of each slice, and that the problem is the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from timeloom.solvers.base import Solver
 
 @dataclass(frozen=True)
 class Span:
-    """A sequence over ranks: the steps that each holds, in order of time."""
+    """A sequence over ranks, with the number of steps that each holds, in time order."""
 
     group: TimeGroup
     sizes: tuple[int, ...]
@@ -29,7 +29,7 @@ class Span:
         return sum(self.sizes)
 
     def lengths_on(self, rank: int) -> Tensor | None:
-        """Steps of each sequence that lie on a rank, `(B,)`."""
+        """The number of steps of each sequence on a rank, `(B,)`; None if all sequences have the same length."""
         if self.lengths is None:
             return None
         return (self.lengths - sum(self.sizes[:rank])).clamp(0, self.sizes[rank])
@@ -51,10 +51,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Line:
-    """The ranks in marching order: the state that one ends with is what the next one starts from.
+    """The ranks in marching order: each starts from the end of the one before.
 
-    alive: `(R, B)`, whether a rank holds steps of a sequence: it does so on ranks that follow each other.
-    tag: says which solve of a call this is.
+    alive: `(R, B)`, whether a rank holds steps of a sequence; the ranks that do are consecutive.
+    tag: identifies the solve within a call.
     """
 
     group: TimeGroup
@@ -64,21 +64,21 @@ class Line:
 
     @property
     def place(self) -> int:
-        """This rank's place in line."""
+        """This rank's index in line."""
         return self._at(self.group.rank)
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is a rank behind this one."""
+        """Whether there is a rank after this one in line."""
         return self.place + 1 < self.group.size
 
     def _at(self, place: int) -> int:
-        """A place in line from a rank in order of time, and the other way round."""
+        """The index in line of a rank in time order, and vice versa."""
         return self.group.size - 1 - place if self.backwards else place
 
     @property
     def heads(self) -> Tensor:
-        """`(R, B)`, whether a rank is the first that holds steps of a sequence: its start is known."""
+        """`(R, B)`, whether a rank is the first that holds steps of a sequence, so that its start is known."""
         return self.alive & (self.alive.cumsum(0) == 1)
 
     @property
@@ -92,15 +92,15 @@ class Line:
         return gathered.flip(0) if self.backwards else gathered
 
     def send(self, tensor: Tensor) -> None:
-        """To the next rank in line."""
+        """Send to the next rank in line."""
         self.group.send(tensor, self._at(self.place + 1))
 
     def receive(self, like: Tensor) -> Tensor:
-        """From the rank before this one in line."""
+        """Receive from the previous rank in line."""
         return self.group.receive(like, self._at(self.place - 1))
 
     def last(self, values: Tensor, otherwise: Tensor) -> Tensor:
-        """Of `values` `(R, B, ·)` in marching order, each sequence's from the last rank that holds steps of it."""
+        """From `values` `(R, B, ·)` in marching order, those of the last rank that holds steps of each sequence."""
         size = self.alive.shape[0]
         at = (size - 1 - self.alive.flip(0).to(torch.uint8).argmax(0)).to(values.device)
         found = values[at, torch.arange(len(at), device=values.device)]
@@ -111,10 +111,10 @@ def agree(
     group: TimeGroup, x: Tensor, lengths: Tensor | None, resets: Tensor | None, network: str, taped: bool,
     solver: Solver, known: dict[int, LayerExperience],
 ) -> Span:  # fmt: skip
-    """Find out how many steps of x `(T_local, B, ...)` each rank holds; raises on all ranks where they do not fit.
+    """Exchange how many steps of x `(T_local, B, ...)` each rank holds; raises on all ranks if their calls differ.
 
-    lengths `(B,)` are those of whole sequences. `network` says what is to be solved, `taped` whether gradients may be
-    asked for.
+    lengths: of the whole sequences, `(B,)`. network: a description of the network. taped: whether a backward pass may
+    follow.
     """
     facts: dict[str, int | str] = {
         "the batch size": x.shape[1],
@@ -129,7 +129,7 @@ def agree(
     learned = zlib.crc32(str(sorted(known.items())).encode())
     sizes, seen = zip(*same_on_all_ranks(group, facts, x.device, len(x), learned), strict=True)
     if len(set(seen)) > 1:
-        known.clear()  # a rank has seen other calls than the others: all of them learn anew
+        known.clear()  # the ranks have seen different calls: all learn anew
     if min(sizes) < 1:
         raise RankError(
             f"rank {sizes.index(min(sizes))} has no time steps (the ranks have {list(sizes)}): each needs one at "
@@ -141,7 +141,7 @@ def agree(
 def same_on_all_ranks(
     group: TimeGroup, facts: dict[str, int | str], device: torch.device, *own: int
 ) -> list[tuple[int, ...]]:
-    """Raise on all ranks where a fact differs on one of them, by its name; returns each rank's `own` numbers."""
+    """Raise on all ranks if a fact differs on one of them, with the fact's name; returns each rank's `own` numbers."""
     numbers = [value if isinstance(value, int) else zlib.crc32(value.encode()) for value in facts.values()]
     gathered = group.gather(torch.tensor([*own, *numbers], device=device)).cpu()
     for (name, value), column in zip(facts.items(), gathered[:, len(own) :].unbind(1), strict=True):

@@ -1,5 +1,6 @@
-"""The trunk over ranks: a layer's slice goes the way of `timeloom.solve.trunk`, and one exchange certifies the first
-sweep of all ranks. Where that fails, the driver over ranks solves.
+"""The trunk over ranks: as `timeloom.solve.trunk` for a slice, with one exchange to certify the first sweep.
+
+If the first sweep of all ranks is not certified, the driver over ranks solves.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from timeloom.solve.warm_starts import Guess
 
 @dataclass(frozen=True)
 class RankSolve(LayerSolve):
-    """How a layer and direction is solved over ranks: inputs are this rank's slice, with the initial state of all."""
+    """The solve of a layer and direction over ranks: inputs are a slice, with the whole sequence's initial state."""
 
     ranks: Ranks | None = None
 
@@ -61,7 +62,7 @@ class RankSolve(LayerSolve):
     def backward(
         self, inputs: Inputs, kept: list[Tensor], grads: Grads, want_x: bool, plan: Any, note: Note
     ) -> Gradients:
-        """As on one process; an error here stops the others."""
+        """Gradients of all live tensors; an error on this rank stops the others."""
         assert self.ranks is not None
         line = self.ranks.line(inputs.x.shape[1], adjoint=True)
         try:
@@ -80,7 +81,7 @@ class RankSolve(LayerSolve):
         )
 
     def _first_sweep(self, kind: type[Layer], inputs: Inputs, plan: RankPlan, taped: bool) -> Solution | None:
-        """All chunks of this rank in one call; None where all ranks together are not certified."""
+        """All chunks of this rank in one call; None unless all ranks together are certified."""
         assert self.ranks is not None
         began, line, cell = time.perf_counter(), self.ranks.line(inputs.x.shape[1]), self.bare(*inputs.weights)
         end = self._problem(inputs._replace(x=inputs.x[-plan.lead :]))
@@ -100,7 +101,7 @@ class RankSolve(LayerSolve):
     def _first_sweep_back(
         self, inputs: Inputs, kept: list[Tensor], grads: Grads, want_x: bool, plan: RankPlan, line: Line, note: Note
     ) -> Gradients | None:
-        """Gradients of all inputs in one call; None where they are not certified or were not the last time."""
+        """Gradients of all inputs in one call; None if they are not certified, or are unlikely to be."""
         cell, (incoming, final_grad), lead = self.bare(*inputs.weights), grads, plan.lead
         kind = self.kind_of(inputs, cell)
         if kind is None or not (self.experience.backward.trusted and lead > 0):
@@ -125,9 +126,9 @@ def _certify(
     plan: RankPlan, line: Line, starts: Tensor, ends: Tensor, jump: Tensor | float, parts: tuple[int, ...],
     bound: Tensor | None, fading: bool, began: float,
 ) -> Marched | None:  # fmt: skip
-    """What one exchange shows of a sweep of all ranks: a result if all jumps, in ranks and between them, are small.
+    """The result of a sweep of all ranks if one exchange shows that all jumps in and between ranks are small, or None.
 
-    starts, ends: `(B, S)`, this rank's; jump: a bound of the relative jumps inside it.
+    starts, ends: this rank's, `(B, S)`. jump: an upper bound of the relative jumps inside this rank.
     """
     one = torch.ones_like(starts[:, :1])
     heard = line.gather(torch.cat([starts, ends, one * jump, one * line.tag], -1))

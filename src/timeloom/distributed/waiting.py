@@ -1,4 +1,4 @@
-"""What ranks wait for: collectives, and messages as if they were, in pieces short enough to see a rank that fails."""
+"""Waiting for collectives and messages, in intervals short enough to detect a rank that fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from timeloom.distributed.faults import LOOK_EVERY, Faults
 
 
 def done(work: Any, faults: Faults) -> bool:
-    """Wait a while for a collective; raises if it failed."""
+    """Wait for a collective for a while; returns whether it has finished, and raises if it failed."""
     try:
         work.wait(LOOK_EVERY)
         return True
@@ -19,15 +19,16 @@ def done(work: Any, faults: Faults) -> bool:
             return False  # it takes longer
         seen = error
     try:
-        work.wait()  # it may have ended just after the first wait gave up
+        work.wait()  # it may have finished just after the first wait timed out
         return True
     except RuntimeError as error:
         raise faults.diagnose(first_line(error)) from seen
 
 
 class Blocking:
-    """Messages between ranks as a collective's work: to stop waiting for one would break gloo's connections, so
-    another thread waits.
+    """Messages between ranks with the interface of a collective's work.
+
+    A timed-out wait for a message would break gloo's connections, so another thread waits.
     """
 
     def __init__(self, works: list[Any], timeout: timedelta) -> None:
@@ -54,7 +55,7 @@ class Blocking:
 
 
 class Queued:
-    """Messages on a device's stream, as a collective's work."""
+    """Messages on a device's stream, with the interface of a collective's work."""
 
     def __init__(self, works: list[Any]) -> None:
         self._works = works

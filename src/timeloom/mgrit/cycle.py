@@ -15,7 +15,7 @@ from timeloom.mgrit.restrict import correct, interpolate, restrict
 def coarse_levels(
     propagators: list[Propagator], factors: tuple[int, ...], relaxations: tuple[int, ...], like: Tensor
 ) -> list[Level]:
-    """Levels over points like the chunk starts `(C, B, S)`; factors and relaxations are those of levels 1, 2, …"""
+    """Coarse levels for chunk starts like `(C, B, S)`; factors and relaxations are those of levels 1, 2, …"""
     levels, steps = [], len(like) - 1
     for propagate, factor, sweeps in zip(propagators, (*factors, 1), relaxations, strict=True):
         levels.append(Level.of(propagate, steps, factor, sweeps, like.shape[1:]))
@@ -25,7 +25,7 @@ def coarse_levels(
 
 @dataclass
 class Hierarchy:
-    """All coarse levels; `levels[0]` is level 1, whose points are the chunk starts."""
+    """All coarse levels; `levels[0]` is level 1, with the chunk starts as its points."""
 
     levels: list[Level]
     weight: float
@@ -34,15 +34,15 @@ class Hierarchy:
     size_of: Callable[[Tensor], float]
     """The largest entry of a residual relative to the state's scale."""
     left: dict[int, float] = field(default_factory=dict)
-    """What the last visit left of each level's own residual; the coarsest is solved exactly and has none."""
+    """Each level's own residual after its last visit; the coarsest level is solved exactly and has none."""
 
     def leave(self) -> tuple[float, ...]:
-        """What was left on levels 1, 2, … by the last correction, once."""
+        """Return and clear the residuals that the last correction left on levels 1, 2, …"""
         left, self.left = self.left, {}
         return tuple(left[depth] for depth in sorted(left))
 
     def correction(self, starts: Tensor, jumps: Tensor) -> Tensor:
-        """How the chunk starts `(C, B, S)` are to move, given what is missing at them (not read at the first)."""
+        """The moves of the chunk starts `(C, B, S)`, given the residuals at them (ignored at the first one)."""
         top = self.levels[0]
         points = self.hand_down(starts.to(top.f.dtype), jumps, top)
         self.visit(0, self.kind)
@@ -62,25 +62,25 @@ class Hierarchy:
         return self.levels[0].u.to(starts.dtype)
 
     def set_sources(self) -> None:
-        """Right-hand sides of a first guess."""
+        """Set the right-hand sides for a first guess."""
         for level in self.levels:
             source = level.propagate.source()
             level.f[1:] = 0 if source is None else source
 
     def hand_down(self, points: Tensor, missing: Tensor, coarse: Level) -> Tensor:
-        """Give a coarse level its points `(N + 1, B, S)` and what is missing at them; returns the points."""
+        """Give a coarse level its points `(N + 1, B, S)` and the residuals at them; returns the points."""
         return restrict(points, missing[1:], coarse)
 
     def restrict(self, level: Level, coarser: Level) -> Tensor:
-        """Give a level's C-points and what is missing at them to the next coarser level; returns the points."""
+        """Give a level's C-points and the residuals at them to the next coarser level; returns the points."""
         return restrict(level.u[:: level.factor].clone(), residual(level), coarser)
 
     def relax(self, level: Level) -> None:
-        """F, FCF, FCFCF, …"""
+        """Relax a level by F, FCF, FCFCF, …"""
         relax(level, self.weight)
 
     def solve_coarsest(self) -> None:
-        """One step after the other."""
+        """Solve the coarsest level sequentially."""
         serial(self.levels[-1])
 
     def visit(self, depth: int, kind: str) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from timeloom.mgrit.grid import Coarsening
 
 PATIENCE = 3
-"""Cycles without halving the residual before it counts as not contracting."""
+"""Cycles that may fail to halve the residual before the solve counts as not contracting."""
 LITTLE = 0.5
-"""A coarse level that shrinks what it is handed by less than this in a visit holds up the others."""
+"""A coarse level is the bottleneck if a visit leaves more than this share of its residual."""
 
 
 def stalled(residuals: list[float]) -> str:
-    """What to say of residuals that no longer shrink, or nothing."""
+    """Why to give up if residuals no longer shrink, else an empty string."""
     if len(residuals) > PATIENCE and not residuals[-1] < 0.5 * residuals[-1 - PATIENCE]:
         return f"gave up: {PATIENCE} cycles did not halve the residual"
     return ""
 
 
 def diagnose(levels: list[tuple[float, ...]], coarsening: Coarsening, relaxations: tuple[int, ...], kind: str) -> str:
-    """Advice after cycles that left too much, from the residual that each level kept in each cycle."""
+    """Advice after cycles that did not converge, from the residual that each cycle left on each level."""
     if len(levels) < 2 or levels[-1][0] < LITTLE * levels[-2][0]:
         return "It was still converging: give it more cycles (cycles=None, a larger max_iters)."
     before, last = levels[-2][0], levels[-1]
@@ -36,7 +36,7 @@ def diagnose(levels: list[tuple[float, ...]], coarsening: Coarsening, relaxation
 
 
 def _blame_first(before: float, after: float, coarsening: Coarsening, relaxations: tuple[int, ...]) -> str:
-    """The coarse levels did their part: so a coarse step is not like the many steps it stands in for."""
+    """Advice if the coarse levels converged: then a coarse step does not resemble the steps that it replaces."""
     factor = after / before if before > 0 else float("inf")
     options = [f"relaxation='F{'CF' * (relaxations[0] + 1)}'"]
     if coarsening.coarse == "implicit":

@@ -1,7 +1,7 @@
 """The fine grid of multigrid: relaxation by sweeps over all chunks, residual, correction from the coarse levels, stop.
 
-A sweep from the chunk starts is F-relaxation, and the ends it returns are Φ at the next C-points. So the jump between a
-chunk's end and the next one's start is the residual, and to start where the predecessor ended is C-relaxation.
+A sweep from the chunk starts is F-relaxation, and its ends are Φ at the next C-points. So the jump between a chunk's
+end and the next chunk's start is the residual, and C-relaxation moves a start to the end of the chunk before.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from timeloom.solve.plan import Plan
 from timeloom.solve.residual import error_estimate
 
 Stack = Callable[[list[Level], float, str, Callable[[Tensor], float]], Hierarchy]
-"""`Hierarchy`, or what stands in for it over many ranks."""
+"""`Hierarchy`, or its counterpart over many ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MGRITPlan(Plan):
-    """How to cycle. `max_iters` is the most cycles, `chunk` the first coarsening factor."""
+    """How to cycle. `max_iters` is the largest number of cycles, `chunk` the first coarsening factor."""
 
     coarsening: Coarsening = field(default_factory=lambda: Coarsening((), "frozen", "mean"))
     relaxations: tuple[int, ...] = ()
@@ -42,9 +42,9 @@ class MGRITPlan(Plan):
     skip_down: bool = False
     nested: bool = False
     limited: bool = False
-    """Whether the user fixed the number of cycles: what they leave was asked for."""
+    """Whether the user fixed the number of cycles, and so accepts the residual that they leave."""
     joined: bool = False
-    """Over ranks: whether the coarsest level has one point a rank, so that all ranks take it over."""
+    """Over ranks: whether the coarsest level has one point per rank, so that every rank solves all of it."""
 
     @property
     def method(self) -> str:
@@ -52,7 +52,7 @@ class MGRITPlan(Plan):
 
 
 def cycle(chain: Chain, plan: Plan) -> SolveReport:
-    """Make the chain's links fit together by cycles through coarser levels; one link is a plain run."""
+    """Solve the chain by cycles through coarser levels; a single link is a plain run."""
     if chain.links == 1:
         return march(chain, plan)
     assert isinstance(plan, MGRITPlan)
@@ -67,9 +67,9 @@ def cycle(chain: Chain, plan: Plan) -> SolveReport:
 
 
 class Cycles:
-    """One solve: the chunk starts and ends, the coarse levels, and what every cycle left.
+    """One solve: the chunk starts and ends, the coarse levels, and the residuals after every cycle.
 
-    rows: chunks to run first; None where all of them have been run.
+    rows: chunks to run first; None if all of them have been run.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Cycles:
         self.stack = stack
         self.residual = math.inf
         self.demanded = plan.tolerance
-        """Jumps to go on for: smaller ones, where those that meet the tolerance add up to more."""
+        """The jumps to aim for: smaller than the tolerance if jumps that meet it add up to more."""
         self.residuals: list[float] = []
         self.moves: list[float] = []
         """How far each cycle moved the starts."""
         self.estimates: list[float] = []
-        """Errors behind the cycles that met the tolerance."""
+        """Estimated errors after the cycles that met the tolerance."""
         self.levels: list[tuple[float, ...]] = []
 
     @cached_property
@@ -115,7 +115,7 @@ class Cycles:
         else:
             self._sweep(self.rows)
         if plan.skip_down:
-            self._end_cycle()  # the way up was the first
+            self._end_cycle()  # the way up was the first cycle
         given_up = ""
         while not (self._meets_tolerance and self._rests()):
             given_up = self._why_stop()
@@ -142,8 +142,9 @@ class Cycles:
         return self.residual <= self.plan.tolerance
 
     def _rests(self) -> bool:
-        """Whether jumps that meet the tolerance are small enough: one more cycle, where its plan wants it or where they
-        add up to much more than the tolerance, is for smaller ones.
+        """Whether jumps that meet the tolerance are small enough to stop; if not, demands smaller ones.
+
+        One more cycle is made if the plan asks for polish, or if the jumps add up to much more than the tolerance.
         """
         plan, state = self.plan, self.state
         if plan.limited or self.residual == 0:
@@ -159,8 +160,9 @@ class Cycles:
         return False
 
     def _note_move(self, moved: float, left: float) -> None:
-        """What a cycle has shown: jumps of size `left` added up to a move of the starts of this size, as what is left
-        of them will, and so much less will all later ones.
+        """Estimate the error from a cycle in which jumps of size `left` led to moves of the starts of size `moved`.
+
+        The remaining jumps are assumed to add up in the same ratio, and later corrections to shrink at the same rate.
         """
         self.moves.append(moved)
         if self._meets_tolerance:
@@ -169,7 +171,7 @@ class Cycles:
             self.estimates.append(by_links(self.state, series))
 
     def _guess(self) -> None:
-        """First starts from the coarse levels, where they are finite."""
+        """Take first guesses of the starts from the coarse levels, if finite."""
         state = self.state
         guess = self._inside(self.hierarchy.guess(state.starts, self.plan.nested))
         usable = state.unknown.unsqueeze(-1) & guess.isfinite().all(-1, keepdim=True)
@@ -182,8 +184,8 @@ class Cycles:
     def _cycle(self) -> None:
         """Relax, then correct from the coarse levels; ends with F-relaxation, so that all states fit their starts.
 
-        A correction that makes things worse is taken back, and C-relaxation takes its place: where coarse steps do not
-        resemble the network, relaxation goes on alone. Not so in a fixed number of cycles, whose work is fixed too.
+        A correction that increases the residual is undone and replaced by C-relaxation, so that relaxation continues
+        alone if coarse steps do not resemble the network. A fixed number of cycles has fixed work, without this check.
         """
         state = self.state
         for _ in range(self.plan.relaxations[0]):
@@ -196,7 +198,7 @@ class Cycles:
             self._move(relaxed - state.starts)
 
     def _move(self, delta: Tensor) -> bool:
-        """Move the chunk starts and relax the chunks that moved; returns whether there is something left to do."""
+        """Move the chunk starts and relax the chunks that moved; returns whether anything is left to do."""
         rows = self.state.move(delta, self.demanded)
         if self.state.rests(rows):
             return False
@@ -214,9 +216,9 @@ class Cycles:
         return float((missing.abs() / scale).amax().nan_to_num(nan=math.inf)) if missing.numel() else 0.0
 
     def _end_cycle(self) -> None:
-        """Keep what a cycle left, on the fine grid and on the coarse levels that it went through.
+        """Record the residuals that a cycle left, on the fine grid and on the coarse levels that it visited.
 
-        The last of a fixed number of cycles ends with C- and F-relaxation: no other will smooth what it left.
+        The last of a fixed number of cycles ends with C- and F-relaxation, since no other cycle smooths its residual.
         """
         if self.plan.limited and len(self.residuals) + 1 == self.plan.max_iters and not self.state.converged:
             self._move(self.plan.weight * self.state.jump)
@@ -225,7 +227,7 @@ class Cycles:
         self.levels.append((self.residual, *(self.hierarchy.leave() if built else ())))
 
     def _why_stop(self) -> str:
-        """Why it makes no sense to go on, or nothing."""
+        """Why to stop, or an empty string to go on."""
         cycles, plan = len(self.residuals), self.plan
         if cycles >= plan.max_iters:
             if plan.limited:

@@ -1,8 +1,8 @@
 """How time is coarsened: points and factors of every level, as whole numbers.
 
 Level 0 is time itself, T steps cut into C = ⌈T / m₀⌉ chunks. Level 1 has the chunk starts as its points, so C − 1
-steps; level l + 1 has every m_l-th point of level l. No length needs to be divisible by anything: what is left over at
-the end of a level is F-points that no coarser level knows about.
+steps; level l + 1 has every m_l-th point of level l. No length needs to be divisible by a factor: the remaining points
+at the end of a level are F-points that belong to no coarser level.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from dataclasses import dataclass
 from timeloom.cells.coarse import UserStep
 
 COARSEST = 32
-"""Steps up to which a level is run serially rather than coarsened once more."""
+"""Number of steps up to which a level is solved sequentially rather than coarsened once more."""
 LATER_FACTOR = 4
 """Automatic coarsening factor of all levels but the first, whose factor is the chunk length."""
 
 
 @dataclass(frozen=True)
 class Coarsening:
-    """Everything that makes up the coarse levels of one solve."""
+    """Everything that defines the coarse levels of one solve."""
 
     factors: tuple[int, ...]
     """Coarsening factor of every level but the coarsest; the first is the chunk length."""
     coarse: str | UserStep
     """Kind of the coarse step, or the user's own."""
     inputs: str
-    """`mean` or `inject`: what a coarse step reads of its interval's inputs."""
+    """The input of a coarse step: the `mean` over its interval, or the first one there (`inject`)."""
 
 
 def steps_of(steps: int, factors: tuple[int, ...]) -> list[int]:
-    """Steps on every level, from T steps on level 0."""
+    """The number of steps on every level, given T steps on level 0."""
     counts = [steps]
     for factor in factors:
         counts.append(-(-steps // factor) - 1 if len(counts) == 1 else counts[-1] // factor)
@@ -42,10 +42,10 @@ def steps_of(steps: int, factors: tuple[int, ...]) -> list[int]:
 def fit(
     steps: int, levels: int | None, coarsening: int | tuple[int, ...] | None, chunk: Callable[[], int]
 ) -> tuple[int, ...]:
-    """Coarsening factors for T steps; none at all where nothing can be coarsened.
+    """Coarsening factors for T steps; empty if nothing can be coarsened.
 
-    `chunk` chooses the first factor where the user did not. What was asked for and does not fit is fitted, with a
-    warning that says what is used instead.
+    `chunk` chooses the first factor if the user did not. Factors or levels that do not fit are left out, with a warning
+    that says what is used instead.
     """
     wanted = _wanted(steps, levels, coarsening, chunk)
     factors: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""A coarsest level in kernels: its steps one after the other, as a recurrence of their own."""
+"""The coarsest level by compiled kernels, which run its steps as a recurrence of their own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from timeloom.kernels.cpu.fused import FusedSweeper
 from timeloom.problem import Recurrence, cut_evenly
 
 PAYS_FROM = 1 << 12
-"""Steps, over all calls, from which making kernels pays: that takes seconds, and a step in torch a quarter of a
-millisecond."""
+"""Number of steps, over all calls, from which compiling kernels pays: that takes seconds, and a step in torch a quarter
+of a millisecond."""
 
 
 def marched(march: March, first: Tensor) -> Tensor | None:
-    """The points `(N, B, S)` behind `first` `(B, S)`, on a CPU; None where there are no kernels, or not yet."""
+    """The points `(N, B, S)` after `first` `(B, S)`, on a CPU; None if there are no kernels, or not yet."""
     step, x = march
     with torch.no_grad():
         compiled = remember.compiled_for(step, (first,), False, x, PAYS_FROM)

@@ -11,7 +11,7 @@ from timeloom.report import GradientCheck
 
 
 def compare(given: Sequence[Tensor], exact: Sequence[Tensor], tolerance: float | None) -> GradientCheck:
-    """Relative error and cosine of a gradient in several pieces, all of them taken as one vector."""
+    """Relative error and cosine of a gradient in several pieces, taken as one vector."""
     ours, truth = (torch.cat([piece.flatten().double() for piece in pieces]) for pieces in (given, exact))
     length = truth.norm().clamp(min=torch.finfo(torch.float64).tiny)
     cosine = torch.dot(ours, truth) / (length * ours.norm().clamp(min=torch.finfo(torch.float64).tiny))

@@ -1,8 +1,8 @@
-"""Φ of every coarse level: one coarse step for each interval, all intervals asked for as one batch.
+"""Φ of every coarse level: one coarse step for each interval, evaluated for many intervals as one batch.
 
-Intervals stand in marching order, forward or backward in time; interval i of a level leads from its point i to i + 1. A
-coarse level is made of the level above it alone, so spans, inputs and everything else are only ever merged. A level
-that goes `onward` has one interval more than its points have between them: it leads to a point on another rank.
+Intervals are in marching order, forward or backward in time; interval i of a level leads from its point i to i + 1. A
+coarse level is made from the next finer one alone, by merging its spans, inputs and everything else. A level that goes
+`onward` has one more interval than lie between its points: the last one leads to a point on another rank.
 """
 
 from __future__ import annotations
@@ -27,35 +27,36 @@ class Propagator(Protocol):
 
     @property
     def span(self) -> Tensor:
-        """Fine steps in every interval, `(N, B, 1)`, in the dtype that the level is solved in."""
+        """Number of fine steps in every interval, `(N, B, 1)`, in the dtype in which the level is solved."""
 
     def __call__(self, at: slice, state: Tensor) -> Tensor:
         """Φ of the intervals `at` applied to their states `(k, B, S)`."""
 
     def source(self) -> Tensor | None:
-        """What every interval adds to Φ by itself, `(N, B, S)`: the right-hand side of a first guess; None for zero."""
+        """The term that every interval adds to Φ, `(N, B, S)`: the right-hand side of a first guess; None for zero."""
 
     def marching(self, added: Tensor) -> March | None:
-        """The first N intervals one after the other, with `added` `(N, B, S)` behind each, if kernels can do that."""
+        """A sequential run of the first N intervals, adding `added` `(N, B, S)` after each; None if kernels cannot."""
 
     def joined(self, gather: Gather, first: Tensor, heads: Tensor) -> Propagator:
-        """Φ from rank to rank, where each has one interval, and `gather` brings together those of all.
+        """Φ from rank to rank, where each rank has one interval, and `gather` collects those of all ranks.
 
-        first: `(B, S)`, what each sequence starts from; heads: `(R − 1, B, 1)`, whether it does where an interval ends.
+        first: the start of each sequence, `(B, S)`. heads: whether a sequence starts where an interval ends,
+        `(R − 1, B, 1)`.
         """
 
     def merged(self, factor: int, kind: str) -> Propagator:
-        """Φ of the next coarser level; `kind` says what becomes of the inputs, as in `Coarsening`."""
+        """Φ of the next coarser level; `kind` says how inputs are merged, as `inputs` in `Coarsening`."""
 
 
 Gather = Callable[[Tensor], Tensor]
-"""`gather(values)`: from values for each interval, that of every rank's last interval but the last rank's:
+"""`gather(values)`: from the values of each interval, those of the last interval on every rank but the last:
 `(R − 1, B, ·)`."""
 
 
 @dataclass(frozen=True)
 class Forward:
-    """Coarse steps of the states: `Φ(h) = coarse(h; inputs, span)`, from `origin` where a reset lies in between."""
+    """Coarse steps of the states: `Φ(h) = coarse(h; inputs, span)`, from `origin` if the interval has a reset."""
 
     coarse: Coarse
     span: Tensor
@@ -87,7 +88,7 @@ class Forward:
         return self.coarse.step(*flat).view_as(state)
 
     def source(self) -> None:
-        """Nothing: the inputs are part of the coarse step."""
+        """None: the inputs are part of the coarse step."""
 
     def marching(self, added: Tensor) -> March | None:
         if self.resets is not None:
@@ -101,11 +102,11 @@ class Forward:
 
 @dataclass(frozen=True)
 class Adjoint:
-    """Coarse steps of the adjoints, linear: `Φ(λ) = (∂coarse/∂h)ᵀ λ` at the states that intervals begin with.
+    """Coarse steps of the adjoints, which are linear: `Φ(λ) = (∂coarse/∂h)ᵀ λ` at the states where intervals begin.
 
-    An interval with a reset in it passes nothing on; one that a sequence ends in passes on `final`, what is known
+    An interval with a reset passes nothing on; one in which a sequence ends passes on `final`, the known gradient
     there. `incoming` is the sum of the loss's own gradients inside each interval. Only the first guess needs it: from
-    then on the fine grid's residual holds them exactly.
+    then on the fine grid's residual contains them exactly.
     """
 
     cell: Cell
@@ -139,7 +140,7 @@ class Adjoint:
         span, inputs, begins = (value.flip(0)[:stop] for value in (span, inputs, begins))
         sources, resets = (None if value is None else value.flip(0)[:stop] for value in (sources, resets))
         ends = None
-        if problem.lengths is not None:  # a sequence that ends on another rank is that rank's to know
+        if problem.lengths is not None:  # ends on other ranks are theirs to handle
             ends = pad(anchors[1:], (0, 0, 0, int(onward))).unsqueeze(-1).to(begins.device)
         step = _coarse_step(cell, coarsening)
         level = Adjoint(cell, step, span, inputs, begins, sources, resets, ends, final.to(span.dtype), onward)
@@ -165,11 +166,11 @@ class Adjoint:
             back = back.masked_fill(self.resets[at], 0)
         if self.ends is None:
             return back
-        back = torch.where(self.span[at] == 0, state, back)  # nothing lies in it: it passes on what it is given
+        back = torch.where(self.span[at] == 0, state, back)  # an empty interval is the identity
         return torch.where(self.ends[at], self.final, back)
 
     def source(self) -> Tensor | None:
-        """The mean gradient through one step, and from there on through the decay alone: `(1 + d + …) Jᵀ ḡ`."""
+        """The mean incoming gradient through one step, and from there through the decay alone: `(1 + d + …) Jᵀ ḡ`."""
         if self.incoming is None:
             return None
         rows = (self.state.flatten(0, 1), self.inputs.flatten(0, 1))
@@ -203,7 +204,7 @@ class Adjoint:
 
 
 def _and_coarser(first: Propagator, coarsening: Coarsening) -> list[Propagator]:
-    """Φ of level 1 and, made of it, of all coarser levels."""
+    """Φ of level 1 and, made from it, of all coarser levels."""
     levels = [first]
     for factor in coarsening.factors[1:]:
         levels.append(levels[-1].merged(factor, coarsening.inputs))
@@ -211,9 +212,9 @@ def _and_coarser(first: Propagator, coarsening: Coarsening) -> list[Propagator]:
 
 
 def _wide(cell: Cell) -> Cell:
-    """The cell in float64, where its weights can be had.
+    """The cell in float64, if it exposes its weights.
 
-    A gate to the power of a long span magnifies its last bit by that span, and the full approximation scheme takes
+    A gate to the power of a long span magnifies its rounding by that span, and the full approximation scheme takes
     differences of such steps.
     """
     return cell.with_weights(tuple(weight.double() for weight in cell.weights)) if cell.weights else cell
@@ -224,7 +225,7 @@ def _coarse_step(cell: Cell, coarsening: Coarsening) -> Coarse:
 
 
 def _chunks(problem: Recurrence, coarsening: Coarsening, cell: Cell) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Steps in each chunk `(C, B, 1)`, its inputs `(C, B, K)`, and whether a reset lies in it `(C, B, 1)`."""
+    """The steps in each chunk `(C, B, 1)`, its coarse inputs `(C, B, K)`, and whether it has a reset `(C, B, 1)`."""
     chunk, u = coarsening.factors[0], problem.u
     begins = torch.arange(0, problem.steps, chunk, device=u.device).unsqueeze(-1)
     inside = (problem.ends_on_device() - begins).clamp(0, chunk)
@@ -251,7 +252,7 @@ def _sums(values: Tensor, problem: Recurrence, chunk: int) -> Tensor:
 
 
 def _merge(span: Tensor, inputs: Tensor, factor: int, kind: str, earliest: int, onward: bool) -> tuple[Tensor, Tensor]:
-    """Spans and inputs of `factor` intervals as of one; `earliest` is the place of the one that is first in time."""
+    """Spans and inputs of `factor` intervals merged into one; `earliest` is the index of the first of them in time."""
     spans, groups = _grouped(span, factor, onward, none=True), _grouped(inputs, factor, onward)
     merged = spans.sum(1)
     if kind == "inject" or not inputs.is_floating_point():
@@ -260,8 +261,9 @@ def _merge(span: Tensor, inputs: Tensor, factor: int, kind: str, earliest: int, 
 
 
 def _grouped(values: Tensor, factor: int, onward: bool, none: bool = False) -> Tensor:
-    """`(N, ...)` to `(N // factor, factor, ...)`; what is left over belongs to no coarser interval, or to a last one
-    that leads onward. The rest of that one repeats its last value, or is filled with zeros where there is to be `none`.
+    """Group `(N, ...)` into `(N // factor, factor, ...)`; the remainder is dropped.
+
+    If the level leads onward, the remainder forms one more group, padded by its last value, or by zeros (`none`).
     """
     missing = -len(values) % factor if onward else 0
     if missing:

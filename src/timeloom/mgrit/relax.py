@@ -13,12 +13,12 @@ from timeloom.mgrit.marched import marched
 from timeloom.mgrit.propagators import Propagator
 
 FEWEST_MARCHED = 16
-"""Steps of a coarsest level below which kernels save nothing."""
+"""Fewest steps of a coarsest level for which kernels save time."""
 
 
 @dataclass
 class Level:
-    """One coarse level: Φ, the coarsening factor m to the next (1 on the coarsest), and what is solved for."""
+    """One coarse level: Φ, the coarsening factor m to the next level (1 on the coarsest), points u, right sides f."""
 
     propagate: Propagator
     steps: int
@@ -28,40 +28,40 @@ class Level:
     u: Tensor
     """`(N + 1, B, S)`, the points."""
     f: Tensor
-    """`(N + 1, B, S)`, the right-hand side; f[0] is used where the point before is on another rank."""
+    """`(N + 1, B, S)`, the right-hand side; f[0] is only used if the point before is on another rank."""
 
     @classmethod
     def of(cls, propagate: Propagator, steps: int, factor: int, sweeps: int, shape: tuple[int, ...]) -> Level:
-        """A level of zeros, whose points have the shape `(B, S)`."""
+        """A level of zeros, with points of shape `(B, S)`."""
         points = propagate.span.new_zeros(steps + 1, *shape)
         return cls(propagate, steps, factor, sweeps, points, points.clone())
 
     def after(self, at: slice) -> Tensor:
-        """`Φ(i, u[i]) + f[i+1]` for the steps i of a slice that ends at N: the points after them, as they should be."""
+        """`Φ(i, u[i]) + f[i+1]` for the steps i of a slice that ends at N: the required values of the next points."""
         assert at.stop == self.steps
         return self.propagate(at, self.u[at]) + self.f[at.start + 1 :: at.step]
 
 
 def f_relax(level: Level) -> None:
-    """March from every C-point over the F-points behind it."""
+    """March from every C-point over the F-points after it."""
     for j in range(level.factor - 1):
         at = slice(j, level.steps, level.factor)
         level.u[j + 1 :: level.factor] = level.after(at)
 
 
 def c_relax(level: Level, weight: float) -> None:
-    """Put every C-point where the point before it leads, or part of the way there."""
+    """Move every C-point to Φ of the point before it, by a share `weight` of the way."""
     level.u[level.factor :: level.factor] += weight * residual(level)
 
 
 def residual(level: Level) -> Tensor:
-    """What is missing at every C-point but the first: `Φ(u[i−1]) + f[i] − u[i]`, i = m, 2m, …"""
+    """The residual at every C-point but the first: `Φ(u[i−1]) + f[i] − u[i]`, i = m, 2m, …"""
     m = level.factor
     return level.after(slice(m - 1, level.steps, m)) - level.u[m::m]
 
 
 def relax(level: Level, weight: float) -> None:
-    """F, FCF, FCFCF, …"""
+    """Relax by F, FCF, FCFCF, …, as `level.sweeps` says."""
     f_relax(level)
     for _ in range(level.sweeps):
         c_relax(level, weight)
@@ -69,7 +69,7 @@ def relax(level: Level, weight: float) -> None:
 
 
 def serial(level: Level) -> None:
-    """Solve the coarsest level exactly, one step after the other: in kernels, where many steps have paid for them."""
+    """Solve the coarsest level exactly, one step after the other; by compiled kernels if enough steps pay for them."""
     worth = level.steps >= FEWEST_MARCHED and level.u.device.type == "cpu"
     found = level.propagate.marching(level.f[1:]) if worth else None
     points = None if found is None else marched(found, level.u[0])

@@ -1,4 +1,4 @@
-"""What a module's call asks for, and what of that cannot be had: on its input, inside of something, or together."""
+"""The arguments of a module's call, and errors for those that are unsupported."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Asked(NamedTuple):
-    """The arguments of a call, and where it is made.
+    """The arguments of a call, and its context.
 
-    data: the input, or what a PackedSequence holds.
+    data: the input, or the data of a PackedSequence.
     group: the ranks that share the sequences.
-    inside: whether a transform is at work around the call.
+    inside: whether the call is inside a transform of torch.func.
     """
 
     data: Tensor
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
 
     @property
     def marked(self) -> bool:
-        """Whether sequences differ in length, or begin anew inside."""
+        """Whether there are lengths or resets."""
         return self.lengths is not None or self.resets is not None
 
     @property
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
 
 
 def check(module: Recurrent, asked: Asked) -> str | None:
-    """Refuse what cannot be had. What stands in the way of sweeps where torch's own layer may run, or None."""
+    """Raise for unsupported arguments; returns why sweeps cannot run, if torch's own layer may instead, else None."""
     data, packed, group, marked = asked.data, asked.packed, asked.group, asked.marked
     if packed is not None and marked:
         raise ValueError("a PackedSequence carries its own lengths: give a padded tensor to use lengths= or resets=")
@@ -84,9 +84,9 @@ def _refuse_inside(module: Recurrent, asked: Asked) -> None:
 
 
 def _refuse_without_sweeps(module: Recurrent, asked: Asked, obstacle: str) -> None:
-    """On a device without sweeps, what torch's own layer has not is run step by step; not so where that cannot be."""
+    """Raise for options that torch's own layer lacks, unless a loop over steps can run them in place of sweeps."""
     data = asked.data
-    traced = torch._C._get_tracing_state() is not None  # of a loop over steps it would keep their number
+    traced = torch._C._get_tracing_state() is not None  # a traced loop would fix the number of steps
     strange = type(data) not in (Tensor, nn.Parameter) or data.layout != torch.strided
     strange = strange or torch_layer.wrapped_weight(module) is not None or data.dtype not in SOLVED
     if not traced and not strange:
@@ -112,7 +112,7 @@ def _refuse_over_ranks(module: Recurrent, asked: Asked, obstacle: str | None) ->
 
 
 def guess_of(module: Recurrent, asked: Asked, guess: Any, steps: int, batch: int) -> Guess:
-    """A guess, checked, in the order of the batch."""
+    """The guess, checked, in the order of the batch."""
     permutation, batched = asked.permutation, asked.batched
     if isinstance(guess, WarmBatch):
         check_batch(guess, batch)

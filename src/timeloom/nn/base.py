@@ -1,4 +1,4 @@
-"""The one base of timeloom's modules: torch's layers with another forward pass."""
+"""The base class of timeloom's modules: torch's layers with another forward pass."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from timeloom.torch_state.saved_tensors import saved_through_hooks
 from timeloom.torch_state.transforms import transformed
 
 MOST_KNOWN = 64
-"""Shapes that a layer remembers to leave to torch."""
+"""Largest number of input shapes for which a module remembers what to run."""
 
 
 class Recurrent(Reporting, Stacked):
     """Everything that GRU, LSTM and RNN share: parameters and checks are torch's, the forward pass is timeloom's."""
 
     def _start(self, solver: str | Solver) -> None:
-        """What this class adds to torch's: the solver, what it learned, and the last call's reports."""
+        """Initialise what this class adds to torch's: the solver, its experience, and the last call's reports."""
         self._solver = resolve(solver)
         self._solver_given = solver
         self._experiences: dict[int, LayerExperience] = {}
         self._known: dict[Any, list[SolveReport]] = {}
-        """Inputs that torch's own layer is to run, by shape, dtype, device, autocast and gradients, and what to report;
-        no reports where it was found out that it is not to."""
+        """Reports for inputs that torch's own layer runs, by shape, dtype, device, autocast and gradients; an empty
+        list for inputs that it is known not to run."""
         self._last: torch_layer.LeftToTorch | None = None
-        """The last call, where torch's layer ran it and is to run the next one like it."""
+        """The last call, if torch's layer ran it and runs the next one like it."""
         self._left: dict[Any, tuple[int, list[SolveReport]]] = {}
-        """For how many calls torch's own layer is to run, by the same kinds: each of its layers was torch's, a call
-        ago; and what to report."""
+        """By the same keys: for how many more calls torch's own layer runs the whole stack, since it was chosen for
+        each single layer, and the reports."""
         self._steady: dict[Any, steady.SteadyCall] = {}
-        """Calls that are replays alone, by kind."""
+        """Calls that can be made by replays alone, by kind."""
         if "_handle" not in vars(self):  # the operators of a graph ask the module for its solver
             self._handle = handle_of(self)
         self._beginnings: dict[Hashable, Beginning] = {}
@@ -70,7 +70,7 @@ class Recurrent(Reporting, Stacked):
         self._last, self._left, self._steady, self._beginnings = None, {}, {}, {}
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._steady = {}  # weights may move, and what replays hold of them is to be free
+        self._steady = {}  # weights may move, and replays must not keep the old ones alive
         return super()._apply(fn, recurse)
 
     def __prepare_scriptable__(self) -> Any:
@@ -84,11 +84,11 @@ class Recurrent(Reporting, Stacked):
         return text if self._solver_given == "auto" else f"{text}, solver={self._solver_given!r}"
 
     def _check_given(self, hx: Any) -> None:
-        """Refuse an initial state over which torch's own layer would stumble without saying why."""
+        """Raise for an initial state on which torch's own layer would fail without a clear message."""
 
     @abstractmethod
     def _hidden_in(self, hx: Any, batched: bool, batch: int, like: Tensor, permutation: Tensor | None) -> Hidden:
-        """The user's initial state, checked as torch does, as a tuple of its parts; zeros where none is given."""
+        """The user's initial state, checked as torch does, as a tuple of its parts; zeros if none is given."""
 
     @abstractmethod
     def _hidden_out(self, parts: Hidden) -> Any:
@@ -105,16 +105,16 @@ class Recurrent(Reporting, Stacked):
         guess: Tensor | tuple[Tensor, ...] | WarmBatch | None = None,
         return_states: bool = False,
     ) -> tuple[Any, ...]:
-        """As torch's module, and beyond it:
+        """The forward pass of torch's module, with these additional arguments:
 
         lengths: `(B,)`, whole numbers: steps past a sequence's length are padding. Their outputs are zero, their inputs
-            are not looked at, and the final state is the one after the last real step.
-        resets: bool, `(T, B)`, or `(B, T)` if batch_first, or `(T,)` if unbatched: the state is put back to hx before a
+            are ignored, and the final state is the one after the last real step.
+        resets: bool, `(T, B)`, or `(B, T)` if batch_first, or `(T,)` if unbatched: the state is set back to hx before a
             marked step, as if a new sequence began there (in both directions of a bidirectional module).
-        guess: where iterations begin: a batch of `timeloom.WarmStarts`; or, for one layer and direction, the states
-            after every step, with the shape of the output (an LSTM: a pair h, c). It changes how many sweeps are
-            needed, not the result, and nothing where torch's own layer runs.
-        return_states: whether to return, behind output and final state, the states after every step of every layer and
+        guess: initial guess of the states: a batch of `timeloom.WarmStarts`; or, for one layer and direction, the
+            states after every step, with the shape of the output (an LSTM: a pair h, c). It changes how many sweeps are
+            needed, not the result, and has no effect if torch's own layer runs.
+        return_states: whether to return, after output and final state, the states after every step of every layer and
             direction, `(layers · directions, T, B, n)`, B before T if batch_first (an LSTM: a pair h, c).
         """
         if guess is not None or BATCH.get() is not None:
@@ -131,7 +131,7 @@ class Recurrent(Reporting, Stacked):
         guess: Tensor | tuple[Tensor, ...] | WarmBatch | None,
         return_states: bool,
     ) -> tuple[Any, ...]:
-        """The forward pass, from this guess alone."""
+        """The forward pass from this guess, whatever samples are set."""
         x: Any = input  # a plain tensor in plain calls
         plain = type(x) is Tensor and lengths is None and guess is None and not return_states
         if plain and self._steady:
@@ -173,9 +173,9 @@ class Recurrent(Reporting, Stacked):
         weights = self._present_weights() if drops else None  # drawn once
         if reason and not asked.marked and not return_states and not self._masks:
             result = self._run_torch_layer(input, hx, reason, weights)
-            if guess is not None:  # of no use here, but a wrong one is wrong for longer sequences too
+            if guess is not None:  # unused here, but a wrong guess is an error at any length
                 guess_of(self, asked, guess, *torch_layer.size(self, input))
-            passing = obstacle or reason in (cudnn.RESTING, thresholds.RESTING)  # it may be gone next time
+            passing = obstacle or reason in (cudnn.RESTING, thresholds.RESTING)  # may not hold next time
             if key is not None and not passing and len(self._known) < MOST_KNOWN:
                 self._known[key] = self.reports
             return result
@@ -191,13 +191,13 @@ class Recurrent(Reporting, Stacked):
         return found
 
     def _may_be_torchs(self, inside: bool) -> bool:
-        """Whether torch's own layer can run a call: cuDNN and its kin know no transforms."""
+        """Whether torch's own layer can run a call: its fused layers, as cuDNN's, do not support transforms."""
         return not inside or (self._solver.on_tape and self.has_torch_twin)
 
     def _run_torch_layer(
         self, input: Tensor | PackedSequence, hx: Any, reason: str, weights: list[Weights] | None
     ) -> tuple[Any, Any]:
-        """Torch's own layer: what is fastest, or what was asked for."""
+        """Run torch's own layer, which is the fastest or was asked for."""
         if not self.has_torch_twin:
             raise NotImplementedError(f"{self._get_name()} runs by timeloom's sweeps alone, and there are {reason}")
         result: tuple[Any, Any] = torch_layer.call(self, input, hx, weights)

@@ -1,4 +1,4 @@
-"""A module's call on samples that may have been there before (`timeloom.WarmStarts`): where it begins."""
+"""A module's call on samples that may be known from before (`timeloom.WarmStarts`): at which states it begins."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
 Call = Callable[[Any], tuple[Any, ...]]
-"""The module's call, from a guess; from None as usual."""
+"""The module's call with a guess; None for a usual call."""
 
 
 def call_with(module: Recurrent, call: Call, guess: Any, input: Any, marked: bool) -> tuple[Any, ...]:
-    """The call from a guess, or of the samples that the user has said it is of. `marked`: whether there are lengths or
-    resets.
+    """Make the call with the user's guess, or for the samples of the current batch.
+
+    marked: whether there are lengths or resets.
     """
     samples = _samples(module, guess, input)
-    with no_batch():  # inside, it is as if nobody had spoken of samples
+    with no_batch():  # nested calls see no samples
         if samples is None or samples.store.always:
             return call(guess if samples is None else samples)
         return _tried(module, samples, call, input, marked)
 
 
 def _samples(module: Recurrent, guess: Any, input: Any) -> WarmBatch | None:
-    """Those that known states are of, or may come to be."""
+    """The samples whose states are known or to be kept; None if the call has none."""
     given = BATCH.get() if guess is None else guess
     if not isinstance(given, WarmBatch) or not isinstance(input, Tensor | PackedSequence):
         return None
@@ -52,7 +53,7 @@ def _samples(module: Recurrent, guess: Any, input: Any) -> WarmBatch | None:
 def _tried(
     module: Recurrent, samples: WarmBatch, call: Call, input: Tensor | PackedSequence, marked: bool
 ) -> tuple[Any, ...]:
-    """The call, at known states or as usual, and what it showed of which is faster."""
+    """Make the call at known states or as usual, and note its time to learn which is faster."""
     data = input.data if isinstance(input, PackedSequence) else input
     kind = torch.is_grad_enabled(), marked or data is not input, data.dtype, data.device.type
     beginning = beginning_of(module, kind, data.device.type)
@@ -76,13 +77,13 @@ def _tried(
             experience.forget_known_states()
     why = beginning.why if turn == "as usual" else ""
     for report in reports if why else ():
-        if report.solver != "sequential":  # others may be told again, of calls that were not of samples
-            object.__setattr__(report, "reason", f"{report.reason}; {why}")  # in place, as the backward report comes
+        if report.solver != "sequential":  # sequential reports may be reused for calls without samples
+            object.__setattr__(report, "reason", f"{report.reason}; {why}")  # in place: the backward report is added
     return result
 
 
 def beginning_of(module: Recurrent, kind: Hashable, device: str) -> Beginning:
-    """What is known of calls of one kind: with gradients or without, of one length or not, of one dtype and device."""
+    """The trial of known states for calls of one kind: with or without gradients, ragged or not, dtype and device."""
     held = module._beginnings
     if kind not in held:
         cost = COST if device == "cpu" else COST_ON_GPU

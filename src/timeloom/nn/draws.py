@@ -1,7 +1,7 @@
-"""Zeros and ones by chance, for every unit and step: as many as there are states, so drawing them must cost little.
+"""Random zeros and ones for every unit and step: as many as there are states, so drawing them must be cheap.
 
-Torch's generator gives one number, the seed; on a CPU the others follow from it and their places (splitmix64), in
-compiled code where there is some. On other devices all are torch's own draws.
+On a CPU, torch's generator gives one number, the seed; all others follow from it and from their indices (splitmix64),
+in compiled code if that is available. On other devices torch draws all of them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from timeloom.kernels.cpu import build
 from timeloom.torch_state.transforms import transformed
 
 HALF = 1 << 32
-"""Values of half a 64-bit number, one of which decides on one draw."""
+"""Number of values of half a 64-bit number; each half decides one draw."""
 STRIDE, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 """Splitmix64's constants, as signed numbers."""
 
 
 def ones_by_chance(room: Tensor, share: float) -> Tensor:
-    """Ones of probability `share`, to within 2⁻³³, and zeros, in the shape of `room`, which may be filled with them.
-    The same for the same seed.
+    """Ones with probability `share`, to within 2⁻³³, and zeros, in the shape of `room`, whose memory may be used.
+
+    Reproducible by torch's seed.
     """
     if room.device.type != "cpu":
         return room.bernoulli_(share)
@@ -37,7 +38,7 @@ def ones_by_chance(room: Tensor, share: float) -> Tensor:
 
 
 def drawn(seed: Tensor | int, below: int, count: int) -> Tensor:
-    """`(count,)`, the same as the compiled code: one where half a number of splitmix64's is less than `below`."""
+    """The draws of the compiled code, `(count,)`: one where half of a splitmix64 number is less than `below`."""
     z = torch.arange(1, count // 2 + 2) * STRIDE + seed
     z = (z ^ _shifted(z, 30)) * FIRST
     z = (z ^ _shifted(z, 27)) * SECOND
@@ -47,5 +48,5 @@ def drawn(seed: Tensor | int, below: int, count: int) -> Tensor:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """To the right, with zeros from the left."""
+    """Logical shift to the right."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

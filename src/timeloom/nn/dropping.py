@@ -24,15 +24,15 @@ from timeloom.torch_state.transforms import transformed
 
 Pair = tuple[float, ...]
 Weights = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]
-"""w_ih, w_hh, b_ih, b_hh and w_hr of one layer and direction; None where there is none."""
+"""w_ih, w_hh, b_ih, b_hh and w_hr of one layer and direction; None if absent."""
 
 
 class Dropping(NamedTuple):
-    """What a module drops inside its recurrence.
+    """The probabilities of dropout inside the recurrence of a module.
 
-    state: of h, before the recurrent product: one mask a sequence (variational dropout, Gal and Ghahramani, 2016).
-    zoneout: probability, of each part of the state, that a unit keeps its value over a step (Krueger et al., 2017).
-    weights: of the recurrent matrix, one mask a call (weight drop; Merity et al., 2018).
+    state: for h before the recurrent product, one mask per sequence (variational dropout, Gal and Ghahramani, 2016).
+    zoneout: for each part of the state, that a unit keeps its value over a step (Krueger et al., 2017).
+    weights: for the recurrent matrix, one mask per call (weight drop; Merity et al., 2018).
     """
 
     state: float = 0.0
@@ -41,7 +41,7 @@ class Dropping(NamedTuple):
 
     @staticmethod
     def checked(state: Any, zoneout: Any, weights: Any, parts: int) -> Dropping:
-        """From a user's options, or an error that says what is wrong."""
+        """Make the probabilities from a user's options; raises if one of these is invalid."""
         given = zoneout if isinstance(zoneout, tuple | list) else (zoneout,) * parts
         if len(given) != parts:
             expected = "a number" if parts == 1 else "a number, or a pair for h and c"
@@ -62,15 +62,15 @@ class Dropping(NamedTuple):
 
     @property
     def behind(self) -> Masks:
-        """Which masks stand behind the inputs, where there are any."""
+        """Which masks stand behind the inputs, if there are any masks."""
         return Masks(self.state > 0, self.zones)
 
     def masks_state(self, training: bool) -> bool:
-        """Whether steps are other ones than torch's: zoneout is, with its expectation, when nothing is trained, too."""
+        """Whether steps differ from torch's; with zoneout they also do in `eval()`, which uses its expectation."""
         return self.zones or (training and self.state > 0)
 
     def masks(self, x: Tensor, widths: Sequence[int], training: bool) -> list[Tensor]:
-        """What `timeloom.cells.masked` wants behind inputs x `(T, B, ·)` of a state of parts of these widths."""
+        """The masks that `timeloom.cells.masked` expects behind inputs x `(T, B, ·)`; `widths` of the state's parts."""
         steps, batch = x.shape[:2]
         found: list[Tensor] = []
         if self.state:
@@ -81,12 +81,12 @@ class Dropping(NamedTuple):
         return found
 
     def sequence_mask(self, x: Tensor, width: int, training: bool) -> Tensor:
-        """`(B, width)`: what every sequence of x `(T, B, ·)` multiplies its states by."""
+        """The mask `(B, width)` by which every sequence of x `(T, B, ·)` multiplies its states."""
         shown = x.new_empty(x.shape[1], width)
         return _drawn(shown, self.state) if training else shown.fill_(1)
 
     def drop_weights(self, w_hh: Tensor) -> Tensor:
-        """A recurrent matrix with some of its entries left out and the others scaled up."""
+        """A recurrent matrix with some of its entries set to zero and the others scaled up."""
         return w_hh * _drawn(w_hh.detach().new_empty(w_hh.shape), self.weights)
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ NOTHING = Dropping()
 
 
 class DropsInside:
-    """What modules have of it: options, which may be set at any time, and what they mean at present."""
+    """The options of dropout inside the recurrence as attributes of a module, which may be set at any time."""
 
     mode: str
     training: bool
@@ -108,7 +108,7 @@ class DropsInside:
 
     @property
     def recurrent_dropout(self) -> float:
-        """Share of h that the recurrent product does not see, the same units for all of a sequence; in training."""
+        """In training, the share of h that is dropped before the recurrent product: the same units for all steps."""
         return self._dropping.state
 
     @recurrent_dropout.setter
@@ -127,7 +127,7 @@ class DropsInside:
 
     @property
     def weight_dropout(self) -> float:
-        """Share of the recurrent matrices' entries that a call leaves out; in training."""
+        """In training, the share of the recurrent matrices' entries that a call sets to zero."""
         return self._dropping.weights
 
     @weight_dropout.setter
@@ -135,38 +135,38 @@ class DropsInside:
         self._drop(self.recurrent_dropout, self.zoneout, share)
 
     def _drop(self, state: Any, zoneout: Any, weights: Any) -> None:
-        """Set what is dropped inside the recurrence."""
+        """Set all options of dropout inside the recurrence."""
         self._dropping = Dropping.checked(state, zoneout, weights, 2 if self.mode == "LSTM" else 1)
         self._last = None
         self._steady: dict[Any, Any] = {}
 
     @property
     def _masks(self) -> bool:
-        """Whether steps are other ones than torch's, at present."""
+        """Whether steps differ from torch's at present."""
         return self._dropping.masks_state(self.training)
 
     @property
     def _drops(self) -> bool:
-        """Whether anything is dropped inside the recurrence, at present."""
+        """Whether anything is dropped inside the recurrence at present."""
         return self._masks or (self.training and self._dropping.weights > 0)
 
     def _masks_weights(self, batch: int) -> bool:
-        """Whether a mask of the states is one of the weights: that of one sequence."""
+        """Whether the mask of the states is applied to the weights instead, which is possible for a single sequence."""
         return self._masks and batch == 1 and not self._dropping.zones
 
     def _makes_weights(self, batch: int) -> bool:
-        """Whether a call has recurrent weights of its own."""
+        """Whether every call makes its own recurrent weights."""
         return self._masks_weights(batch) or (self.training and self._dropping.weights > 0)
 
     def _behind(self, batch: int, n: int, size: int) -> int:
-        """Width of the masks behind a layer's inputs, of n units and a state of this size."""
+        """Width of the masks behind the inputs of a layer with n units and a state of this size."""
         if not self._masks or self._masks_weights(batch):
             return 0
         masks = self._dropping.behind
         return n * masks.dropped + size * masks.zoned
 
     def _with_masks(self, x: Tensor, weights: Weights, widths: Sequence[int]) -> tuple[Tensor, Weights]:
-        """A layer's inputs with this call's masks behind them, and its weights, which hold the mask of one sequence."""
+        """A layer's inputs with this call's masks behind them, and its weights, with the mask of a single sequence."""
         if not self._masks:
             return x, weights
         if self._masks_weights(x.shape[1]):
@@ -176,7 +176,7 @@ class DropsInside:
 
 
 def _drawn(room: Tensor, share: float) -> Tensor:
-    """Ones of which a share became zeros and the others were scaled up."""
+    """A dropout mask: zeros with probability `share`, the rest scaled up."""
     return room.bernoulli_(1 - share).div_(1 - share)
 
 
@@ -190,8 +190,9 @@ def check_probability(name: str, value: Any) -> float:
 
 
 def masked(cell: Cell, rows: Tensor, masks: Masks) -> tuple[Cell, Tensor]:
-    """A cell of torch's over projected inputs with masks behind them, `(T, B, ·)`, and its inputs: by the plain cell's
-    kernels where these take masks, else by kernels made for it, where they can be made. On autograd's tape.
+    """One of torch's cells with masks, and its inputs, from projected inputs with masks behind them, `(T, B, ·)`.
+
+    Uses the plain cell's kernels if these take masks, else kernels generated for it, if possible. On autograd's tape.
     """
     problem = Recurrence(cell, rows, rows[:0])
     if CPUSweeper.supports(problem) or CUDASweeper.supports(problem):

@@ -1,4 +1,4 @@
-"""`Layer`: any cell over whole sequences as a module, stacked, in both directions, ragged, with resets."""
+"""`Layer`: any cell over whole sequences as a module, with stacking, both directions, ragged sequences and resets."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from timeloom.torch_state.wrapped import why_step_by_step
 
 
 class Layer(Reporting):
-    """A cell as a recurrent layer: `layer(x, hx)` gives the outputs of all steps and the final state, as torch's do.
+    """A cell as a recurrent layer: `layer(x, hx)` returns the outputs of all steps and the final state, as in torch.
 
         layer = timeloom.Layer(timeloom.cells.SLSTM(8, 64, heads=4), num_layers=2, bidirectional=True)
         y, state = layer(x, lengths=lengths)
 
-    cell: a `timeloom.cells.Step`: its first part is the output. It is layer 0 in forward direction; the others are made
-        by `cell.again(input_size)`. A module of your own does if it has `initial(batch)`, and `again(input_size)` where
-        more than one is needed.
+    cell: a `timeloom.cells.Step`; the first part of its state is the output. It becomes layer 0 in forward direction;
+        the cells of other layers and directions are made by `cell.again(input_size)`. A module of your own will do if
+        it has `initial(batch)`, and `again(input_size)` if more than one cell is needed.
     num_layers, bidirectional, batch_first, dropout: as in torch.nn.GRU. solver: as in timeloom.GRU.
-    zoneout: the probability that a unit, of any part of the state, keeps its value over a step; in `eval()` its
-        expectation. Dropout of a state or of weights is the cell's own matter, since it alone knows what multiplies it.
+    zoneout: the probability that a unit, in any part of the state, keeps its value over a step; `eval()` uses its
+        expectation. Dropout of states or weights is left to the cell, which alone knows its products.
     """
 
     zoneout: float = 0.0
@@ -90,19 +90,19 @@ class Layer(Reporting):
         self._known = KnownCalls()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._known = KnownCalls()  # weights may move, and what replays hold of them is to be free
+        self._known = KnownCalls()  # weights may move, and replays must not keep the old ones alive
         return super()._apply(fn, recurse)
 
     @eager
     def forward(
         self, x: Tensor, hx: State | None = None, *, lengths: Tensor | None = None, resets: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """x `(T, B, ...)`, or `(B, T, ...)` if batch_first. hx: each part `(layers · directions, B, ...)`; zeros
-        where none is given.
+        """Run all layers and directions; returns outputs `(T, B, directions · units)` and final states, shaped as hx.
 
+        x: `(T, B, ...)`, or `(B, T, ...)` if batch_first.
+        hx: initial states, each part `(layers · directions, B, ...)`; by default those of the cells' `initial`.
         lengths: `(B,)`: steps past a sequence's length are padding; their outputs are zero.
-        resets: bool, `(T, B)` (or `(B, T)`): the state is put back to hx before a marked step.
-        Returns outputs `(T, B, directions · units)` and the final states, in hx's shape.
+        resets: bool, `(T, B)` (or `(B, T)`): the state is set back to hx before a marked step.
         """
         plain = lengths is None and resets is None and not self.zoneout and not (self.dropout and self.training)
         options = self.solver, self.training, self.num_layers, self.bidirectional, self.batch_first
@@ -144,7 +144,7 @@ class Layer(Reporting):
         return y, states if is_tuple else states[0]
 
     def _again(self, known: list[SteadyCell], x: Tensor, hx: State | None) -> tuple[Tensor, State] | None:
-        """The same by replays alone; None where a certificate is missed, and nothing that was done counts."""
+        """The call by replays alone; None if one is not possible or misses its certificate: all is then done anew."""
         x = x.transpose(0, 1) if self.batch_first else x
         directions, batch = 2 if self.bidirectional else 1, x.shape[1]
         calls, finals, outputs = [], [], []
@@ -169,7 +169,7 @@ class Layer(Reporting):
         self._take_reports([], verdicts)
         states = tuple(part[0] if len(part) == 1 else torch.cat(part) for part in zip(*finals, strict=True))
         y = x.transpose(0, 1) if self.batch_first else x
-        y = y if y.requires_grad else y.detach()  # no view for users to stumble on
+        y = y if y.requires_grad else y.detach()  # no view, which users could not write into
         return y, states if steady.cell.is_tuple else states[0]
 
     def _begins_at_zero(self, index: int) -> bool:
@@ -192,7 +192,7 @@ class Layer(Reporting):
     def _run(
         self, index: int, x: Tensor, start: State, lengths: Tensor | None, resets: Tensor | None, runs: list[Run]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One layer in one direction: the first part of all states, and the final state. `runs` gets to know it."""
+        """One layer in one direction: the first part of all states, and the final state; appends the run to `runs`."""
         backwards = self.bidirectional and index % 2 == 1
         if backwards:
             x = reverse(x, lengths)
@@ -225,7 +225,7 @@ class Layer(Reporting):
         return (reverse(y, lengths) if backwards else y), (last if isinstance(last, tuple) else (last,))
 
     def _with_masks(self, x: Tensor, widths: list[int]) -> Tensor:
-        """Inputs `(T, B, K)` with what every unit keeps of itself behind them."""
+        """Inputs `(T, B, K)`, followed by the share that every unit keeps of its value."""
         if not x.is_floating_point():
             raise TypeError(f"zoneout is for inputs of floating point, got {x.dtype}: embed them before the layer")
         flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
@@ -234,7 +234,7 @@ class Layer(Reporting):
         return torch.cat([flat, *kept], -1)
 
     def _record(self, index: int) -> Callable[[SolveReport], None]:
-        """Keeps a layer's report, which is told again when its backward pass has run."""
+        """A function that keeps a layer's report; it is called again, without effect, after the backward pass."""
         return lambda report: self.reports.append(report) if len(self.reports) <= index else None
 
     def extra_repr(self) -> str:
@@ -245,7 +245,7 @@ class Layer(Reporting):
 
 
 def _zoned(cell: Callable[[Any, Tensor], Any], shape: tuple[int, ...], state: Any, row: Tensor) -> Any:
-    """A cell's step of which some units keep what they were; `row` is x, and what is kept of each part behind it."""
+    """A cell's step with zoneout; `row` is x, followed by the share that each part of the state keeps."""
     parts = state if isinstance(state, tuple) else (state,)
     x, *kept = row.split([math.prod(shape), *(math.prod(part.shape[1:]) for part in parts)], -1)
     after = cell(state, x.reshape(len(row), *shape))

@@ -13,11 +13,11 @@ from timeloom.nn.subclass import codes_of
 
 
 class Way(NamedTuple):
-    """How a module comes to one step of a cell.
+    """How a module calls one step of a cell.
 
-    called: what stands in its code.
-    direct: whether that is the cell itself; else a method or a module that calls it.
-    package: that of the method, if it is one.
+    called: the name in its code.
+    direct: whether that is the cell itself, rather than a method or module that calls it.
+    package: the package of the method, if it is one.
     """
 
     cell: nn.RNNCellBase
@@ -27,14 +27,12 @@ class Way(NamedTuple):
 
 
 def loops_over_cells(model: nn.Module) -> Iterator[str]:
-    """One line for each method of each class that runs an nn.GRUCell, LSTMCell or RNNCell inside a loop, itself or by
-    calling one of its methods or modules.
-    """
+    """Advice for each method that runs an nn.GRUCell, LSTMCell or RNNCell in a loop, also if by other methods."""
     told = set()
     for module in filter(_holds_cells, model.modules()):
         for name, way in _ways_of(module).items():
             for method in _methods_of(type(module)).values():
-                elsewhere = way.package not in (None, _package(method))  # a library has names of its own
+                elsewhere = way.package not in (None, _package(method))  # other packages use the name otherwise
                 if (method.__code__, name) in told or elsewhere or not _loops(method) or not _mentions(method, name):
                     continue
                 told.add((method.__code__, name))
@@ -42,9 +40,7 @@ def loops_over_cells(model: nn.Module) -> Iterator[str]:
 
 
 def _ways_of(module: nn.Module) -> dict[str, Way]:
-    """By names of its own: cells, alone or in a list, modules that take one step of a cell when called, and methods
-    that do so.
-    """
+    """The names in a module by which a step of a cell is called: cells, alone or in a list, modules and methods."""
     found = _cells_of(module)
     for name, child in module.named_children():
         inside = _ways_of(child).get("forward") if name not in found and _holds_cells(child) else None
@@ -94,7 +90,7 @@ def _mentions(method: FunctionType, name: str) -> bool:
 
 def _loops(method: FunctionType) -> bool:
     return any(
-        "JUMP_BACKWARD" in instruction.opname  # of a while loop, "POP_JUMP_BACKWARD_IF_TRUE"
+        "JUMP_BACKWARD" in instruction.opname  # in a while loop "POP_JUMP_BACKWARD_IF_TRUE"
         for code in codes_of(method.__code__)
         for instruction in dis.get_instructions(code)
     )

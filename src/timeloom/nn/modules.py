@@ -24,7 +24,7 @@ class _OnePart(Recurrent):
         expected = (self._stacked, batch, self.hidden_size)
         self.check_hidden_size(h, expected)
         h = permute(h, permutation)
-        return (h.clone(memory_format=torch.contiguous_format),)  # it is kept, and users may write into theirs
+        return (h.clone(memory_format=torch.contiguous_format),)  # a copy: it is kept, and users may write into theirs
 
     def _hidden_out(self, parts: Hidden) -> Tensor:
         return parts[0]
@@ -62,12 +62,12 @@ class GRU(_OnePart, nn.GRU):
 
 
 class ImplicitGRU(_OnePart):
-    """The multigrid paper's GRU, whose decay is an implicit Euler step: arguments and parameters of `torch.nn.GRU`.
+    """The multigrid paper's GRU, with an implicit Euler step as decay; arguments and parameters of `torch.nn.GRU`.
 
         g = 1 − z      h⁺ = (h + g ⊙ n) / (1 + g)
 
-    It is another network than the GRU (a step keeps at least half of h), so weights trained with the one mean
-    something else in the other. `solver="sequential"` runs it one step after the other, on autograd's tape.
+    It is a different network from the GRU (a step keeps at least half of h), so weights trained for one do not fit the
+    other. `solver="sequential"` runs it one step after the other, on autograd's tape.
 
     solver: a name or an object from `timeloom.solvers`.
     A call takes `lengths=`, `resets=` and `guess=` too (see `forward`), and `reports` says what it did.

@@ -1,4 +1,4 @@
-"""A module's call by timeloom's sweeps: shapes and dtypes around its layers and directions.
+"""A module's call by timeloom's sweeps: shapes and dtypes around the solves of its layers and directions.
 
 `nn.graphs.call` is its twin inside the graphs of torch.compile.
 """
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
 ANY_LENGTH = 2**62
-"""No bound on lengths yet, where other ranks hold the rest of the sequences."""
+"""Upper bound of lengths as long as the total length over all ranks is unknown."""
 
 
 def call(module: Recurrent, asked: Asked, weights: list[Weights], obstacle: str | None) -> tuple[Any, ...]:
-    """As the module's forward pass; where there is an obstacle to sweeps, and torch has no such layer, step by step."""
+    """The module's forward pass by sweeps; step by step if there is an obstacle to them and torch has no such layer."""
     data, packed, lengths, resets, batched = asked.data, asked.packed, asked.lengths, asked.resets, asked.batched
     if packed is None and data.dim() not in (2, 3):
         raise ValueError(f"{module._get_name()}: Expected input to be 2D or 3D, got {data.dim()}D instead")
@@ -80,7 +80,7 @@ def call(module: Recurrent, asked: Asked, weights: list[Weights], obstacle: str 
         y, final = y.squeeze(1), tuple(part.squeeze(1) for part in final)
     elif module.batch_first:
         y = y.transpose(0, 1)
-    # Without a gradient, not a view for autograd: users may write into it later, with gradients on.
+    # Without a gradient, not a view: users may write into it later, with gradients on.
     result = y if y.requires_grad or asked.inside else y.detach(), module._hidden_out(final)
     return result if every is None else (*result, module._hidden_out(every.stacked(module.batch_first, batched)))
 
@@ -105,7 +105,7 @@ def _solve(
         backwards = module.bidirectional and index % 2 == 1
         shown, own = module._with_masks(y, weights[index], widths)
         given = module._inputs(shown, initial, own, lengths, resets, backwards, span)
-        whole_states = every is not None and given.masked  # what masks leave of c cannot be told from h
+        whole_states = every is not None and given.masked  # with masks, c does not follow from h
         solve, record = module._solve_of(index, known, span), partial(reports.__setitem__, index)
         solve = replace(solve, whole_states=True) if whole_states else solve
         if obstacle:
@@ -132,7 +132,7 @@ def _solve(
 def _agree(
     module: Recurrent, group: TimeGroup, x: Tensor, hidden: Hidden, weights: list[Weights], lengths: Any, resets: Any
 ) -> Span:
-    """What all ranks must know of each other before they solve together."""
+    """Exchange what all ranks must know about each other before they solve together."""
     batch = x.shape[1]
     if lengths is not None:
         lengths = check_lengths(lengths, ANY_LENGTH, batch)

@@ -1,4 +1,4 @@
-"""What a module's last call did, for those who ask. Where replays mend what is not certified, nobody else waits."""
+"""The reports of a module's last call, read from the GPU only on request if replays correct missed certificates."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ class Reporting(nn.Module):
     @property
     def reports(self) -> list[SolveReport]:
         """One report for each layer and direction of the last call: forward and reverse of layer 0, then of layer 1, …
-        To ask for them may take waiting for the GPU, where nothing else has.
+
+        Reading them may wait for the GPU, if nothing has waited for it before.
         """
         verdicts = self._verdicts
         if not verdicts:
             return self._reports
         told = [verdict.report() for verdict in verdicts if verdict is not None]
         found = [report for report in told if report is not None]
-        if self._verdicts is verdicts:  # no other thread's call has come between
+        if self._verdicts is verdicts:  # no call in another thread came between
             self._take_reports(found)
         return found
 
@@ -36,7 +37,7 @@ class Reporting(nn.Module):
         self._take_reports(reports)
 
     def _take_reports(self, reports: list[SolveReport], verdicts: Sequence[Verdict | None] = ()) -> None:
-        """Of a call that has just been made, or the verdicts that tell them once they are asked for."""
+        """Store the reports of the last call, or the verdicts that give them on request."""
         self.__dict__["_reports"], self.__dict__["_verdicts"] = reports, verdicts
 
     def __getstate__(self) -> dict[str, Any]:
@@ -45,5 +46,5 @@ class Reporting(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        earlier = self.__dict__.pop("reports", [])  # where earlier editions kept them
+        earlier = self.__dict__.pop("reports", [])  # where earlier versions kept them
         self._take_reports(state.get("_reports", earlier))

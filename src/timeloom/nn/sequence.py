@@ -1,4 +1,4 @@
-"""Shapes of sequences: packed, unbatched, batch-first, ragged and reversed, all brought to time-major and back."""
+"""Shapes of sequences: packed, unbatched, batch-first, ragged and reversed, converted to time-major and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def unpack(packed: PackedSequence) -> tuple[Tensor, Tensor]:
 
 
 def pack_like(padded: Tensor, lengths: Tensor | None, packed: PackedSequence) -> PackedSequence:
-    """The reverse of `unpack`; no lengths: all of one."""
+    """The inverse of `unpack`; without lengths, all sequences have the same length."""
     data = padded.flatten(0, 1) if lengths is None else padded[_packed_order(lengths, len(padded), padded.device)]
     return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
 
@@ -34,7 +34,7 @@ def _packed_order(lengths: Tensor, steps: int, device: torch.device) -> tuple[Te
 
 
 def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Each sequence backwards, `(T, B, ...)`; padding stays behind. Its own inverse."""
+    """Each sequence reversed in time, `(T, B, ...)`; padding stays at the end. Its own inverse."""
     if lengths is None:
         return x.flip(0)
     time = torch.arange(len(x), device="cpu")[:, None]
@@ -43,23 +43,23 @@ def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def reverse_resets(resets: Tensor, lengths: Tensor | None, following: Tensor | None = None) -> Tensor:
-    """Resets of the reversed sequence: a cut between steps t−1 and t is met, coming back, before step t−1.
+    """Resets of the reversed sequence: a reset between steps t−1 and t comes before step t−1 in reverse.
 
-    One at a sequence's end is then met before the first step, where the state is the initial one anyway; `following`
-    `(B,)` says where the sequence goes on elsewhere with one.
+    A reset right after a sequence's end comes before its first reversed step, where it only matters if the sequence
+    continues on another rank: `following` `(B,)` marks the sequences that continue with a reset.
     """
     behind = torch.zeros_like(resets[:1]) if following is None else following.unsqueeze(0)
     return reverse(torch.cat([resets[1:], behind]), lengths)
 
 
 def mask_padding(x: Tensor, lengths: Tensor) -> Tensor:
-    """Zeros past the end of each sequence, whatever (NaN too) stood there."""
+    """Zeros past the end of each sequence, whatever values (NaN, too) were there."""
     inside = torch.arange(len(x), device="cpu")[:, None] < lengths.cpu()
     return torch.where(inside.to(x.device).view(*x.shape[:2], *[1] * (x.dim() - 2)), x, torch.zeros_like(x))
 
 
 def drop(y: Tensor, p: float, lengths: Tensor | None) -> Tensor:
-    """Dropout of the valid steps, in the order in which torch draws for them."""
+    """Dropout of the valid steps, drawn in the same order as in torch."""
     if lengths is None:
         return F.dropout(y, p)
     order = _packed_order(lengths, len(y), y.device)
@@ -72,7 +72,7 @@ def permute(part: Tensor, permutation: Tensor | None) -> Tensor:
 
 
 def check_input(data: Tensor, packed: PackedSequence | None, input_size: int, weight: Tensor) -> None:
-    """Torch's demands on the input, held against the present weights; its words, too."""
+    """Torch's checks of the input against the present weights, with torch's error messages."""
     if data.dtype != weight.dtype and not torch.is_autocast_enabled(data.device.type):
         raise ValueError(
             f"RNN input dtype ({data.dtype}) does not match weight dtype ({weight.dtype}). "
@@ -90,7 +90,7 @@ def check_input(data: Tensor, packed: PackedSequence | None, input_size: int, we
 
 
 def check_hidden(part: Tensor, batched: bool, name: str, x: Tensor) -> None:
-    """Torch's demands on an initial state."""
+    """Torch's checks of an initial state."""
     if not isinstance(part, Tensor):
         raise TypeError(f"{name} must be a Tensor, got {type(part).__name__}")
     wanted = 3 if batched else 2
@@ -120,7 +120,7 @@ def check_lengths(lengths: Tensor, steps: int, batch: int) -> Tensor:
 
 
 def check_kind_of_lengths(lengths: Tensor, batch: int) -> None:
-    """An error where their shape or dtype is wrong; values are not looked at."""
+    """Raise if the shape or dtype of lengths is wrong; values are not checked."""
     if lengths.shape != (batch,):
         raise ValueError(f"lengths must have shape ({batch},), one for each sequence; got {tuple(lengths.shape)}")
     if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():

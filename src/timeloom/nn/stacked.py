@@ -1,4 +1,4 @@
-"""The layers and directions of a module: their weights, what was learned of them, and how each one is solved."""
+"""The layers and directions of a module: their weights, their experience, and how each one is solved."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ SolveOne = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Stacked(DropsInside, nn.RNNBase):
-    """Layers, each in one direction or two, with torch's parameters: forward and reverse of layer 0, then of layer 1, …
-    are numbered 0, 1, 2, …
+    """Stacked layers in one or two directions, with torch's parameters.
+
+    Forward and reverse of layer 0, then of layer 1, … have the indices 0, 1, 2, …
     """
 
     has_torch_twin = True
-    """Whether torch has this very layer, to be run where it is the better answer."""
+    """Whether torch has the same layer, which can run if it is faster."""
     _solver: Solver
     _experiences: dict[int, LayerExperience]
 
@@ -49,11 +50,11 @@ class Stacked(DropsInside, nn.RNNBase):
 
     @property
     def _stacked(self) -> int:
-        """Layers times directions: so many recurrences are solved."""
+        """Layers times directions: the number of recurrences to solve."""
         return self.num_layers * (2 if self.bidirectional else 1)
 
     def _suffix(self, index: int) -> str:
-        """What names of parameters of one layer and direction end with."""
+        """The suffix of the parameter names of one layer and direction."""
         layer, direction = divmod(index, 2 if self.bidirectional else 1)
         return f"_l{layer}" + ("_reverse" if direction else "")
 
@@ -67,12 +68,12 @@ class Stacked(DropsInside, nn.RNNBase):
         return w_ih, w_hh, b_ih, b_hh, w_hr
 
     def _weight(self, name: str) -> Any:
-        """A parameter, past torch's lookup of attributes, which takes a microsecond; or what stands in its place."""
+        """A parameter without torch's attribute lookup, which takes a microsecond; or whatever replaces it."""
         held = self._parameters.get(name)
         return getattr(self, name) if held is None else held
 
     def _present_weights(self) -> list[Weights]:
-        """Of all layers and directions; in training with this call's share of the recurrent ones left out."""
+        """The weights of all layers and directions, in training with this call's weight dropout."""
         found = [self._weights_of(index) for index in range(self._stacked)]
         if not (self._dropping.weights and self.training):
             return found
@@ -80,15 +81,15 @@ class Stacked(DropsInside, nn.RNNBase):
 
     @property
     def _has_kernels(self) -> bool:
-        """Whether there are kernels of its cell, for some device."""
+        """Whether there are kernels for its cell on some device."""
         return self.has_torch_twin and self.proj_size == 0
 
     def experiences(self) -> list[LayerExperience]:
-        """What earlier calls showed, for every layer and direction that has been solved."""
+        """The experience with every layer and direction that has been solved."""
         return list(self._experiences.values())
 
     def _solve_of(self, index: int, known: dict[int, LayerExperience], span: Span | None = None) -> LayerSolve:
-        """How one layer and direction is solved; `known` is what earlier calls showed of each."""
+        """The solve of one layer and direction; `known` holds the experience with each."""
         experience = known.get(index) or known.setdefault(index, LayerExperience())
         if span is None:
             masks = self._dropping.behind
@@ -97,7 +98,7 @@ class Stacked(DropsInside, nn.RNNBase):
         return RankSolve(self._bare, self._cell, self._solver, experience, index, ranks=ranks)
 
     def _project(self, masks: Masks, x: Tensor, *weights: Any) -> tuple[Cell, Tensor]:
-        """A layer's cell and its projected inputs, where masks may stand behind those."""
+        """A layer's cell and its projected inputs; x may have masks behind it."""
         cell, inputs = self._cell(x, *weights)
         return (cell, inputs) if x.shape[-1] == weights[0].shape[1] else masked(cell, inputs, masks)
 
@@ -106,7 +107,7 @@ class Stacked(DropsInside, nn.RNNBase):
         x: Tensor, initial: Tensor, weights: Weights, lengths: Tensor | None, resets: Tensor | None, backwards: bool,
         span: Span | None = None,
     ) -> Inputs:  # fmt: skip
-        """What one layer and direction is given, in the order in which it runs."""
+        """The inputs of one layer and direction, in the order in which it runs through time."""
         if backwards:
             x = reverse(x, lengths)
             if resets is not None:
@@ -118,7 +119,7 @@ class Stacked(DropsInside, nn.RNNBase):
     def _run_layers(
         self, y: Tensor, hidden: Hidden, solve_one: SolveOne, lengths: Tensor | None = None
     ) -> tuple[Tensor, Hidden]:
-        """All layers and directions, one after the other, each by `solve_one`."""
+        """Run all layers and directions one after the other, each by `solve_one`."""
         compute = y.dtype
         finals: list[Tensor] = []
         for layer in range(self.num_layers):
@@ -134,4 +135,4 @@ class Stacked(DropsInside, nn.RNNBase):
                 y = drop(y, self.dropout, lengths)
         widths = tuple(part.shape[-1] for part in hidden)
         parts = zip(*(parts_of(final, widths) for final in finals), strict=True)
-        return y, tuple(torch.stack(part) for part in parts)  # copies, for users to write into
+        return y, tuple(torch.stack(part) for part in parts)  # copies, so that users can write into them

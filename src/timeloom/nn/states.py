@@ -1,4 +1,4 @@
-"""All states of a layer at every step, for `return_states=True`."""
+"""All parts of the state at every step, for `return_states=True`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from timeloom.scan import linear_scan
 
 @dataclass
 class AllStates:
-    """What the layers and directions of one call leave, one after the other: parts of the state after every step."""
+    """The states after every step, collected from the layers and directions of one call, one after the other."""
 
     lengths: Tensor | None
     resets: Tensor | None
     parts: list[tuple[Tensor, ...]] = field(default_factory=list)
-    """Of each layer and direction, `(T, B, part)` in the order of time."""
+    """The parts of each layer and direction, `(T, B, part)` in time order."""
 
     def to(self, dtypes: Sequence[torch.dtype]) -> None:
-        """In the dtypes that final states are returned in, one for each part."""
+        """Convert to the dtypes in which final states are returned, one for each part."""
         self.parts = [tuple(part.to(dtype) for part, dtype in zip(parts, dtypes, strict=True)) for parts in self.parts]
 
     def add(
         self, x: Tensor, h: Tensor, initial: tuple[Tensor, ...], weights: tuple[Tensor | None, ...], back: bool
     ) -> None:
-        """One layer in one direction: its input, its output and its initial state."""
+        """Add one layer in one direction, given its input x, its output h and its initial state."""
         if len(initial) == 1:
             self.parts.append((h,))
             return
@@ -44,7 +44,7 @@ class AllStates:
         self.parts.append(tuple(reverse(part, self.lengths) if back else part for part in (h, c)))
 
     def stacked(self, batch_first: bool, batched: bool) -> tuple[Tensor, ...]:
-        """Each part `(layers · directions, T, B, part)`, in the user's order of dimensions."""
+        """Each part as `(layers · directions, T, B, part)`, in the user's order of dimensions."""
         found = tuple(torch.stack(part) for part in zip(*self.parts, strict=True))
         if not batched:
             return tuple(part.squeeze(2) for part in found)
@@ -54,8 +54,9 @@ class AllStates:
 def cell_states(
     x: Tensor, h: Tensor, h0: Tensor, c0: Tensor, weights: tuple[Tensor | None, ...], resets: Tensor | None
 ) -> Tensor:
-    """An LSTM's c after every step `(T, B, n)`, from its inputs and outputs: between known outputs,
-    `c[t] = f[t] c[t-1] + i[t] g[t]` is a linear recurrence.
+    """An LSTM's c after every step `(T, B, n)`, from its inputs and outputs.
+
+    With known outputs, `c[t] = f[t] c[t-1] + i[t] g[t]` is a linear recurrence.
     """
     w_ih, w_hh, b_ih, b_hh = (None if weight is None else weight.to(h.dtype) for weight in weights[:4])
     assert w_ih is not None

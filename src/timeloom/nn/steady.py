@@ -1,4 +1,4 @@
-"""A module's call by replays alone: the steady state of a training run on a GPU, with all that is checked for it."""
+"""A module's call by replays alone, which is the steady state of a training run on a GPU, and the checks for it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 MOST_KNOWN = 64
-"""Calls that a module remembers to replay."""
+"""Largest number of calls that a module remembers to replay."""
 
 
 def call_again(module: Recurrent, input: Tensor, hx: Any, resets: Tensor | None = None) -> tuple[Any, Any] | None:
-    """A module's forward pass by replays alone, where one like it was; None where it is not to be, or cannot."""
+    """A module's forward pass by replays alone, if a call like it has settled; None if that is not possible."""
     plain = (hx is None or _parts(hx) is not None) and (resets is None or type(resets) is Tensor)
     known = module._steady.get(_key(module, input, hx, resets)) if plain else None
     if known is None or transformed() or not alone() or not known.fits(module, input, hx):
@@ -39,7 +39,7 @@ def call_again(module: Recurrent, input: Tensor, hx: Any, resets: Tensor | None 
 
 
 def settle(module: Recurrent, input: Tensor, hx: Any, resets: Tensor | None) -> None:
-    """Have the next call like this one made by replays alone, where all of it was replayed."""
+    """Have the next call like this one made by replays alone, if all of this one was replayed."""
     if not possible(input) or (resets is not None and type(resets) is not Tensor):
         return
     found = SteadyCall.of(module, input, hx, resets is not None)
@@ -50,8 +50,9 @@ def settle(module: Recurrent, input: Tensor, hx: Any, resets: Tensor | None) -> 
 
 
 class SteadyCall:
-    """A call whose layers and directions were all replayed, for the next one like it. It holds no tensors of a call,
-    and not the module, which holds it.
+    """A call whose layers and directions were all replayed, to be repeated for the next call like it.
+
+    It holds no tensors of a call, and no reference to the module that holds it.
     """
 
     __slots__ = ("hidden", "layers", "masks", "parameters", "weights", "widths")
@@ -76,8 +77,9 @@ class SteadyCall:
 
     @staticmethod
     def of(module: Recurrent, input: Tensor, hx: Any, marked: bool = False) -> SteadyCall | None:
-        """None where such a call is not steady: something in it is not replayed, or not yet. `marked`: whether there
-        are resets.
+        """The steady call for calls like this; None if not everything in them is replayed yet.
+
+        marked: whether there are resets.
         """
         if input.dim() != 3 or not module._has_kernels or (marked and module.bidirectional):
             return None
@@ -111,7 +113,7 @@ class SteadyCall:
         return call
 
     def fits(self, module: Recurrent, input: Tensor, hx: Any) -> bool:
-        """Whether another call of this key is like it. The input is a plain tensor, and no transform is at work."""
+        """Whether this can make another call with the same key, for a plain tensor, outside of transforms."""
         if not possible(input):
             return False
         held = module._parameters
@@ -127,7 +129,7 @@ class SteadyCall:
         return hx is None or all(part.shape == self.hidden for part in _parts(hx) or ())
 
     def run(self, module: Recurrent, input: Tensor, hx: Any, resets: Tensor | None = None) -> tuple[Any, Any] | None:
-        """As the module's forward pass; None where a certificate is missed, and nothing that was done counts."""
+        """The module's forward pass; None if a replay is gone or misses its certificate: all is then done anew."""
         x = input.transpose(0, 1) if module.batch_first else input
         if resets is not None:  # a copy, since it is kept, and users may write into theirs
             resets = (resets.t() if module.batch_first else resets).clone(memory_format=torch.contiguous_format)
@@ -161,11 +163,11 @@ class SteadyCall:
         module._take_reports([], verdicts)
         parts = finals[0] if stacked == 1 else [torch.cat(part) for part in zip(*finals, strict=True)]
         y = x.transpose(0, 1) if module.batch_first else x
-        return y if y.requires_grad else y.detach(), module._hidden_out(tuple(parts))  # no view for users to stumble on
+        return y if y.requires_grad else y.detach(), module._hidden_out(tuple(parts))  # no view: users may write to it
 
 
 def _key(module: Recurrent, input: Tensor, hx: Any, resets: Tensor | None) -> Hashable:
-    """What must be the same beside weights, the shape of hx and the stream."""
+    """What must be the same between calls, apart from weights, the shape of hx and the stream."""
     marks = None if resets is None else (resets.shape, resets.dtype, resets.device)
     given = input.shape, input.dtype, input.device, input.requires_grad, torch.is_grad_enabled(), marks
     own = *given, module.training, module.mode, module.batch_first
@@ -175,33 +177,34 @@ def _key(module: Recurrent, input: Tensor, hx: Any, resets: Tensor | None) -> Ha
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    """The one that dropout draws from."""
+    """The generator that dropout draws from."""
     if device.type != "cuda":
         return torch.default_generator
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 def _draw_again(device: torch.device, drawn: Tensor | None) -> None:
-    """Nothing that was done counts, and neither does what was drawn for it."""
+    """Set the generator back to the state `drawn`, since the call is done anew."""
     if drawn is not None:
         _generator(device).set_state(drawn)
 
 
 def _parts(hx: Any) -> tuple[Tensor, ...] | None:
-    """The parts of an initial state, where these are plain tensors."""
+    """The parts of an initial state if they are plain tensors, else None."""
     parts = (hx,) if isinstance(hx, Tensor) else tuple(hx) if isinstance(hx, tuple | list) else ()
     return parts if parts and all(type(part) is Tensor for part in parts) else None
 
 
 def _initial(parts: Any, index: int, layer: SteadyLayer) -> Tensor:
-    """`(B, S)`: a copy, since it is kept, and users may write into theirs."""
+    """One layer's initial state `(B, S)`: a copy, since it is kept, and users may write into theirs."""
     found = joined([part[index] for part in parts])
     return found.to(layer.dtype, copy=len(parts) == 1)
 
 
 def possible(input: Tensor) -> bool:
-    """Whether replays may take the place of a call: none that is cast, traced or looked at, and none whose saved
-    tensors go through hooks: those may stand for other weights than the replay's.
+    """Whether replays may replace a call: not under autocast, tracing or dispatch modes, nor with saved-tensor hooks.
+
+    Tensors that hooks return may stand for other weights than the replay's.
     """
     return (
         streams.may_replay(input.device)
@@ -213,7 +216,7 @@ def possible(input: Tensor) -> bool:
 
 
 def _parameters_of(module: Recurrent) -> list[list[tuple[str, Tensor]]] | None:
-    """By layer and direction; None where one is not a parameter: a parametrization's, or one put there for a call."""
+    """The parameters by layer and direction; None if a weight is none, because it is parametrized or was replaced."""
     held, found = module._parameters, []
     for index in range(module._stacked):
         suffix = module._suffix(index)

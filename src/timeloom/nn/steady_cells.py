@@ -1,4 +1,4 @@
-"""Calls of users' cells that are replays alone: which kinds of calls are known, and when one is made that way."""
+"""Calls of users' cells by replays alone: which kinds of calls are known, and when a call is made that way."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ if TYPE_CHECKING:
     from timeloom.compile.fuse import Compiled
 
 CALLS_BEFORE = 2
-"""Calls of a kind that are solved as they come: plans change in the first calls, and recording costs some of them."""
+"""Calls of a kind that are solved without recording: plans change in the first ones, and recording takes as long as
+some calls."""
 RARER, MOST_BEFORE = 2, 64
-"""So many times as many, each time that something of the cell has changed for good; and as many at most."""
+"""Factor by which that number grows each time that the cell has changed for good, and its maximum."""
 LOOK_AFTER = 256
-"""Calls after which one is solved as it comes, which compares a few steps with the cell's own."""
+"""Calls after which one is solved without replays, to compare a few steps with the cell's own."""
 MOST_KINDS = 64
 
 
 class Run(NamedTuple):
-    """One recurrence of a call, as it was solved."""
+    """One recurrence that was solved in a call."""
 
     cell: GenericCell
     problem: Recurrence
-    """Over the user's own cell."""
+    """The recurrence over the user's own cell."""
     x: Tensor
     """`(T, B, ...)`"""
     experience: LayerExperience
@@ -49,18 +50,18 @@ class _Kind:
     calls: int = 0
     needed: int = CALLS_BEFORE
     missed: int = 0
-    """Calls since the cell was last seen as it was recorded: it may come back to that, as after `functional_call`."""
+    """Calls since the cell was last as recorded; it may return to that, as after `functional_call`."""
     cells: list[SteadyCell] | None = None
     why_not: str = ""
 
     def drop(self) -> None:
-        """Begin anew."""
+        """Drop the recordings and start over."""
         for cell in self.cells or ():
             cell.drop()
         self.cells, self.calls, self.missed = None, 0, 0
 
     def rarer(self) -> None:
-        """Have more calls before the next try."""
+        """Require more calls before the next recording."""
         self.needed, self.calls = min(RARER * self.needed, MOST_BEFORE), 0
 
 
@@ -75,7 +76,7 @@ class KnownCalls:
         return KnownCalls, ()
 
     def find(self, key: Hashable, functions: Iterable[Any]) -> list[SteadyCell] | None:
-        """Those that make the next call of this kind of these functions, if it is to be made by replays."""
+        """The steady cells for the next call of this kind of these functions, if replays can make it; else None."""
         kind = self._kinds.get(key)
         if kind is None or kind.cells is None:
             return None
@@ -94,14 +95,16 @@ class KnownCalls:
         return kind.cells if kind.calls % LOOK_AFTER else None
 
     def settle(self, key: Hashable, runs: Sequence[Run], solver: Planner, shown: int | None, ends: bool) -> None:
-        """Have the next call of this kind made by replays, where one like it was seen often enough. `shown`: parts of
-        all states that are returned, None for all; `ends`: whether those of the final states are.
+        """Have the next call of this kind made by replays, if calls like it have been made often enough.
+
+        shown: number of parts of all states that are returned, None for all.
+        ends: whether the parts of the final state are returned.
         """
         if len(self._kinds) >= MOST_KINDS:
             self._kinds.clear()
         kind = self._kinds.setdefault(key, _Kind())
         if kind.cells is not None:
-            if not kind.missed:  # it was a look
+            if not kind.missed:  # a call without replays, for comparison
                 self._stay(kind, [_compiled(run) for run in runs])
             return
         kind.calls += 1
@@ -120,7 +123,7 @@ class KnownCalls:
             kind.cells = [cell for cell in found if cell is not None]
 
     def _stay(self, kind: _Kind, made: list[Compiled | str]) -> None:
-        """See that replays are still of what was made of the steps."""
+        """Drop the recordings unless they are still those of the compiled steps."""
         if any(isinstance(one, str) for one in made):
             kind.why_not = "its step gave other values than its kernels"
         elif all(cell.compiled is one for cell, one in zip(kind.cells or (), made, strict=True)):
@@ -139,13 +142,14 @@ def _compiled(run: Run) -> Compiled | str:
 
 def _steady(run: Run, compiled: Any, solver: Planner, shown: int | None, ends: bool) -> SteadyCell | None:
     parts = len(run.cell.parts) if shown is None else shown
-    taped = torch.is_grad_enabled()  # nobody knows what a cell holds
+    taped = torch.is_grad_enabled()  # a cell may hold any tensors
     return SteadyCell.of(run.cell, compiled, run.x, run.problem.initial, solver, run.experience, parts, ends, taped)
 
 
 def kind_of(x: Tensor, state: Any, *more: Hashable) -> Hashable:
-    """What must be the same of a call beside the cell; None where no call like it is made by replays. `state`: None,
-    or the initial state.
+    """What must be the same between calls, apart from the cell; None if calls like this cannot be made by replays.
+
+    state: the initial state, or None.
     """
     parts = state if isinstance(state, tuple) else () if state is None else (state,)
     if type(x) is not Tensor or x.dim() < 2 or not all(type(part) is Tensor for part in parts):
@@ -157,6 +161,6 @@ def kind_of(x: Tensor, state: Any, *more: Hashable) -> Hashable:
     key = own, given, isinstance(state, tuple), torch.are_deterministic_algorithms_enabled(), *more
     try:
         hash(key)
-    except TypeError:  # a solver of one's own, or one that holds a list
+    except TypeError:  # a user's own solver, or one that holds a list
         return None
     return key

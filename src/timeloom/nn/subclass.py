@@ -1,4 +1,4 @@
-"""Put timeloom's layer under a user's subclass of torch's, where the subclass leaves the recurrence to `super()`."""
+"""Put timeloom's layer under a user's subclass of torch's, if the subclass leaves the recurrence to `super()`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from timeloom.nn.base import Recurrent
 from timeloom.nn.modules import GRU, LSTM, RNN
 
 _PAIRS: dict[type[nn.RNNBase], type[Recurrent]] = {nn.GRU: GRU, nn.LSTM: LSTM, nn.RNN: RNN}
-"""Torch's layers and timeloom's."""
+"""Torch's layers, each with its counterpart in timeloom."""
 UNASKED = ("check_input", "check_forward_args", "get_expected_hidden_size", "permute_hidden", "_flat_weights")
-"""What torch's forward pass asks its module for, and timeloom's does not: with one of its own, a subclass would run
-another network."""
+"""Attributes that torch's forward pass uses and timeloom's does not: a subclass that overrides one would run a
+different network."""
 _GROWN = "_timeloom_grown"
-"""Marks a class made here."""
+"""Marks the classes that are made here."""
 
 
 def why_not(cls: type) -> str:
-    """Why timeloom's layer cannot go under this class; empty where it can."""
+    """Why timeloom's layer cannot go under this class; empty if it can."""
     below = torch_class(cls)
     if below is None:
         return "it derives from none of nn.GRU, nn.LSTM and nn.RNN"
@@ -44,20 +44,20 @@ def why_not(cls: type) -> str:
 
 @cache
 def reserved(theirs: Any) -> frozenset[str]:
-    """Names that timeloom's layer has and torch's has not."""
+    """Names of attributes that timeloom's layer has and torch's has not."""
     return attributes_added(theirs) | {name for name in dir(_PAIRS[theirs]) if not hasattr(theirs, name)}
 
 
 def torch_class(cls: type) -> Any:
-    """Which of torch's layers a class is or derives from; None for none of them."""
+    """The layer of torch's that a class is or derives from; None if there is none."""
     return next((theirs for theirs in _PAIRS if issubclass(cls, theirs)), None)
 
 
 def grown(cls: type) -> type:
     """The class with timeloom's layer between its own methods and torch's: `super().forward` is then timeloom's.
 
-    Python's order of methods does it: of the bases (cls, tl.LSTM), both come before nn.LSTM. One class for all
-    modules; it is found again among the subclasses of `cls`, and goes with it.
+    This follows from Python's method resolution order: of the bases (cls, tl.LSTM), both come before nn.LSTM. All
+    modules share one such class, which is looked up among the subclasses of `cls` and lives as long as it.
     """
     theirs = torch_class(cls)
     if cls is theirs:
@@ -73,7 +73,7 @@ def grown(cls: type) -> type:
 
 
 def ungrown(cls: type) -> type | None:
-    """The user's or torch's class that was swapped; None for a class that was written on top of timeloom's."""
+    """The user's or torch's class before the swap; None for a class that derives from timeloom's by itself."""
     if _GROWN in vars(cls):
         return cls.__bases__[0]
     return next((theirs for theirs, ours in _PAIRS.items() if cls is ours), None)
@@ -81,13 +81,13 @@ def ungrown(cls: type) -> type | None:
 
 @cache
 def attributes_added(theirs: Any) -> frozenset[str]:
-    """What an object of timeloom's layer holds beyond one of torch's."""
+    """Names of the attributes that an object of timeloom's layer has in addition to those of torch's."""
     mine, plain = (vars(kind(1, 1, device="meta")) for kind in (_PAIRS[theirs], theirs))  # type: ignore[call-arg, arg-type]
     return frozenset(mine.keys() - plain.keys())
 
 
 def _pickled_by(cls: type, made: Any) -> Callable[[Any, Any], Any]:
-    """How to pickle an object of a class that no module has under its name: by the user's class, grown again."""
+    """How to pickle an object of a class that no module contains: by the user's class, which is grown again."""
 
     def reduce(self: Any, protocol: Any) -> Any:
         make, arguments, *state = super(made, self).__reduce_ex__(protocol)
@@ -111,7 +111,7 @@ def _calls_super(forward: Any) -> bool:
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
-    """A function's code and that of all functions written inside it."""
+    """A function's code object and those of all functions nested in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -20,10 +20,10 @@ def parallelize(model: Model, solver: str | Solver = "auto") -> Model:
     """Make every `nn.GRU`, `nn.LSTM` and `nn.RNN` inside `model` (or the model itself) run parallel in time.
 
     Modules stay the same objects: parameters, optimisers, hooks, ties and references to them survive. Layers that are
-    timeloom's already take the solver. Under a subclass that leaves the recurrence to `super().forward` the solver
-    takes torch's place, and the subclass keeps its own methods. What cannot be taken is left alone, with a warning that
-    says why, and so is a model without any such layer; a loop over `nn.GRUCell` or its kin is pointed out. Returns the
-    model.
+    already timeloom's take over the solver. If a subclass leaves the recurrence to `super().forward`, timeloom's layer
+    replaces torch's under it, and the subclass keeps its own methods. Layers that cannot be converted are left as they
+    are, with a warning that says why; a model without any such layer, and loops over `nn.GRUCell` and the like, give
+    warnings, too. Returns the model.
     """
     resolve(solver)
     _check_model(model)
@@ -50,8 +50,9 @@ def parallelize(model: Model, solver: str | Solver = "auto") -> Model:
 
 
 def sequentialize(model: Model) -> Model:
-    """Undo `parallelize`: every timeloom GRU, LSTM and RNN becomes torch's own again, under a subclass too; what torch
-    does not have takes `solver="sequential"`. Returns the model.
+    """Undo `parallelize`: every timeloom GRU, LSTM and RNN becomes torch's own again, also under a subclass.
+
+    Layers that torch does not have get `solver="sequential"`. Returns the model.
     """
     _check_model(model)
     for name, module in model.named_modules():
@@ -71,7 +72,7 @@ def sequentialize(model: Model) -> Model:
 
 
 def holds_recurrent_layers(model: nn.Module) -> bool:
-    """Whether a model has, or is, a layer of torch's or timeloom's."""
+    """Whether a model contains, or is, a recurrent layer of torch's or timeloom's."""
     return any(isinstance(module, nn.RNNBase) for module in model.modules())
 
 
@@ -81,7 +82,7 @@ def _check_model(model: object) -> None:
 
 
 def _why_not(module: nn.RNNBase) -> str:
-    """Why a layer of torch's cannot be taken; empty where it can."""
+    """Why a layer of torch's cannot be converted; empty if it can."""
     if "forward" in vars(module):
         return "its forward was replaced on the object"
     reason = why_not(_plain(module))
@@ -93,19 +94,19 @@ def _why_not(module: nn.RNNBase) -> str:
 
 
 def _added(module: nn.Module) -> frozenset[str]:
-    """What timeloom's layer adds to a module of torch's."""
+    """Names of the attributes that timeloom's layer adds to a module of torch's."""
     theirs = torch_class(type(module))
     return frozenset() if theirs is None else attributes_added(theirs)
 
 
 def _plain(module: nn.Module) -> type:
-    """A module's class without what torch's parametrize put on top."""
+    """A module's class without the subclass that torch's parametrize adds."""
     cls = type(module)
     return cls.__bases__[0] if parametrize.is_parametrized(module) else cls
 
 
 def _change_class(module: nn.Module, wanted: type) -> None:
-    """Give the module another class, with its parametrizations on top of it if it has some."""
+    """Give the module another class, with its parametrizations on top if it has any."""
     if parametrize.is_parametrized(module):
         body = {key: value for key, value in vars(type(module)).items() if key not in ("__dict__", "__weakref__")}
         wanted = type(wanted)(type(module).__name__, (wanted,), body)

@@ -1,4 +1,4 @@
-"""Torch's own layer: whether a module's call is to be one of it, and how it is called."""
+"""Torch's own layer: whether it runs a module's call, and how it is called."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
 LAYERS = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN_TANH": nn.RNN, "RNN_RELU": nn.RNN}
-"""Torch's classes by their mode, kept from the start: users put ours in their place (`torch.nn.GRU = timeloom.GRU`)."""
+"""Torch's classes by mode, kept at import: users may replace them by ours (`torch.nn.GRU = timeloom.GRU`)."""
 RUNS = {"GRU": torch.gru, "LSTM": torch.lstm, "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu}
-"""Torch's operators by their mode: what its classes call."""
+"""Torch's operators by mode, which its classes call."""
 
 
 STAYS = 64
-"""Calls for which layers are left to torch's as a whole where nothing says that they are looked at again before."""
+"""Default number of calls for which torch's layer runs a whole stack before its layers are looked at again."""
 SWEPT = ("cpu", "cuda")
-"""Kinds of devices that timeloom has sweeps for."""
+"""Types of devices for which timeloom has sweeps."""
 
 
 def obstacle(module: Recurrent, data: Tensor, hx: Any) -> str | None:
-    """What timeloom's sweeps cannot run on or inside of, or None."""
+    """Why timeloom's sweeps cannot run for these inputs or in this context, or None."""
     for given in (data, *(hx if isinstance(hx, tuple | list) else (hx,))):
         if type(given) not in (Tensor, nn.Parameter) and hasattr(type(given), "__torch_function__"):
             return f"no sweeps for a {type(given).__name__} of layout {getattr(given, 'layout', 'its own')}"
@@ -53,18 +53,18 @@ def obstacle(module: Recurrent, data: Tensor, hx: Any) -> str | None:
 
 
 def wrapped_weight(module: Recurrent) -> type | None:
-    """The class of a weight that stands for other tensors; None where none does."""
+    """The class of a weight that is a wrapper of other tensors; None if there is none."""
     return wrapped(module.parameters() if module._modules else module._parameters.values())
 
 
 @cache
 def _tell_once(device: str) -> None:
-    if device != "meta":  # shapes alone: nobody waits for them
+    if device != "meta":  # shapes only: speed does not matter
         warnings.warn(f"timeloom has no sweeps on {device}: torch's own layers run there", stacklevel=8)
 
 
 def why(module: Recurrent, input: Tensor | PackedSequence) -> str | None:
-    """Why torch's own layer is to run, or None where timeloom's sweeps are."""
+    """Why torch's own layer runs, or None if timeloom's sweeps do."""
     data = input.data if isinstance(input, PackedSequence) else input
     if not module.has_torch_twin or module._masks:
         return None
@@ -74,7 +74,7 @@ def why(module: Recurrent, input: Tensor | PackedSequence) -> str | None:
 
 
 def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any, weights: Sequence[Any] | None = None) -> Any:
-    """Torch's forward pass, with other weights than the module's where they are given, layer by layer."""
+    """Torch's forward pass; `weights`, listed by layer and direction, replace those of the module."""
     if hx is not None:
         module._check_given(hx)
     if weights is None:
@@ -83,13 +83,13 @@ def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any, weights: Se
     flat = [weight for own in weights for weight in own if weight is not None]
     vars(twin).update(vars(module), _flat_weights=flat, _flat_weight_refs=[None] * len(flat))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # cuDNN, that these are not one block of memory
+        warnings.simplefilter("ignore")  # cuDNN warns that these are not one block of memory
         return layer(module).forward(twin, input, hx)
 
 
 @dataclass(frozen=True, slots=True)
 class LeftToTorch:
-    """A call that torch's own layer has run, and is to run when one like it comes: every look at a short one counts."""
+    """A call that torch's own layer has run, to recognise the next one like it with as few checks as possible."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -111,7 +111,7 @@ class LeftToTorch:
         return LeftToTorch(input.shape, input.dtype, input.device, *modes, hidden, RUNS[module.mode], reports)
 
     def fits(self, input: Tensor) -> bool:
-        """Whether another call is like it."""
+        """Whether another call is like this one."""
         return (
             input.shape == self.shape
             and input.dtype is self.dtype
@@ -122,9 +122,9 @@ class LeftToTorch:
 
 
 def call_again(module: Recurrent, input: Tensor, hx: Any, last: LeftToTorch) -> Any:
-    """Torch's forward pass on a batch like the last one, which it has accepted, without its checks of that shape.
+    """Torch's forward pass on a batch like the last one, without the checks that this one has passed.
 
-    What is around torch's operators in Python is a quarter of a call of few steps.
+    The Python code around torch's operators takes a quarter of a call of few steps.
     """
     hidden = last.hidden
     if hx is None:
@@ -137,7 +137,7 @@ def call_again(module: Recurrent, input: Tensor, hx: Any, last: LeftToTorch) -> 
         return call(module, input, hx)
     parameters = module._parameters
     for reference, name in zip(module._flat_weight_refs, module._flat_weights_names, strict=True):
-        if reference is None or reference() is not parameters.get(name):  # other weights, or none that are parameters
+        if reference is None or reference() is not parameters.get(name):  # other weights, or no parameters
             module._update_flat_weights()
             break
     found = last.run(
@@ -148,7 +148,7 @@ def call_again(module: Recurrent, input: Tensor, hx: Any, last: LeftToTorch) -> 
 
 
 def layer(module: Recurrent) -> Any:
-    """The torch class that a module stands in for, or has the parameters of."""
+    """The torch class that a module replaces, or whose parameters it has."""
     return LAYERS[module.mode]
 
 
@@ -158,8 +158,9 @@ def report(module: Recurrent, input: Tensor | PackedSequence, reason: str) -> So
 
 
 def calls_left(module: Recurrent, input: Tensor) -> int:
-    """Calls like the last one, layer by layer, that torch's own layer is to run as a whole: none where one of its
-    layers was ours. A stack of torch's takes less time than its layers by themselves.
+    """For how many calls like the last one torch's own layer runs the whole stack; 0 if one of its layers was ours.
+
+    A stack takes torch less time than its layers one by one.
     """
     plain = input.device.type == "cpu" and input.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if not plain or saved_through_hooks() or not all(report.ran_in_torch for report in module.reports):
@@ -168,7 +169,7 @@ def calls_left(module: Recurrent, input: Tensor) -> int:
 
 
 def size(module: Recurrent, input: Tensor | PackedSequence) -> tuple[int, int]:
-    """Steps and batch of an input."""
+    """Number of steps and batch size of an input."""
     if isinstance(input, PackedSequence):
         return len(input.batch_sizes), int(input.batch_sizes[0])
     if input.dim() != 3:

@@ -1,4 +1,4 @@
-"""Adjoint sweeps over the chunks of a recurrence, and what they leave on their way."""
+"""Adjoint sweeps over the chunks of a recurrence, and the gradients that they collect on the way."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from timeloom.solve.chain import Entered
 
 
 class Summed(NamedTuple):
-    """Gradients of a cell's inputs `(T, B, K)` and weights, which sweeps have summed on their way."""
+    """Gradients of a cell's inputs `(T, B, K)` and weights, summed up during the sweeps."""
 
     inputs: Tensor
     weights: tuple[Tensor, ...]
 
 
 class Sweeps:
-    """Sweeps over the chunks, last one first, and what they leave beside the gradients that they end with.
+    """Adjoint sweeps over the chunks, last chunk first, and what they collect besides the gradients at chunk begins.
 
-    gate_grads: `(T, B, G)`; with sums in their place, where the sweeper makes such, of no steps.
-    initial_grad: `(B, S)`, of the state before the first step.
+    gate_grads: `(T, B, G)`; without any steps if the sweeper sums them up instead.
+    initial_grad: gradient of the state before the first step, `(B, S)`.
     """
 
     def __init__(
@@ -49,19 +49,20 @@ class Sweeps:
         written = self.gate_grads if self._sums is None else None
         self.data = AdjointData(states, None if incoming is None else incoming.contiguous(), written)
         self._ends = torch.empty_like(final_grad).repeat(self.links, 1) if self._sums is not None else final_grad
-        """`(C·B, S)`: the gradients that each chunk was last swept from."""
+        """`(C·B, S)`: the gradients at the chunk ends from which each chunk was last swept."""
         self._finished: list[tuple[Tensor, Tensor, Segments, Tensor]] = []
-        """Links and sequences from which on chunks were swept as one, as which rows, from which gradients."""
+        """Sequential finishes: first links, their sequences, the rows that join all later links, the gradients at the
+        ends of these rows."""
         self._swept_all = self._stale = False
-        """Whether all of these are known, and whether there were sweeps over some rows since those that were summed."""
-        self.initial_grad = final_grad.clone()  # what a sequence of no steps keeps
+        """Whether `_ends` is known for all chunks, and whether some rows were swept after the sums were made."""
+        self.initial_grad = final_grad.clone()  # remains for sequences without steps
         self._reset_grads: Tensor | None = None
-        """`(C·B, S)`, what the resets of each row take."""
+        """`(C·B, S)`: the gradients that flow into the resets of each row."""
         if problem.resets is not None:
             self._reset_grads = problem.initial.new_zeros(len(self.segments), problem.cell.size)
 
     def sweep(self, rows: Segments, ends: Tensor, where: Tensor, want_decay: bool) -> tuple[Tensor, Tensor | None]:
-        if self._is_worth_all(rows):  # one sweep that is summed on its way, rather than one over most and one for sums
+        if self._is_worth_all(rows):  # one summing sweep over all rows, not one over most and one for the sums
             all_ends = self._ends.index_copy(0, where, ends)
             begins, decay = self.sweep(self.segments, all_ends, torch.arange(len(all_ends), device="cpu"), want_decay)
             return begins[where], None if decay is None else decay[where]
@@ -72,7 +73,7 @@ class Sweeps:
         return begins, decay
 
     def through(self, rows: Segments, ends: Tensor) -> Tensor:
-        """What comes of gradients at the ends alone, without those that the loss adds on the way."""
+        """The gradients at the begins of rows, from those at their ends alone: the loss adds none in between."""
         return self.sweeper.adjoint(rows, ends, AdjointData(self.data.states, None))[0]
 
     def enter(self, rows: Segments, lead: int, where: Tensor, want_decay: bool) -> Entered:
@@ -88,7 +89,7 @@ class Sweeps:
         if self._reset_grads is not None:
             later = torch.arange(self.links, device=bad_links.device)[:, None] >= bad_links
             kept = self._reset_grads.view(self.links, batch, -1)
-            kept[:, sequences] = torch.where(later.unsqueeze(-1), 0, kept[:, sequences])  # what overflowed there too
+            kept[:, sequences] = torch.where(later.unsqueeze(-1), 0, kept[:, sequences])  # also where values overflowed
         rows = self.segments[chain_rows]
         rows = Segments(rows.sequence, torch.zeros_like(rows.begin), rows.end)
         data = replace(self._data_for(rows), sums=None)
@@ -99,7 +100,7 @@ class Sweeps:
         return begins
 
     def summed(self) -> Summed | None:
-        """The sums, where there are any, of the sweeps that hold now."""
+        """The sums over all chunks as they were last swept; None if the sweeper makes no sums."""
         if self._sums is None:
             return None
         if self._stale:
@@ -109,7 +110,7 @@ class Sweeps:
         return Summed(self._sums.inputs, self._sums.weights())
 
     def _rows_that_hold(self) -> tuple[Segments, Tensor]:
-        """All chunks, those that were swept as one being one row, and the gradients at their ends."""
+        """Rows that cover all chunks, joined ones of sequential finishes included, and the gradients at their ends."""
         apart = torch.ones(self.links, self.problem.batch, dtype=torch.bool, device="cpu")
         for links, sequences, *_ in self._finished:
             for link, sequence in zip(links.tolist(), sequences.tolist(), strict=True):
@@ -126,7 +127,7 @@ class Sweeps:
             self._swept_all |= len(where) == len(self.segments)
 
     def into_resets(self) -> Tensor | None:
-        """The gradient of the state that resets put back, `(B, S)`; None without resets."""
+        """The gradient of the state that resets restore, `(B, S)`; None without resets."""
         kept = self._reset_grads
         return None if kept is None else kept.view(self.links, self.problem.batch, -1).sum(0)
 
@@ -140,7 +141,7 @@ class Sweeps:
         return replace(data, reset_grads=self._final_grad.new_empty(len(rows), self._final_grad.shape[1]))
 
     def _is_worth_all(self, rows: Segments) -> bool:
-        """Whether these are most chunks, and of the others it is known what to sweep them from."""
+        """Whether these are at least half of the chunks, and the end gradients of all others are known."""
         return (
             self._swept_all
             and not self._finished
@@ -149,7 +150,7 @@ class Sweeps:
         )
 
     def _are_all(self, rows: Segments) -> bool:
-        """Whether these are all chunks that have steps."""
+        """Whether these rows are all the chunks that have steps."""
         if len(rows) == len(self.segments) or self.problem.lengths is None:
             return len(rows) == len(self.segments)
         return int((rows.end - rows.begin).sum()) == int(self.problem.ends().sum())

@@ -1,4 +1,4 @@
-"""A solved recurrence on autograd's tape: what plugs the backward solve into autograd."""
+"""A solved recurrence on autograd's tape: the autograd function that calls the backward solve."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ from timeloom.torch_state.batched import one_by_one
 from timeloom.torch_state.eager import eager
 
 Note = Callable[[SolveReport], None]
-"""Told the backward solve's report."""
+"""Receives the backward solve's report."""
 Found = tuple[Tensor | Summed, Tensor, SolveReport]
 """Gate gradients or their sums, the gradient of the initial state, and the report."""
 Adjoint = Callable[[Recurrence, list[Tensor], Tensor | None, Tensor | None], Found]
-"""`solve_adjoint` or `replayed_sums` with a plan, or what stands in for it over many ranks."""
+"""`solve_adjoint` or `replayed_sums` with a plan, or their counterpart over many ranks."""
 
 
 Back = Callable[[dict[str, Any], Sequence[Tensor | None], Sequence[bool]], tuple[Tensor | None, ...]]
-"""`back(saved, grads, wanted)`: gradients of what is live, from the saved tensors and the gradients of the outputs and
+"""`back(saved, grads, wanted)`: gradients of the live tensors, from the saved ones and the gradients of the outputs and
 of the final state. Holds no tensors itself."""
 
 
 class Tape(NamedTuple):
-    """What a solved recurrence leaves on autograd's tape: its outputs, the leading parts of all states, `(T, B, part)`
-    each, how to come back, and the tensors that this takes, by name, for autograd to guard and free.
+    """What a solved recurrence puts on autograd's tape.
 
-    recorded: `back`, by gradients that can be differentiated again (`create_graph=True`); None where there are none.
+    outputs: the leading parts of all states, `(T, B, part)` each.
+    back: the backward pass.
+    saved: the tensors that `back` needs, by name, saved so that autograd checks their versions and frees them.
+    recorded: a `back` whose gradients can be differentiated again (`create_graph=True`); None if there is none.
     """
 
     outputs: tuple[Tensor, ...]
@@ -49,7 +51,7 @@ class Tape(NamedTuple):
 
 
 class Solved(torch.autograd.Function):
-    """Outputs `(T, B, part)` and final state `(B, S)` as a function of everything live."""
+    """Outputs `(T, B, part)` and final state `(B, S)` as a function of all live tensors, those on autograd's tape."""
 
     @staticmethod
     def forward(ctx: Any, tape: Tape, final: Tensor, *live: Tensor | None) -> tuple[Tensor, ...]:
@@ -67,19 +69,22 @@ class Solved(torch.autograd.Function):
         if all(grad is None for grad in given):
             return (None,) * len(ctx.needs_input_grad)
         grads = (side_by_side(given[:-1], ctx.widths, whole=torch.is_grad_enabled()), given[-1])
-        tensors = iter(ctx.saved_tensors)  # once: torch.utils.checkpoint computes it anew each time
+        tensors = iter(ctx.saved_tensors)  # read once: torch.utils.checkpoint recomputes them each time
         saved = {name: list(islice(tensors, count)) for name, count in ctx.names}
         if torch.is_grad_enabled():
             if ctx.recorded is None:
                 refuse_second_order("one process: over many ranks there are none")
             return None, None, *ctx.recorded(saved, grads, ctx.needs_input_grad[2:])
         device = next(grad.device for grad in grads if grad is not None)
-        with without_autocast(device):  # it may be on around the backward pass
+        with without_autocast(device):  # the backward pass may be called under autocast
             return None, None, *ctx.back(saved, grads, ctx.needs_input_grad[2:])
 
 
 def side_by_side(grads: Sequence[Tensor | None], widths: Sequence[int], whole: bool) -> Tensor | None:
-    """Gradients of the leading parts of all states as one `(T, B, ·)`, as far as there are any, or of all (`whole`)."""
+    """Gradients of the parts of all states, joined to `(T, B, ·)` up to the last part that has one, or all (`whole`).
+
+    None if no part has a gradient.
+    """
     count = len(grads) if whole else max((i + 1 for i, grad in enumerate(grads) if grad is not None), default=0)
     one = next((grad for grad in grads if grad is not None), None)
     if one is None or count == 1:
@@ -89,8 +94,9 @@ def side_by_side(grads: Sequence[Tensor | None], widths: Sequence[int], whole: b
 
 
 def _steps(cell: Cell, previous: Tensor, inputs: Tensor) -> Tensor:
-    """All steps at once. In half precision on a CPU in as many pieces as each has rows: torch adds up the gradients of
-    norms there in half precision, and those of 4,650 rows were off by an eighth.
+    """All steps at once; in half precision on a CPU, in √N pieces of √N rows each.
+
+    There torch sums up the gradients of norms in half precision; over 4,650 rows they were off by an eighth.
     """
     if previous.is_cuda or previous.dtype not in (torch.float16, torch.bfloat16):
         return cell.step(previous, inputs)
@@ -110,14 +116,14 @@ def attach(
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """Outputs, `(T, B, part)` of the leading `parts` of all states, and final state `(B, S)` on autograd's tape.
 
-    `problem` is what was solved, detached, with its `states` and `final` state; `solve` is to do so backward; `live`
-    is the problem as it is on the tape.
+    `problem` is the solved problem, detached, with its `states` and `final` state; `solve` is the backward solve;
+    `live` is the same problem with its tensors on the tape.
 
-    The adjoint of a cell with derivatives of its own gives the gate gradients, from which those of inputs and weights
-    follow. A user's cell is evaluated once more, all steps at once, at detached previous states: given the adjoint of
-    each state rather than the loss's own gradient, autograd of that evaluation delivers the gradients of everything
-    that the cell holds. Its inputs and parameters are given beside that evaluation for
-    gradients of gradients, which depend on the previous states, too.
+    For a cell with derivatives of its own, the adjoint solve gives the gate gradients, from which the gradients of
+    inputs and weights follow. A user's cell is evaluated once more, all steps at once, at detached previous states:
+    given the adjoint of each state rather than the loss's own gradient, autograd of that evaluation delivers the
+    gradients of everything that the cell holds. Its inputs and parameters are passed alongside for gradients of
+    gradients, which also depend on the previous states.
     """
     user = isinstance(problem.cell, GenericCell)
     leaves: list[Tensor] = []
@@ -158,7 +164,7 @@ def attach(
         return (None, at_initial, at_u, *at_weights) if user else (at_u, at_initial, *at_weights)
 
     alone = getattr(solve, "func", None) in (solve_adjoint, replayed_sums)
-    # The live ones: gradients of gradients must lead back to them.
+    # Not the detached ones: gradients of gradients must lead back to the live tensors.
     saved = {"u": (live.u,), "initial": (live.initial,), "weights": live.cell.weights, "states": states}
     tape = Tape(outputs, back, saved | {"shared": (shared,), "tape": (problem.tape,)}, recorded if alone else None)
     *out, last = Solved.apply(tape, final, *given)
@@ -166,7 +172,7 @@ def attach(
 
 
 def refuse_second_order(instead: str = "solver='sequential', without lengths= or resets=") -> None:
-    """For a backward pass that is itself being recorded; `instead` is what has second-order gradients."""
+    """Raise if the backward pass is itself being recorded; `instead` names what supports second-order gradients."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "timeloom's parallel-in-time gradients cannot be differentiated again (create_graph=True): the solves "
@@ -177,16 +183,16 @@ def refuse_second_order(instead: str = "solver='sequential', without lengths= or
 def outputs_of(
     problem: Recurrence, states: list[Tensor], parts: int | None = None, copied: bool = False
 ) -> tuple[Tensor, ...]:
-    """What a run returns of all states, `(T, B, part)` of the leading `parts`, or of as many as the cell has out."""
+    """The outputs of a run: the leading `parts` of all states, `(T, B, part)`; by default what the cell returns."""
     count = parts or (len(states) if problem.cell.whole_state_out else 1)
     return tuple(part[1:].clone() if copied else part[1:] for part in states[:count])
 
 
 def output_of(states: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """The states after every step as an output, and that once more if it shares their memory, for autograd to guard.
+    """The states after every step as an output; returned twice if it shares their memory, so that autograd guards it.
 
-    Torch lets users write into what a GRU or RNN returns on a CPU, so there it is a copy. An LSTM's, and all on a GPU,
-    are not to be written into before the backward pass, in torch neither.
+    Torch allows in-place writes to the output of a GRU or RNN on a CPU, so there the output is a copy. The output of an
+    LSTM, and any on a GPU, must not be written to before the backward pass; the same holds in torch.
     """
     after = states[0][1:]
     if after.device.type == "cpu" and len(states) == 1:
@@ -196,6 +202,6 @@ def output_of(states: list[Tensor]) -> tuple[Tensor, Tensor | None]:
 
 
 def _alias(tensor: Tensor) -> Tensor:
-    """The same memory as a tensor of its own, which autograd does not take for a view."""
+    """A new tensor on the same memory that autograd does not treat as a view."""
     alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -49,7 +49,7 @@ def solve_adjoint(
 def solve_summed(
     problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: Plan
 ) -> tuple[Tensor | Summed, Tensor, SolveReport]:
-    """`solve_adjoint`, with the sums of the gate gradients in their place where sweeps make them on their way."""
+    """`solve_adjoint`, but with sums in place of the gate gradients if the sweeps can sum these up as they go."""
     if plan.check_gradient:
         return solve_adjoint(problem, states, incoming, final_grad, plan)
     if final_grad is None:
@@ -70,9 +70,12 @@ def solve_backwards(
     drive: Callable[[Chain], Found],
     onward: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None, Found]:
-    """Gate gradients `(T, B, G)`, the gradient of the state before the first step and of the one that resets put back,
-    both `(B, S)`, the latter None without resets, and what `drive` returns.
-    `onward`: whether the chain goes on on another rank.
+    """Gate gradients `(T, B, G)`, two gradients of initial states `(B, S)`, and what `drive` returns.
+
+    The first of the two is the gradient of the state before the first step, the second one that of the state which
+    resets restore, None without resets.
+
+    onward: whether the chain continues on another rank.
     """
     sweeps = Sweeps(problem, states, plan.chunk, incoming, final_grad)
     found = _drive(problem, states, plan, sweeps, final_grad, drive, onward)
@@ -88,7 +91,7 @@ def _drive(
     drive: Callable[[Chain], Found],
     onward: bool = False,
 ) -> Found:
-    """Solve for the gradients at the ends of all chunks; what else there is of them is where the sweeps put it."""
+    """Solve for the gradients at the ends of all chunks; `sweeps` collects everything else."""
     segments, incoming = sweeps.segments, sweeps.data.incoming
     anchors = (segments.end == problem.ends()[segments.sequence]) & (segments.end > segments.begin)
     anchors = anchors.view(sweeps.links, problem.batch)
@@ -122,7 +125,7 @@ def _beside_exact(
     incoming: Tensor | None,
     final_grad: Tensor,
 ) -> GradientCheck:
-    """These gradients beside those of a sequential forward and backward pass, for the same gradient of the loss."""
+    """Compare with the gradients of sequential forward and backward passes, for the same gradient of the loss."""
     serial = replace(plan, driver=march, chunk=problem.steps, warmup=0, linearization=None, check_gradient=False)
     exact_states, _ = solve_states(problem, serial, choose_sweeper(problem))
     exact_gates, _, _ = solve_adjoint(problem, exact_states, incoming, final_grad, serial)
@@ -134,18 +137,18 @@ def _beside_exact(
 
 
 def weight_grads_of(problem: Recurrence, states: list[Tensor], gate_grads: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of the cell's weights; none where it hides its own."""
+    """Gradients of the cell's weights; empty if the cell does not expose them."""
     previous = [part.flatten(0, 1) for part in previous_states(problem, states)]
     seen = problem.cell.multiplied(previous, problem.u.flatten(0, 1))
     return problem.cell.weight_grads(seen, gate_grads.flatten(0, 1))
 
 
 Carrying = Callable[[Tensor, Tensor | None], Tensor]
-"""`carrying(jumps, incoming)`: gradients `(T, B, S)` on all states from later steps, in the order of time."""
+"""`carrying(jumps, incoming)`: gradients `(T, B, S)` that reach all states from later steps, in time order."""
 
 
 def _carrying(problem: Recurrence, states: list[Tensor], plan: Plan) -> Carrying | None:
-    """The linear recurrence of the gradients over single steps, where the plan asks for one."""
+    """The linear recurrence of the gradients over single steps, if the plan asks for one."""
     how = plan.linearization
     if how is None:
         return None
@@ -167,7 +170,7 @@ def _leaving(
 def _guess(
     problem: Recurrence, carrying: Carrying | None, incoming: Tensor | None, final_grad: Tensor
 ) -> Tensor | None:
-    """Gradients behind every step that come from later steps, `(T, B, S)`, last step first: exact up to rounding."""
+    """Initial guess, exact up to rounding: gradients `(T, B, S)` after every step from later ones, last step first."""
     if carrying is None:
         return None
     added = final_grad.new_zeros(problem.steps, *final_grad.shape)

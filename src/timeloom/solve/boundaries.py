@@ -1,4 +1,4 @@
-"""The unknowns of a chain: starts and ends of its links, the jumps between them, and how jumps move starts."""
+"""The unknowns of a chain: starts and ends of its links, the jumps between them, and how jumps correct the starts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from timeloom.solve.secant import Secants
 from timeloom.solve.tangents import RANK, Tangents
 
 WORTH_MOVING = 0.1
-"""Part of the tolerance up to which a start stays where it is: corrections left out must not add up to a jump."""
+"""Share of the tolerance up to which a correction is skipped: skipped corrections must not add up to a jump."""
 
 
 class Boundaries:
-    """The unknowns: starts and ends of all links, `(C, B, S)`, and what is known about them so far."""
+    """The unknowns: starts and ends of all links, `(C, B, S)`, and what sweeps have shown about the links so far."""
 
     def __init__(self, chain: Chain, entered: Entered | None, plan: Plan | None = None) -> None:
-        """`plan` tells what is to be remembered for its corrections."""
+        """`plan` decides what is recorded for its corrections."""
         self.chain = chain
         (batch, size), links = chain.first.shape, chain.links
         self.shape = (links, batch, size)
@@ -49,7 +49,7 @@ class Boundaries:
         self._gains = Gains(self.starts) if plan is not None and plan.learns_gains else None
         self._has_decay = False
         self._known: Tensor | LowRank | None = None
-        """What the last correction knew of the links."""
+        """The transfers that the last correction used."""
         self.moved_by = 0.0
         """The largest relative move of the last correction."""
         if entered is not None:
@@ -58,7 +58,7 @@ class Boundaries:
             assert ends is not None
             inside = alive.to(device).unsqueeze(-1)
             self.starts, self.ends = (torch.where(inside, value, self.starts) for value in (starts, ends))
-            # Where it was not asked for, nothing is known to be carried on: jumps alone move the starts.
+            # Without a decay no jump is carried on: each moves only the start right behind it.
             self.decay = torch.zeros_like(self.starts) if decay is None else decay
             self._has_decay = decay is not None
             self._note_sweep()
@@ -83,7 +83,7 @@ class Boundaries:
             self._secants.note(self.starts, self.ends, self.decay)
 
     def measure(self, tolerance: float) -> float:
-        """The largest relative jump between a link's end and the next one's start; also who is over the tolerance."""
+        """The largest relative jump between a link's end and the next start; marks the links over the tolerance."""
         unknown = self.unknown[1:].unsqueeze(-1)
         self.jump[1:] = torch.where(unknown, self.ends[:-1] - self.starts[1:], 0)
         self._measure_by(self._scales())
@@ -94,37 +94,37 @@ class Boundaries:
         return float(certificate(self.error))
 
     def _measure_by(self, scale: Tensor) -> None:
-        """Relative jumps by these scales, `(C, B, P)`."""
+        """Compute the relative jumps by these scales, `(C, B, P)`."""
         self.error = relative(self.jump, scale, self.chain.parts)
         self.scale = by_unit(scale, self.chain.parts)
 
     def accept(self) -> None:
-        """Count the jumps as they are as none."""
+        """Accept the jumps as they are as converged."""
         self._bad, self.converged = torch.zeros_like(self._bad), True
 
     def demand(self, tolerance: float) -> None:
-        """Count what is over another tolerance as unfinished."""
+        """Mark the links whose jump is over this tolerance as unfinished."""
         self._bad = ~(self.error <= tolerance)
 
     def _scales(self, before: Tensor | None = None) -> Tensor:
-        """Scale of the state at each link, part by part, `(C, B, P)`; `before`: that of what came before them all."""
+        """Scale of the state at each link, part by part, `(C, B, P)`; `before`: the scale before the first link."""
         chain = self.chain
         floor = floors(chain.bound, chain.first, chain.parts)
         return scales(self.starts, self.arriving(), chain.parts, floor, chain.fading, before)
 
     def correct(self, correction: Correction, tolerance: float) -> Tensor:
-        """Move the starts by what the jumps mean for them; returns the rows that moved and must be run again."""
+        """Correct the starts for the jumps; returns the rows whose start moved, which must be swept again."""
         if self._damping is not None:
             self._damping.adapt(self.error, tolerance)
         if self._secants is not None:
             self._secants.doubt(self.error, tolerance)
         rows = self.move(self._carry(correction), tolerance)
-        if rows.numel() == 0 and isinstance(self._known, LowRank):  # its moves cancel the jumps, and leave them
+        if rows.numel() == 0 and isinstance(self._known, LowRank):  # its moves cancelled, though jumps are left
             rows = self.move(self.jump, tolerance)
         return rows
 
     def move(self, delta: Tensor, tolerance: float) -> Tensor:
-        """Move the starts by `delta`, unfinished sequences alone; returns the rows that moved and must be run again."""
+        """Move the starts of unfinished sequences by `delta`; returns the rows that moved and must be swept again."""
         moves = self._relative(delta)
         self.moved_by = float(certificate(moves))
         moved = moves > WORTH_MOVING * tolerance
@@ -141,9 +141,7 @@ class Boundaries:
         return float(certificate(self._relative(self.starts - starts)))
 
     def foreseen(self) -> Tensor:
-        """The relative size of the correction that would be next, `(C, B)`, by the best that is known of the links:
-        nothing is swept.
-        """
+        """The relative size of the next correction, `(C, B)`, predicted by the best known transfers without a sweep."""
         return self._relative(self._next_move())
 
     def _next_move(self) -> Tensor:
@@ -155,14 +153,16 @@ class Boundaries:
         return self.jump if known is None else self._or_jump(carried(known, self.jump))
 
     def added_up(self) -> Tensor:
-        """What the relative jumps add up to, `(C, B)`, by the gains of the links; the jumps where those are not asked
-        for, since more is known than they tell.
+        """The relative jumps accumulated by the gains of the links, `(C, B)`.
+
+        The jumps themselves if no gains are recorded, or if the dense transfers are known, which say more than gains.
         """
         return self.error if self._gains is None or self._knows_all else self._gains.add_up(self.error)
 
     def probed(self) -> float | None:
-        """The largest relative error of a start as sweeps along it tell it, where links amplify, and gains say little;
-        None where they do not, where there is no jump, or where the transfers of all directions are known.
+        """The largest relative error of a start, measured by sweeps along it where links amplify and gains say little.
+
+        None if no link amplifies, if there is no jump, or if the dense transfers are known.
         """
         if self._gains is None or self._knows_all or not self.amplifies or not bool(self.jump.any()):
             return None
@@ -177,29 +177,29 @@ class Boundaries:
 
     @property
     def amplifies(self) -> bool:
-        """Whether a link has shown that it makes differences larger."""
+        """Whether a link has shown a gain above one."""
         return self._gains is not None and bool((self._gains.values > 1).any())
 
     def _relative(self, moves: Tensor) -> Tensor:
         return (moves.abs() / self.scale).amax(-1)
 
     def rests(self, moved: Tensor) -> bool:
-        """Whether there is nothing to run again where these rows have moved."""
+        """Whether nothing is left to sweep, given the rows that moved."""
         return moved.numel() == 0
 
     def arriving(self) -> Tensor:
-        """What comes to each start from the link before it, `(C, B, S)`; the start itself where nothing does."""
+        """The end of the link before each start, `(C, B, S)`; for the first link its own start."""
         return torch.cat([self.starts[:1], self.ends[:-1]])
 
     def _unfinished(self) -> Tensor:
-        """Sequences that are worth correcting, `(B,)`."""
+        """Whether a sequence is to be corrected, `(B,)`: some jump is over the tolerance, and all are finite."""
         unfinished = self._bad.any(0)
         if not all_finite(self.jump):
             unfinished &= self.jump.isfinite().all(-1).all(0)
         return unfinished
 
     def _carry(self, correction: Correction) -> Tensor:
-        """`δ[p] = A[p−1] δ[p−1] + jump[p]`; plain jumps where A has overflowed."""
+        """The corrections `δ[p] = A[p−1] δ[p−1] + jump[p]`; plain jumps where δ is not finite."""
         if self.chain.carry is not None:
             strength = None if self._damping is None else self._damping.strength
             return self._or_jump(self.chain.carry(self.jump, self.starts, strength))
@@ -209,7 +209,7 @@ class Boundaries:
         return self._or_jump(carried(self._known, self.jump))
 
     def _transfers_by(self, correction: Correction) -> Tensor | LowRank:
-        """`A[p]` of each link, diagonal `(C, B, S)`, dense `(C, B, S, S)` or in between."""
+        """`A[p]` of each link: diagonal `(C, B, S)`, dense `(C, B, S, S)` or low-rank."""
         if correction == "diag":
             return self.decay
         if correction == "secant":
@@ -220,7 +220,7 @@ class Boundaries:
         return self.chain.transfer(self.chain.segments, self.starts.flatten(0, 1)).view(*self.shape, self.shape[2])
 
     def _along(self, directions: Tensor) -> Tensor:
-        """What all links make of directions `(C, B, S, K)`."""
+        """The images of directions `(C, B, S, K)` under the transfers of all links."""
         starts, ends, scale = (values.flatten(0, 1) for values in (self.starts, self.ends, self.scale))
         return self.chain.tangent(directions.flatten(0, 1), starts, ends, scale).view_as(directions)
 
@@ -230,8 +230,9 @@ class Boundaries:
         return torch.where(delta.isfinite().all(-1, keepdim=True), delta, self.jump)
 
     def finish(self, hopeless_only: bool = False) -> None:
-        """Keep each sequence's exact prefix and run the rest of it sequentially; or those alone that hold values which
-        are not finite, and which no sweep carries on to where a plain run would.
+        """Keep each sequence's exact prefix and run the rest of it sequentially.
+
+        hopeless_only: only sequences with values that are not finite, which no sweep carries on as a plain run would.
         """
         bad = self._bad & ~self.jump.isfinite().all(-1).all(0) if hopeless_only else self._bad
         sequences = bad.any(0).nonzero().squeeze(-1)

@@ -1,4 +1,4 @@
-"""How much to damp the corrections, found anew after every sweep and for every sequence by itself."""
+"""How much to damp the corrections, adapted after every sweep for each sequence by itself."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 FIRST, MOST, LEAST = 0.1, 1e6, 1e-3
-"""Damping after the first sweep that did not help; the most there is; what is less than the least is none."""
+"""Damping after the first sweep that did not help; its maximum; the value below which it is set to zero."""
 MORE, LESS = 10.0, 0.1
-"""Factors after a sweep that did not help, and after one that did."""
+"""Factors of the damping after a sweep that did not help, and after one that did."""
 
 
 class Damping:
-    """The damping λ `(B,)`: none until a sweep has not helped, then more after each such sweep, less after the others.
+    """The damping λ `(B,)`: zero until a sweep does not help, then more after each such sweep, less after the others.
 
-    A sweep has helped if the mean of the residuals' logarithms fell. That counts how many states are how far on their
-    way; a sum of squares would only look at the few that are still far off, wherever those are.
+    A sweep has helped if the mean of the residuals' logarithms fell. This mean reflects the progress of all states,
+    whereas a sum of squares would only reflect the few that are still far off.
     """
 
     def __init__(self, batch: int, device: torch.device) -> None:
@@ -23,7 +23,7 @@ class Damping:
         self._merit = torch.full_like(self.strength, torch.inf)
 
     def adapt(self, error: Tensor, tolerance: float) -> None:
-        """Take in the residuals `(C, B)` after a sweep."""
+        """Update the damping from the residuals `(C, B)` after a sweep."""
         merit = error.double().clamp(min=0.1 * tolerance).log().mean(0)
         helped = merit <= self._merit
         less = self.strength * LESS

@@ -18,34 +18,36 @@ from timeloom.solve.residual import certificate, error_estimate, rate_of_warmup
 from timeloom.torch_state.streams import capturing
 
 DIAGONAL_WORTH = 1e-3
-"""A decay below this over a whole chunk corrects nothing that the next sweep does not correct by itself."""
+"""Decay over a whole chunk below which a diagonal correction gains nothing over what the next sweep corrects anyway."""
 MOST_LINKS = 2**40
-"""No chain is longer."""
+"""More links than any chain has."""
 MOST_BY_GAINS = 100.0
-"""Times the corrections to come that gains may add jumps up to: along a long chain they know of no cancelling."""
+"""Limit of the error by accumulated jumps, as a multiple of the error by the series of corrections: gains ignore that
+jumps cancel along a long chain."""
 LARGE_MOVE = 0.1
-"""A relative move that tells nothing of how links amplify small ones: where they do at all, one more sweep shows it."""
+"""Relative move from which a link's gain says nothing about small moves; if links amplify, one more sweep is made."""
 WORTH_MENDING = 3.0
-"""Times the tolerance that small jumps may add up to, where a user gave the tolerance of a jump, and in multigrid,
-where a cycle is many sweeps."""
+"""Multiple of the tolerance that jumps within it may add up to if the user gave the tolerance of a jump, and in
+multigrid, where a cycle costs as much as many sweeps."""
 UNCERTAIN = 10.0
-"""Times what jumps may add up to that estimates may say in the end, since they are not exact; beyond, a certificate
-would be worth nothing, and the rest is run one step after the other."""
+"""Factor by which the final error estimate may exceed what jumps may add up to, since estimates are not exact; beyond
+it a certificate would be worthless, and the rest is run sequentially."""
 SLOW = 0.3
-"""Factor of a sweep from which `correction="auto"` looks for a stronger correction."""
+"""Contraction factor of a sweep from which `correction="auto"` looks for a stronger correction."""
 ROUNDING = {torch.float32: 1e-6, torch.float64: 2e-15}
-"""Jumps up to this size that a sweep has not halved are rounding: two runs that begin apart stay that far apart."""
+"""Jumps up to this size that sweeps no longer halve are rounding: runs from different starts stay that far apart."""
 ROUNDED_STEP = 1.0
-"""Roundings of the dtype up to which jumps of single steps are those of any run, where each sweep halves them."""
+"""Multiple of the dtype's eps up to which jumps of single steps count as rounding if each sweep has halved them."""
 STANDS_STILL = 0.8
-"""Part of jumps, or of what they add up to, that sweeps which halved jumps before leave of rounding at least."""
+"""What is left is rounding if at least this share of the jumps, or of what they add up to, remains after as many sweeps
+as it took to halve the jumps before."""
 
 REMEMBERED = 6
-"""Sweeps by which it is judged how many halve the jumps: from one to the next the rate goes up and down."""
+"""Number of last sweeps that show how many sweeps it takes to halve the jumps: the rate of single sweeps fluctuates."""
 
 
 def march(chain: Chain, plan: Plan) -> SolveReport:
-    """Make the chain's links fit together; the states are where `chain.sweep` puts them."""
+    """Solve the chain: sweep and correct until the jumps between its links vanish; `chain.sweep` stores the states."""
     began = time.perf_counter()
     if chain.links == 1:
         rows = torch.arange(len(chain.segments), device="cpu")
@@ -55,7 +57,7 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     want_decay = plan.wants_decay
     entered = chain.entered
     if chain.guess is not None:
-        plan = replace(plan, warmup=0)  # the guess takes its place
+        plan = replace(plan, warmup=0)  # the guess replaces it
     if plan.warmup and entered is None:
         entered = chain.enter_all(plan.warmup, want_decay)
         if chain.certify is not None:
@@ -109,19 +111,20 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
 
 
 def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list[float]) -> float:
-    """The error of the starts, from what the corrections so far have shown."""
+    """The error of the starts, estimated from the corrections so far."""
     if plan.linearization is None:
         following = float(certificate(state.foreseen()))
-    else:  # another scan over all steps would cost as much as a sweep: jumps add up as they did before it
-        moved = min(moves[-1], 1.0) if moves else 1.0  # from a guess near zero, a move may be any multiple of that
+    else:  # a scan over all steps costs as much as a sweep: assume the last ratio of move to jumps
+        moved = min(moves[-1], 1.0) if moves else 1.0  # a move from a guess near zero may be any multiple of the guess
         following = residuals[-1] * (moved / residuals[-2] if moves and residuals[-2] > 0 else 1.0)
     rate = rate_of_warmup(residuals[0], plan.warmup, plan.chunk)
     return by_links(state, error_estimate([*moves, following], state.chain.links - len(residuals), rate))
 
 
 def by_links(state: Boundaries, series: float) -> float:
-    """The error by a series of corrections, or by what jumps add up to where links have shown that this is more; where
-    they amplify, as sweeps along the error tell it.
+    """The error of the starts: measured by sweeps along it if links amplify, otherwise the larger of two estimates.
+
+    series: the estimate from the series of corrections. The other one accumulates the jumps by the links' gains.
     """
     probed = state.probed()
     if probed is not None:
@@ -130,15 +133,17 @@ def by_links(state: Boundaries, series: float) -> float:
 
 
 def _add_up_to_less(plan: Plan, residuals: list[float], estimates: list[float]) -> bool:
-    """Whether the last sweep has shown that jumps still shrink, though the largest one, of small states, does not."""
+    """Whether the last sweep still shrank the error estimate, though not the largest jump, which is of small states."""
     if len(estimates) < 2 or estimates[-1] <= plan.tolerance:
         return False
     return estimates[-1] < STANDS_STILL * estimates[-2]
 
 
 def _carries_rounding(plan: Plan, moves: list[float]) -> bool:
-    """Whether the last correction moved states by more than is worth mending, and carried jumps on otherwise than the
-    network does, which forgets what its steps round: each sweep then leaves states off by as much once more.
+    """Whether an approximate linearisation carries rounding on: its last correction still moved states by too much.
+
+    The network itself forgets the rounding of its steps. A correction that carries jumps on differently from the
+    network puts states off by as much again in every sweep.
     """
     how = plan.linearization
     return how is not None and how.elements != "dense" and bool(moves) and moves[-1] > WORTH_MENDING * plan.tolerance
@@ -148,9 +153,10 @@ def smaller_demand(
     state: Boundaries, plan: Plan, most: float,
     residuals: list[float], moves: list[float], estimates: list[float], polished: bool,
 ) -> float | None:  # fmt: skip
-    """The jumps to go on for where they meet the tolerance and add up to more than `most`, or that is not seen yet;
-    None where they do not, or where going on does not help, since what is left is rounding: as many sweeps as halve the
-    jumps have left most of it.
+    """The jumps to aim for next if jumps that meet the tolerance add up to more than `most`, or may do; None to stop.
+
+    None if they do not add up to more, or if what is left is rounding that more sweeps do not reduce: as many sweeps as
+    it takes to halve the jumps have left most of it.
     """
     residual, estimate = residuals[-1], estimates[-1]
     unseen = not polished and moves and moves[-1] > LARGE_MOVE and state.amplifies
@@ -170,11 +176,13 @@ def _why_doubt(
     state: Boundaries, plan: Plan,
     residuals: list[float], moves: list[float], estimate: float, most: float, cut_off: bool,
 ) -> str:  # fmt: skip
-    """Why jumps that meet the tolerance, and are more than rounding, tell too little of the error to stop there; or
-    nothing. Each sweep makes one more link exact by itself: where links amplify, and sweeps for three quarters of them
-    left jumps as large as states half of the way, they did nothing else, and of the links behind little is known.
+    """Why jumps that meet the tolerance, and exceed rounding, say too little about the error to stop; empty to stop.
 
-    cut_off: whether more sweeps would have made the jumps less, so that they are no rounding, but none are granted.
+    Each sweep makes one more link exact in any case. If links amplify, as many sweeps as three quarters of the links
+    were made, and the jumps halfway were as large as states, then sweeps did nothing but that, and little is known
+    about the remaining links.
+
+    cut_off: whether more sweeps would have reduced the jumps, which are then no rounding, but `max_iters` is reached.
     """
     if cut_off and plan.counts_errors and estimate > most:
         return f"gave up after max_iters={plan.max_iters} sweeps: the jumps left may add up to {estimate:.1e}"
@@ -191,9 +199,9 @@ def _why_doubt(
 def conclude(
     state: Boundaries, plan: Plan, method: str, residuals: list[float], given_up: str, began: float
 ) -> SolveReport:
-    """Finish what did not converge, as the plan says, and report; `given_up` says why it did not."""
+    """Finish what did not converge as the plan says, and return the report; `given_up` is why it did not converge."""
     fell_back = not state.converged and plan.on_divergence == "sequential"
-    if fell_back:  # what does not contract makes errors of all jumps
+    if fell_back:  # without contraction any jump left grows into an error
         state.demand(0.0)
     if not state.converged:
         state.finish(hopeless_only=not fell_back)
@@ -213,16 +221,16 @@ def conclude(
 
 
 def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | None:
-    """The report of the planned sweeps where a quick bound of jumps or errors certifies them; None where it does not.
+    """The report of the planned sweeps if `worst`, an upper bound of jumps or errors, certifies them; else None.
 
-    While a CUDA graph is captured nothing can be read: the graph holds the sweep, and the report the number to look at.
+    While a CUDA graph is captured nothing can be read: the report then holds the bound, to be read after a replay.
     """
     captured = isinstance(worst, Tensor) and capturing(worst.device)
     residual, limit = math.nan if captured else float(worst), plan.limit
     if not captured and not residual <= limit:
         return None
     unread = "captured in a CUDA graph: look at `certified` after a replay"
-    error = residual  # of several sweeps it is that already
+    error = residual  # after several sweeps the bound is already one of the error
     if plan.sweeps == 1:
         error = error_estimate([residual], MOST_LINKS, rate_of_warmup(residual, plan.warmup, plan.chunk))
     return SolveReport(
@@ -243,7 +251,7 @@ def certified(worst: Tensor | float, plan: Plan, began: float) -> SolveReport | 
 
 
 def why_stop(residuals: list[float], plan: Plan) -> str:
-    """Why it makes no sense to go on, or nothing."""
+    """Why to give up, or an empty string to go on."""
     if len(residuals) >= plan.max_iters:
         return f"gave up after max_iters={plan.max_iters} sweeps"
     if len(residuals) > plan.patience and not residuals[-1] < 0.5 * residuals[-1 - plan.patience]:
@@ -252,8 +260,9 @@ def why_stop(residuals: list[float], plan: Plan) -> str:
 
 
 def is_rounding(residuals: list[float], plan: Plan, dtype: torch.dtype) -> bool:
-    """Whether what is left of the jumps is rounding, which more sweeps do not make less: as many sweeps as halved jumps
-    on the way there have left most of those that are left.
+    """Whether the remaining jumps are rounding, which more sweeps do not reduce.
+
+    They are if as many sweeps as it took to halve the jumps on the way there have left most of them.
     """
     level = ROUNDING.get(dtype, 0.0)
     small = sum(1 for _ in takewhile(lambda residual: residual <= level, reversed(residuals)))
@@ -266,7 +275,7 @@ def is_rounding(residuals: list[float], plan: Plan, dtype: torch.dtype) -> bool:
 
 
 def _sweeps_to_halve(residuals: list[float]) -> int:
-    """The most sweeps that it took to halve one of the last residuals; one where nothing is known yet."""
+    """The most sweeps that it took to halve the residual, over the last sweeps; 1 if nothing is known yet."""
     paces = [1]
     for index in range(max(1, len(residuals) - REMEMBERED), len(residuals)):
         halved = (k for k in range(1, index + 1) if residuals[index] <= 0.5 * residuals[index - k])
@@ -275,12 +284,12 @@ def _sweeps_to_halve(residuals: list[float]) -> int:
 
 
 def contracts_slowly(residuals: list[float]) -> bool:
-    """Whether the last sweep, not counting the first two, shrank the residual by little."""
+    """Whether the last sweep, if it is at least the third, barely shrank the residual."""
     return len(residuals) > 2 and residuals[-1] > SLOW * residuals[-2]
 
 
 def _choose(plan: Plan, current: Correction, residuals: list[float], state: Boundaries) -> Correction:
-    """The correction of `auto`: the decay where there is one, dense transfers where that is slow and they are cheap."""
+    """The correction of `auto`: dense transfers if sweeps contract slowly and the state is small, else by the decay."""
     if plan.correction != "auto":
         return plan.correction
     if current == "newton" or (contracts_slowly(residuals) and state.shape[2] <= plan.newton_up_to):

@@ -1,4 +1,4 @@
-"""The first sweep of a layer: all of it in one call of the kernels, and a certificate that says whether it will do."""
+"""The first sweep of a layer: one kernel call for the whole layer, and a certificate that says whether it suffices."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ Result = TypeVar("Result")
 
 
 class Swept(NamedTuple, Generic[Result]):
-    """What a first sweep gave, of which plan, and its report; no report where it is not certified. `result` is of no
-    meaning where nothing was swept at all, since that was not likely to be enough.
+    """The result of a first sweep, its plan, and its report, which is None if the sweep is not certified.
+
+    `result` is meaningless if nothing was swept, because one sweep was unlikely to be enough.
     """
 
     result: Result
@@ -32,8 +33,7 @@ class Swept(NamedTuple, Generic[Result]):
 
 
 MOST_TRIES = 8
-"""Plans that are tried one after the other, each made from what the one before showed, before the rest is run in one
-chunk."""
+"""Number of plans that are tried, each made from what the one before showed, before all is run in one chunk."""
 
 
 def first_sweep(
@@ -43,16 +43,16 @@ def first_sweep(
     experience: Experience,
     replan: Callable[[], Plan] | None,
 ) -> Swept[Result]:
-    """Run `sweep(plan)`, which returns a result and its certificate; nothing is swept where its kernel cannot run.
+    """Run `sweep(plan)`, which returns a result and its certificate; nothing is swept if its kernel cannot run.
 
-    A certificate that was missed is worth another try: other plans, by `replan`, for what the sweep has shown of the
-    network's memory, and, on a GPU, where the driver takes many launches, one longer warm-up of a plan that is fixed.
+    After a missed certificate `replan` makes new plans from what the sweep has shown about the network's memory. If
+    the plan is fixed (no `replan`), one longer warm-up is tried on a GPU, where the driver would take many launches.
     """
     try:
         if replan is not None:
             return _replanning(sweep, layer, plan, experience, replan)
         return _as_planned(sweep, layer, plan, experience)
-    except KernelFault:  # it has been told, and the driver has other ways
+    except KernelFault:  # already reported; the driver has other ways
         return Swept(None, plan, None)  # type: ignore[arg-type]
 
 
@@ -89,14 +89,14 @@ def _replanning(
     if watched is not None:
         watched.stop()
     report = report_of(error, plan, steps, began)
-    if watched is not None and report is not None and plan.chunk < steps:  # its certificate was waited for
+    if watched is not None and report is not None and plan.chunk < steps:  # the host has waited for its certificate
         experience.trials.note(plan, plan.expected, watched.milliseconds())
     for tries in range(1, MOST_TRIES + 1):
         if report is not None:
             break
         experience.note_miss(plan, float(error))
         following = replan() if tries < MOST_TRIES else _in_one_chunk(plan, steps, TOO_SLOW)
-        if plan.sweeps == following.sweeps == 1 and following.chunk < steps:  # what was missed may be rounding
+        if plan.sweeps == following.sweeps == 1 and following.chunk < steps:  # the miss may be rounding
             plan = replace(plan, tolerance=max(plan.tolerance, following.tolerance))
             report = report_of(error, plan, steps, began)
             if report is not None:
@@ -108,7 +108,7 @@ def _replanning(
 
 
 def watch_for(plan: Plan, experience: Experience, device: torch.device) -> Watch | None:
-    """A running watch, where the time of a plan is still to be measured."""
+    """A running stopwatch if the time of this plan is still to be measured, else None."""
     return watch(device) if experience.trials.want(plan, plan.expected) else None
 
 
@@ -122,15 +122,13 @@ TOO_SLOW = "one chunk, the network forgets too slowly"
 
 
 def _in_one_chunk(plan: Plan, steps: int, why: str) -> Plan:
-    """One step after the other, and exact: for a CUDA graph, which holds no loop that looks at its residuals, and where
-    nothing else has done.
-    """
+    """The plan for an exact sequential run: for a CUDA graph, which cannot loop on residuals, or as the last resort."""
     reason = "; ".join(filter(None, (plan.reason, why)))
     return replace(plan, chunk=steps, warmup=0, sweeps=1, retry=None, reason=reason)
 
 
 def report_of(error: Tensor | float, plan: Plan, steps: int, began: float) -> SolveReport | None:
-    """Of the planned sweeps, where their certificate is met."""
+    """The report of the planned sweeps if they meet their certificate, else None."""
     if plan.chunk >= steps:
         return SolveReport.sequential(plan.chunk, plan.reason, plan.tolerance, time.perf_counter() - began)
     return certified(error, plan, began)

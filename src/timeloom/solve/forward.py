@@ -28,8 +28,8 @@ def solve_states(
 ) -> tuple[list[Tensor], SolveReport]:
     """States before every step and after the last, one `(T + 1, B, part)` for each part of the state.
 
-    Steps past the end of a sequence hold zeros. `states` and `entered` are what a first sweep over all chunks found,
-    where there was one: it is corrected, not made again.
+    Steps past the end of a sequence hold zeros. `states` and `entered` are the results of a first sweep over all
+    chunks, if there was one, from which the solve continues.
     """
     if states is None:
         states = empty_states(problem.steps, problem.initial, problem.cell.parts, zeroed=problem.lengths is not None)
@@ -40,7 +40,7 @@ def solve_states(
 def forward_chain(
     problem: Recurrence, plan: Plan, sweeper: ReferenceSweeper, states: list[Tensor], onward: bool = False
 ) -> Chain:
-    """The chain of chunks, first to last; sweeps write `states`. `onward`: whether it goes on on another rank."""
+    """The chain of chunks, first to last; sweeps write `states`. `onward`: whether it continues on another rank."""
     segments = cut(problem, plan.chunk)
     lengths = problem.ends()
 
@@ -104,5 +104,5 @@ def final_state(problem: Recurrence, states: list[Tensor]) -> Tensor:
 
 
 def last_of(states: list[Tensor]) -> Tensor:
-    """The last of each part's states, `(B, S)`."""
+    """The last state, with all its parts joined, `(B, S)`."""
     return torch.cat([part[-1] for part in states], -1)

@@ -1,12 +1,11 @@
-"""A layer's solve inside `torch.func`'s transforms and forward-mode differentiation: three Functions that torch's
-transforms know how to take apart.
+"""A layer's solve inside `torch.func` transforms and forward-mode differentiation, as three autograd Functions.
 
-    SolvedLayer       states and final state                        grad, vjp, jvp, vmap
-    LayerGradients    its gradients, a function of those of the loss    grad (of grad), jvp (of grad), vmap
-    LayerCurvature    the gradients of these                        vmap
+    SolvedLayer       states and final state                             grad, vjp, jvp, vmap
+    LayerGradients    its gradients, as a function of the loss's own     grad (of grad), jvp (of grad), vmap
+    LayerCurvature    the gradients of these gradients                   vmap
 
-Each gets to its own tensors, free of all transforms, where it solves parallel in time as outside of them. `vmap` runs
-models one after the other, each parallel in time; over inputs alone the mapped dimension joins the batch.
+Torch unwraps the transforms around each of them, which then solves plain tensors parallel in time as usual. `vmap` runs
+models one after the other, each parallel in time; if only inputs are mapped, the mapped dimension joins the batch.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from timeloom.torch_state.autocast import without_autocast
 Tensors = tuple[Tensor, ...]
 GIVEN = len(Inputs._fields)
 LIVE = GIVEN - 2
-"""Of these, the first that may be differentiated by; lengths and resets are behind them."""
+"""Number of leading fields of `Inputs` that may require gradients; lengths and resets come after them."""
 
 
 class Call:
-    """What one call of a layer is told beside tensors."""
+    """The arguments of one call of a layer that are not tensors."""
 
     def __init__(self, solve: LayerSolve, record: Record, reports: list[SolveReport] | None = None) -> None:
         self.solve, self.record = solve, record
         self.reports: list[SolveReport] = [] if reports is None else reports
-        """Of the forward solve, the last one of many models: where the backward one's goes."""
+        """The report of the forward solve (of many models, the last), to which the backward report is attached."""
 
     def one_of(self, models: int) -> Call:
-        """The same for one of many models."""
+        """The same call for one of many models."""
         return Call(self.solve, telling(self.record, f"one of {models} models, one after the other"), self.reports)
 
 
@@ -52,7 +51,7 @@ def run(solve: LayerSolve, inputs: Inputs, record: Record) -> tuple[Tensor, Tens
 
 
 class SolvedLayer(torch.autograd.Function):
-    """States of h `(T + 1, B, n)`, the final state `(B, S)`, and what else the gradients need."""
+    """States of h `(T + 1, B, n)`, the final state `(B, S)`, and whatever else the gradients need."""
 
     @staticmethod
     def forward(call: Call, *given: Any) -> Tensors:
@@ -83,7 +82,7 @@ class SolvedLayer(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The derivative of a gradient in a direction, by the loss's own gradient, is the states' in that direction."""
+        """The states' derivative along a direction: the gradient of ⟨direction, LayerGradients⟩ by `d_states`."""
         saved = ctx.saved_tensors
         live, states = saved[:LIVE], saved[GIVEN]
         directions = _directions(live, tangents)
@@ -106,7 +105,7 @@ class SolvedLayer(torch.autograd.Function):
 
 
 class LayerGradients(torch.autograd.Function):
-    """Gradients of everything live that there is, from those of the states and of the final state."""
+    """Gradients of all live tensors that are not None, from the gradients of the states and of the final state."""
 
     @staticmethod
     def forward(call: Call, d_states: Tensor, d_final: Tensor, *saved: Any) -> Tensors:
@@ -138,8 +137,9 @@ class LayerGradients(torch.autograd.Function):
     def jvp(
         ctx: Any, _: None, along_states: Tensor | None, along_final: Tensor | None, *along: Tensor | None
     ) -> Tensors:
-        """They are linear in the loss's gradients, and their derivative by everything live is symmetric: in a direction
-        it is what `LayerCurvature` has for that direction.
+        """The gradients are linear in the loss's gradients, and their derivative by the live tensors is symmetric.
+
+        So their derivative in a direction is the gradient that `LayerCurvature` computes for that direction.
         """
         d_states, d_final, *saved = ctx.saved_tensors
         directions = _directions(saved[:LIVE], along)
@@ -156,7 +156,7 @@ class LayerGradients(torch.autograd.Function):
 
 
 class LayerCurvature(torch.autograd.Function):
-    """Gradients of `⟨directions, LayerGradients⟩` by the loss's gradients and by everything live that there is."""
+    """Gradients of `⟨directions, LayerGradients⟩` by the loss's gradients and by all live tensors that are not None."""
 
     @staticmethod
     def forward(call: Call, count: int, *args: Any) -> Tensors:
@@ -182,7 +182,7 @@ class LayerCurvature(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-        """Nothing: there is no way back."""
+        """Saves nothing: there is no backward pass."""
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
@@ -201,24 +201,24 @@ class LayerCurvature(torch.autograd.Function):
 
 
 def _directions(tensors: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> list[Tensor]:
-    """A tangent for every tensor that there is: zeros where none is given."""
+    """A tangent for every tensor that is not None; zeros if none is given."""
     pairs = zip(tensors, tangents, strict=False)
     return [torch.zeros_like(one) if along is None else along for one, along in pairs if one is not None]
 
 
 def _plain(given: Any) -> Inputs:
-    """Detached and contiguous, as kernels read them."""
+    """The inputs, detached and contiguous, as kernels read them."""
     plain: Any = (None if tensor is None else tensor.detach().contiguous() for tensor in given)
     return Inputs(*plain)
 
 
 def _with_first(at_initial: Any, d_states: Tensor) -> Tensor:
-    """The initial state's gradient, with that of the state before the first step, which it is."""
+    """The initial state's gradient, plus that of the state before the first step, which is the same state."""
     return torch.add(at_initial, pad(d_states[0], (0, at_initial.shape[1] - d_states.shape[2])))
 
 
 def _joined(tensor: Tensor, dim: int | None, count: int, batch: int) -> Tensor:
-    """A mapped dimension in front of the batch, as part of it."""
+    """The tensor with its mapped dimension folded into the batch dimension `batch`; expanded if it is not mapped."""
     many = tensor.unsqueeze(batch).expand(*tensor.shape[:batch], count, *tensor.shape[batch:]) if dim is None else (
         tensor.movedim(dim, batch)
     )  # fmt: skip
@@ -226,7 +226,7 @@ def _joined(tensor: Tensor, dim: int | None, count: int, batch: int) -> Tensor:
 
 
 def _one_by_one(function: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensors, tuple[int, ...]]:
-    """Of `vmap`: one model after the other."""
+    """`vmap` by running one model after the other."""
     call, *others = args
     call, dims = call.one_of(info.batch_size), in_dims[1:]
     found = [

@@ -1,4 +1,4 @@
-"""How much links amplify: from one sweep to the next, how far ends have moved beside their starts."""
+"""How much links amplify: how far their ends move from one sweep to the next, relative to their starts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from torch import Tensor
 from timeloom.scan import linear_scan
 
 ROUNDING = 16
-"""Roundings that a start must have moved for its end to tell a gain."""
+"""Multiple of eps that a start must have moved for the move of the end to show a gain."""
 
 
 class Gains:
-    """The gain of every link, `(C, B)`, as its last move showed it: zero where it has not moved yet."""
+    """The gain of every link, `(C, B)`, from its last move: zero if it has not moved yet."""
 
     def __init__(self, like: Tensor) -> None:
         self.values = like.new_zeros(like.shape[:-1])
         self.images = torch.zeros_like(like)
-        """`(C, B, S)`, how far the end of each link moved then."""
+        """`(C, B, S)`, the move of each link's end in that last move."""
         self._last: tuple[Tensor, Tensor] | None = None
 
     def note(self, starts: Tensor, ends: Tensor, scale: Tensor) -> None:
-        """Take in a sweep: all starts and ends behind it, and the scale of the starts, `(C, B, S)` each."""
+        """Update from a sweep: all starts and ends after it, and the scale of the starts, `(C, B, S)` each."""
         if self._last is not None:
             moved = ((starts - self._last[0]).abs() / scale).amax(-1)
             image = ((ends - self._last[1]).abs() / torch.cat([scale[1:], scale[-1:]])).amax(-1)
@@ -31,7 +31,7 @@ class Gains:
         self._last = (starts.clone(), ends.clone())
 
     def add_up(self, jumps: Tensor) -> Tensor:
-        """What relative jumps `(C, B)` add up to where none cancels another: `ε[p] = gain[p−1] ε[p−1] + jump[p]`."""
+        """The accumulated relative jumps `(C, B)`, if none cancels another: `ε[p] = gain[p−1] ε[p−1] + jump[p]`."""
         before = torch.zeros_like(self.values)
         before[1:] = self.values[:-1]
         return linear_scan(before.unsqueeze(-1), jumps.unsqueeze(-1)).squeeze(-1)

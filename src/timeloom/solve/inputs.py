@@ -1,4 +1,4 @@
-"""One layer in one direction: what it is given, and what a forward solve of it found."""
+"""One layer in one direction: its inputs, and the result of its forward solve."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from timeloom.problem import Recurrence
 from timeloom.report import SolveReport
 
 Grads = Sequence[Tensor | None]
-"""The loss's gradients by the outputs `(T, B, n)` and by the final state `(B, S)`."""
+"""The loss's gradients with respect to the outputs `(T, B, n)` and the final state `(B, S)`."""
 
 
 class Inputs(NamedTuple):
-    """What one layer and direction is given: torch's parameters, None where there is none; lengths on the CPU."""
+    """The tensors of one layer and direction: parameters as in torch, None if absent; lengths on the CPU."""
 
     x: Tensor
     """`(T, B, D)`"""
@@ -40,16 +40,16 @@ class Inputs(NamedTuple):
 
     @property
     def live(self) -> tuple[Tensor | None, ...]:
-        """What may be differentiated by."""
+        """The tensors that may require gradients."""
         return self.x, self.initial, *self.weights
 
     def with_live(self, live: Iterable[Tensor | None]) -> Inputs:
-        """The same with other tensors in place of those that may be differentiated by."""
+        """The same inputs with other live tensors."""
         return self._replace(**dict(zip(Inputs._fields, live, strict=False)))  # type: ignore[arg-type]
 
     @property
     def taped(self) -> bool:
-        """Whether a gradient may be asked for."""
+        """Whether a backward pass may follow."""
         return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in self.live)
 
     @property
@@ -59,14 +59,14 @@ class Inputs(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether all sequences are of one length and run through."""
+        """Whether all sequences have the full length and no resets."""
         return self.lengths is None and self.resets is None
 
 
 class Solution(NamedTuple):
-    """What a forward solve found.
+    """The result of a forward solve.
 
-    kept: the states of every part `(T + 1, B, part)`, and behind them what the backward pass needs beside them.
+    kept: the states of every part `(T + 1, B, part)`, followed by whatever else the backward pass needs.
     final: the state after each sequence's last step, `(B, S)`; it may be a view of the states.
     """
 
@@ -81,5 +81,5 @@ def layer_of(kind: type[Layer], cell: Cell, inputs: Inputs) -> Layer:
 
 
 def sizes_of(cell: Cell, inputs: Inputs) -> Recurrence:
-    """What a plan is made from: of x, which stands for the projected inputs, it reads shape, dtype and device alone."""
+    """The problem as planners read it: x stands for the projected inputs, only its shape, dtype and device count."""
     return Recurrence(cell, inputs.x, inputs.initial, inputs.lengths, inputs.resets)

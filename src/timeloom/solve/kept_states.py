@@ -1,4 +1,4 @@
-"""What warm starts keep of one recurrence: a row of states for each sample, all in one tensor."""
+"""The states that warm starts keep for one recurrence: a row for each sample, all in one tensor."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from timeloom.problem import Recurrence
 
 
 class KeptStates:
-    """Rows of states `(N, K, S)`, those after every so many steps, and which sample each is of. Rows are taken as
-    samples come, and room is made for twice as many when there are more.
+    """States `(N, K, S)` after every `every` steps, one row for each sample.
+
+    Samples get rows in the order in which they come; if there are no more rows, their number is doubled.
     """
 
     def __init__(self, like: Tensor, every: int) -> None:
         self.every = every
         self.states = like.new_empty(0, *like.shape[1:])
         self.samples: dict[Hashable, tuple[int, int]] = {}
-        """Row, and the steps that the sample had."""
+        """The row of each sample, and the number of steps that the sample had."""
 
     @property
     def nbytes(self) -> int:
         return self.states.numel() * self.states.element_size()
 
     def fits(self, found: Tensor, every: int) -> bool:
-        """Whether states `(B, K, S)` can be kept beside those that are there."""
+        """Whether states `(B, K, S)` can be kept in the same tensor as the present ones."""
         held = self.states
         same = (found.dtype, found.device, found.shape[2]) == (held.dtype, held.device, held.shape[2])
         return same and every == self.every
 
     def load(self, keys: list[Hashable], problem: Recurrence) -> KnownStates | None:
-        """The states of a batch of samples; None where one of them is not known to its end."""
+        """The states of a batch of samples; None unless all of them are known to their ends."""
         found = [self.samples.get(key, (0, 0)) for key in keys]
         ends = problem.ends().tolist()
         known = all(steps >= end for (_, steps), end in zip(found, ends, strict=True))
@@ -49,9 +50,7 @@ class KeptStates:
         return self.states[row, : steps // self.every]
 
     def save(self, keys: list[Hashable], found: Tensor, lengths: list[int], room: int) -> bool:
-        """Keep states `(B, K, S)` of sequences of these lengths, in no more than so many bytes; whether there was room
-        for all of them.
-        """
+        """Keep states `(B, K, S)` of sequences of these lengths in at most `room` bytes; returns whether all fitted."""
         finite = found.isfinite().all(2)
         ends = [length // self.every for length in lengths]
         whole: list[bool] = (
@@ -73,11 +72,11 @@ class KeptStates:
         return fitted
 
     def _make_room(self, keys: list[Hashable], steps: int, room: int) -> None:
-        """Rows for new samples, as many as there is room for, and as long as these."""
+        """Make rows for new samples, as many as fit into `room` bytes, each of at least `steps` states."""
         count, longest, width = self.states.shape
         size = max(longest, steps) * width * self.states.element_size()
         most = max(room // max(size, 1), 0)
-        if longest < steps and count > most:  # longer rows, and fewer of them
+        if longest < steps and count > most:  # start anew with longer, but fewer rows
             self.samples, self.states = {}, self.states[:0]
             count = 0
         new = [key for key in keys if key not in self.samples][: max(most - len(self.samples), 0)]

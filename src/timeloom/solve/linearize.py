@@ -26,19 +26,19 @@ COPIES = 6
 
 
 RUN_AWAY = 0.4
-"""Power of a dtype's largest number from which a state is no state of a network any more."""
+"""States beyond the dtype's largest number to this power come from an iteration that diverges, not from the network."""
 
 
 @dataclass(frozen=True)
 class Linearization:
     """How a jump at one state moves the states behind it, `δ[t] = A[t-1] δ[t-1] + jump[t]`, for chunks of one step.
 
-    elements: what stands for a step's Jacobian: nothing, the identity, its diagonal, the diagonals of its 2 × 2
-        parts, or all of it.
-    probes: random vectors that estimate the diagonal; None computes it.
+    elements: the approximation A of a step's Jacobian: zero, the identity, its diagonal, the diagonals of its 2 × 2
+        parts, or the full matrix.
+    probes: number of random vectors that estimate the diagonal; None computes it exactly.
     damped: whether the recurrence is damped, more and more while the residual grows (Levenberg–Marquardt).
-    precision: what elements and scan are rounded to. Residuals are never rounded, so neither is the result.
-    method, levels: of `linear_scan`.
+    precision: of elements and scan. Residuals are never rounded, so neither is the result.
+    method, levels: options of `linear_scan`.
     """
 
     elements: Elements
@@ -54,9 +54,9 @@ Window = Callable[[int, int, slice, Tensor], Tensor]
 
 
 def window_of(problem: Recurrence, how: Linearization, passing: bool = False) -> Window:
-    """What linearises a window of steps at given previous states `(last − first, B, S)`.
+    """A function that linearises a window of steps at given previous states `(last − first, B, S)`.
 
-    Steps past the end of a sequence are zero, or, if `passing`, pass on what they are given.
+    The elements of steps past the end of a sequence are zero, or the identity if `passing`.
     """
 
     def window(first: int, last: int, sequences: slice, previous: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def window_of(problem: Recurrence, how: Linearization, passing: bool = False) ->
             elements = cell.estimated_diagonal(rows, inputs, how.probes)
         else:
             elements = cell.diagonal(rows, inputs)
-        elements = elements.view(*u.shape[:2], *elements.shape[1:])  # splits the rows, whatever their order in memory
+        elements = elements.view(*u.shape[:2], *elements.shape[1:])  # splits the rows, whatever their memory layout
         if dead is None:
             return elements
         elements = elements.masked_fill(dead.view(*dead.shape, *[1] * (elements.dim() - 2)), 0)
@@ -96,12 +96,12 @@ def _passed(problem: Recurrence, how: Linearization, first: int, last: int, sequ
 
 
 def _past(problem: Recurrence, first: int, last: int, sequences: slice) -> Tensor:
-    """Steps that lie past a sequence's end, `(last − first, B)`."""
+    """Mask of the steps that lie past a sequence's end, `(last − first, B)`."""
     return torch.arange(first, last, device=problem.u.device)[:, None] >= problem.ends_on_device()[sequences]
 
 
 def _not_carried(problem: Recurrence, first: int, last: int, sequences: slice) -> Tensor | None:
-    """Steps that begin with a reset or lie past a sequence's end, `(last − first, B)`."""
+    """Mask of the steps that begin with a reset or lie past a sequence's end, `(last − first, B)`, or None."""
     dead = None if problem.resets is None else problem.resets[first:last, sequences]
     if problem.lengths is not None:
         past = _past(problem, first, last, sequences)
@@ -118,11 +118,11 @@ def carry(
     damping: Tensor | None = None,
     incoming: Tensor | None = None,
 ) -> Tensor:
-    """`δ` `(T, B, S)` from the jumps `(T, B, S)` at all states, in the order of time.
+    """The corrections `δ` `(T, B, S)` from the jumps `(T, B, S)` at all states, both in time order.
 
-    Forward `δ[t] = A[t-1] δ[t-1] + jump[t]`; backwards `δ[t-1] = A[t]ᵀ (δ[t] + incoming[t]) + jump[t-1]`, with dense
-    elements where there is something incoming. Elements are made and used window by window, as many as there is memory
-    for; what a window ends with is what the next one starts from.
+    Forward `δ[t] = A[t-1] δ[t-1] + jump[t]`; backwards `δ[t-1] = A[t]ᵀ (δ[t] + incoming[t]) + jump[t-1]`, where
+    `incoming` requires dense elements. Elements are computed and used window by window, as large as memory allows; each
+    window starts from the last correction of the one before.
     """
     if how.elements == "zero" or len(jump) == 1:
         return jump
@@ -133,7 +133,7 @@ def carry(
         edge = -1 if backwards else 0
         delta[edge, sequences] = jump[edge, sequences]
         belief = None
-        for first, last in windows:  # states to find; the steps before (behind) them carry over
+        for first, last in windows:  # states to correct, by the steps before (backwards: after) them
             shift = 1 if backwards else -1
             previous = states[first + shift : last + shift, sequences]
             elements = window(first + shift, last + shift, sequences, previous)
@@ -144,7 +144,7 @@ def carry(
                 found = _scan(how, elements, sources, start, backwards, entering)
             else:
                 found, belief = _damped(how, elements, sources, damping[sequences], belief)
-            if not backwards and not all_finite(found):  # a gradient that is not finite is what autograd finds, too
+            if not backwards and not all_finite(found):  # gradients may be infinite, as autograd's own are then
                 _refuse_bad_elements(elements, previous, sources, first + shift, sequences)
             delta[first:last, sequences] = found
     return delta
@@ -153,8 +153,10 @@ def carry(
 def leaving(
     how: Linearization, window: Window, delta: Tensor, states: Tensor, backwards: bool = False
 ) -> tuple[Tensor, Tensor] | None:
-    """Beyond the last step (the first one, backwards): where moves `delta` `(T, B, S)` of all states lead, `(B, S)`,
-    and how a move of the first (last) one alone does: the product of all elements, `(B, ...)`; None where none do.
+    """The effect of moves `delta` `(T, B, S)` of all states behind the last step (backwards: before the first).
+
+    Returns the move of the state there, `(B, S)`, and the transfer over all steps, which is the product of all elements
+    `(B, ...)`. None if the elements are zero.
     """
     if how.elements == "zero":
         return None
@@ -178,7 +180,7 @@ def leaving(
 
 
 def _product(elements: Tensor, structure: Structure) -> Tensor:
-    """Of all elements `(T, B, ...)`, the first one applied first."""
+    """The product of all elements `(T, B, ...)`, of which the first is applied first."""
     while len(elements) > 1:
         paired = compose(elements[1::2], elements[: len(elements) - 1 : 2], structure)
         elements = torch.cat([paired, elements[-1:]]) if len(elements) % 2 else paired
@@ -186,7 +188,7 @@ def _product(elements: Tensor, structure: Structure) -> Tensor:
 
 
 def _windows(how: Linearization, jump: Tensor, backwards: bool) -> Iterator[tuple[slice, list[tuple[int, int]]]]:
-    """Sequences, and windows of time in the order in which they are scanned, that fit into memory together."""
+    """Slices of the batch, each with windows of time in scan order, so small that their elements fit into memory."""
     steps, batch, size = jump.shape
     width = {"dense": size * size, "block": 2 * size}.get(how.elements, size)
     copies = COPIES * (3 if how.damped else 1)
@@ -229,7 +231,7 @@ def _damped(
     if structure == "block":
         sources = sources.unflatten(-1, (2, -1))
     given = sources.dtype
-    dtype = given if given.itemsize > 2 else torch.float32  # torch factorises nothing in half precision
+    dtype = given if given.itemsize > 2 else torch.float32  # torch has no factorisations in half precision
     found, belief = damped_scan(elements.to(dtype), sources.to(dtype), damping.to(dtype), structure, belief)
     return (found.flatten(-2) if structure == "block" else found).to(given), belief
 
@@ -239,8 +241,10 @@ def _structure(how: Linearization) -> Structure:
 
 
 def _refuse_bad_elements(elements: Tensor, previous: Tensor, sources: Tensor, first: int, sequences: slice) -> None:
-    """Name the first step that is finite and has a Jacobian that is not. Where an iteration has run away, squares of
-    its states overflow in cells that are fine: that is for the driver to end.
+    """Raise for the first step with a finite state and result whose Jacobian is not finite.
+
+    Steps at huge states are passed over: in an iteration that diverges, squares of states overflow even in a sound
+    cell, and the driver ends it.
     """
     fine = (previous.abs().amax(-1) < torch.finfo(previous.dtype).max ** RUN_AWAY) & sources.isfinite().all(-1)
     bad = (fine & ~elements.flatten(2).isfinite().all(-1)).nonzero()

@@ -1,4 +1,4 @@
-"""The normal form of a user's cell, computed from what the cell holds, and gradients back to that by autograd."""
+"""The normal form of a user's cell, computed from the tensors that the cell holds, and their gradients by autograd."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from timeloom.compile.fuse import Compiled
 
 
 class LiveForm(NamedTuple):
-    """A compiled step. `like` has the precision of its sweeps."""
+    """A compiled step, and a tensor `like` with the dtype of its sweeps."""
 
     compiled: Compiled
     like: Tensor
 
     def of(self, x: Tensor, bound: Sequence[Tensor]) -> tuple[FusedCell, Tensor]:
-        """The cell in its normal form and its inputs `(T, B, K)`, on autograd's tape, from x `(T, B, ...)` and from the
-        tensors that the step refers to, in the order of its bindings.
+        """The cell in its normal form and its inputs `(T, B, K)`, on autograd's tape.
+
+        x: `(T, B, ...)`. bound: the tensors that the step refers to, in the order of its bindings.
         """
         bindings = self.compiled.bindings
         held = dict(zip(bindings.paths, bound, strict=True)) | bindings.fixed
@@ -30,10 +31,11 @@ class LiveForm(NamedTuple):
     def on_tape(
         self, x: Any, bound: Sequence[Tensor], wanted: Sequence[bool]
     ) -> tuple[FusedCell, Tensor, list[Tensor | None]]:
-        """The same on a tape of its own, and what is to be differentiated by: x and what the cell holds, None where it
-        is not. `wanted` is of x, the initial state and what the cell holds.
+        """The same on a new tape, and its leaves: x and the bound tensors, None for those that need no gradient.
+
+        wanted: whether x, the initial state and each of the bound tensors need a gradient.
         """
-        given = [x.data, *(tensor.data for tensor in bound)]  # apart from all that came before
+        given = [x.data, *(tensor.data for tensor in bound)]  # without their history on any other tape
         asked = (wanted[0], *wanted[2:])
         with torch.enable_grad():
             leaves = [one.requires_grad_() if ask else None for one, ask in zip(given, asked, strict=True)]
@@ -45,7 +47,7 @@ def through(
     cell: FusedCell, u: Tensor, leaves: Sequence[Tensor | None], at_initial: Tensor, inputs: Tensor,
     by_weight: Sequence[Tensor],
 ) -> list[Tensor | None]:  # fmt: skip
-    """Gradients of x, of the initial state and of what the cell holds, from those of its normal form."""
+    """Gradients of x, the initial state and the tensors that the cell holds, from the gradients of its normal form."""
     pairs = zip((u, *cell.weights), (inputs, *by_weight), strict=True)
     live = [(value, grad) for value, grad in pairs if value.requires_grad]
     asked = [leaf for leaf in leaves if leaf is not None]

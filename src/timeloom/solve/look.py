@@ -1,5 +1,6 @@
-"""How long a network remembers, looked at along a few sequences before time is cut: on a CPU, where sweeps after a
-warm-up that is too short take longer than one chunk does.
+"""How long a network remembers, measured on a few stretches of the inputs before time is cut into chunks.
+
+Only on a CPU, where sweeps after a warm-up that is too short take longer than a single chunk.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from timeloom.solve.residual import by_part
 from timeloom.solve.tolerance import TOLERANCE
 
 PLACES = 2
-"""Stretches that are looked at, of several sequences where there are."""
+"""Number of stretches to look at, from different sequences if there are several."""
 GROWTH = 1.5
-"""States are compared after so many times the steps of the time before."""
+"""Factor between the numbers of steps after which states are compared."""
 ENOUGH, MET = TOLERANCE[torch.float32] / 4, TOLERANCE[torch.float32]
-"""What a warm-up is made for; and what is looked for: closer than that, rounding tells nothing of memory."""
+"""Difference of states that a warm-up should leave, and the one at which a look ends: less is mostly rounding."""
 
 SHARE_OF_WIDE = 1 / 16
-"""Part of all steps that is looked at, in one place, where rows side by side cost as much as one after the other."""
+"""Share of all steps to look at, in one place, for wide layers, which gain nothing from rows that run side by side."""
 
 ProblemOf = Callable[[Inputs], Recurrence]
 """Makes the recurrence of some inputs."""
@@ -41,12 +42,13 @@ def look(
     needed: float = 1.0,
     most: int | None = None,
 ) -> None:
-    """Tell the experience of each pass how fast a network forgets, where it does not know and time may be cut:
-    gradients are forgotten as states are.
+    """Measure how fast a network forgets, and note it in the experience of each pass that does not know it yet.
 
-    needed: how many times as fast as one chunk several must be to be run at all.
-    most: steps to look at, at most. What they do not show is not trusted then: a sweep behind a warm-up that is too
-        short costs more than a longer one gains.
+    Nothing is measured where time would not be cut anyway. Gradients are assumed to fade as fast as states.
+
+    needed: speed-up over a single chunk that several chunks must reach to be used at all.
+    most: largest number of steps to look at. A memory far beyond it is then not extrapolated but taken for endless: a
+        sweep after a warm-up that is too short costs more than chunks gain.
     """
     steps, batch = sizes.steps, max(sizes.batch, 1)
     first = assumed_warmup(TOLERANCE[torch.float32])
@@ -74,8 +76,9 @@ def look(
 
 
 def steps_to_forget(found: Iterable[tuple[int, float]]) -> int:
-    """Steps after which states have met, by how far apart they are after ever more steps; what lies beyond these
-    follows from how fast they came together at last.
+    """Steps after which two states agree, from their differences after ever more steps.
+
+    If they do not agree within these steps, the number is extrapolated from the last rate.
     """
     seen = [(0, 1.0)]
     for steps, jump in found:
@@ -90,9 +93,10 @@ def steps_to_forget(found: Iterable[tuple[int, float]]) -> int:
 
 
 def apart(inputs: Inputs, problem_of: ProblemOf, places: int, first: int, longest: int) -> Iterator[tuple[int, float]]:
-    """How far apart two states of a network are after `first` steps and after ever more, up to `longest`, relative to
-    each part's size and at most over so many places: one of them is the initial one at first, the other one where the
-    network has been elsewhere.
+    """Differences of two states after `first` and ever more steps, up to `longest`: the largest over some places.
+
+    They are relative to the size of each part of the state. One of the two starts as the initial state, the other one
+    as a state that the network has reached on inputs from elsewhere.
     """
     (steps, batch), place = inputs.x.shape[:2], torch.arange(places)
     sequences = place * (batch - 1) // max(places - 1, 1)
@@ -100,7 +104,7 @@ def apart(inputs: Inputs, problem_of: ProblemOf, places: int, first: int, longes
     starts = inputs.initial[sequences]
 
     def after(begin: int, end: int, moved: Tensor, states: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """The states behind these steps of each place, counted from where it begins, and their parts."""
+        """The states after steps begin ≤ t < end of each place, which starts at step `moved`, and their parts."""
         x = torch.stack([inputs.x[at + begin : at + end, row] for at, row in zip(moved, sequences, strict=True)], 1)
         x = x.repeat(1, len(states) // places, 1)
         problem = problem_of(inputs._replace(x=x, initial=states)).detach()

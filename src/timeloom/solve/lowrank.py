@@ -1,4 +1,4 @@
-"""Transfers of links as a diagonal and a few directions: `M = diag(d) + U Vᵀ`."""
+"""Transfers of links as a diagonal plus a low-rank matrix: `M = diag(d) + U Vᵀ`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from timeloom.scan import linear_scan
 COPIES = 4
 """Tensors of the matrices' size that are alive at once while they are scanned."""
 PARALLEL = 1e-3
-"""A direction of which less than this is new, beside those before it, tells nothing but rounding."""
+"""Share of a direction that must be orthogonal to those before it; if less is new, that is mostly rounding."""
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """What each link makes of a change of its start, `M[p] = diag(decay[p]) + left[p] right[p]ᵀ`.
+    """The transfer of each link, `M[p] = diag(decay[p]) + left[p] right[p]ᵀ`.
 
-    decay: `(C, B, S)`; left, right: `(C, B, S, K)`, zero in columns that tell nothing.
+    decay: `(C, B, S)`; left, right: `(C, B, S, K)`, with zeros in unused columns.
     """
 
     decay: Tensor
@@ -28,24 +28,26 @@ class LowRank:
     right: Tensor
 
     def apply(self, changes: Tensor) -> Tensor:
-        """What the links make of changes of their starts, `(C, B, S)`."""
+        """The changes of the links' ends for changes of their starts, `(C, B, S)`."""
         along = torch.matmul(self.right.transpose(-1, -2), changes.unsqueeze(-1))
         return self.decay * changes + torch.matmul(self.left, along).squeeze(-1)
 
     def carry(self, jumps: Tensor) -> Tensor:
-        """`δ[p] = M[p−1] δ[p−1] + jumps[p]`, `(C, B, S)`. On a GPU, where a link's three small operations take longer
-        than its numbers, by a scan of the matrices if these fit beside them.
+        """`δ[p] = M[p−1] δ[p−1] + jumps[p]`, `(C, B, S)`.
+
+        On a GPU, where launching a link's three small operations dominates, by a scan of dense matrices if these fit
+        into memory.
         """
         needed = COPIES * jumps.nbytes * jumps.shape[-1]
         return self.scan(jumps) if jumps.is_cuda and needed <= room(jumps) else self.in_order(jumps)
 
     def scan(self, jumps: Tensor) -> Tensor:
-        """`carry`, in the depth of a scan."""
+        """`carry` by a scan of dense matrices, in logarithmic depth."""
         matrices = self.dense()
         return linear_scan(torch.cat([torch.zeros_like(matrices[:1]), matrices[:-1]]), jumps)
 
     def in_order(self, jumps: Tensor) -> Tensor:
-        """`carry`, one link after the other."""
+        """`carry` by a loop over the links."""
         move = jumps[0].unsqueeze(-1)
         moves = [move]
         decay, sources = self.decay.unsqueeze(-1), jumps.unsqueeze(-1)
@@ -57,26 +59,27 @@ class LowRank:
         return torch.stack(moves).squeeze(-1)
 
     def dense(self) -> Tensor:
-        """The same as matrices, `(C, B, S, S)`."""
+        """The transfers as dense matrices, `(C, B, S, S)`."""
         return torch.diag_embed(self.decay) + self.left @ self.right.transpose(-1, -2)
 
 
 class Basis:
-    """Orthonormal directions of every link and what is known of their images, one column after the other.
+    """Orthonormal directions of every link and their images, added column by column.
 
-    Columns are given in the order of trust: a later one is known by what is new in it alone.
+    Columns must come in order of trust: of a later one, only the component orthogonal to the earlier ones is used.
     """
 
     def __init__(self, like: Tensor, columns: int) -> None:
         self.directions = like.new_zeros(*like.shape, columns)
         """`(C, B, S, K)`, orthonormal, or zero."""
         self.images = torch.zeros_like(self.directions)
-        """`(C, B, S, K)`, what each direction is mapped to."""
+        """`(C, B, S, K)`, the image of each direction."""
         self._filled = 0
 
     def add(self, changes: Tensor, images: Tensor, least: Tensor) -> None:
-        """Another column: changes `(C, B, S)` and their images; it stays zero where less than `least` `(C, B)` of a
-        change is new.
+        """Add a column: changes `(C, B, S)` and their images; it stays zero for changes with too little that is new.
+
+        least: smallest size of the new component, `(C, B)`.
         """
         fresh, mapped = changes.unsqueeze(-1), images.unsqueeze(-1)
         known, known_images = self.directions[..., : self._filled], self.images[..., : self._filled]
@@ -93,5 +96,5 @@ class Basis:
         self._filled += 1
 
     def over(self, decay: Tensor) -> LowRank:
-        """`M = D (I − Q Qᵀ) + G Qᵀ`: the images on these directions, the decay `(C, B, S)` across them."""
+        """`M = D (I − Q Qᵀ) + G Qᵀ`: the images on the span of these directions, the decay `(C, B, S)` across it."""
         return LowRank(decay, self.images - decay.unsqueeze(-1) * self.directions, self.directions)

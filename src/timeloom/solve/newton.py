@@ -1,4 +1,4 @@
-"""Newton's method by kernels that keep Jacobians on the chip: steps made at once, one look at all their residuals."""
+"""Newton's method by kernels that keep Jacobians on the chip: several steps are launched, then all residuals read."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from timeloom.solve.residual import SHARE_OF_BOX
 from timeloom.torch_state.streams import capturing
 
 FIRST_STEPS = 5
-"""Newton's steps before the first look at a network nothing is known about; twice as many where they were too few."""
+"""Newton steps before residuals are first read if the network is unknown; doubled whenever they are too few."""
 NEARLY = 8
-"""Residuals within so many times the tolerance are about rounding: one step more may be what is missing."""
+"""Multiple of the tolerance within which a residual is nearly rounding: a single further step may then suffice."""
 SWEEPS, MOST_SWEEPS = 2, 4
-"""Sweeps behind a scan of gradients, and most of them. One leaves the rounding of the maps, most often too much."""
+"""Sweeps after a scan of gradients, and their maximum. One leaves the rounding of the maps, usually too much."""
 PLAIN = Linearization("dense")
-"""What the kernels have: whole Jacobians, nothing rounded, nothing damped, the scan as they choose."""
+"""The linearisation that the kernels implement: full Jacobians, no rounding, no damping, a scan of their own choice."""
 
 
 def newton_states(
     layer: Layer, plan: Plan, experience: Experience, keep: bool
 ) -> tuple[list[Tensor], SolveReport] | None:
-    """All states of a layer and what its backward pass needs, and the report; None where its kernels cannot run.
+    """All states of a layer with what its backward pass needs, and the report; None if its kernels cannot run.
 
-    As many steps as the last solve took are made before the first look. A solve that meets the tolerance makes one more
-    where its residual is above the plan's `polish`. What does not converge is run one step after the other, if the plan
+    As many Newton steps as the last solve took are made before residuals are read. A solve that meets the tolerance
+    makes one more if its residual is above the plan's `polish`. What does not converge is run sequentially if the plan
     says so.
     """
     began, most = time.perf_counter(), plan.max_iters - 1
@@ -55,7 +55,7 @@ def newton_states(
             experience.counts.note_newton(_needed(residuals, plan))
         elif plan.on_divergence == "sequential":
             kept, _ = layer.forward(Cutting(len(layer.x), 0), SHARE_OF_BOX, keep)
-    except KernelFault:  # it has been told, and the driver has other ways
+    except KernelFault:  # already reported; the driver has other ways
         return None
     return kept, _report(plan, residuals, given_up, began)
 
@@ -63,8 +63,9 @@ def newton_states(
 def scanned_gradients(
     layer: Layer, plan: Plan, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], want_x: bool
 ) -> tuple[Gradients, SolveReport] | None:
-    """Gradients of a layer by a scan over chunks, and the report; None where its kernels cannot run, or rounding keeps
-    them above the tolerance.
+    """Gradients of a layer by a scan over chunks, and the report.
+
+    None if its kernels cannot run, or if rounding keeps the residual above the tolerance.
     """
     began = time.perf_counter()
     try:
@@ -81,42 +82,42 @@ def scanned_gradients(
 
 
 def _are_enough(residuals: list[float], plan: Plan) -> bool:
-    """Whether steps with these residuals before each of them and behind the last are to be the last."""
+    """Whether to stop, given the residuals before each step and after the last one."""
     *before, last = residuals
     polished = last <= plan.polish or any(residual <= plan.tolerance for residual in before)
     return last <= plan.tolerance and (polished or len(before) == plan.max_iters - 1)
 
 
 def _more(steps: int, residuals: list[float], plan: Plan) -> int:
-    """How many to try where so many were not enough."""
+    """The number of steps to try if `steps` were not enough."""
     near = residuals[-1] <= NEARLY * plan.tolerance
     return min(steps + 1 if near else 2 * steps, plan.max_iters - 1)
 
 
 def _cutting(plan: Plan, count: int) -> NewtonCutting:
-    """So many steps or sweeps, which one chunk may take the place of where they are not enough."""
+    """`count` steps or sweeps, in place of which kernels run one chunk if they are not enough and the plan says so."""
     exact = plan.on_divergence == "sequential"
     return NewtonCutting(plan.chunk, 0, newton=count, tolerance=plan.tolerance if exact else math.inf)
 
 
 def _needed(residuals: list[float], plan: Plan) -> int:
-    """How many of them would have been enough."""
+    """The number of steps that would have been enough."""
     good = next(step for step, residual in enumerate(residuals) if residual <= plan.tolerance)
     enough = min(good + (residuals[good] > plan.polish), len(residuals) - 1)
     return enough if max(residuals[enough:]) <= plan.tolerance else len(residuals) - 1
 
 
 class StandingNewton(NamedTuple):
-    """A plan for Newton's steps, and how many were enough: it stands while these are."""
+    """A plan for Newton's method with the number of steps that were enough: it stands as long as they are."""
 
     plan: Plan
     cutting: Cutting
     linear: bool
-    """Whether it is for gradients, by so many sweeps behind a scan."""
+    """Whether it is for gradients: a scan, followed by that number of sweeps."""
 
     @staticmethod
     def of(layer: Layer, plan: Plan, count: int | None, linear: bool) -> StandingNewton | None:
-        """None where no kernels make such steps, or nothing is known of their number."""
+        """The standing plan; None if no kernels make such steps, or if their number is not known yet."""
         if count is None or not layer.has_newton or plan.linearization != PLAIN:
             return None
         steps = count if linear else min(count, plan.max_iters - 1)
@@ -128,8 +129,10 @@ class StandingNewton(NamedTuple):
     def report(
         self, residuals: list[float], experience: Experience, began: float, mended: bool = False
     ) -> SolveReport | None:
-        """None where more steps or sweeps are needed than these. What is `mended` needs no more where it is within the
-        tolerance; the next call makes more.
+        """The report of a pass with these residuals; None if more steps or sweeps are needed.
+
+        mended: whether the graph itself replaces results over the tolerance. One within it is then accepted even if it
+        needs polishing; the next call makes more steps.
         """
         if self.linear:
             met = residuals[-1] <= self.plan.tolerance

@@ -6,7 +6,7 @@ With states s guessed,
 
 and backwards `λ[t-1] = J[t]ᵀ (λ[t] + incoming[t])`. Both are affine from step to step, so a chunk of steps is one
 affine map `v → A v + b`. `compose` makes the maps of all chunks side by side, `chain` runs through them, and a last
-walk over the chunks (`apply` forward, an adjoint sweep backward) has all between them.
+walk over the chunks (`apply` forward, an adjoint sweep backward) computes all steps inside them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from timeloom.solve.residual import SHARE_OF_BOX, certificate, floors, relative,
 
 
 class NewtonReference(NewtonSteps):
-    """Newton's steps of a problem of sequences of one length, without resets."""
+    """Newton steps of a problem whose sequences have equal length and no resets."""
 
     def __init__(self, problem: Recurrence, chunk: int = 8) -> None:
         super().__init__(problem.steps, chunk)
         self.problem, self.cell = problem, problem.cell
 
     def compose(self, states: States | None, residual: Tensor) -> Maps:
-        """The maps of δ over all chunks; `residual` `()` receives the largest relative one of these states. None: the
-        initial state everywhere.
+        """The maps of δ over all chunks; `residual` `()` receives the largest relative residual of these states.
+
+        states: None for the initial state everywhere.
         """
         previous, guess = self._around(states)
         following, elements = self._evaluate(previous), self.cell.jacobian(previous.flatten(0, 1), self._inputs())
@@ -36,7 +37,7 @@ class NewtonReference(NewtonSteps):
         return self._composed(elements.view(*previous.shape, -1), following - guess, range(self.problem.steps))
 
     def chain(self, maps: Maps, first: Tensor | None = None) -> Tensor:
-        """What each link starts from, `(C, B, S)`, where the first one starts from `first` `(B, S)` or zero."""
+        """The start of each link, `(C, B, S)`, if the first one starts from `first` `(B, S)` or zero."""
         v = torch.zeros_like(maps.sources[0]) if first is None else first
         starts = []
         for matrix, source in zip(*maps, strict=True):
@@ -45,13 +46,13 @@ class NewtonReference(NewtonSteps):
         return torch.stack(starts)
 
     def correct(self, maps: Maps, starts: Tensor, ends: Tensor) -> Tensor:
-        """Starts `(C, B, S)` of a linear chain, moved by what they lack of what the links before them ended with."""
+        """Starts `(C, B, S)` of a linear chain, corrected for the jumps from the ends of the links before them."""
         jumps = torch.zeros_like(starts)
         jumps[:-1] = ends[:-1] - starts[1:]
         return starts + self.chain(Maps(maps.matrices, jumps))
 
     def apply(self, states: States | None, starts: Tensor) -> States:
-        """States moved by δ, of which `starts` are those before every chunk; inside the box, if the cell has one."""
+        """States moved by δ, clamped to the cell's box if it has one; `starts` are the δ before every chunk."""
         previous, guess = self._around(states)
         following, rows = self._evaluate(previous), self._inputs()
         elements = self.cell.jacobian(previous.flatten(0, 1), rows).view(*previous.shape, -1)
@@ -66,7 +67,7 @@ class NewtonReference(NewtonSteps):
         return [part.contiguous() for part in parts_of(found, self.cell.parts)]
 
     def finish(self, states: States | None, residual: Tensor) -> States:
-        """Every step evaluated once more: what follows these states, and their residual."""
+        """Every step evaluated once more: the states that follow, and the residual of the given ones."""
         previous, guess = self._around(states)
         following = self._evaluate(previous)
         residual.copy_(self._residual(following, guess))
@@ -74,7 +75,7 @@ class NewtonReference(NewtonSteps):
         return [part.contiguous() for part in parts_of(found, self.cell.parts)]
 
     def compose_adjoint(self, states: States, incoming: Tensor | None) -> Maps:
-        """The maps of gradients over all chunks, last one first; `incoming` `(T, B, n)` or nothing."""
+        """The maps of gradients over all chunks, last one first; `incoming` is `(T, B, n)` or None."""
         previous, _ = self._around(states)
         elements = self.cell.jacobian(previous.flatten(0, 1), self._inputs()).view(*previous.shape, -1).mT
         sources = torch.zeros_like(previous)
@@ -97,7 +98,7 @@ class NewtonReference(NewtonSteps):
         return Maps(torch.stack([*matrices.values()]), torch.stack([*found.values()]))
 
     def _around(self, states: States | None) -> tuple[Tensor, Tensor]:
-        """States before and behind every step, `(T, B, S)`."""
+        """States before and after every step, `(T, B, S)`."""
         steps, initial = self.problem.steps, self.problem.initial
         if states is None:
             whole = initial.expand(steps + 1, *initial.shape)
@@ -112,7 +113,7 @@ class NewtonReference(NewtonSteps):
         return self.cell.step(previous.flatten(0, 1), self._inputs()).view(previous.shape)
 
     def _residual(self, following: Tensor, guess: Tensor) -> Tensor:
-        """As `solve.residual` measures it for chunks of one step."""
+        """The residual as `solve.residual` measures it for chunks of one step."""
         cell, initial = self.cell, self.problem.initial
         floor = floors(cell.bound(initial), initial, cell.parts, SHARE_OF_BOX)
         scale = scales(guess, following, cell.parts, floor, whole_box=True)

@@ -1,10 +1,9 @@
-"""The error to first order, of links that amplify: what jumps mean for the starts behind them, by small changes of all
-starts that are swept beside them until they tell the same twice.
+"""The first-order error of starts for links that amplify: small changes of all starts are swept along the error itself.
 
-What links did to the last moves tells little there: these went other ways than the error does, or were too large for a
-network to be linear. The error `ε[p] = J[p−1] ε[p−1] + jump[p]` needs J along itself alone, so its direction at every
-link is mapped, and from what that shows follows a better one. Sweeps by differences cost as much as others; no
-iteration of the solve itself would tell more.
+Gains from the last moves say little about such links: these moves had other directions than the error, or were too
+large for the network to be linear. The error `ε[p] = J[p−1] ε[p−1] + jump[p]` needs J along itself alone. So the
+estimated direction of the error at every link is mapped by the link, which gives a better estimate, until it settles.
+Such a sweep costs as much as one of the solve, and shows more about the error.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from timeloom.solve.residual import certificate
 from timeloom.solve.tangents import Map
 
 MOST = 6
-"""Times that all links are asked."""
+"""Largest number of sweeps along the error."""
 SETTLED = 0.1
-"""Part of the error by which it may still change. Where few links have jumps, the others are found one by one."""
+"""Relative change at which the error counts as settled. Behind links with jumps, it is found one link per sweep."""
 
 
 def first_order_error(
     map_by: Map, jumps: Tensor, decay: Tensor, guess: Tensor, images: Tensor, relative: Callable[[Tensor], Tensor]
 ) -> float:
-    """The largest relative error of a start, of links between which there are these jumps; where it has not settled,
-    by how much it may be off is added.
+    """The largest relative error of a start, given the jumps between links; plus its last change if it has not settled.
 
-    guess: `(C, B, S)`, the error by what is known so far; images: `(C, B, S)`, a change of each link's end that was
-    seen, the way in which errors are likely to arrive at the next; relative: `(C, B)`, the size of changes of starts.
+    guess: the present estimate of the error, `(C, B, S)`.
+    images: an observed change of each link's end, `(C, B, S)`: the direction in which errors probably reach the next.
+    relative: maps changes of starts to their relative sizes `(C, B)`.
     """
     basis = Basis(decay, 2 * MOST)
     error, changed, any_size = guess, torch.inf, decay.new_zeros(decay.shape[:-1])
@@ -50,6 +49,6 @@ def first_order_error(
 
 
 def _units(directions: Tensor) -> Tensor:
-    """Directions `(C, B, S, K)` of length one; those of no length as they are."""
+    """Directions `(C, B, S, K)` scaled to length one; zeros stay zeros."""
     sizes: Tensor = torch.linalg.vector_norm(directions, dim=-2, keepdim=True)
     return directions / sizes.clamp(min=torch.finfo(sizes.dtype).tiny)

@@ -1,4 +1,4 @@
-"""Solve a recurrence and put the result on autograd's tape: what the modules and `unroll` share."""
+"""Solve a recurrence and put the result on autograd's tape, for the modules and `unroll`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from timeloom.solve.warm_starts import Guess
 
 Record = Callable[[SolveReport], None]
 Seen = Callable[[tuple[Tensor, ...]], None]
-"""Takes the states after all steps, detached, `(T, B, part)` of every part."""
+"""Receives the states after all steps, detached, `(T, B, part)` of every part."""
 BEGUN = "begun at known states"
-"""What a report says of a solve that did."""
+"""Words in the reason of a report whose solve began at known states."""
 
 
 def run(
@@ -38,12 +38,13 @@ def run(
     seen: Seen | None = None,
     plans: tuple[Plan, ...] = (),
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Outputs, `(T, B, part)` of the leading `parts` of all states (None: those that the cell has out), and final state
-    `(B, S)`, differentiable.
+    """Outputs, `(T, B, part)` of the leading `parts` of all states, and final state `(B, S)`, differentiable.
 
-    `record` receives the report, and again with the backward report in it once the backward pass has run. `guess` tells
-    where to begin, and takes in what was found, as the states of recurrence `slot`. `seen` is shown all that was found.
-    `plans`, where they have been made, are those of the forward and of the backward pass.
+    record: receives the report, and again with the backward report in it once the backward pass has run.
+    guess: gives the states to begin at, and keeps those that were found, as the states of recurrence `slot`.
+    parts: None for the parts that the cell returns.
+    seen: receives all states that were found.
+    plans: of the forward and the backward pass, if they are already made.
     """
     if solver.on_tape and problem.lengths is None and problem.resets is None:
         return on_tape(problem, record, "sequential, as asked for", parts, seen)
@@ -73,19 +74,20 @@ def run(
 
 
 def plan_from_known(solver: Planner, problem: Recurrence, experience: Experience) -> Plan:
-    """How to solve for the states from those that are known, if any: they take the place of a warm-up that is fixed,
-    and one that is learned begins there.
+    """The plan to solve for the states, beginning at known ones if there are any.
+
+    Known states replace a fixed warm-up; a learned warm-up begins at them.
     """
     plan = solver.plan(problem, experience)
     if problem.guess is None or plan.chunk >= problem.steps:
         return plan
-    between = plan.chunk % problem.guess.every > 0  # chunks that start where no state is known are entered early
+    between = plan.chunk % problem.guess.every > 0  # chunks that start between known states are entered early
     warmup = plan.warmup if solver.adapts else int(between)
     return replace(plan, warmup=warmup, reason="; ".join(filter(None, (plan.reason, BEGUN))))
 
 
 def noting(report: SolveReport, solver: Planner, experience: LayerExperience, record: Record) -> Note:
-    """Takes the backward pass's report when it comes: into what is learned, and into the forward pass's report."""
+    """A function that learns from the backward pass's report and adds it to the forward pass's report."""
 
     def note(backward: SolveReport) -> None:
         experience.learn_backward(backward)
@@ -99,8 +101,9 @@ def noting(report: SolveReport, solver: Planner, experience: LayerExperience, re
 def on_tape(
     problem: Recurrence, record: Record, reason: str, parts: int | None = None, seen: Seen | None = None
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The plain loop, on autograd's tape: differentiable any number of times, in every way that torch knows. Past the
-    end of a sequence outputs are zero, and the state stays.
+    """The plain loop on autograd's tape: differentiable any number of times, in every way that torch supports.
+
+    Past the end of a sequence outputs are zero, and the state stays.
     """
     state, states, resets = problem.initial, [], problem.resets
     ends = None if problem.lengths is None else problem.lengths.to(problem.u.device).unsqueeze(-1)
@@ -117,15 +120,16 @@ def on_tape(
 
 
 def raise_if_asked(report: SolveReport, solver: Planner) -> None:
-    """Raise for a solve that did not converge, where the solver says so. The certificate of a solve inside a CUDA graph
-    is not known before a replay: `report.certified` tells it then.
+    """Raise if the solve did not converge and the solver says `on_divergence="raise"`.
+
+    Inside a CUDA graph the certificate is not known before a replay, so nothing is raised: see `report.certified`.
     """
     if solver.on_divergence == "raise" and not report.converged and report.certificate is None:
         raise ConvergenceError(report)
 
 
 def needs_grad(problem: Recurrence) -> bool:
-    """Whether a gradient may be asked for; a generic cell's parameters cannot be seen from outside."""
+    """Whether a backward pass may follow; always assumed for a generic cell, since its parameters are hidden."""
     if not torch.is_grad_enabled():
         return False
     tensors = (problem.u, problem.initial, *problem.cell.weights)

@@ -1,7 +1,7 @@
-"""The first sweep over a user's recurrence on a GPU, recorded and replayed: what `kernels.replay` is for whole layers.
+"""The first sweep over a user's recurrence on a GPU, by captured CUDA graphs, as in `kernels.replayed_layers`.
 
-Generated kernels take the weights of a step's normal form, which are computed anew for every call: they are copied in
-as the inputs are. A sweep that is not certified is handed to the driver, which corrects it.
+Generated kernels take the weights of a step's normal form, which are computed anew for every call, so they are copied
+in like inputs. A sweep that is not certified is passed to the driver, which corrects it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Given = Sequence[Tensor | None]
 
 
 def replayed_states(problem: Recurrence, plan: Plan) -> tuple[list[Tensor], SolveReport]:
-    """`solve_states`, by a replay where one is certified."""
+    """`solve_states`, by a replay if that is possible and certified."""
     kind = recorded_kind(problem, plan)
     if kind is None:
         return solve_states(problem, plan, choose_sweeper(problem))
@@ -48,7 +48,7 @@ def replayed_states(problem: Recurrence, plan: Plan) -> tuple[list[Tensor], Solv
     given = problem.u, problem.initial, *problem.cell.weights
     try:
         found = RECORDINGS.run(_key("forward", kind, problem, plan, given), given, _size(problem), body)
-    except KernelFault:  # it has been told, and the driver has other ways
+    except KernelFault:  # already reported; the driver has other ways
         return solve_states(problem, plan, choose_sweeper(problem))
     states, starts, ends, decay, error = list(found[:parts]), *found[parts:]
     report = report_of(error, plan, problem.steps, began)
@@ -60,7 +60,7 @@ def replayed_states(problem: Recurrence, plan: Plan) -> tuple[list[Tensor], Solv
 def replayed_sums(
     problem: Recurrence, states: list[Tensor], incoming: Tensor | None, final_grad: Tensor | None, plan: Plan
 ) -> tuple[Tensor | Summed, Tensor, SolveReport]:
-    """`solve_summed`, by a replay where one is certified."""
+    """`solve_summed`, by a replay if that is possible and certified."""
     kind = None if plan.check_gradient else recorded_kind(problem, plan)
     if kind is None:
         return solve_summed(problem, states, incoming, final_grad, plan)
@@ -88,7 +88,7 @@ def replayed_sums(
 def swept_states(
     kind: type[ReferenceSweeper], problem: Recurrence, plan: Plan
 ) -> tuple[list[Tensor], tuple[Tensor | None, Tensor | None, Tensor | None], Tensor | float]:
-    """States from one sweep; starts, ends and decay of its chunks, where these are more than one; the certificate."""
+    """States from one sweep; starts, ends and decay of its chunks (None for a single chunk); the certificate."""
     sweeper: Any = kind(problem)
     states = empty_states(problem.steps, problem.initial, problem.cell.parts)
     sweeper.of_layer = True
@@ -131,7 +131,7 @@ def swept_sums(
 
 
 def recorded_kind(problem: Recurrence, plan: Plan) -> type[ReferenceSweeper] | None:
-    """Whose sweeps of this problem can be recorded, where the plan's first one is likely to be the last."""
+    """The sweeper whose sweeps of this problem can be recorded, if the plan's first sweep is likely to be enough."""
     unmarked = problem.lengths is None and problem.resets is None and problem.guess is None and problem.tape is None
     entered = plan.chunk >= problem.steps or (plan.warmup > 0 and len(set(problem.cell.parts)) == 1)
     plain = plan.driver is march and plan.linearization is None and plan.sweeps == 1
@@ -142,7 +142,7 @@ def recorded_kind(problem: Recurrence, plan: Plan) -> type[ReferenceSweeper] | N
 
 
 def _placed(problem: Recurrence, given: Given) -> tuple[Recurrence, list[Tensor | None]]:
-    """The problem over other tensors, of which the first are its own, and those behind them."""
+    """The problem with the first of the given tensors in place of its own, and the rest of the tensors."""
     u, initial, *others = given
     assert u is not None
     assert initial is not None
@@ -158,7 +158,7 @@ def _certified(sweeper: ReferenceSweeper, starts: Tensor, ends: Tensor, share: f
 
 
 def _key(way: str, kind: type[ReferenceSweeper], problem: Recurrence, plan: Plan, given: Given) -> Hashable:
-    """The step, its sizes, the plan, and how products round that torch makes."""
+    """The key of a recording: the step, its sizes, the plan, and whether torch's products round to tf32."""
     shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in given)
     cutting = plan.chunk, plan.warmup, plan.wants_decay, plan.limit
     rounds = problem.u.is_cuda and tf32.matmul_rounds()
@@ -166,6 +166,6 @@ def _key(way: str, kind: type[ReferenceSweeper], problem: Recurrence, plan: Plan
 
 
 def _size(problem: Recurrence) -> int:
-    """Bytes of a pass: inputs, states, gate gradients and gradients of the inputs; about, and twice."""
+    """Roughly twice the bytes of a pass: inputs, states, gate gradients and gradients of the inputs."""
     cell = problem.cell
     return 8 * problem.steps * problem.batch * (2 * problem.u.shape[-1] + 3 * cell.size + cell.gate_width)

@@ -1,4 +1,4 @@
-"""Transfers learned from the sweeps themselves: how ends have changed when starts did. It costs no step of the cell."""
+"""Transfers learned from the sweeps themselves, by how ends changed with their starts; costs no extra steps."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from torch import Tensor
 from timeloom.solve.lowrank import Basis, LowRank
 
 MOST_PAIRS = 8
-"""Sweeps that are remembered."""
+"""Number of last sweeps whose pairs are kept."""
 LARGE = 0.5
-"""A change this large beside the state itself tells nothing of small ones: no network is linear so far."""
+"""Relative size of a change beyond which it says nothing about small ones: no network is linear that far."""
 ROUNDING = 16
-"""A change this many roundings large tells its image to a few percent; a smaller one tells noise."""
+"""Multiple of eps from which a change determines its image to a few percent; the image of a smaller one is noise."""
 
 
 class Secants:
     """Pairs (change of start, change of end) of every link, newest first, over the last sweeps.
 
-    On the span of the changes the model maps as the link did; across it by the decay. Pairs that foretold the newest
-    one worse than the decay alone are of another regime of the network, and are forgotten: link by link. Where the
-    corrections made a whole sequence worse, all pairs of it are. Of a linear chain, as gradients are, all pairs are
-    true.
+    On the span of the changes the model maps as the link did, across it by the decay. Pairs that predicted the newest
+    one worse than the decay alone come from another regime of the network and are dropped, link by link. If corrections
+    made a whole sequence worse, all of its pairs are dropped. In a linear chain, as of gradients, all pairs stay valid.
     """
 
     def __init__(self, linear: bool = False) -> None:
@@ -32,7 +31,7 @@ class Secants:
         self._merit: Tensor | None = None
 
     def note(self, starts: Tensor, ends: Tensor, decay: Tensor) -> None:
-        """Take in a sweep: all starts and ends `(C, B, S)` behind it. Links that it left alone have not changed."""
+        """Update from a sweep: all starts and ends `(C, B, S)` after it; links that were not swept have not changed."""
         if self._last is not None:
             change, image = starts - self._last[0], ends - self._last[1]
             if self._model is not None and not self._linear:
@@ -40,7 +39,7 @@ class Secants:
                 good = by_model <= by_decay
                 self._pairs = [(torch.where(good, s, 0), torch.where(good, e, 0)) for s, e in self._pairs]
             if not self._linear:
-                # A secant is off by what the network bends over the move: less known than that is better left to diag.
+                # Curvature puts a secant off by about `bends`: if the decay predicts the image to that, it is enough.
                 moved = _size(change)
                 bends = moved.square() / _size(starts).clamp(min=torch.finfo(moved.dtype).tiny)
                 telling = (moved <= LARGE * _size(starts)) & (_size(image - decay * change) > bends)
@@ -49,7 +48,7 @@ class Secants:
         self._last = (starts.clone(), ends.clone())
 
     def doubt(self, error: Tensor, tolerance: float) -> None:
-        """Forget the pairs of sequences whose relative jumps `(C, B)` have grown over a sweep, in the mean of logs."""
+        """Drop the pairs of sequences whose relative jumps `(C, B)` grew over a sweep, in the mean of logarithms."""
         merit = error.clamp(min=tolerance).log().mean(0)
         if self._merit is not None and not self._linear:
             good = (merit <= self._merit)[None, :, None]
@@ -57,7 +56,7 @@ class Secants:
         self._merit = merit
 
     def model(self, decay: Tensor) -> LowRank:
-        """The transfers of all links, over their decay `(C, B, S)`."""
+        """The transfers of all links: secants on top of the decay `(C, B, S)`."""
         basis = Basis(decay, len(self._pairs))
         if self._last is not None:
             size = torch.linalg.vector_norm(self._last[1], dim=-1)

@@ -1,13 +1,13 @@
-"""Gradients that can be differentiated again: the adjoint solve as a Function of its own.
+"""Gradients that can be differentiated again: the adjoint solve as an autograd Function.
 
 With `h[t] = F(p[t], u[t], W)`, where p is the state before a step, the gradients of a loss are `Fᵤᵀ a` and `F_Wᵀ a`,
 with the adjoints `a[t] = g[t] + J[t+1]ᵀ a[t+1]`. Differentiated once more in a direction v, they take one solve of each
 kind:
 
-    tangents, in the order of time:   δ[t] = J[t] δ[t-1] + Fᵤ vᵤ + F_W v_W
-    adjoints, against it:             of `⟨a, F_p δ + Fᵤ vᵤ + F_W v_W⟩`, differentiated by p, u and W
+    tangents, forward in time:    δ[t] = J[t] δ[t-1] + Fᵤ vᵤ + F_W v_W
+    adjoints, backward in time:   of `⟨a, F_p δ + Fᵤ vᵤ + F_W v_W⟩`, differentiated by p, u and W
 
-δ is the gradient of g itself. Everything else is one evaluation of all steps side by side, on autograd's tape.
+δ is the gradient with respect to g. Everything else is one evaluation of all steps side by side, on autograd's tape.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from timeloom.torch_state.autocast import without_autocast
 from timeloom.torch_state.batched import one_by_one
 
 SHORTEST_CHUNK, WARMUP = 64, 48
-"""Steps in a chunk at least, and before one, of a solve of which nothing is known."""
+"""Fewest steps in a chunk, and steps of a warm-up, for these solves, about which nothing is learned."""
 Grads = Sequence[Tensor | None]
-"""The loss's gradients by the outputs `(T, B, ≤ S)` and by the final state `(B, S)`."""
+"""The loss's gradients with respect to the outputs `(T, B, ≤ S)` and the final state `(B, S)`."""
 Project = Callable[..., tuple[Any, Tensor]]
 """`project(x, *weights)`: a layer's cell and its projected inputs."""
 
@@ -45,8 +45,8 @@ def gradients(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of u `(T, B, K)`, of the initial state `(B, S)` and of the weights, differentiable.
 
-    `problem` is the live one, `states` the solved ones, one `(T + 1, B, part)` for each part. The weights are the
-    cell's own; of a user's cell they are the `leaves` that it holds.
+    `problem` has live tensors; `states` are the solved ones, one `(T + 1, B, part)` for each part. The weights are the
+    cell's own; for a user's cell they are the `leaves` that it holds.
     """
     outputs, final = grads
     if outputs is None:
@@ -64,9 +64,9 @@ def layer_gradients(
     project: Project, live: Sequence[Tensor | None], states: list[Tensor], grads: Grads,
     lengths: Tensor | None = None, resets: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """The same for a whole layer: gradients of x, the initial state and torch's parameters."""
+    """`gradients` for a whole layer: of x, the initial state and torch's parameters."""
     with torch.enable_grad():
-        given = [None if tensor is None else tensor.view_as(tensor) for tensor in live]  # apart from the states' past
+        given = [None if tensor is None else tensor.view_as(tensor) for tensor in live]  # apart from the states' graph
         x, initial, *weights = given
         assert x is not None
         assert initial is not None
@@ -108,7 +108,7 @@ def leaves_of(evaluated: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class _Job:
-    """What the gradients are told beside tensors: a cell without its weights, or one that holds its own."""
+    """The arguments of the gradients that are not tensors: a cell without its weights, or one that holds its own."""
 
     cell: Any
     holds_weights: bool
@@ -122,13 +122,13 @@ class _Job:
         return step
 
     def problem(self, step: Callable[[Tensor, Tensor], Tensor], u: Tensor, initial: Tensor) -> Recurrence:
-        """The recurrence of any step over flat states, whose gate gradients are the adjoints themselves."""
+        """The recurrence of any step over flat states; its gate gradients are the adjoints themselves."""
         return Recurrence(GenericCell(step, initial, u.shape[2:]), u, initial, self.lengths, self.resets)
 
     def adjoints(
         self, states: Tensor, outputs: Tensor, final: Tensor, u: Tensor, initial: Tensor, weights: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Of every state, `(T, B, S)`, and of the initial one."""
+        """The adjoints of all states, `(T, B, S)`, and of the initial one."""
         problem = self.problem(self.step(weights), u, initial)
         incoming = outputs if outputs.shape[-1] else None
         found, at_initial, _ = solve_adjoint(problem, [states], incoming, final, _plan(problem, "backward"))
@@ -136,7 +136,7 @@ class _Job:
 
 
 class _Gradients(torch.autograd.Function):
-    """Gradients of u, the initial state and the weights, as a function of the loss's gradients and of those."""
+    """Gradients of u, the initial state and the weights, as a function of these and of the loss's gradients."""
 
     @staticmethod
     def forward(
@@ -168,7 +168,7 @@ def _second(
     job: _Job, states: Tensor, u: Tensor, initial: Tensor, weights: Sequence[Tensor], adjoints: Tensor,
     directions: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients by the loss's gradients `(T, B, S)` and `(B, S)`, by u, by the initial state and by the weights."""
+    """Gradients with respect to the loss's gradients `(T, B, S)` and `(B, S)`, u, the initial state and the weights."""
     along_u, along_initial, *along_weights = directions
     before = _before(job, states, initial)
     pushed = _push(job, before, u, weights, (torch.zeros_like(before), along_u, *along_weights))
@@ -186,7 +186,7 @@ def _second(
     by_before, by_u, *by_weights = _curve(job, before, u, weights, adjoints, (tangents, along_u, *along_weights))
     starts = _starts(job, by_before)
     into_states = torch.where(starts, 0, by_before)
-    into_states = pad(into_states[1:], (0, 0, 0, 0, 0, 1))  # the state before a step is the one after the last
+    into_states = pad(into_states[1:], (0, 0, 0, 0, 0, 1))  # the state before step t is the one after step t − 1
     again, at_initial = job.adjoints(states, into_states, torch.zeros_like(initial), u, initial, weights)
     more_u, *more_weights = _pull(job, before, u, weights, again)[1:]
     at_initial = at_initial + torch.where(starts, by_before, 0).sum(0)
@@ -195,7 +195,7 @@ def _second(
 
 
 def _starts(job: _Job, like: Tensor) -> Tensor:
-    """`(T, B, 1)`: steps that begin with the initial state."""
+    """Mask `(T, B, 1)` of the steps that begin at the initial state."""
     marks = (
         torch.zeros(like.shape[:2], dtype=torch.bool, device=like.device) if job.resets is None else job.resets.clone()
     )
@@ -209,7 +209,7 @@ def _before(job: _Job, states: Tensor, initial: Tensor) -> Tensor:
 
 
 def _evaluated(job: _Job, before: Tensor, u: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """All steps at once, `(T, B, S)`, on a tape of its own, and what they may be differentiated by."""
+    """All steps at once, `(T, B, S)`, on a new tape, and its leaves: states before the steps, u and the weights."""
     given = [before.detach().requires_grad_(), u.detach().requires_grad_(u.is_floating_point())]
     held = list(weights) if job.holds_weights else [weight.detach().requires_grad_() for weight in weights]
     out = job.step(held)(given[0].flatten(0, 1), given[1].flatten(0, 1)).view_as(before)
@@ -217,7 +217,7 @@ def _evaluated(job: _Job, before: Tensor, u: Tensor, weights: Sequence[Tensor]) 
 
 
 def _pull(job: _Job, before: Tensor, u: Tensor, weights: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
-    """Gradients by the states before the steps, by u and by the weights, of `⟨grad, F⟩`."""
+    """Gradients of `⟨grad, F⟩` with respect to the states before the steps, u and the weights."""
     with torch.enable_grad():
         out, given = _evaluated(job, before, u, weights)
     return _grads(out, given, grad)
@@ -226,7 +226,7 @@ def _pull(job: _Job, before: Tensor, u: Tensor, weights: Sequence[Tensor], grad:
 def _push(
     job: _Job, before: Tensor, u: Tensor, weights: Sequence[Tensor], directions: Sequence[Tensor | None]
 ) -> Tensor:
-    """The derivative of F in a direction, `(T, B, S)`: the gradient, by its argument, of a gradient."""
+    """The derivative of F in a direction, `(T, B, S)`, as the gradient of a vector-Jacobian product by its vector."""
     with torch.enable_grad():
         out, given = _evaluated(job, before, u, weights)
         probe = torch.zeros_like(out, requires_grad=True)
@@ -240,7 +240,7 @@ def _push(
 def _curve(
     job: _Job, before: Tensor, u: Tensor, weights: Sequence[Tensor], adjoints: Tensor, directions: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Gradients by everything of `⟨adjoints, DF · directions⟩`."""
+    """Gradients of `⟨adjoints, DF · directions⟩` with respect to the states before the steps, u and the weights."""
     with torch.enable_grad():
         out, given = _evaluated(job, before, u, weights)
         pulled = _grads(out, given, adjoints, create_graph=True)
@@ -251,7 +251,7 @@ def _curve(
 
 
 def _grads(results: Any, given: Sequence[Tensor], grads: Any, create_graph: bool = False) -> tuple[Tensor, ...]:
-    """`torch.autograd.grad`, zeros where nothing depends on what is given."""
+    """`torch.autograd.grad`, with zeros for tensors that the results do not depend on."""
     wanted = [tensor for tensor in given if tensor.requires_grad]
     found = iter(
         torch.autograd.grad(results, wanted, grads, retain_graph=True, create_graph=create_graph, allow_unused=True)
@@ -261,7 +261,7 @@ def _grads(results: Any, given: Sequence[Tensor], grads: Any, create_graph: bool
 
 
 def _plan(problem: Recurrence, direction: Any) -> Plan:
-    """Chunks whose sweeps take about as long as the sequence has chunks; plain sweeps, exact in any case."""
+    """Plain sweeps, exact in any case, over chunks of about √(8T) steps."""
     chunk = max(SHORTEST_CHUNK, math.isqrt(8 * problem.steps))
     chunk = problem.steps if 2 * chunk > problem.steps else chunk
     return Plan(

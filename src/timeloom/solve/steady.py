@@ -1,8 +1,8 @@
-"""A layer whose plan has settled: copy in, one replay, copy out, a look at the certificate.
+"""A layer whose plan has settled: copy in, replay a CUDA graph, copy out, check the certificate.
 
-Most calls of a training run are like the one before. What decides them is then known: the plan stands until more is
-learned, and a CUDA graph of it is recorded. Such a call goes past the trunk, which costs the host more than all the
-rest, and comes back to it with whatever is not as before: a certificate that is missed, gradients of gradients.
+Most calls of a training run are like the one before. Their plan then stands until more is learned, and a CUDA graph of
+it is recorded. Such a call bypasses the trunk, which costs the host more than everything else, and returns to it
+whenever something differs: a missed certificate, gradients of gradients.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from timeloom.torch_state.batched import one_by_one
 from timeloom.torch_state.eager import eager
 
 LIVE = 6
-"""Tensors that a layer may be differentiated by: x, the initial state, w_ih, w_hh, b_ih, b_hh."""
+"""Number of live tensors of a layer: x, the initial state, w_ih, w_hh, b_ih, b_hh."""
 
 Kind = tuple[tuple[bool, ...], torch.dtype | None, torch.dtype | None]
-"""What a backward pass is asked for: of which live tensors gradients are wanted, and in which dtypes those by the
-outputs and by the final state come."""
+"""A kind of backward pass: which live tensors need gradients, and the dtypes of the incoming gradients of the outputs
+and of the final state."""
 
 
 class SteadyLayer:
     """One layer and direction of a module, for calls with the same sizes, weights and gradients, on one stream.
 
-    It holds no tensors of a call. Weights are those at the same places.
+    It holds no tensors of a call. Weights are the same if their addresses are.
     """
 
     def __init__(self, layer: Layer, solve: LayerSolve, forward: Pass, taped: bool) -> None:
@@ -54,13 +54,13 @@ class SteadyLayer:
         self._zeros = torch.zeros_like(layer.initial)
         names = list(layer.fresh)
         self._fresh = [2 + index for index, name in enumerate(("w_ih", "w_hh", "b_ih", "b_hh")) if name in names]
-        """Which of the live tensors are weights that a call makes."""
+        """Indices of the live tensors that are weights made anew by every call."""
         self._places = self._places_of(inputs)
         self._backward: dict[Kind, Pass] = {}
 
     @staticmethod
     def of(solve: LayerSolve, inputs: Inputs, taped: bool) -> SteadyLayer | None:
-        """None where a call like this is not replayed yet, or not at all. `inputs` off autograd's tape."""
+        """The steady layer for calls like this, with detached `inputs`; None if they are not replayed, or not yet."""
         experience = solve.experience.forward
         if not solve.solver.adapts and experience.counts.newton_steps is None:
             return None
@@ -84,14 +84,15 @@ class SteadyLayer:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the initial state."""
+        """The dtype of the initial state."""
         return self._zeros.dtype
 
     def run(
         self, call: Call, x: Tensor, initial: Tensor | None, weights: Sequence[Tensor | None]
     ) -> tuple[Tensor, ...] | None:
-        """Outputs `(T, B, n)` and the final state, `(1, B, n)` of each part, to be used once `call` is certified; None
-        where there is no recording any more.
+        """Outputs `(T, B, n)` and the parts of the final state, `(1, B, n)` each, valid once `call` is certified.
+
+        None if the recording has been dropped.
         """
         initial = self._zeros if initial is None else initial
         try:
@@ -100,18 +101,18 @@ class SteadyLayer:
             return None
 
     def sweep(self, call: Call, live: Sequence[Any]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """Outputs and parts of the final state, and what is kept for the backward pass: lent."""
+        """Outputs and parts of the final state, and the tensors kept for the backward pass, lent by the recording."""
         initial = None if live[1] is self._zeros else live[1]
         found = call.run((live[0], initial, *self._made_for(call, live)))
         wanted = 1 + self._parts
         return tuple(found[:wanted]), found[wanted:]
 
     def gradients(self, call: Call, saved: Sequence[Any], grads: list[Tensor | None], kind: Kind) -> Gradients:
-        """Of everything live, from what was saved: the live tensors, what was kept, and the outputs."""
+        """Gradients of the live tensors from the saved ones: the live tensors, those kept, and the outputs."""
         found = self._backward.get(kind)
         may = (
             found is not None and self._places_of(saved) == self._places
-        )  # who gathers weights anew has them elsewhere
+        )  # weights that are gathered anew have other addresses
         replayed = self._replayed(found, call, saved, grads) if found is not None and may else None
         if replayed is None:
             result = self._by_trunk(call, saved, grads, kind[0][0])
@@ -125,18 +126,18 @@ class SteadyLayer:
     def _replayed(
         self, found: Pass, call: Call, saved: Sequence[Any], grads: Sequence[Tensor | None]
     ) -> list[Tensor] | None:
-        """The gradients that are wanted; None where there are none to be had."""
+        """The wanted gradients by a replay; None if that is not possible."""
         tensors = [saved[0], saved[1], *saved[LIVE:-1], *self._made_for(call, saved)]
         return replayed_gradients(call, found, tensors, grads, self._experience.learn_backward)
 
     def _made_for(self, call: Call, live: Sequence[Any]) -> list[Tensor]:
-        """Weights that a call has made, and its resets."""
+        """The weights made anew for this call, and its resets."""
         if not self._fresh and call.resets is None:
             return []
         return [live[index] for index in self._fresh] + ([] if call.resets is None else [call.resets])
 
     def _places_of(self, live: Sequence[Any]) -> list[int | None]:
-        """Where weights lie that are not copied in."""
+        """Addresses of the weights that are not copied in."""
         own = [live[index] for index in range(2, LIVE) if index not in self._fresh]
         return [None if weight is None else weight.data_ptr() for weight in own]
 
@@ -144,22 +145,22 @@ class SteadyLayer:
         solve, inputs = call.solve(), Inputs._make([*saved[:LIVE], None, None, call.resets])
         plan = solve.plan_backward(inputs, self._layer.cell)
         note = noting(call.report, solve.solver, solve.experience, lambda _: None)
-        with RECORDINGS.lock, torch.no_grad(), without_autocast(inputs.x.device):  # no replay into what is lent
+        with RECORDINGS.lock, torch.no_grad(), without_autocast(inputs.x.device):  # no replay into lent memory
             return solve.backward(inputs, list(saved[LIVE:-1]), grads, want_x, plan, note)[:LIVE]
 
     def recorded_gradients(self, call: Call, saved: Sequence[Any], grads: Sequence[Tensor | None]) -> Gradients:
-        """The same, by gradients that can be differentiated again."""
-        with RECORDINGS.lock:  # autograd holds on to them
+        """The same gradients, but so that they can be differentiated again."""
+        with RECORDINGS.lock:  # copies, since autograd keeps them
             kept = [part.clone() for part in saved[LIVE : LIVE + self._parts]]
         return layer_gradients(call.solve().project, (*saved[:LIVE], None), kept, grads, None, call.resets)[:LIVE]
 
     def final_gradient(self, grads: Sequence[Tensor | None]) -> Tensor | None:
-        """`(B, S)` of the parts' `(1, B, n)`."""
+        """The gradient of the final state `(B, S)`, from those of its parts `(1, B, n)`."""
         found = side_by_side(grads, self._layer.parts, whole=True)
         return None if found is None else found[0]
 
     def _settle(self, kind: Kind, grads: Sequence[Tensor | None], call: Call) -> None:
-        """Have the next backward pass of this kind replayed, if the last one was."""
+        """Have the next backward pass of this kind replayed, if the one by the trunk was."""
         experience, recording = self._experience.backward, None
         last = None if call.report.backward is None else call.report.backward.iterations
         standing = _standing(self._solver, self._layer, self._sizes, experience, "backward", last)
@@ -177,7 +178,7 @@ class SteadyLayer:
 def _standing(
     solver: Planner, layer: Layer, sizes: Recurrence, experience: Experience, way: Direction, count: int | None
 ) -> StandingPlan | StandingNewton | None:
-    """The plan for the next call, where that is known by now; `count`: Newton's steps or sweeps of the last one."""
+    """The plan for the next call, if it is known by now; `count`: Newton steps or sweeps of the last call."""
     if solver.adapts:
         return solver.standing(sizes, experience, way)
     return StandingNewton.of(layer, solver.plan(sizes, experience, way), count, way == "backward")
@@ -188,7 +189,7 @@ def _weights(layer: Layer) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None
 
 
 class Replayed(torch.autograd.Function):
-    """Outputs `(T, B, n)` and final state, `(1, B, n)` of each part. It saves what the trunk does."""
+    """Outputs `(T, B, n)` and final state, `(1, B, n)` of each part; saves the same tensors as the trunk."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, *live: Tensor | None) -> tuple[Tensor, ...]:
@@ -214,4 +215,4 @@ class Replayed(torch.autograd.Function):
 
 
 apply = super(torch.autograd.Function, Replayed).apply
-"""Without the search for what transforms have left behind: no transform is at work where layers are steady."""
+"""`apply` without the search for dead wrappers of functorch: no transform is active where layers are steady."""

@@ -1,8 +1,9 @@
-"""A user's cell whose plan has settled: a pass is one replay, from x and what the cell holds to outputs or gradients.
+"""A user's cell whose plan has settled: a pass is one replay, from x and the cell's tensors to outputs or gradients.
 
-What `solve.steady` is for torch's layers. A recording has all of a pass in it: weights and inputs of the step's normal
-form, computed from the cell's own tensors where these lie, the sweeps, the certificate; on the way back the gradients
-of all that, by autograd. The step itself is not run, so its `Surroundings` tell whether it would still be the same.
+The counterpart of `solve.steady` for users' cells. A recording holds all of a pass: the weights and inputs of the
+step's normal form, computed from the cell's own tensors in place, the sweeps, and the certificate; for a backward pass,
+also the gradients through all that, by autograd. The step itself is not run, so its `Surroundings` are compared to see
+whether it is still the same.
 """
 
 from __future__ import annotations
@@ -40,15 +41,16 @@ from timeloom.torch_state.eager import eager
 from timeloom.torch_state.precision import HALF
 
 Gradients = tuple[Tensor | None, ...]
-"""Of x, of the initial state, and of what the cell holds."""
+"""Gradients of x, of the initial state, and of the tensors that the cell holds."""
 ROWS = 2
-"""Rows on which a step is run to see what it does."""
+"""Number of rows on which a step is run to see what its code does."""
 
 
 class SteadyCell:
-    """One cell for calls with the same sizes, gradients and tensors, on one stream. It holds no tensors of a call.
+    """One cell, for calls with the same sizes, gradients and tensors, on one stream. It holds no tensors of a call.
 
-    shown: how many parts of all states a call returns. ends: whether it returns the parts of the final state, too.
+    shown: number of leading parts of all states that a call returns.
+    ends: whether a call returns the parts of the final state, too.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class SteadyCell:
         self._shown, self._ends, self._parts = shown, ends, len(cell.parts)
         self._returned, self.dtype = initial.dtype, torch.float32 if initial.dtype in HALF else initial.dtype
         self._token = object()
-        """Recordings are known by it: they outlive nothing else of this."""
+        """Identifies this object in the keys of its recordings, which may outlive it."""
         self.bound = tuple(compiled.bindings.tensors(cell.function)[name] for name in compiled.bindings.paths)
         self._places = [tensor.data_ptr() for tensor in self.bound]
         self._width = x[:1, :1].numel()
@@ -72,15 +74,16 @@ class SteadyCell:
         self.forward: Pass
         self._backward: dict[Any, Pass] = {}
         self._wanted: dict[Any, list[bool]] = {}
-        """Which gradients each of them has."""
+        """Which gradients each kind of backward pass returns."""
 
     @staticmethod
     def of(
         cell: GenericCell, compiled: Compiled, x: Tensor, initial: Tensor, solver: Planner,
         experience: LayerExperience, shown: int, ends: bool, taped: bool,
     ) -> SteadyCell | None:  # fmt: skip
-        """For calls like one with these inputs `(T, B, ...)` and this initial state `(B, S)`; None where no plan stands
-        yet. Raises Unseen where that will not change.
+        """The steady cell for calls like one with inputs x `(T, B, ...)` and this initial state `(B, S)`.
+
+        None if no plan stands yet. Raises Unseen if such calls can never be replayed.
         """
         found = SteadyCell(cell, compiled, x, initial, solver, experience, shown, ends, taped)
         standing = solver.standing(found._sizes, experience.forward, "forward")
@@ -107,8 +110,10 @@ class SteadyCell:
         return found
 
     def _size(self, backward: bool) -> int:
-        """Bytes of a recording, about: x, inputs and what they are computed from, and states; or, on the way back, the
-        inputs again with their gradients, gate gradients, and those of x.
+        """Approximate bytes of a recording.
+
+        Forward: x, the inputs, the values that they are computed from, and states. Backward: the inputs again with
+        their gradients, gate gradients, and gradients of x.
         """
         u, fused = self._sizes.u, self.compiled.fused
         inputs, own = u.shape[-1], fused.gate_width if backward else self._sizes.cell.size
@@ -120,20 +125,21 @@ class SteadyCell:
         )
 
     def stands(self) -> bool:
-        """Whether the next call like it is to be made by it, as far as that does not depend on the step."""
+        """Whether the next call of this kind can be replayed, provided that the step is unchanged."""
         return self._rounds == _rounding() and self.forward.stands()
 
     def drop(self) -> None:
-        """Give the memory of its recordings back."""
+        """Free the memory of its recordings."""
         RECORDINGS.forget(self._token)
 
     def call(self) -> Call:
-        """The next one."""
+        """A new call."""
         return Call(self, lambda: None)  # type: ignore[arg-type, return-value]
 
     def run(self, call: Call, x: Tensor, initial: Tensor | None) -> tuple[Tensor, ...] | None:
-        """Parts of all states `(T, B, part)`, and those of the final one `(1, B, part)`, to be used once `call` is
-        certified; None where there is no recording any more.
+        """Parts of all states `(T, B, part)`, and of the final one `(1, B, part)`, valid once `call` is certified.
+
+        None if the recording has been dropped.
         """
         initial = self._sizes.initial if initial is None else initial.to(self.dtype)
         try:
@@ -142,7 +148,7 @@ class SteadyCell:
             return None
 
     def sweep(self, call: Call, x: Any, initial: Any) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """What a call returns, and the states for its backward pass: lent."""
+        """The results of a call, and the states for its backward pass, lent by the recording."""
         found = call.run((x, None if initial is self._sizes.initial else initial))
         wanted = len(self.forward.wanted)
         return tuple(found[:wanted]), found[wanted:]
@@ -150,7 +156,7 @@ class SteadyCell:
     # ---- what is recorded --------------------------------------------------------------------------------------------
 
     def _swept(self, kind: type[ReferenceSweeper], plan: Plan, given: Sequence[Tensor | None]) -> list[Any]:
-        """States, what of them is returned in another precision, and the certificate."""
+        """States, the returned ones once more if their dtype differs, and the certificate."""
         x, initial = given
         assert x is not None
         assert initial is not None
@@ -161,13 +167,13 @@ class SteadyCell:
         return [*states, *others, error]
 
     def _of_states(self, states: Sequence[Any]) -> list[Tensor]:
-        """Which of them is returned."""
+        """The parts of these states that a call returns."""
         return [part[1:] for part in states[: self._shown]] + [part[-1:] for part in states if self._ends]
 
     def _pulled(
         self, kind: type[ReferenceSweeper], plan: Plan, wanted: Sequence[bool], given: Sequence[Tensor | None]
     ) -> list[Any]:
-        """The gradients that are wanted, and the certificate."""
+        """The wanted gradients, and the certificate."""
         x, initial, incoming, final, *others = given
         states: list[Any] = others
         assert initial is not None
@@ -178,10 +184,10 @@ class SteadyCell:
             inputs, at_initial, by_weight, error = swept_sums(kind, at, plan, states, incoming, final)
         return [*through(cell, u, leaves, at_initial, inputs, by_weight), error]
 
-    # ---- the way back ------------------------------------------------------------------------------------------------
+    # ---- the backward pass -------------------------------------------------------------------------------------------
 
     def gradients(self, call: Call, saved: Sequence[Tensor], grads: Sequence[Tensor | None], wanted: Any) -> Gradients:
-        """Of x, the initial state and what the cell holds, from what was saved: these, and the states."""
+        """Gradients of x, the initial state and the cell's tensors, from the saved tensors: these, and the states."""
         live, kept = saved[: 2 + len(self.bound)], saved[2 + len(self.bound) :]
         incoming, final = self._joined(grads)
         way = wanted, *(None if grad is None else (grad.shape[-1], grad.dtype) for grad in (incoming, final))
@@ -197,11 +203,11 @@ class SteadyCell:
         return result
 
     def _key(self, way: Any, plan: Plan) -> Hashable:
-        """By which a recording of its backward pass is known."""
+        """The key of a recording of its backward pass."""
         return self._token, way, plan.chunk, plan.warmup, plan.limit
 
     def _joined(self, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients by the leading parts of all states `(T, B, ·)` and by the final state `(B, S)`."""
+        """The gradients of the leading parts of all states, joined to `(T, B, ·)`, and of the final state `(B, S)`."""
         widths = self.compiled.fused.parts
         incoming = side_by_side(grads[: self._shown], widths[: self._shown], whole=False)
         final = side_by_side(grads[self._shown :], widths, whole=True)
@@ -210,12 +216,12 @@ class SteadyCell:
     def _by_trunk(
         self, call: Call, live: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None], wanted: Any
     ) -> Gradients:
-        """By the driver, with a plan of its own."""
+        """The gradients by the driver, with a new plan."""
         cell, u, leaves = self._form.on_tape(live[0], live[2:], wanted)
         problem = Recurrence(cell, u, live[1]).detach()
         incoming, final = (None if grad is None else grad.to(self.dtype) for grad in grads)
         note = noting(call.report, self._solver, self._experience, lambda _: None)
-        with RECORDINGS.lock, torch.no_grad():  # no replay into what is lent
+        with RECORDINGS.lock, torch.no_grad():  # no replay into lent memory
             plan = self._solver.plan(problem, self._experience.backward, "backward")
             gates, at_initial, report = solve_summed(problem, list(kept), incoming, final, plan)
             if isinstance(gates, Summed):
@@ -253,9 +259,9 @@ class SteadyCell:
         self._backward[way] = Pass.of(standing, experience, recording, places, found)
 
     def recorded_gradients(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Gradients:
-        """The same, by gradients that can be differentiated again."""
+        """The same gradients, but so that they can be differentiated again."""
         live, kept = saved[: 2 + len(self.bound)], saved[2 + len(self.bound) :]
-        with RECORDINGS.lock:  # autograd holds on to them
+        with RECORDINGS.lock:  # copies, since autograd keeps them
             states = [part.clone() for part in kept]
         incoming, final = (None if grad is None else grad.to(self.dtype) for grad in self._joined(grads))
         return layer_gradients(lambda x, *bound: self._form.of(x, bound), live, states, (incoming, final))
@@ -266,12 +272,12 @@ def _told(plan: Plan) -> str:
 
 
 def _rounding() -> tuple[Any, ...]:
-    """What torch's own products and a step's code depend on beside what they are given."""
+    """Global settings that torch's products and a step's code depend on."""
     return tf32.matmul_rounds(), torch.get_default_dtype(), torch._C._len_torch_function_stack()
 
 
 class Replayed(torch.autograd.Function):
-    """What a call of a `SteadyCell` returns, as a function of x, the initial state and what the cell holds."""
+    """The results of a call of a `SteadyCell`, as a function of x, the initial state and the cell's tensors."""
 
     @staticmethod
     def forward(ctx: Any, call: Any, *live: Tensor) -> tuple[Tensor, ...]:
@@ -291,9 +297,9 @@ class Replayed(torch.autograd.Function):
         if torch.is_grad_enabled():
             return None, *cell.recorded_gradients(ctx.saved_tensors, grads)
         device = next(grad.device for grad in grads if grad is not None)
-        with without_autocast(device):  # it may be on around the backward pass
+        with without_autocast(device):  # the backward pass may be called under autocast
             return None, *cell.gradients(ctx.call, ctx.saved_tensors, grads, wanted)
 
 
 apply = super(torch.autograd.Function, Replayed).apply
-"""Without the search for what transforms have left behind: no transform is at work where cells are steady."""
+"""`apply` without the search for dead wrappers of functorch: no transform is active where cells are steady."""

@@ -1,8 +1,8 @@
-"""One pass under a plan that stands: copy in, one replay, copy out, a look at the certificate.
+"""One pass under a standing plan: copy in, replay, copy out, check the certificate.
 
-What settled layers (`solve.steady`) and settled cells (`solve.steady_cell`) are made of. Where a graph itself mends
-what is not certified, nobody waits for the look: it is taken when somebody asks for the report, or before the next
-replay.
+Settled layers (`solve.steady`) and settled cells (`solve.steady_cell`) consist of such passes. If the graph itself
+corrects results that miss their certificate, the host does not wait for the check: it is made when somebody asks for
+the report, or before the next replay.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 
 
 class Dropped(Exception):
-    """A recording has just been dropped to make room."""
+    """Raised if a recording has just been dropped to free memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass of a layer, as it was recorded under a plan that stands.
+    """One pass of a layer, as it was recorded under a standing plan.
 
-    places: where what changes from call to call is copied to. wanted: what is copied out. lent: number of results that
-    are not.
+    places: the recording's buffers for the inputs that change from call to call.
+    wanted: the results that are copied out.
+    lent: the number of leading results that are lent: handed out without a copy, in the recording's own memory.
     """
 
     standing: StandingPlan | StandingNewton
@@ -59,18 +60,18 @@ class Pass:
         return Pass(standing, experience, recording, recording.hold(places), recording.hold(wanted), lent)
 
     def stands(self) -> bool:
-        """Whether the next pass of its kind is to be this one; what the last one told is taken in first."""
+        """Whether the next pass of this kind can be this one; learns from the last replay's certificate first."""
         self.recording.catch_up()
         return self.recording.here and self.standing.holds(self.experience)
 
     def stands_in(self, stream: int, set_as: tuple[bool, bool]) -> bool:
-        """The same, where replays are possible, in these surroundings."""
+        """`stands`, provided that replays are possible on this stream and with these settings."""
         recording = self.recording
         recording.catch_up()
         return recording.is_of(stream, set_as) and self.standing.holds(self.experience)
 
     def run(self, given: Sequence[Tensor | None]) -> tuple[list[Tensor], int, Watch | None]:
-        """What is wanted, and behind it what is lent; which replay it was, and a watch where it is timed."""
+        """The wanted results followed by the lent ones, the number of the replay, and a stopwatch if it is timed."""
         plan = self.standing.plan
         watched = watch_for(plan, self.experience, self.recording.device)
         found = self.recording.replay_some(self.places, given, self.wanted, self.lent)
@@ -83,8 +84,9 @@ class Pass:
 
 
 class Verdict:
-    """What the certificate of one pass says, once somebody looks: its report, for which the GPU may be waited for, and
-    what is learned from it. To be made under the lock that the replay was made under.
+    """The outcome of one pass, known once its certificate is read, which may mean to wait for the GPU.
+
+    It gives the report and what is learned from it. Must be created while the lock of the replay is still held.
     """
 
     __slots__ = ("_backward", "_began", "_learn", "_pass", "_report", "_steps", "_turn", "_watched", "looked", "took")
@@ -99,22 +101,20 @@ class Verdict:
         self._report: SolveReport | None = None
         self._backward: Verdict | None = None
         self.looked = False
-        """Whether somebody has, so that what comes behind is to be told at once."""
+        """Whether the report was asked for, so that a later backward report must be added to it at once."""
         self.took: float | None = None
-        """Seconds of the host, where nobody waits for the GPU."""
+        """Seconds on the host if nobody waits for the GPU, since the graph corrects missed certificates; else None."""
         if found.recording.mended:
             self.took, found.recording.unread = time.perf_counter() - began, self._take_in
 
     def wait(self) -> bool:
-        """Whether what the pass found may be used, which may take waiting for the GPU."""
+        """Whether the results may be used; waits for the GPU unless the graph corrects missed certificates."""
         if self.took is None:
             self._take_in()
         return self.took is not None or self._report is not None
 
     def report(self) -> SolveReport | None:
-        """Its report, with that of the backward pass in it; None where the certificate is missed, and nothing that was
-        found may be used.
-        """
+        """The report, with that of the backward pass in it; None if a missed certificate makes the results unusable."""
         with LOCK:
             self.looked = True
             if self._pass is not None:
@@ -125,20 +125,20 @@ class Verdict:
             return self._report
 
     def add(self, backward: Verdict) -> None:
-        """What its backward pass has come to; the last one counts."""
+        """Add the verdict on the backward pass; the last one counts."""
         self._backward = backward
         if self.looked:
             self.report()
 
     def _take_in(self) -> None:
-        """Wait for the GPU, and learn. A missed certificate is noted for the next plan."""
+        """Wait for the GPU, read the certificate and learn from it; a miss is noted for the next plan."""
         found = self._pass
         if found is None:
             return
         began = self._began if self.took is None else time.perf_counter() - self.took
         numbers, plan = found.recording.read_all(self._turn), found.standing.plan
         self._pass = None
-        if numbers is None:  # nobody knows: to be solved anew, where nothing was mended
+        if numbers is None:  # unreadable by now: solve anew, unless the graph corrects misses
             if self.took is not None:
                 unread = "; ".join(filter(None, (plan.reason, "another replay hid its certificate")))
                 self._report = SolveReport.sequential(self._steps, unread, plan.limit, self.took)
@@ -148,7 +148,7 @@ class Verdict:
             if self._report is not None:
                 self._learn(self._report)
             elif found.standing.linear:
-                RECORDINGS.discard(found.recording)  # the next one finds out how many sweeps it takes
+                RECORDINGS.discard(found.recording)  # the next call finds out how many sweeps it takes
         else:
             self._report = self._of_sweeps(found.experience, plan, numbers, began)
         if self._report is None and self.took is not None:
@@ -176,7 +176,7 @@ class Verdict:
         return report
 
     def _of_what_was_mended(self, plan: Plan, missed: float, took: float) -> SolveReport:
-        """Of a certificate that was missed, and one chunk in place of what it was of."""
+        """The report of a pass that missed its certificate and was replaced by a run in one chunk."""
         what = f"chunks of {plan.chunk}" if plan.linearization is None else "so many of Newton's steps"
         why = "; ".join(filter(None, (plan.reason, f"{what} were not enough this time")))
         whole = SolveReport.sequential(self._steps, why, plan.limit, took)
@@ -184,7 +184,7 @@ class Verdict:
 
 
 class Call:
-    """One call of a steady layer, for its backward pass to come back to."""
+    """One call of a steady layer, to which its backward pass refers."""
 
     __slots__ = ("began", "layer", "resets", "solve", "verdict")
 
@@ -194,7 +194,7 @@ class Call:
         self.verdict: Verdict
 
     def run(self, given: Sequence[Tensor | None]) -> list[Tensor]:
-        """Its forward pass: what is wanted, and behind it what is lent; to be used once it is certified."""
+        """Run the forward pass: the wanted results followed by the lent ones, valid once the call is certified."""
         found = self.layer.forward
         with LOCK:
             results, turn, watched = found.run(given)
@@ -202,13 +202,13 @@ class Call:
         return results
 
     def certify(self) -> Verdict | None:
-        """See that the outputs may be used, which may take waiting for the certificate; None where they may not."""
+        """The verdict if the outputs may be used, for which the certificate may have to be awaited; else None."""
         verdict = self.verdict
         return verdict if verdict.wait() else None
 
     @property
     def report(self) -> SolveReport:
-        """What is said of it."""
+        """The report of this call, which is certified."""
         report = self.verdict.report()
         assert report is not None
         return report
@@ -221,16 +221,17 @@ def replayed_gradients(
     grads: Sequence[Tensor | None],
     learn: Callable[[SolveReport], None],
 ) -> list[Tensor] | None:
-    """What a backward pass finds by a replay; None where there is none, or it is not certified. `learn` is told of it.
+    """The gradients of a backward pass by a replay; None if it is not possible or not certified.
 
-    `given`: x, the initial state, what the forward pass has lent of its recording, and weights that were made for it.
+    given: x, the initial state, the tensors lent by the forward pass's recording, and weights made for this call.
+    learn: receives the report.
     """
     began, ground = time.perf_counter(), call.layer.forward.recording
     try:
         with RECORDINGS.lock:
             if not found.stands():
                 return None
-            if not ground.has(given[2]):  # another call came between, and what was lent is a copy by now
+            if not ground.has(given[2]):  # another call came between, so lent tensors are copies by now
                 ground.take_back()
                 kept = len(given) - 2 - len(ground.fresh)
                 places: list[Any] = [*ground.inputs, *ground.results[:kept], *ground.fresh]

@@ -1,4 +1,4 @@
-"""Transfers measured in a few directions: small changes of the starts are swept beside them, as more rows."""
+"""Transfers measured in a few directions: small changes of the starts are swept as additional rows."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from timeloom.problem import Segments
 from timeloom.solve.lowrank import LowRank
 
 RANK = 8
-"""Directions of each link, unless told otherwise."""
+"""Default number of directions of each link."""
 MOST_COPIED = 2**28
-"""Bytes of inputs that sweeps in torch operations may copy for the rows that are swept beside each other."""
+"""Bytes of inputs that sweeps in torch operations may copy for additional rows."""
 
 Map = Callable[[Tensor], Tensor]
-"""`map(directions)`: what the links make of directions `(C, B, S, K)`, of the same shape."""
+"""`map(directions)`: the images of directions `(C, B, S, K)` under the links, in the same shape."""
 
 
 class Tangents:
-    """The transfer of each link on the `rank` directions in which its start is most likely to change: along the jump
-    there, and along those in which the link before ends, whatever it starts from.
+    """The transfer of each link on the `rank` directions in which its start is most likely to change.
+
+    These are the jump at its start, and the directions in which the end of the link before is most likely to change.
     """
 
     def __init__(self, rank: int) -> None:
@@ -29,12 +30,13 @@ class Tangents:
         self._images: Tensor | None = None
 
     def model(self, map_by: Map, jumps: Tensor, decay: Tensor) -> LowRank:
-        """Transfers over the decay `(C, B, S)`, of links between which there are these jumps `(C, B, S)`. The images of
-        one correction are the directions of the next.
+        """The transfers on top of the decay `(C, B, S)`, given the jumps between links `(C, B, S)`.
+
+        The images of one correction are the directions of the next.
         """
         rank = min(self._rank, decay.shape[-1])
         if self._images is None:
-            generator = torch.Generator().manual_seed(0)  # any directions will do, but for those of single units
+            generator = torch.Generator().manual_seed(0)  # any directions will do, except single units
             drawn = torch.randn(*decay.shape, rank, generator=generator).to(decay)
             self._images = map_by(drawn / decay.shape[-1] ** 0.5)
         arriving = torch.cat([torch.zeros_like(self._images[:1]), self._images[:-1]])
@@ -46,10 +48,10 @@ class Tangents:
 
 
 def by_differences(sweep: Callable[[Segments, Tensor], Tensor], segments: Segments, inputs: Tensor) -> Tangent:
-    """What maps directions forward in time: differences of two sweeps, one of them from starts a small step aside.
+    """A map of directions forward in time, by differences of two sweeps, one of them from starts moved by a small step.
 
-    A sweep rounds its ends, so a step of the square root of that is as precise as it gets: to a part in 1,000 in
-    float32. `sweep(segments, starts)` returns the ends alone.
+    Since a sweep rounds its ends, a step of √eps is the most precise one: to a part in 1,000 in float32.
+    `sweep(segments, starts)` returns the ends alone.
     """
 
     def tangent(directions: Tensor, starts: Tensor, ends: Tensor, scale: Tensor) -> Tensor:
@@ -65,7 +67,7 @@ def by_differences(sweep: Callable[[Segments, Tensor], Tensor], segments: Segmen
 
 
 def by_adjoint(sweep: Callable[[Segments, Tensor], Tensor], segments: Segments, inputs: Tensor) -> Tangent:
-    """What maps directions backward in time, exactly: the adjoint is linear. `sweep` leaves out the loss's gradient."""
+    """A map of directions backward in time, exact since the adjoint is linear; `sweep` omits the loss's gradient."""
 
     def tangent(directions: Tensor, starts: Tensor, ends: Tensor, scale: Tensor) -> Tensor:
         return _mapped(lambda rows, along, _: sweep(rows, along), segments, directions, inputs)
@@ -74,14 +76,14 @@ def by_adjoint(sweep: Callable[[Segments, Tensor], Tensor], segments: Segments, 
 
 
 Tangent = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""`tangent(directions, starts, ends, scale)`: images of directions `(R, S, K)` of R links that run from `starts` to
-`ends` `(R, S)`, whose units are of this scale `(R, S)`."""
+"""`tangent(directions, starts, ends, scale)`: images of directions `(R, S, K)` under R links that run from `starts` to
+`ends` `(R, S)`; `scale` `(R, S)` is that of each unit."""
 
 
 def _mapped(
     sweep: Callable[[Segments, Tensor, Tensor], Tensor], segments: Segments, directions: Tensor, inputs: Tensor
 ) -> Tensor:
-    """Images of directions `(R, S, K)`, of as many directions at once as inputs may be copied for."""
+    """Images of directions `(R, S, K)`, swept as many at once as `MOST_COPIED` allows."""
     rows, _, count = directions.shape
     together = max(1, min(count, MOST_COPIED // max(1, inputs.nbytes)))
     images = torch.empty_like(directions)

@@ -1,10 +1,10 @@
 """The trunk: problem → plan → sweeps → certificate → tape, for one layer in one direction.
 
-A module's call, the operators of torch.compile's graphs and a layer over ranks all come this way. Kernels that run a
-whole layer make the first sweep (`first_sweep`). Most calls end there: the warm-up is long enough, as was learned, and
-one certificate shows it. After a sweep that is not certified, `auto` makes another plan from what it showed; other
-solvers hand what it found to the driver, which corrects it. What no such kernels can run is swept over projected inputs
-(`recurrence`). Whoever solved it, autograd saves the same tensors.
+A module's call, the operators in torch.compile's graphs and a layer over ranks all come this way. Kernels that run a
+whole layer make the first sweep (`first_sweep`). Most calls end there: the warm-up, learned from earlier calls, is long
+enough, as one certificate shows. After a sweep that is not certified, `auto` makes another plan from what the sweep
+showed; other solvers pass its results to the driver, which corrects them. If there are no such kernels, sweeps run over
+projected inputs (`recurrence`). Autograd saves the same tensors in all cases.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from timeloom.solve.warm_starts import Guess
 Bare = Callable[..., Cell]
 """`bare(*weights)`: a layer's cell."""
 Sweep = Callable[..., tuple[list[Tensor], Tensor | float]]
-"""`sweep(plan)`: what a layer keeps of a forward pass, and its certificate."""
+"""`sweep(plan)`: the tensors that a layer keeps of a forward pass, and its certificate."""
 Project = Callable[..., tuple[Cell, Tensor]]
 """`project(x, *weights)`: a layer's cell and its projected inputs."""
 
@@ -55,9 +55,9 @@ Project = Callable[..., tuple[Cell, Tensor]]
 class LayerSolve:
     """How one layer and direction is solved. It holds no tensors of a call: autograd's tape does.
 
-    slot: its place among the layers and directions of a module.
-    masks: which ones stand behind masked inputs.
-    whole_states: whether `run` is to return these, of masked inputs, in place of outputs.
+    slot: the index of this layer and direction in its module.
+    masks: which masks stand behind masked inputs.
+    whole_states: whether `run` returns whole states in place of outputs, for masked inputs.
     """
 
     bare: Bare
@@ -69,8 +69,9 @@ class LayerSolve:
     whole_states: bool = False
 
     def run(self, inputs: Inputs, record: Record, guess: Guess | None = None) -> tuple[Tensor, Tensor]:
-        """Outputs `(T, B, n)`, or whole states `(T, B, S)`, and final state `(B, S)`, differentiable. `record` receives
-        the report, and again with the backward report in it once the backward pass has run.
+        """Outputs `(T, B, n)`, or whole states `(T, B, S)`, and final state `(B, S)`, differentiable.
+
+        record: receives the report, and again with the backward report in it once the backward pass has run.
         """
         cell = self.cell_of(inputs)
         if guess is not None and not self._begins(inputs, cell):
@@ -93,7 +94,7 @@ class LayerSolve:
     def _run_own(
         self, inputs: Inputs, cell: Cell, record: Record, plans: tuple[Plan, ...] = (), guess: Guess | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The same by our own sweeps, as planned where there are plans."""
+        """`run` by our own sweeps, with these plans if there are any."""
         kind = None if self.whole_states else self.kind_of(inputs, cell)
         if kind is None:
             problem = self._problem(inputs)
@@ -107,32 +108,30 @@ class LayerSolve:
         return self._on_tape(inputs, solution, record, taped, plans)
 
     def _in_one_chunk(self, inputs: Inputs) -> Tensor:
-        """Outputs by our own sweeps in one chunk, whatever is known of the network; nothing is learned."""
+        """Outputs by our own sweeps in one chunk, whatever is known about the network; nothing is learned."""
         unknown = LayerExperience()
         for side in (unknown.forward, unknown.backward):
             side.rest_once()
         return replace(self, experience=unknown)._run_own(inputs, self.cell_of(inputs), lambda _: None)[0]
 
     def _look(self, inputs: Inputs, cell: Cell, taped: bool, needed: float = 1.0, most: int | None = None) -> None:
-        """Find out how long an unknown network remembers, before plans are made from that."""
+        """Measure how long an unknown network remembers, before plans are made."""
         if self.solver.adapts:
             sides = [self.experience.forward, self.experience.backward][: 1 + taped]
             look(inputs, sizes_of(cell, inputs), sides, self._problem, needed, most)
 
     def _begins(self, inputs: Inputs, cell: Cell) -> bool:
-        """Whether known states are of use: the kernels that enter chunks by themselves save more than those do."""
+        """Whether to begin at known states: kernels that run warm-ups themselves save more than known states do."""
         kind = None if self.whole_states or not self.solver.adapts else self.kind_of(inputs, cell)
         return kind is None or kind.begins_anywhere
 
     def on_tape(self, inputs: Inputs, record: Record, reason: str) -> tuple[Tensor, Tensor]:
-        """The same by the plain loop, on whatever device or inside whatever has no sweeps."""
+        """`run` by the plain loop, for devices and transforms that sweeps do not support."""
         outputs, final = on_tape(self._problem(inputs), record, reason, None if self.whole_states else 1)
         return joined(outputs), final
 
     def forward(self, inputs: Inputs, taped: bool, cell: Cell, kind: type[Layer] | None) -> Solution:
-        """Problem, plan, sweeps and certificate, by the kernels of this kind where there are any; to be called with
-        gradients off.
-        """
+        """Problem, plan, sweeps and certificate, by the kernels of `kind` if given; call it with gradients off."""
         self._look(inputs, cell, taped)
         return self._forward(inputs, taped, cell, kind)
 
@@ -165,7 +164,7 @@ class LayerSolve:
     def backward(
         self, inputs: Inputs, kept: list[Tensor], grads: Grads, want_x: bool, plan: Plan, note: Note
     ) -> Gradients:
-        """Gradients of everything live, in its order, from what a solution has kept."""
+        """Gradients of all live tensors, in their order, from the tensors that a solution has kept."""
         cell = self.cell_of(inputs)
         kind = self.kind_of(inputs, cell)
         if kind is not None:
@@ -184,7 +183,7 @@ class LayerSolve:
         return self._solve_adjoint(inputs, kept, grads, partial(solve_adjoint, plan=plan), note)
 
     def plan_backward(self, inputs: Inputs, cell: Cell) -> Plan:
-        """How to come back through a layer that was solved."""
+        """The plan of the backward pass through a solved layer."""
         return self.solver.plan(sizes_of(cell, inputs), self.experience.backward, "backward")
 
     def cell_of(self, inputs: Inputs) -> Cell:
@@ -194,7 +193,7 @@ class LayerSolve:
 
     @staticmethod
     def kind_of(inputs: Inputs, cell: Cell) -> type[Layer] | None:
-        """Whose kernels can run the whole layer, if any."""
+        """The kind of layer whose kernels can run the whole layer, if there is one."""
         kind = layer_kind(cell, inputs.x) if inputs.lengths is None else None
         marked = inputs.resets is not None
         return None if kind is None or (marked and (inputs.masked or not kind.takes_resets)) else kind
@@ -202,7 +201,7 @@ class LayerSolve:
     def _sweep(
         self, kind: type[Layer], inputs: Inputs, sizes: Recurrence, plan: Plan, taped: bool
     ) -> tuple[list[Tensor], SolveReport]:
-        """Kept tensors and report: by the planned sweeps where they are certified, else from there by the driver."""
+        """Kept tensors and report: by the planned sweeps if they are certified; else the driver continues from them."""
         cell, known, steps = sizes.cell, sizes.guess, sizes.steps
         layer, found, experience = layer_of(kind, cell, inputs), Found(), self.experience.beginning(known is not None)
         replan = partial(plan_from_known, self.solver, sizes, experience) if self.solver.adapts else None
@@ -213,7 +212,7 @@ class LayerSolve:
             if solved is not None:
                 return solved
         sweep: Sweep
-        if replan is not None:  # other plans follow where one does not do, and no driver
+        if replan is not None:  # other plans follow a missed certificate, not the driver
             sweep = partial(replayed_layers.forward, layer, share_of_box=SHARE_OF_BOX, keep=taped)
         else:
             sweep = partial(layer.forward, share_of_box=SHARE_OF_BOX, keep=taped, found=found)
@@ -234,15 +233,15 @@ class LayerSolve:
 
     @staticmethod
     def _march(layer: Layer, problem: Recurrence, plan: Plan, taped: bool) -> tuple[list[Tensor], SolveReport]:
-        """The same by the driver alone."""
+        """Kept tensors and report by the driver alone."""
         sweeper, tape = layer.sweeper(problem, taped)
-        if not type(sweeper).supports(problem):  # its kernels cannot run, as was told
+        if not type(sweeper).supports(problem):  # its kernels cannot run, as already reported
             sweeper = choose_sweeper(problem)
         states, report = solve_states(problem, plan, sweeper)
         return [part.to(layer.x.dtype) for part in states] + tape, report
 
     def _problem(self, inputs: Inputs) -> Recurrence:
-        """The recurrence over projected inputs; in the state's precision where no kernels take any less."""
+        """The recurrence over projected inputs, cast to the state's dtype if no kernels take narrower inputs."""
         dtype = inputs.initial.dtype
         cell, u = self.project(inputs.x, *inputs.weights)
         problem = Recurrence(cell, u, inputs.initial, inputs.lengths, inputs.resets)
@@ -254,7 +253,7 @@ class LayerSolve:
     def _on_tape(
         self, inputs: Inputs, solution: Solution, record: Record, taped: bool, plans: tuple[Plan, ...] = ()
     ) -> tuple[Tensor, Tensor]:
-        """Report a solution, and put it on autograd's tape where that is on."""
+        """Report a solution, and put it on autograd's tape if `taped`."""
         raise_if_asked(solution.report, self.solver)
         record(solution.report)
         if not taped:
@@ -270,7 +269,7 @@ class LayerSolve:
     def _solve_adjoint(
         self, inputs: Inputs, kept: list[Tensor], grads: Grads, adjoint: Adjoint, note: Note
     ) -> Gradients:
-        """Gradients of everything live by the driver, over projected inputs."""
+        """Gradients of all live tensors by the driver, over projected inputs."""
         with torch.enable_grad():
             leaves = tuple(None if tensor is None else tensor.detach().requires_grad_() for tensor in inputs.live)
             again = inputs.with_live(leaves)
@@ -285,18 +284,18 @@ class LayerSolve:
 
 
 def _entering(sweep: Sweep, known: KnownStates, steps: int, plan: Plan) -> tuple[list[Tensor], Tensor | float]:
-    """A sweep whose chunks are entered from known states, where there are several."""
+    """A sweep whose chunks, if there are several, are entered from known states."""
     if plan.chunk >= steps:
         return sweep(plan)
     return sweep(plan, entry=known.entry(steps, plan.chunk, plan.warmup))
 
 
 def _back(solve: LayerSolve, plan: Any, note: Note, saved: dict[str, Any], grads: Grads, wanted: Any) -> Gradients:
-    """What autograd calls: from saved tensors to gradients."""
+    """The backward pass that autograd calls: from saved tensors to gradients."""
     return solve.backward(Inputs(*saved["inputs"]), saved["kept"], grads, wanted[0], plan, note)
 
 
 def _recorded(project: Project, parts: int, saved: dict[str, Any], grads: Grads, _: Any) -> Gradients:
-    """The same, by gradients that can be differentiated again."""
+    """The same gradients, but so that they can be differentiated again."""
     inputs = Inputs(*saved["inputs"])
     return layer_gradients(project, inputs.live, saved["kept"][:parts], grads, inputs.lengths, inputs.resets)

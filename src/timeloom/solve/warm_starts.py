@@ -1,4 +1,4 @@
-"""Warm starts: states to begin the iterations with, given by the user or kept from the last solve of each sample."""
+"""Warm starts: initial guesses of the states, given by the user or kept from the last solve of each sample."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from timeloom.problem import Recurrence
 from timeloom.solve.kept_states import KeptStates
 
 CHUNK_PART, MOST_EVERY = 4, 32
-"""States are kept at every such part of a chunk, and at every so manieth step at least."""
+"""States are kept this many times in a chunk, but at least once in `MOST_EVERY` steps."""
 LIMIT = 2**30
-"""Bytes that are kept at most, unless told otherwise."""
+"""Default limit of the bytes that are kept."""
 FIRST = 1024
-"""Samples that came first, by which it is seen whether any come back."""
+"""Number of first samples that are remembered to see whether samples repeat."""
 
 
 class Guess(Protocol):
-    """Where a solve may begin. `slot` counts the recurrences of one call: layers, and directions within them."""
+    """An initial guess for solves. `slot` counts the recurrences of one call: layers, and directions within them."""
 
     def load(self, slot: int, problem: Recurrence) -> KnownStates | None:
-        """What is known of the states, or None where that is nothing."""
+        """The known states, or None if there are none."""
 
     def save(self, slot: int, problem: Recurrence, states: list[Tensor], chunk: int) -> None:
-        """Take in the states that were found in chunks: one `(T + 1, B, part)` for each part of the state."""
+        """Keep the states that were found with this chunk length, one `(T + 1, B, part)` for each part of the state."""
 
     def refuse(self) -> None:
-        """Take in that a layer gains more without."""
+        """Note that a layer is faster without known states."""
 
 
 class GivenStates:
@@ -47,30 +47,31 @@ class GivenStates:
         return KnownStates(self.states.transpose(0, 1), rows, 1, problem.initial)
 
     def save(self, slot: int, problem: Recurrence, states: list[Tensor], chunk: int) -> None:
-        """A guess is not changed by what comes of it."""
+        """Does nothing: given states stay as they are."""
 
     def refuse(self) -> None:
-        """The same."""
+        """Does nothing."""
 
 
 class WarmStarts:
-    """The states that each training sample had when it was last solved, as the guess for the next time.
+    """The states of each training sample from its last solve, as the initial guess for the next one.
 
         warm = timeloom.WarmStarts()
         for index, x, target in loader:
             with warm.batch(index):
                 loss = criterion(model(x), target)
 
-    Inside, every GRU, LSTM and RNN of timeloom that is called begins at the states that it had for these samples; or
-    give one layer `guess=warm.of(index)`. Where weights move little between two epochs, so do the states: warm-ups
-    that begin there can be shorter, and fewer sweeps are needed. What is found does not depend on it. A batch with a
-    sample not seen before, or longer than it was, begins at the initial state as usual. So do all calls of a module
-    for which known states save less than they cost: it is tried, and reports tell (`timeloom.auto.beginnings`).
+    Inside the context, every GRU, LSTM and RNN of timeloom begins at the states that it had for these samples;
+    alternatively, pass `guess=warm.of(index)` to one layer. If weights change little between two epochs, so do the
+    states: warm-ups that begin there can be shorter, and fewer sweeps are needed. The result does not depend on the
+    guess. A batch with a new sample, or with one that is longer than before, begins at the initial state as usual. So
+    do all calls of a module for which known states save less than they cost: this is measured, and stated in reports
+    (`timeloom.auto.beginnings`).
 
     dtype, device: how to keep the states; None keeps them as they are. `torch.float16` on the CPU is usually enough.
-    every: keep the state after every so many steps; None: a few for each chunk, which is all that chunks need.
-    limit: bytes to keep, at most; samples beyond it are not kept.
-    always: begin at known states whether that pays or not. Timings then decide nothing.
+    every: interval in steps at which states are kept; None keeps a few for each chunk, which is all that chunks need.
+    limit: largest number of bytes to keep; samples beyond it are not kept.
+    always: begin at known states even if that does not pay. No timings are then made to decide it.
     """
 
     def __init__(
@@ -91,9 +92,9 @@ class WarmStarts:
         self.device = None if device is None else torch.device(device)
         self.every, self.limit, self.always = every, limit, always
         self.repeats = False
-        """Whether samples come back."""
+        """Whether samples repeat."""
         self.full = False
-        """Whether there was no room for a sample."""
+        """Whether a sample was not kept, for lack of room."""
         self._first: set[Hashable] = set()
         self._kept: dict[Hashable, KeptStates] = {}
         self._places: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -112,8 +113,10 @@ class WarmStarts:
 
     @contextmanager
     def batch(self, samples: Tensor | Iterable[Hashable]) -> Iterator[None]:
-        """Inside, timeloom's layers begin at what they had for these samples. Layers whose batch is of another size
-        than there are samples run as usual, and so do those inside graphs of torch.compile and over ranks.
+        """A context in which timeloom's layers begin at the states that they had for these samples.
+
+        Layers with another batch size than the number of samples run as usual, as do layers inside graphs of
+        torch.compile and over ranks.
         """
         token = BATCH.set(self.of(samples))
         try:
@@ -127,13 +130,13 @@ class WarmStarts:
         self.full = False
 
     def forget(self, module: Any) -> None:
-        """Forget what one module had of all samples."""
+        """Forget the states of all samples for one module."""
         place = self._places.get(module)
         self._kept = {key: kept for key, kept in self._kept.items() if not isinstance(key, tuple) or key[0] != place}
         self.full = False
 
     def __len__(self) -> int:
-        """Samples that something is kept of."""
+        """Number of samples with any states kept."""
         return len({key for kept in self._kept.values() for key in kept.samples})
 
     def __contains__(self, sample: Any) -> bool:
@@ -141,21 +144,21 @@ class WarmStarts:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the kept states take."""
+        """Bytes of the kept states."""
         return sum(kept.states.numel() * kept.states.element_size() for kept in self._kept.values())
 
     def load(self, sample: Hashable, slot: int = 0) -> Tensor | None:
-        """What is kept of a sample of `of`: states `(K, S)` of one layer and direction; None where that is nothing."""
+        """The states `(K, S)` kept of a sample of `of`, for one layer and direction; None if there are none."""
         kept = self._kept.get((slot,))
         return None if kept is None or sample not in kept.samples else kept.of(sample)
 
     def kept(self, place: Hashable) -> KeptStates | None:
-        """What is kept of one recurrence of a model."""
+        """The states kept of one recurrence of a model."""
         return self._kept.get(place)
 
     def save(self, place: Hashable, keys: list[Hashable], states: list[Tensor], lengths: list[int], chunk: int) -> None:
-        """Keep the samples' states; not those that are not finite, or too large for the dtype they are kept in."""
-        with torch.inference_mode(False), torch.no_grad():  # what is kept must serve calls in any mode
+        """Keep the samples' states, except those that are not finite or too large for the dtype to keep them in."""
+        with torch.inference_mode(False), torch.no_grad():  # kept tensors must serve calls outside inference mode, too
             self._save(place, keys, states, lengths, self.every or _every(chunk))
 
     def _save(
@@ -163,7 +166,7 @@ class WarmStarts:
     ) -> None:
         known = self._kept.get(place)
         if known is not None and every % known.every == 0:
-            every = known.every  # as fine as it was asked for before
+            every = known.every  # stay at the finer interval
         found = torch.cat([part[every::every] for part in states], -1).transpose(0, 1)
         found = found.to(device=self.device, dtype=self.dtype)
         if known is None or not known.fits(found, every):
@@ -175,28 +178,28 @@ class WarmStarts:
             self._kept[place] = known
 
     def place_of(self, module: Any) -> int:
-        """A number for each module that was called with samples of this store."""
+        """The number of a module among those that were called with samples of this store."""
         return self._places.setdefault(module, len(self._places))
 
 
 class WarmBatch:
-    """A store's samples in the order of one batch; `place`: which call of which module it is for."""
+    """A store's samples in the order of one batch; `place` identifies a module and its call within the batch."""
 
     def __init__(self, store: WarmStarts, keys: list[Hashable], place: tuple[int, ...] = ()) -> None:
         self.store, self.keys, self.place = store, keys, place
         self.refused = False
-        """Whether a layer would not begin at known states, since it gains more without."""
+        """Whether a layer refused to begin at known states, since it is faster without."""
         self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def permuted(self, order: Tensor) -> WarmBatch:
-        """For a batch whose sequences stand in another order."""
+        """The same samples for a batch in another order."""
         return WarmBatch(self.store, [self.keys[i] for i in order.tolist()], self.place)
 
     def for_call_of(self, module: Any) -> WarmBatch:
-        """For the next call of a module: the first one of a batch begins where the first one of another batch did."""
+        """The samples for the next call of a module; its n-th calls in different batches share their states."""
         call = self._calls[module] = self._calls.get(module, -1) + 1
         return WarmBatch(self.store, self.keys, (self.store.place_of(module), call))
 
@@ -212,12 +215,12 @@ class WarmBatch:
 
 
 BATCH: ContextVar[WarmBatch | None] = ContextVar("timeloom's batch of samples", default=None)
-"""The samples that calls are of, where the user has said so."""
+"""The samples of the current batch, if the user has named them."""
 
 
 @contextmanager
 def no_batch() -> Iterator[None]:
-    """Inside, it is as if nobody had said which samples calls are of."""
+    """A context in which no batch of samples is set."""
     token = BATCH.set(None)
     try:
         yield
@@ -226,7 +229,7 @@ def no_batch() -> Iterator[None]:
 
 
 def _every(chunk: int) -> int:
-    """A power of two, so that a coarser one is a multiple of a finer one."""
+    """The interval at which to keep states: a power of two, so that coarser ones are multiples of finer ones."""
     return min(MOST_EVERY, 1 << (max(1, chunk // CHUNK_PART).bit_length() - 1))
 
 

@@ -1,4 +1,4 @@
-"""`auto`, as a solver."""
+"""The solver `auto`, which chooses a plan for each call."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from timeloom.solve.plan import Direction, Plan, RankPlan, StandingPlan
 from timeloom.solvers.base import Solver, within
 
 _PLANS: dict[Hashable, Plan] = {}
-"""Plans for GPUs, by all that they were made from."""
+"""Plans for GPUs, by everything that they were made from."""
 MOST_PLANS = 512
-"""Plans that are kept at a time."""
+"""Largest number of plans to keep."""
 
 
 @dataclass(frozen=True)
 class Auto(Solver):
     """Sequential or shooting, the chunk length and the warm-up, chosen for each call.
 
-    It learns from each call how fast the network forgets. A network that does not contract is run sequentially and
-    looked at again after 8 calls, then 16, 32, … since training changes weights.
+    It learns from each call how fast the network forgets. A network that does not contract is run sequentially, and
+    shooting is tried again after 8 calls, then 16, 32, … since training changes weights.
     """
 
     name: ClassVar[str] = "auto"
@@ -52,7 +52,7 @@ class Auto(Solver):
         return self._decide(problem, experience, self.adjoint_tolerance(problem), linear=True)
 
     def _decide(self, problem: Recurrence, experience: Experience, tolerance: float, linear: bool) -> Plan:
-        """The plan for this call: on a GPU, where calls are short, one made before where nothing has changed."""
+        """The plan for this call; on a GPU, where calls are short, an earlier plan if nothing has changed."""
         if self.tol is None:
             tolerance = experience.rounding.attainable(tolerance)
         if not self.remembers(problem.u.device) or experience.resting or experience.looking:
@@ -65,17 +65,17 @@ class Auto(Solver):
         plan = self._decide_anew(problem, experience, tolerance, linear)
         if _form(problem) is not None and not experience.resting:
             if len(_PLANS) >= MOST_PLANS:
-                _PLANS.clear()  # of sizes that come once, most are not asked for again
+                _PLANS.clear()  # most of so many sizes will not occur again
             _PLANS[key] = plan
         return plan
 
     @staticmethod
     def remembers(device: torch.device) -> bool:
-        """Whether plans for a device are kept: where calls are short, and kernels choose between them by size alone."""
+        """Whether plans are kept for this device: calls are short there, and plans depend on sizes alone."""
         return device.type == "cuda"
 
     def _key(self, problem: Recurrence, shown: Shown, tolerance: float, linear: bool) -> Hashable:
-        """All that a plan for a GPU is made from."""
+        """Everything that a plan for a GPU is made from."""
         cell, u = problem.cell, problem.u
         sizes = (u.shape, u.dtype, u.device, problem.initial.dtype, _form(problem), cell.parts)
         return self, tolerance, linear, shown, sizes, problem.lengths is None, problem.resets is None
@@ -93,7 +93,7 @@ class Auto(Solver):
     def _decide_anew(self, problem: Recurrence, experience: Experience, tolerance: float, linear: bool) -> Plan:
         chosen = decide(problem, experience, tolerance, self.tol is not None, linear)
         cut = chosen.chunk < problem.steps  # one chunk has nothing to correct
-        plan = Plan(  # in one go: it is made anew for every call
+        plan = Plan(  # in a single constructor call, since this runs for every call
             chunk=chosen.chunk,
             warmup=chosen.warmup,
             sweeps=chosen.sweeps,
@@ -133,5 +133,5 @@ class Auto(Solver):
 
 
 def _form(problem: Recurrence) -> Hashable:
-    """What costs of a step depend on beside sizes: whose kernels run it; None where they must be looked at."""
+    """What the cost of a step depends on besides sizes: the cell's kernels; None if only the values can tell."""
     return problem.cell.kernel or getattr(problem.cell, "fused", None)

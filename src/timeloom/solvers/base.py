@@ -1,8 +1,8 @@
-"""What all solvers share: options, default tolerances, and how a problem becomes a plan.
+"""The base class of all solvers: options, default tolerances, and how a problem becomes a plan.
 
-A solver is one file: its options, and `_plan_states`, which makes a plan of them for a problem. `register` gives it a
-name. Where its gradients, or a sequence over ranks, need a plan of another kind, it overrides the other methods of
-`Solver` that plan.
+A solver is one file with its options and `_plan_states`, which makes a plan from them for a problem. `register` gives
+it a name. If gradients, or sequences over ranks, need another kind of plan, it overrides the other planning methods of
+`Solver`.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ class Solver:
 
     adjoint: how the backward pass solves for the gradients: the same way as the forward pass, by a scan over the
         transposed Jacobians of all steps (BPPSA), by multigrid, or sequentially.
-    tol: largest relative jump between chunks to accept; None takes the dtype's default, and accepts no more than it of
-        what jumps add up to.
+    tol: largest relative jump between chunks to accept; None takes the dtype's default, which then also limits what
+        jumps add up to.
     max_iters: sweeps after which to give up; None leaves it to the solver.
     adjoint_levels: with `adjoint="scan"`, levels of the scan's tree that multiply matrices; the roots above them are
         run one after the other. None chooses: no level on a CPU, where matrix-vector products in order are fastest (a
-        compiled sweep does them without forming Jacobians); on a GPU the scan's kernels where a state has at most 32
+        compiled sweep does them without forming Jacobians); on a GPU the scan's kernels if a state has at most 32
         numbers, and all levels beyond.
-    on_divergence: what to do when the sweeps do not converge: finish sequentially after the exact prefix, raise
-        `ConvergenceError`, or return what there is (the report then says `converged=False`).
+    on_divergence: what to do if the sweeps do not converge: finish sequentially after the exact prefix, raise
+        `ConvergenceError`, or return the unfinished result (the report then says `converged=False`).
     """
 
     name: ClassVar[str] = ""
-    """What it is called by, where it is given by name."""
+    """The name by which users can select it."""
     in_given_precision: ClassVar[bool] = False
-    """Whether a GPU's kernels may multiply in half precision where the input is; they solve in float32 otherwise."""
+    """Whether GPU kernels may multiply in half precision if the input has it; otherwise they solve in float32."""
     adapts: ClassVar[bool] = False
-    """Whether it makes another plan where a sweep has shown that the first will not do."""
+    """Whether it makes another plan if a sweep shows that the first one is not enough."""
     on_tape: ClassVar[bool] = False
-    """Whether it is the plain loop over steps, on autograd's tape, where nothing is marked."""
+    """Whether it is the plain loop over steps on autograd's tape, used if there are no lengths and no resets."""
 
     adjoint: Adjoint = "same"
     tol: float | None = None
@@ -82,15 +82,15 @@ class Solver:
     def why_torch(
         self, layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience]
     ) -> str | None:
-        """Why torch's own layer is to run, or None where timeloom's sweeps are."""
+        """Why torch's own layer runs, or None if timeloom's sweeps do."""
         return None
 
     def why_torch_by_size(self, layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
-        """The same as far as sizes alone tell, for a graph. `steps` may be a symbol."""
+        """Why torch's own layer runs, decided by sizes alone, for a graph; or None. `steps` may be a symbol."""
         return None
 
     def plan(self, problem: Recurrence, experience: Experience, direction: Direction = "forward") -> Plan:
-        """How to solve for the states, or for the gradients. Looks at sizes, devices and dtypes of a problem alone."""
+        """The plan to solve for states or gradients; depends on the problem's sizes, devices and dtypes alone."""
         if direction == "forward":
             return self._plan_states(problem, experience)
         if self.adjoint == "sequential":
@@ -101,13 +101,13 @@ class Solver:
         return solver._plan_gradients(problem, experience)
 
     def standing(self, problem: Recurrence, experience: Experience, direction: Direction) -> StandingPlan | None:
-        """The plan that `plan` would return, if it is one that was made before and stands until more is learned."""
+        """The plan that `plan` would return, if it was made before and stands until more is learned; else None."""
         return None
 
     def plan_over_ranks(
         self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...], direction: Direction = "forward"
     ) -> RankPlan:
-        """The same over ranks: `problem` is this rank's slice, `sizes` the steps that each rank holds."""
+        """The plan over ranks: `problem` is this rank's slice, `sizes` the number of steps that each rank holds."""
         if direction == "forward":
             return self._plan_states_over_ranks(problem, experience, sizes)
         if self.adjoint == "sequential":
@@ -122,7 +122,7 @@ class Solver:
         raise NotImplementedError(f"{type(self).__name__} must say how it solves: override _plan_states")
 
     def _plan_gradients(self, problem: Recurrence, experience: Experience) -> Plan:
-        """Of `adjoint="same"`: as for the states, but for the tolerance."""
+        """The plan of `adjoint="same"`: that of the states, apart from the tolerance."""
         return self._for_gradients(problem)._plan_states(problem, experience)
 
     def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:
@@ -137,7 +137,7 @@ class Solver:
         return replace(self, tol=self.adjoint_tolerance(problem))
 
     def _multigrid(self) -> Solver:
-        """What solves for the gradients where that is to be multigrid."""
+        """The solver of `adjoint="mgrit"`."""
         return kind_named("mgrit")(tol=self.tol, max_iters=self.max_iters, on_divergence=self.on_divergence)
 
     def _plan(
@@ -153,7 +153,7 @@ class Solver:
         max_iters: int | None = None,
         **decided: Any,
     ) -> PlanKind:
-        """A plan of chunks of so many steps, with what all plans of this solver have in common."""
+        """A plan with this chunk length, and with everything that all plans of this solver have in common."""
         tolerance = self.tolerance(problem) if tolerance is None else tolerance
         return kind(
             chunk=chunk,
@@ -167,7 +167,7 @@ class Solver:
         )
 
     def _plan_shooting(self, problem: Recurrence, chunk: int, warmup: int, **decided: Any) -> Plan:
-        """A plan of sweeps over chunks, which says what corrections are cheap."""
+        """A plan of sweeps over chunks, with the information which corrections are cheap."""
         cheap, dense = decay_is_cheap(problem), newton_up_to(problem)
         return self._plan(Plan, problem, chunk, warmup=warmup, decay_is_cheap=cheap, newton_up_to=dense, **decided)
 
@@ -175,7 +175,7 @@ class Solver:
         return self._plan(Plan, problem, max(problem.steps, 1), max_iters=1, reason=reason)
 
     def _in_order(self, problem: Recurrence, reason: str) -> RankPlan:
-        """One step after the other, rank after rank."""
+        """The plan of a sequential run, rank after rank."""
         return RankPlan(self._one_chunk(problem, reason), way="in order")
 
     def _plan_scan(self, problem: Recurrence) -> Plan:
@@ -190,12 +190,12 @@ class Solver:
         return self._plan_linear(problem, Linearization("dense", method="blelloch", levels=levels), "blelloch scan")
 
     def _plan_linear(self, problem: Recurrence, how: Linearization, name: str) -> Plan:
-        """All gradients by one linear recurrence; more sweeps than two only mend what rounding left."""
+        """All gradients by one linear recurrence; sweeps beyond the second only reduce rounding."""
         decided: dict[str, Any] = {"tolerance": self.adjoint_tolerance(problem), "max_iters": MOST_SWEEPS}
         return self._plan(Plan, problem, 1, linearization=how, name=name, **decided)
 
     def _scan_of_slices(self, problem: Recurrence, plan: Plan) -> Plan:
-        """Where a scan is a compiled sweep inside a rank: its chunks' transfers are the elements of a scan over ranks.
+        """The plan over ranks if the scan inside a rank is a compiled sweep: a scan over the transfers of its chunks.
 
         The problem is linear, so one correction makes all gradients exact up to rounding.
         """
@@ -210,19 +210,19 @@ class Solver:
 
 
 def cheapest_chunk(problem: Recurrence, warmup: int, steps: int) -> int:
-    """The chunk that takes least time for so many steps of a problem like this."""
+    """The chunk that takes the least time for `steps` steps of a problem like this."""
     return cheapest(steps, max(problem.batch, 1), warmup, step_cost(problem))[0]
 
 
 def cheapest_chunk_over_ranks(problem: Recurrence, warmup: int, steps: int) -> int:
-    """The same on all ranks, of steps that are."""
+    """The chunk that takes the least time, chosen alike on all ranks; `steps` must be the same on all."""
     if may_be_compiled(problem):
         return cheapest(steps, max(problem.batch, 1), warmup, compiled_cost())[0]
     return cheapest_chunk(problem, warmup, steps)
 
 
 def within(lead: int, sizes: tuple[int, ...]) -> int:
-    """A warm-up over whole slices tells no more than the first sweep, which tells the transfers too."""
+    """The warm-up `lead`, or 0 if it exceeds a slice: it would show less than a sweep, which also gives transfers."""
     return lead if lead <= min(sizes) else 0
 
 
@@ -230,7 +230,7 @@ _NAMED: dict[str, type[Solver]] = {}
 
 
 def register(kind: SolverKind) -> SolverKind:
-    """Let a solver be given by its name."""
+    """Make a solver available by its name."""
     _NAMED[kind.name] = kind
     return kind
 

@@ -1,4 +1,4 @@
-"""ELK and quasi-ELK: Newton's method on all states at once, damped where it overshoots."""
+"""ELK and quasi-ELK: Newton's method on all states at once, damped if it overshoots."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from timeloom.solvers.stepwise import Stepwise
 class ELK(Stepwise):
     """DEER with the damping of Levenberg and Marquardt, as a parallel Kalman filter (Gonzalez et al. 2024).
 
-    The filter takes the swept states for observations of what it estimates: with much damping this is Jacobi, without
-    it is DEER, and in either case every sweep makes at least one more state exact. The damping adapts itself, for every
-    sequence of the batch: none at first, ten times as much after a sweep that did not help, a tenth after one that did.
-    Where Newton's method goes straight to the solution this is DEER, sweep by sweep.
+    The filter treats the swept states as observations of the states that it estimates. With much damping this is
+    Jacobi, without damping it is DEER, and in either case every sweep makes at least one more state exact. The damping
+    adapts for every sequence of the batch: none at first, ten times as much after a sweep that did not help, a tenth
+    after one that did. If Newton's method converges directly, this is DEER, sweep by sweep.
     """
 
     name: ClassVar[str] = "elk"
@@ -29,7 +29,7 @@ class ELK(Stepwise):
 
 @dataclass(frozen=True)
 class QuasiELK(Stepwise):
-    """Quasi-DEER with the damping of ELK: the same filter for every unit by itself, n memory and work for a step.
+    """Quasi-DEER with the damping of ELK: the same filter for every unit separately, n memory and work for a step.
 
     structure, probes: as for `QuasiDEER`.
     """

@@ -27,7 +27,7 @@ CycleKind = Literal["V", "F"]
 Guess = Literal["warmup", "nested", "initial"]
 
 MOST_CYCLES = 40
-"""Cycles at most, unless told otherwise."""
+"""Default of the largest number of cycles."""
 
 
 @dataclass(frozen=True)
@@ -37,26 +37,28 @@ class MGRIT(Solver):
     By default it cycles until the tolerance is met, so results and gradients are exact; `MGRIT.paper()` is the
     published setting, which is not.
 
-    levels: how many, the fine one counted; None chooses from the length, so that cost grows like its logarithm.
-    coarsening: steps of a level that make one step of the next: one number for all levels, or one for each but the
+    levels: number of levels, including the fine one; None chooses by the length, so that cost grows logarithmically.
+    coarsening: number of steps of a level that make one step of the next: one for all levels, or one for each but the
         coarsest; None takes long first chunks, as they suit the machine, and 4 from there on. No length has to be
         divisible by it.
     relaxation: `F`, `FCF`, `FCFCF`, …: one for all levels, or one for each from the finest on, the last for the rest.
-    weight: how far a C-relaxation goes; 1 goes all the way.
+    weight: weight of a C-relaxation; 1 is the full one.
     cycle: `V`, or `F`, which visits coarse levels more often.
-    cycles, backward_cycles: most cycles of the two passes; None goes on until the tolerance is met (or `max_iters`).
-    skip_down: the first cycle starts at the coarsest level and only comes up; then there is no other first guess.
+    cycles, backward_cycles: largest number of cycles of each pass; None cycles until the tolerance is met (or
+        `max_iters`).
+    skip_down: start the first cycle at the coarsest level and only go up; this replaces any other first guess.
     guess: first guess of the chunk starts: `warmup` (run some steps before each chunk; enough by itself for a network
         that forgets quickly), `nested` (up from the coarsest level, with a cycle on every level on the way), or
         `initial` (the initial state everywhere; zero for gradients).
-    coarse: `frozen` (gates stand still for the interval; any cell), `implicit` (the paper's implicit step; GRU and
-        ImplicitGRU), or a step of your own, `step(h, x, span) -> h`, with span `(N, 1)` the steps it stands for.
-    coarse_inputs: what a coarse step reads of its interval's inputs: their `mean`, or the first one (`inject`, as the
-        paper does).
-    check_gradient_every: compare the gradient with the exact one on every so many backward passes; the backward report
-        then has `gradient`, with the relative error and the cosine. It costs a sequential pass.
+    coarse: `frozen` (gates stay constant over the interval; any cell), `implicit` (the paper's implicit step; GRU and
+        ImplicitGRU), or a step of your own, `step(h, x, span) -> h`, with `span` `(N, 1)` the number of steps that it
+        replaces.
+    coarse_inputs: the input of a coarse step: the `mean` over its interval, or the first input there (`inject`, as in
+        the paper).
+    check_gradient_every: interval, in backward passes, at which the gradient is compared with the exact one; the
+        backward report then has `gradient`, with the relative error and the cosine. It costs a sequential pass.
     gradient_tolerance: largest relative error of the gradient to accept in such a comparison; beyond it, both passes
-        get one cycle more from then on (where their number is fixed).
+        make one more cycle from then on (if their number is fixed).
     """
 
     name: ClassVar[str] = "mgrit"
@@ -76,8 +78,10 @@ class MGRIT(Solver):
 
     @staticmethod
     def paper(**changes: Any) -> MGRIT:
-        """The multigrid paper's setting: 3 levels, coarsened by 4, F-relaxation on the fine level and FCF below, 2
-        cycles forward and 1 backward, of which the first only comes up. Inexact: reports say how far off it is.
+        """The multigrid paper's setting, which is inexact: reports say how far off it is.
+
+        It has 3 levels, coarsened by 4, F-relaxation on the fine level and FCF below, 2 cycles forward and 1 backward,
+        of which the first only goes up.
         """
         setting: dict[str, Any] = {
             "levels": 3,
@@ -132,7 +136,7 @@ class MGRIT(Solver):
             )
 
     def relaxations(self, levels: int) -> tuple[str, ...]:
-        """The relaxation of each level, the finest first; at least those that were given."""
+        """The relaxation of each level, finest first; at least as many as were given."""
         given = self.relaxation if isinstance(self.relaxation, tuple) else (self.relaxation,)
         if not given:
             raise ValueError("relaxation must be 'F', 'FCF', 'FCFCF', … or a tuple of such; got an empty tuple")
@@ -147,7 +151,7 @@ class MGRIT(Solver):
     def _plan_gradients(self, problem: Recurrence, experience: Experience) -> Plan:
         solver = replace(self, tol=self.adjoint_tolerance(problem))
         plan = solver._plan_cycles(problem, self.backward_cycles, experience, solver._factors(problem))
-        # In float64 a tolerance for gradients below that of states would be rounding, which cycles might never meet.
+        # In float64 a smaller tolerance for gradients would be below rounding, which cycles might never meet.
         firm = self.tol is None and problem.rounded.dtype == torch.float64
         polish = ONE_SIGN * plan.tolerance if firm else math.inf
         due = experience.due(self.check_gradient_every)
@@ -170,9 +174,9 @@ class MGRIT(Solver):
     def _plan_cycles(
         self, problem: Recurrence, cycles: int | None, experience: Experience, factors: tuple[int, ...]
     ) -> MGRITPlan:
-        """How to cycle through levels coarsened by these factors."""
+        """The plan of cycles through levels coarsened by these factors."""
         if not callable(self.coarse):
-            problem.cell.coarse(self.coarse)  # refused here, whether it will be needed or not
+            problem.cell.coarse(self.coarse)  # raises here, even if it will not be needed
         chunk = factors[0] if factors else max(problem.steps, 1)
         warms_up = self.guess == "warmup" and factors and not self.skip_down
         warmup = assumed_warmup(self.tolerance(problem)) if warms_up else 0
@@ -212,7 +216,7 @@ class MGRIT(Solver):
         return RankPlan(inside, within(warmup if inside.warmup else 0, sizes), "cycles")
 
     def _factors_over_ranks(self, longest: int, chunk: int) -> tuple[int, ...]:
-        """Coarsening factors that suit all ranks: as many as were asked for, or until each rank has one point."""
+        """Coarsening factors for all ranks: as many as were asked for, or until each rank has a single point."""
         given = self.coarsening
         if isinstance(given, tuple):
             wanted = iter(given)
@@ -228,7 +232,7 @@ class MGRIT(Solver):
 
 
 def _points(steps: int, factors: tuple[int, ...]) -> int:
-    """Points that a slice of so many steps has on the coarsest level."""
+    """Number of points that a slice of `steps` steps has on the coarsest level."""
     for factor in factors:
         steps = -(-steps // factor)
     return steps

@@ -17,11 +17,11 @@ Structure = Literal["auto", "diagonal", "block"]
 class DEER(Stepwise):
     """Newton's method (Lim et al. 2024): jumps are carried by the Jacobian of every step, `(n, n)`.
 
-    Few sweeps, n² memory for each step of a window and n² (a CPU) to n³ (a GPU) work. Time is cut into windows where
-    the Jacobians of all steps would not fit into memory; the result is the same.
+    It needs few sweeps, n² memory for each step of a window and n² (on a CPU) to n³ (on a GPU) work. Time is cut into
+    windows if the Jacobians of all steps would not fit into memory; the result is the same.
 
-    precision: `float32`, `bfloat16` or, on a GPU, `tf32` rounds Jacobians and scan; the residual stays exact, so the
-        result does, at the cost of a few more sweeps. `full` rounds nothing.
+    precision: `float32`, `bfloat16` or, on a GPU, `tf32` rounds Jacobians and scan; the residual stays exact, and so
+        does the result, at the cost of a few more sweeps. `full` rounds nothing.
     """
 
     name: ClassVar[str] = "deer"
@@ -39,10 +39,10 @@ class DEER(Stepwise):
 class QuasiDEER(DEER):
     """Newton's method with the diagonal of every step's Jacobian (Gonzalez et al. 2024): n memory and work for a step.
 
-    structure: `diagonal`; `block`, for an LSTM: what h and c of one unit do to each other; `auto`: block where the cell
-        has it.
-    probes: random sign vectors that estimate the diagonal by Hutchinson's method, one product Jᵀv each; None computes
-        it, which costs n such products for a cell given as a function.
+    structure: `diagonal`; `block`, for an LSTM: the 2 × 2 blocks of h and c of each unit; `auto`: block if the cell has
+        such.
+    probes: number of random sign vectors that estimate the diagonal by Hutchinson's method, with one product Jᵀv each;
+        None computes it exactly, which costs n such products for a cell given as a function.
     """
 
     name: ClassVar[str] = "quasi-deer"
@@ -65,7 +65,7 @@ def check_structure(structure: str, probes: int | None) -> None:
 
 
 def quasi_elements(structure: Structure, probes: int | None, cell: Cell) -> Elements:
-    """What stands for the Jacobian of this cell in a quasi method."""
+    """The part of this cell's Jacobian that a quasi method uses."""
     if structure == "block" and not cell.has_blocks:
         raise ValueError(
             f"structure='block' is for cells with one h and one c for each unit, as the LSTM without a projection; the "

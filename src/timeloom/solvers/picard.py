@@ -14,8 +14,8 @@ from timeloom.solvers.stepwise import Stepwise
 class Picard(Stepwise):
     """A jump is carried on unchanged: `h[t] ← h[0] + Σ (f(h[s-1], x[s]) − h[s-1])`, the sum over all s ≤ t.
 
-    Picard's iteration for the differential equation of which the recurrence is an Euler step. Good where a step
-    changes the state little; a gated network's forgetting is what it does not know.
+    This is Picard's iteration for the differential equation of which the recurrence is an Euler step. It suits networks
+    whose steps change the state little, and ignores the forgetting of a gated network.
     """
 
     name: ClassVar[str] = "picard"
@@ -26,7 +26,7 @@ class Picard(Stepwise):
 
 @dataclass(frozen=True)
 class Jacobi(Stepwise):
-    """A jump is not carried on: `h[t] ← f(h[t-1], x[t])` for all t at once. News travel one step a sweep."""
+    """A jump is not carried on: `h[t] ← f(h[t-1], x[t])` for all t at once. Corrections move one step per sweep."""
 
     name: ClassVar[str] = "jacobi"
 

@@ -1,4 +1,4 @@
-"""One step after the other."""
+"""The sequential solver: one step after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASKED = "sequential, as asked for"
 class Sequential(Solver):
     """The plain recurrence: torch's own layer (cuDNN, oneDNN, ATen) in the modules, a loop over steps in `unroll`.
 
-    The truth that the others are held against. Its options have nothing to do: there is nothing to converge.
+    It is the reference for all other solvers. Its options have no effect, since there is nothing to converge.
     """
 
     name: ClassVar[str] = "sequential"

@@ -1,4 +1,4 @@
-"""Multiple shooting: all chunks at once, corrected until they fit together."""
+"""Multiple shooting: all chunks at once, corrected until the jumps between them vanish."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from timeloom.solvers.base import Solver, cheapest_chunk, within
 
 @dataclass(frozen=True)
 class Shooting(Solver):
-    """Cut time into chunks, run them side by side, correct the chunk starts, repeat until they fit.
+    """Cut time into chunks, run them side by side, correct the chunk starts, repeat until the jumps vanish.
 
     chunk: steps in a chunk; None chooses. The last chunk may be shorter.
     correction: how a jump at one chunk's start changes the starts after it: `none` (Jacobi, F-relaxation: it moves
-        one chunk a sweep), `diag` (through the product of the cell's decay: z of a GRU, f of an LSTM), `secant`
-        (as diag, and in the directions in which the last 8 sweeps moved a start as its end moved then: it costs no
-        step of the cell), `lowrank` (as diag, and in `rank` directions by small differences that are swept beside the
-        chunks, as more rows), `newton` (through the dense product of Jacobians), or `auto` (diag where a decay is
-        cheap to have and large, else none; newton for a small state if that is slow, except beside compiled sweeps,
-        which finish sequentially in less).
+        one chunk per sweep), `diag` (through the product of the cell's decay: z of a GRU, f of an LSTM), `secant`
+        (as diag, but in the directions in which the last 8 sweeps moved a start, as its end moved then; costs no extra
+        steps), `lowrank` (as diag, but in `rank` directions by finite differences, which are swept as additional rows),
+        `newton` (through the dense product of Jacobians), or `auto` (diag if the decay is cheap and large, else none;
+        newton for a small state if that is slow, except with compiled sweeps, where a sequential finish is faster).
     warmup: steps before each chunk that are run first, from the initial state, to guess the chunk's start (at most a
-        chunk's, where sweeps run in torch operations); 0 guesses the initial state itself; None chooses.
-    rank: directions of each chunk for `lowrank`; with as many as the state has units it is Newton's method.
+        chunk's, if sweeps run in torch operations); 0 guesses the initial state itself; None chooses.
+    rank: number of directions of each chunk for `lowrank`; with as many as the state has units it is Newton's method.
 
-    If `max_iters` is given it is the only limit; otherwise sweeps also end where 5 of them did not halve the residual.
+    If `max_iters` is given it is the only limit; otherwise sweeps also end once 5 of them did not halve the residual.
     """
 
     name: ClassVar[str] = "shooting"

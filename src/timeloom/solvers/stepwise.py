@@ -1,4 +1,4 @@
-"""What solvers over single steps share: all states are unknowns, corrected by one linear recurrence."""
+"""The base class of solvers over single steps: all states are unknowns, corrected by one linear recurrence."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from timeloom.solve.plan import Plan, RankPlan
 from timeloom.solvers.base import Solver
 
 PATIENCE = 20
-"""Sweeps without halving the residual that are granted: the largest one may stand still while the others move on."""
+"""Sweeps that may fail to halve the residual: the largest jump may stagnate while the others shrink."""
 MOST_SWEEPS = 100
 ROUNDED = 1e-15
-"""What steps of float64 round, relative to a state, at most."""
+"""Largest rounding of a step in float64, relative to the state."""
 
 
 @dataclass(frozen=True)
 class Stepwise(Solver):
     """One step to a chunk: evaluate all steps at once, and let a linear recurrence carry the jumps between them.
 
-    The residual is that of the plain recurrence whatever the method, so all of them end at the same states; they
-    differ in what carries a jump on, and so in how many sweeps they take. If `max_iters` is given it is the only limit;
-    otherwise sweeps also end where 20 of them did not halve the residual. The adjoint is linear: `adjoint="same"`
-    solves it with the full Jacobian in one correction, so gradients are exact in every method.
+    All such methods have the residual of the plain recurrence, so they end at the same states; they differ in how they
+    carry jumps on, and so in the number of sweeps. If `max_iters` is given it is the only limit; otherwise sweeps also
+    end once 20 of them did not halve the residual. The adjoint is linear: `adjoint="same"` solves it with the full
+    Jacobian in one correction, so gradients are exact in every method.
     """
 
     def linearization(self, cell: Cell) -> Linearization:
-        """What stands for the Jacobian of a step of this cell."""
+        """The approximation of the Jacobian of this cell's step."""
         raise NotImplementedError
 
     def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
-        """Every step may leave a jump of the tolerance, and jumps add up: where one exceeds the tolerance of gradients,
-        of float64 what a step rounds, all steps are corrected once more.
+        """The plan for chunks of one step.
+
+        Every step may leave a jump as large as the tolerance, and jumps add up. So if a jump exceeds the tolerance for
+        gradients (in float64, the rounding of a step), all steps are corrected once more.
         """
         how = self.linearization(problem.cell)
         if how.precision == "tf32" and problem.u.device.type != "cuda":

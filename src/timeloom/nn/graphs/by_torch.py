@@ -1,4 +1,4 @@
-"""Torch's own layer inside of an operator: one layer and direction, with a tape of its own on a CPU."""
+"""Torch's own layer inside an operator: one layer and direction, with a separate autograd tape on a CPU."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
 Tape = tuple[list[Tensor | None], tuple[Tensor, Tensor]]
-"""Of a run of torch's own layer: what to differentiate by, and the results."""
+"""The leaves and the results of a run of torch's own layer."""
 TAPE = "_timeloom_tape"
-"""Attribute of the states that torch's own layer found on a CPU: its tape. It gets to the backward pass where torch
-hands on the very tensor, as its compilers do; where it does not, the layer is run again."""
+"""Attribute of the states computed by torch's own layer on a CPU: its tape. The backward pass finds it if torch passes
+on the same tensor object, as its compilers do; otherwise the layer is run again."""
 
 
 def run_forward(
     module: Recurrent, inputs: Inputs, taped: bool, reason: str
 ) -> tuple[list[Tensor], Tensor, SolveReport]:
-    """The same by torch's own layer, which leaves states of h alone."""
+    """The forward pass by torch's own layer, of which only the states of h are known."""
     keeps_tape = taped and inputs.x.device.type == "cpu"
     tape = run_torch(module, inputs, keeps_tape)
     outputs, final = (result.detach() for result in tape[1])
@@ -38,25 +38,27 @@ def run_forward(
 
 
 def run_torch(module: Recurrent, inputs: Inputs, taped: bool) -> Tape:
-    """Torch's own layer: what to differentiate by, outputs `(T, B, ·)` and final state `(B, S)`."""
+    """Run torch's own layer; returns the leaves, and outputs `(T, B, ·)` and final state `(B, S)`."""
     with autograd(True) if taped else torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # cuDNN, that one layer of many is not a block of memory by itself
+        warnings.simplefilter("ignore")  # cuDNN warns that one layer's weights are no block of their own
         leaves = [None if tensor is None else tensor.detach().requires_grad_(taped) for tensor in inputs.live]
         x, initial, *weights = leaves
         assert initial is not None
         parts = initial.to(inputs.x.dtype).split(module._bare(*inputs.weights).parts, -1)
-        hidden = tuple(part.unsqueeze(0).contiguous() for part in parts)  # cuDNN takes no other
+        hidden = tuple(part.unsqueeze(0).contiguous() for part in parts)  # as cuDNN requires
         given = _weights_of_one(module, [weight for weight in weights if weight is not None])
         options = (module.bias, 1, 0.0, module.training, False, False)
         layer = getattr(torch._VF, module.mode.lower())
-        with tf32.exact_cudnn() if module._stacked > 1 else nullcontext():  # of a stack cuDNN rounds at other widths
+        with tf32.exact_cudnn() if module._stacked > 1 else nullcontext():  # in a stack, cuDNN rounds at other widths
             outputs, *final = layer(x, hidden if len(hidden) > 1 else hidden[0], given, *options)
         return leaves, (outputs, torch.cat(final, -1).squeeze(0))
 
 
 def _weights_of_one(module: Recurrent, weights: list[Tensor]) -> list[Tensor]:
-    """A layer's weights for cuDNN to run by themselves. It takes weights that lie as its own would for a block with
-    zeros behind them where biases would be; of a stack without biases, what is there are weights of the next layer.
+    """One layer's weights, such that cuDNN can run this layer alone.
+
+    Weights that lie in memory as in cuDNN's own block are taken for one, with zeros behind them in place of biases. In
+    a stack without biases the next layer's weights lie there instead, so the weights are copied.
     """
     alone = module.bias or module._stacked == 1 or not weights[0].is_cuda
     return weights if alone else [weight.clone() for weight in weights]
@@ -65,7 +67,7 @@ def _weights_of_one(module: Recurrent, weights: list[Tensor]) -> list[Tensor]:
 def differentiate(
     leaves: Sequence[Tensor | None], results: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> list[Any]:
-    """Gradients of the leaves that there are."""
+    """Gradients of the leaves that are not None."""
     asked = [(result, grad) for result, grad in zip(results, grads, strict=True) if grad is not None]
     given = [leaf for leaf in leaves if leaf is not None]
     with autograd(False):
@@ -75,6 +77,6 @@ def differentiate(
 
 @contextmanager
 def autograd(on: bool) -> Iterator[None]:
-    """Inside of an operator torch keeps autograd off whatever the gradient mode is, until inference mode is left."""
+    """Set the gradient mode inside an operator, where torch keeps autograd off unless inference mode is left, too."""
     with torch.inference_mode(False), torch.set_grad_enabled(on):
         yield

@@ -27,13 +27,13 @@ KERNELS = nvrtc.unavailable() is None
 
 
 def _kept_out(function: Any, reason: str) -> Any:
-    """The function for torch to call out of its graph; with fullgraph=True it says why that cannot be."""
+    """The function, called outside the graph; with fullgraph=True, torch raises an error with this reason."""
     told = {"reason": f"timeloom: {reason}"} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
     return torch.compiler.disable(function, **told)
 
 
 def _outside(reason: str) -> Any:
-    """A module's call as it is made outside of graphs."""
+    """A module's usual call, outside the graph."""
     return _kept_out(Recurrent.forward.__wrapped__, reason)  # type: ignore[attr-defined]
 
 
@@ -49,7 +49,7 @@ NOT_ON_TAPE = _outside("a graph cannot hold sequential steps that torch has no l
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def allowed() -> bool:
-    """Whether torch lets anything that is one of its recurrent layers into graphs."""
+    """Whether torch lets recurrent layers into its graphs at all."""
     from torch._dynamo import config
 
     return bool(getattr(config, "allow_rnn", True))
@@ -58,7 +58,7 @@ def allowed() -> bool:
 NOT_ALLOWED = "set torch._dynamo.config.allow_rnn = True to let recurrent layers into graphs"
 _call_outside = _outside(NOT_ALLOWED)
 call_outside = _kept_out(lambda: _call_outside, NOT_ALLOWED)
-"""`call_outside()(module, ...)`: the call where torch lets no recurrent layer in."""
+"""`call_outside()(module, ...)`: the call if torch lets no recurrent layers into graphs."""
 
 
 def call(
@@ -71,7 +71,7 @@ def call(
     guess: Any = None,
     return_states: bool = False,
 ) -> tuple[Any, ...]:
-    """`module(input, hx, ...)`, in the graph where one can hold it, and else by a call out of it."""
+    """`module(input, hx, ...)`, inside the graph if it can hold the call, else outside."""
     outside = NOT_ALL_STATES if return_states else _why_not(module, input, lengths, guess)
     if outside is None:
         return _run(module, input, hx, lengths, resets)
@@ -82,7 +82,7 @@ def call(
 
 
 def _why_not(module: Recurrent, input: Any, lengths: Any, guess: Any) -> Any:
-    """Which call to make where no graph can hold it; None where one can."""
+    """The function to call outside the graph if no graph can hold this call, else None."""
     if type(input) not in (Tensor, Parameter) or not (lengths is None or isinstance(lengths, Tensor)):
         return NOT_PADDED
     if guess is not None:
@@ -103,7 +103,7 @@ def _why_not(module: Recurrent, input: Any, lengths: Any, guess: Any) -> Any:
 
 
 def _run(module: Recurrent, input: Tensor, hx: Any, lengths: Tensor | None, resets: Any) -> tuple[Any, Any]:
-    """All layers and directions: what `nn.own_sweeps.call` does, of a padded tensor."""
+    """All layers and directions, as in `nn.own_sweeps.call`, for a padded tensor."""
     operators.make_room(module._handle)
     batched = input.dim() == 3
     weights = module._present_weights()
@@ -139,7 +139,7 @@ def _run(module: Recurrent, input: Tensor, hx: Any, lengths: Tensor | None, rese
 
 
 def _dtypes(module: Recurrent, x: Tensor, hidden: Hidden, whole: bool) -> tuple[torch.dtype, tuple[torch.dtype, ...]]:
-    """What to solve in, and what to return each part of the state in."""
+    """The dtype to solve in, and the dtypes in which to return the parts of the state."""
     in_one_call = whole and module._solver.in_given_precision and module._has_kernels and not module._masks
     on_gpu = x.device.type == "cuda" and x.dtype != torch.float64 and KERNELS
     compute = products_in(x) if in_one_call and on_gpu else solved_in(x)
@@ -154,7 +154,7 @@ def _dtypes(module: Recurrent, x: Tensor, hidden: Hidden, whole: bool) -> tuple[
 def _under_autocast(
     handle: int, device: str, lower: torch.dtype, x: torch.dtype, parts: tuple[torch.dtype, ...]
 ) -> tuple[torch.dtype, ...]:
-    """`returned_in`, which runs torch's layer to see."""
+    """`returned_in`, which runs torch's layer to find the dtypes."""
     module = module_of(handle)
     hidden = tuple(torch.empty(0, dtype=part, device=device) for part in parts)
     with torch.autocast(device, lower):

@@ -1,5 +1,6 @@
-"""What torch.compile needs of a module before it looks into it: another function to trace than the one that is run, and
-a number, which is what the operators of a graph are told of the module.
+"""What torch.compile needs before it traces a module: a separate function to trace, and a handle.
+
+The handle is the number by which the operators of a graph find the module.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _numbers = itertools.count()
 
 
 def handle_of(module: Recurrent) -> int:
-    """A new number for a module, which it outlives: one for all its life, or the table would grow."""
+    """A new number for a module, valid for the module's lifetime; get only one per module, or the table grows."""
     handle = next(_numbers)
     _modules[handle] = module
     return handle
@@ -45,7 +46,7 @@ def traced_apart(
         if torch.compiler.is_dynamo_compiling():
             from timeloom.nn.graphs import call as traced
 
-            # Where torch keeps recurrent layers out of its graphs, one ends here, before torch has seen the module.
+            # If torch keeps recurrent layers out of its graphs, the graph breaks here, before torch sees the module.
             call = traced.call if traced.allowed() else traced.call_outside()
             return call(*args, **kwargs)
         return forward(*args, **kwargs)

@@ -1,10 +1,10 @@
 """One layer in one direction as a pair of operators that torch.compile takes into its graphs without looking inside.
 
-`timeloom::solve` gives all states and `timeloom::solve_backward` the gradients, by the same solves as outside of a
-graph. They are told by a number which module is meant: what its solver has learned is no tensor.
+`timeloom::solve` returns all states and `timeloom::solve_backward` the gradients, by the same solves as outside a
+graph. A number (`handles`) tells them the module, since its experience is not a tensor.
 
-They return all that they found as tensors and keep none, since the memory may be a CUDA graph's; the certificates of
-a captured graph are copied to memory that was there before.
+They return all results as tensors and keep none, since the memory may belong to a CUDA graph; the certificates of a
+captured graph are copied to memory that was allocated before.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(handle: int, index: int, given: Inputs) -> tuple[Tensor, Tensor]:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def make_room(handle: int) -> bool:
-    """While a graph is made: memory for its certificates `(2, layers and directions)`, forward and backward."""
+    """Allocate memory for a traced graph's certificates, `(2, layers · directions)`, forward and backward."""
     module = module_of(handle)
     device = next(module.parameters()).device
     room = _certificates.get(module)
@@ -63,7 +63,7 @@ def _solve(
     x: Tensor, initial: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None,
     w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None, handle: int, index: int, taped: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    """States of h `(T + 1, B, ·)`, the final state `(B, S)`, and what else the backward pass needs."""
+    """States of h `(T + 1, B, ·)`, the final state `(B, S)`, and whatever else the backward pass needs."""
     module, inputs = module_of(handle), Inputs(x, initial, w_ih, w_hh, b_ih, b_hh, w_hr, lengths, resets)
     reason = _why_torch(module, inputs, taped)
     with torch.no_grad(), without_autocast(x.device):
@@ -79,7 +79,7 @@ def _like_solve(
     x: Tensor, initial: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None,
     w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None, handle: int, index: int, taped: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    """`_solve` for tensors that have no values."""
+    """`_solve` for fake tensors."""
     module, inputs = module_of(handle), Inputs(x, initial, w_ih, w_hh, b_ih, b_hh, w_hr, lengths, resets)
     (steps, batch), cell = x.shape[:2], _cell_of(module, inputs)
     own, kind = _why_torch(module, inputs, taped) is None, LayerSolve.kind_of(inputs, cell)
@@ -96,14 +96,14 @@ def _like_solve(
 
 
 def _run_own(module: Recurrent, inputs: Inputs, index: int, taped: bool) -> tuple[list[Tensor], Tensor, SolveReport]:
-    """All states and, behind them, what the backward pass needs; the final state; the report."""
+    """All states, followed by whatever else the backward pass needs; the final state; the report."""
     solve = _solve_of(module, index)
     cell = solve.cell_of(inputs)
     kind = solve.kind_of(inputs, cell)
     _refuse_capture(kind, inputs)
     solution = solve.forward(inputs, taped, cell, kind)
     raise_if_asked(solution.report, solve.solver)
-    final = solution.final.clone()  # it may be a view of the states, and operators return memory of their own
+    final = solution.final.clone()  # it may be a view of the states, which operators must not return
     return solution.kept, final, _lasting(module, index, solution.report, backward=False)
 
 
@@ -115,14 +115,14 @@ def _solve_backward(
     b_ih: Tensor | None, b_hh: Tensor | None, w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None,
     states: Tensor, kept: list[Tensor], handle: int, index: int, want_x: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of x, when wanted, the initial state and the weights that there are."""
+    """Gradients of x, if wanted, of the initial state and of the weights that are not None."""
     module, inputs = module_of(handle), Inputs(x, initial, w_ih, w_hh, b_ih, b_hh, w_hr, lengths, resets)
     grads = (None if d_states is None else d_states[1:], d_final)
     with without_autocast(x.device):
         if _why_torch(module, inputs, taped=True) is None and _is_whole(module, inputs, kept):
             found = _own_gradients(module, inputs, index, [states, *kept], grads, want_x)
         else:
-            tape: by_torch.Tape | None = vars(states).pop(by_torch.TAPE, None)  # good for one pass
+            tape: by_torch.Tape | None = vars(states).pop(by_torch.TAPE, None)  # usable only once
             found = by_torch.differentiate(*(tape or by_torch.run_torch(module, inputs, taped=True)), grads)
         if d_states is not None:
             found[1] = found[1] + torch.nn.functional.pad(d_states[0], (0, initial.shape[1] - d_states.shape[2]))
@@ -136,7 +136,7 @@ def _like_solve_backward(
     b_ih: Tensor | None, b_hh: Tensor | None, w_hr: Tensor | None, lengths: Tensor | None, resets: Tensor | None,
     states: Tensor, kept: list[Tensor], handle: int, index: int, want_x: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """`_solve_backward` for tensors that have no values."""
+    """`_solve_backward` for fake tensors."""
     live = (*((x,) if want_x else ()), initial, w_ih, w_hh, b_ih, b_hh, w_hr)
     return [tensor.new_empty(tensor.shape) for tensor in live if tensor is not None]
 
@@ -145,7 +145,7 @@ def _own_gradients(
     module: Recurrent, inputs: Inputs, index: int, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None],
     want_x: bool,
 ) -> list[Any]:  # fmt: skip
-    """Gradients of everything live by timeloom's sweeps."""
+    """Gradients of all live tensors by timeloom's sweeps."""
     solve = _solve_of(module, index)
     report = module.reports[index] if module.reports else SolveReport.sequential(len(inputs.x), "")
     take = noting(report, solve.solver, solve.experience, lambda _: None)
@@ -160,9 +160,7 @@ def _own_gradients(
 
 
 def _apart(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
-    """These tensors in memory of their own each, all of it, and not in that of the others: as operators must return
-    them.
-    """
+    """The tensors as operators must return them: each fills its own storage, shared with none of `others`."""
     seen, apart = {tensor.untyped_storage().data_ptr() for tensor in others}, []
     for tensor in tensors:
         memory = tensor.untyped_storage()
@@ -183,15 +181,16 @@ def _cell_of(module: Recurrent, inputs: Inputs) -> Cell:
 
 
 def _record(module: Recurrent, index: int, report: SolveReport) -> None:
-    """A list anew: the user may hold the last one, and layers may run in any order."""
+    """Put a report into a new list: the user may hold the last one, and layers may run in any order."""
     reports = list(module.reports) or [report] * module._stacked
     reports[index] = report
     module._take_reports(reports)
 
 
 def _lasting(module: Recurrent, index: int, report: SolveReport, backward: bool) -> SolveReport:
-    """The report with its certificate, if a CUDA graph was captured, where every replay puts it and the graph does not
-    take it back.
+    """The report, with the certificate of a captured CUDA graph copied to memory that outlives the graph's own.
+
+    Every replay writes it there.
     """
     room = _certificates.get(module)
     if report.certificate is None or room is None:
@@ -202,7 +201,7 @@ def _lasting(module: Recurrent, index: int, report: SolveReport, backward: bool)
 
 
 def _why_torch(module: Recurrent, inputs: Inputs, taped: bool) -> str | None:
-    """Why torch's own layer is to run, if it is. The answer is part of the graph, so only sizes count."""
+    """Why torch's own layer runs, or None. The answer becomes part of the graph, so it depends on sizes alone."""
     if not module.has_torch_twin or not inputs.whole or inputs.masked:
         return None
     x = inputs.x
@@ -211,8 +210,9 @@ def _why_torch(module: Recurrent, inputs: Inputs, taped: bool) -> str | None:
 
 
 def _is_whole(module: Recurrent, inputs: Inputs, kept: list[Tensor]) -> bool:
-    """Whether all is there that our backward pass reads. It is not where torch's own layer ran forward, by a solver
-    that was another one then.
+    """Whether everything is there that our backward pass reads.
+
+    It is not if torch's own layer ran the forward pass, because the solver was another one then.
     """
     cell = _cell_of(module, inputs)
     kind = LayerSolve.kind_of(inputs, cell)
@@ -252,7 +252,7 @@ def _back(ctx: Any, d_states: Tensor | None, d_final: Tensor | None, _: Any) -> 
 
 
 def _like_check_lengths(lengths: Tensor, steps: int, batch: int) -> Tensor:
-    check_kind_of_lengths(lengths, batch)  # before torch stumbles over what comes behind
+    check_kind_of_lengths(lengths, batch)  # before torch fails on later operations
     return lengths.new_empty(lengths.shape, dtype=torch.int64, device="cpu")
 
 

@@ -521,12 +521,15 @@ def test_a_long_memory_is_corrected_in_several_sweeps() -> None:
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_networks_that_have_missed_have_a_longer_warm_up_to_try() -> None:
+def test_replays_have_a_longer_warm_up_to_try() -> None:
     experience = Experience()
     plan = Auto().plan(problem_of(16384), experience)
-    assert plan.retry is None
+    assert plan.retry is not None
+    assert plan.retry.warmup == 4 * plan.warmup
+    assert not plan.has_missed, "graphs that users capture hold no retry yet"
     experience.note_miss(plan, 1e-5)
     following = Auto().plan(problem_of(16384), experience)
+    assert following.has_missed
     assert following.retry is not None
     assert (following.retry.warmup, following.retry.chunk) == (4 * following.warmup, following.chunk)
     slow = Experience()

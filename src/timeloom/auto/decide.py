@@ -55,6 +55,8 @@ class Choice(NamedTuple):
     """Expected time in microseconds, if the costs are in this unit."""
     retry: int = 0
     """Steps of a second, longer warm-up, tried before one chunk if the certificate is missed; 0 for none."""
+    has_missed: bool = False
+    """Whether earlier calls have missed a certificate."""
 
     @property
     def patience(self) -> int:
@@ -98,6 +100,7 @@ def decide(problem: Recurrence, experience: Experience, tolerance: float, given:
                 tolerance=tolerance if given else SHARE_OF_JUMPS * tolerance,
                 accepts=tolerance if given else accepts,
                 retry=retry,
+                has_missed=True,
             )
     if chunk >= steps:
         memory = experience.warmup(tolerance)
@@ -108,9 +111,9 @@ def decide(problem: Recurrence, experience: Experience, tolerance: float, given:
     reason = f"auto: {-(-steps // chunk)} chunks, warm-up of {warmup} steps {known}"
     expected = cost_of(steps, batch, chunk, warmup, cost) if kernels and whole else 0.0
     accepts = LEAST_ERROR if kernels and not given else 0.0
-    mends = kernels and problem.lengths is None and experience.search.too_short > 0
-    retry = _retry(steps, batch, chunk, warmup, cost) if mends else 0
-    return Choice(chunk, warmup, reason, tolerance, accepts=accepts, expected=expected, retry=retry)
+    retry = _retry(steps, batch, chunk, warmup, cost) if kernels and problem.lengths is None else 0
+    missed = experience.search.too_short > 0
+    return Choice(chunk, warmup, reason, tolerance, 1, accepts, expected=expected, retry=retry, has_missed=missed)
 
 
 def _retry(steps: int, batch: int, chunk: int, seen: int, cost: Cost) -> int:

@@ -37,6 +37,9 @@ class Cutting:
     number of sweeps after a scan over the maps of chunks."""
     retry: Cutting | None = None
     """The same chunks behind a longer warm-up, which a recorded pass that misses its certificate tries first."""
+    has_missed: bool = False
+    """Whether earlier calls have missed a certificate. Only then do graphs that users capture hold the retry, too: it
+    costs some short launches, which count there."""
 
     @property
     def limit(self) -> float:

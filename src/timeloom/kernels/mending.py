@@ -59,9 +59,11 @@ class Retry(NamedTuple):
     cutting: Cutting
 
     @staticmethod
-    def of(sweep: Callable[[Unless, int], Tensor], cutting: Cutting | None) -> Retry | None:
-        """None if the plan has no second sweep."""
-        return None if cutting is None else Retry(sweep, cutting)
+    def of(sweep: Callable[[Unless, int], Tensor], cutting: Cutting) -> Retry | None:
+        """None if the plan of the first sweep has no second one, or not for this graph."""
+        if cutting.retry is None or not (is_heard() or cutting.has_missed):
+            return None
+        return Retry(sweep, cutting.retry)
 
 
 def mended(

@@ -109,6 +109,7 @@ class Auto(Solver):
             expected=chosen.expected,
             decay_is_cheap=cut and decay_is_cheap(problem),
             newton_up_to=newton_up_to(problem) if cut else 0,
+            has_missed=chosen.has_missed,
         )
         if not chosen.retry:
             return plan

@@ -108,7 +108,7 @@ class CUDALayer(Layer):
             entered = sweeper.retry(missed, segments, warmup, starts, states, sweeps > 1)
             return sweeper.certify(starts, entered, share_of_box)
 
-        given, retry = self._unless(error, cutting, len(segments)), Retry.of(retry_sweep, cutting.retry)
+        given, retry = self._unless(error, cutting, len(segments)), Retry.of(retry_sweep, cutting)
         told = mended(error, given, lambda missed: sweeper.mend(missed, states, sweeps > 1), retry)
         return self._kept(states, tape), told
 
@@ -214,7 +214,7 @@ class CUDALayer(Layer):
                 torch.sum(taken.view(links, *self.initial.shape), 0, out=into_resets)
             return sweeper.certify(ends, begins, 0.0, fading=True)
 
-        given, retry = self._unless(error, cutting, len(segments)), Retry.of(retry_sweep, cutting.retry)
+        given, retry = self._unless(error, cutting, len(segments)), Retry.of(retry_sweep, cutting)
         begin = begins[-batch:]
         mend = partial(sweeper.mend_adjoint, final=self.at_ends(final, 1), data=whole, begins=begin, want_decay=decays)
         error = mended(error, given, mend, retry)

@@ -1,4 +1,4 @@
-"""Pages in a real browser, without a screen: what it complains about, what it asks for, and what does not fit."""
+"""Pages in a real headless browser: its console messages, its requests, and drawings that do not fit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ frame.onload = () => {
 
 
 def browser() -> str | None:
-    """The browser's command, where there is one."""
+    """The browser's command, or None."""
     return next((found for found in map(shutil.which, NAMES) if found), None)
 
 
@@ -54,10 +54,10 @@ class Visit:
     asked_for: list[str]
     """Paths that were fetched, the page's own first."""
     width: int
-    """Of its contents, in pixels."""
+    """Width of its contents, in pixels."""
     height: int
     cut: list[str]
-    """Texts of drawings that reach beyond them."""
+    """Texts that extend beyond their drawings."""
     smallest: float
     """Height of the smallest text of a drawing."""
     drawings: int
@@ -91,7 +91,7 @@ def _run(address: str, profile: Path, *options: str) -> tuple[str, str]:
 
 @contextmanager
 def _served(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """The folder on a port of this machine, and the paths that are asked for."""
+    """Serve the folder on a local port; yields the address and the list of requested paths."""
     asked: list[str] = []
 
     class Quiet(http.server.SimpleHTTPRequestHandler):

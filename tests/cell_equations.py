@@ -1,6 +1,6 @@
-"""The cells of `timeloom.cells` once more, written down from their papers' equations: what the tests hold them to.
+"""The cells of `timeloom.cells` written independently from their papers' equations, as a reference for the tests.
 
-Each function takes the cell's parameters by name, the parts of the state and x, and gives the next parts.
+Each function takes the cell's parameters by name, the parts of the state and x, and returns the next parts.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ OPTIONS: dict[str, dict[str, int]] = {
     "LayerNormGRU": {}, "LayerNormLSTM": {}, "SLSTM": {"heads": 3}, "BlockGRU": {"blocks": 3}, "LiGRU": {},
     "PeepholeLSTM": {}, "CTRNN": {}, "CfC": {"backbone": 11}, "MinimalGRU": {},
 }  # fmt: skip
-"""What a cell is made with, beside its sizes; three divides its units."""
+"""Options of each cell, beside its sizes; three divides its units."""
 EQUATIONS: dict[str, Callable[[Parameters, Parts, Tensor], Parts]] = {
     "LayerNormGRU": layer_norm_gru,
     "LayerNormLSTM": layer_norm_lstm,

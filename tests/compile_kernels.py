@@ -1,6 +1,6 @@
-"""Compiles whatever the host code launches for a Hopper GPU, which need not be there: run by test_kernels_compile.py.
+"""Compiles all kernels that the host code launches for a Hopper GPU, without one: run by test_kernels_compile.py.
 
-Triton's interpreter runs kernels as Python, and takes more than its compiler does.
+Triton's interpreter runs kernels as Python, and accepts more than its compiler does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KERNELS = {
 
 
 class Absent:
-    """A driver for a GPU of compute capability 9.0 that is not there."""
+    """A driver for an absent GPU of compute capability 9.0."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -42,7 +42,7 @@ class Absent:
 
 
 class Compiled:
-    """A kernel that is compiled where it would be launched."""
+    """A kernel that is compiled instead of launched."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -60,7 +60,7 @@ class Compiled:
 
 
 class Relaunched:
-    """A compiled kernel that is launched again, without a look at its arguments: Triton's own look must find it."""
+    """A compiled kernel launched again without inspecting arguments: Triton's own inspection must choose the same."""
 
     def __init__(self, kernel: Any, compiled: Any, options: dict[str, Any]) -> None:
         self._kernel, self._compiled, self._options = kernel, compiled, options
@@ -77,7 +77,7 @@ class Relaunched:
 
 @triton.jit(do_not_specialize=["steps"])
 def tiny_kernel(x, y, steps, n, scale, SIZE: tl.constexpr):
-    """One of each kind of arguments."""
+    """A kernel with one argument of each kind."""
     at = tl.arange(0, SIZE)
     for _ in range(steps):
         tl.store(x + at, scale, mask=at < n)
@@ -101,7 +101,7 @@ def run_scans() -> None:
 
 
 def run_products() -> None:
-    """Of the tiles that they are launched with: rows and columns of both factors lying next to each other."""
+    """Products in every layout they are launched with: rows or columns of either factor contiguous."""
     grads, x, weights, bias = torch.zeros(4096, 384), torch.zeros(4096, 128), torch.zeros(384, 128), torch.zeros(384)
     for narrower in (0, 16):
         given, by_x = grads[:, : 384 - narrower], weights[: 384 - narrower]
@@ -112,7 +112,7 @@ def run_products() -> None:
 
 
 def run_all_kinds() -> None:
-    """Launches that differ in what Triton compiles a kernel for, each twice, and in what it does not."""
+    """Launches that differ in what Triton specializes on, each twice, and launches that differ only in other things."""
     kernel, (x, y) = Compiled(tiny_kernel), torch.zeros(2, 64)
     tensors = [(x, y), (x[1:], y), (x.double(), y), (x, None), (x.view(torch.int32), y.bfloat16())]
     numbers = [(5, 7, 0.5), (5, 1, 0.5), (5, 32, 0.5), (5, 1 << 40, 0.5), (1 << 31, 7, 0.5), (5, 7, 3), (5, 7, True)]

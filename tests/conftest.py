@@ -1,4 +1,4 @@
-"""Set-up that tests share."""
+"""Setup shared by all tests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from timeloom.solve import beside_torch
 LONG = {
     f"test_{name}.py" for name in ("experiments", "ranks", "rank_restart", "app_ranks", "video", "gpu_scan", "examples")
 }
-"""Files of few tests, or slow ones."""
+"""Files with few tests, or slow ones."""
 
 
 def pytest_configure() -> None:
-    """Workers share the cores: threads of one would wait for another's, those of the programs that tests start, too."""
+    """Divide the cores among workers, and programs that tests start, so that threads do not wait for each other."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1 and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, torch.get_num_threads() // workers)
@@ -29,12 +29,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long begins first, so that no worker is left alone with it."""
+    """Run slow files first, so that no worker is left alone with one."""
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def pytest_collection_finish() -> None:
-    """What importing and collecting has left stays: Python's collector need not walk through it again and again."""
+    """Freeze the objects of imports and collection, so that the garbage collector does not traverse them every time."""
     gc.collect()
     gc.freeze()
 
@@ -45,7 +45,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Problems too small to share: more threads would only wait for one another."""
+    """Run on one thread: for problems so small that more threads would only wait for one another."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -54,14 +54,14 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def auto_takes_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`auto` runs our sweeps on any sequence, where it would leave short ones to torch's layer as the faster one."""
+    """Make `auto` run our sweeps on any sequence, even on short ones, for which torch's layer is faster."""
     monkeypatch.setattr(thresholds, "why_faster", lambda *_: None)
     monkeypatch.setattr(beside_torch, "is_rival", lambda *_: False)
 
 
 @pytest.fixture
 def settings_stay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Programs that are written for processes of their own leave settings as they were."""
+    """Restore settings after programs that are written for separate processes."""
     monkeypatch.setattr(remember, "FEWEST_STEPS", remember.FEWEST_STEPS)
     rounds = torch.backends.cudnn.allow_tf32
     yield

@@ -1,4 +1,4 @@
-"""The kernels of chain.cu on a CPU: their own text, by the emulator."""
+"""The kernels of chain.cu on a CPU: the same source, run by the emulator."""
 
 from __future__ import annotations
 

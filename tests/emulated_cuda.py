@@ -1,4 +1,4 @@
-"""Generated CUDA kernels on a CPU: the same text, by the emulator."""
+"""Generated CUDA kernels on a CPU: the same source, run by the emulator."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def compiled(direction: Direction, text: str, shared: int) -> ctypes.CDLL:
 
 
 class EmulatedSweeper(FusedCUDASweeper):
-    """The CUDA sweeper over tensors of the CPU."""
+    """The CUDA sweeper on CPU tensors."""
 
     in_reverse = False
     room = ROOM
     at_once = 10**9
-    """Rows up to which each is walked by a block of its own."""
+    """Rows up to which each is walked by its own block."""
 
     def _room(self) -> int:
         return self.room

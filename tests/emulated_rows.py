@@ -1,4 +1,4 @@
-"""The CUDA kernels for single rows on a CPU: their own text, by the emulator."""
+"""The CUDA kernels for single rows on a CPU: the same source, run by the emulator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compiled(variant: Variant) -> ctypes.CDLL:
 
 
 class EmulatedRows(CUDASweeper):
-    """The CUDA sweeper over tensors of the CPU; `on_device` must stand aside."""
+    """The CUDA sweeper on CPU tensors; `on_device` must be patched out."""
 
     in_reverse = False
 

@@ -1,4 +1,4 @@
-"""CUDA texts compiled as C++ for a CPU, their threads as fibers (cuda_emulator/emulator.h)."""
+"""CUDA sources compiled as C++ for a CPU, with threads as fibers (cuda_emulator/emulator.h)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FOLDER = Path(__file__).parent / "cuda_emulator"
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 OPTIONS = ("-std=c++17", "-O0", "-w", "-fPIC")
 ONE_MEMORY = "#undef __shared__\n#define __shared__ static\n"
-"""Before kernels that declare their shared memory: one for all fibers."""
+"""A prefix for kernels that declare shared memory, which all fibers then share."""
 
 
 @cache
 def _emulator() -> Path:
-    """A folder with the emulator's headers, its own compiled once for all texts."""
+    """A folder with the emulator's headers, of which emulator.h is precompiled once for all sources."""
     assert COMPILER is not None
     folder = Path(tempfile.mkdtemp(prefix="timeloom-emulator-"))
     for path in FOLDER.iterdir():
@@ -32,7 +32,7 @@ def _emulator() -> Path:
 
 @cache
 def _headers_at(headers: tuple[tuple[str, str], ...]) -> Path:
-    """A folder with the headers of kernels, but for those that the emulator has instead."""
+    """A folder with the kernels' headers, except those that the emulator replaces."""
     folder = Path(tempfile.mkdtemp(prefix="timeloom-emulated-"))
     for name, text in headers:
         if not (FOLDER / name).exists():
@@ -41,7 +41,7 @@ def _headers_at(headers: tuple[tuple[str, str], ...]) -> Path:
 
 
 def library(text: str, headers: Iterable[tuple[str, str]] = ()) -> ctypes.CDLL:
-    """The library of a text with such headers, which has `emulate…` functions."""
+    """The library of a source and its headers, with functions `emulate…`."""
     folders = _emulator(), _headers_at(tuple(headers))
     path = folders[1] / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     include = ["-include", str(folders[0] / "emulator.h"), *(f"-I{folder}" for folder in folders)]

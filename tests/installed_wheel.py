@@ -1,8 +1,8 @@
 """What `make release-check` runs in a fresh environment with the wheel: `python -I installed_wheel.py README.md SDIST`.
 
 It checks that timeloom is the installed one, that its compiled kernels are used although there is no compiler, that
-each kind of processor has kernels that give the same results, that the README's code and commands run, and that links
-lead somewhere: those of the README within the source distribution, those of the metadata to addresses alone.
+the kernels for each kind of processor give the same results, that the README's code and commands run, and that links
+are valid: those of the README within the source distribution, those of the metadata only to web addresses.
 """
 
 from __future__ import annotations

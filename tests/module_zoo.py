@@ -14,7 +14,7 @@ import timeloom as tl
 from timeloom.solvers import Shooting
 
 T, B, D, H = 13, 3, 4, 5
-"""Steps, batch, inputs, hidden units: small, all different, and 13 is divided by no chunk but 1 and itself."""
+"""Steps, batch, inputs, hidden units: small, all different, and 13 is prime, so that chunks are ragged."""
 
 LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gru": ("GRU", {}),
@@ -41,7 +41,7 @@ SHOOTING: dict[str, Shooting] = {
     "whole": Shooting(chunk=T),
     "default": Shooting(),
 }
-"""Chunks of one step, even and ragged ones, one chunk for all; every correction; with and without warm-up."""
+"""Chunks of one step, ragged chunks, one chunk for all; several corrections; with and without warm-up."""
 
 SOLVERS: dict[str, Any] = {"auto": "auto", "sequential": "sequential", **SHOOTING}
 
@@ -52,7 +52,7 @@ each_shooting = pytest.mark.parametrize("solver", SHOOTING.values(), ids=SHOOTIN
 each_way = pytest.mark.parametrize(
     "solver", ["auto", "sequential", Shooting(chunk=4)], ids=["auto", "sequential", "shooting"]
 )
-"""The three paths through a module: what auto takes, torch's own layer, our sweeps."""
+"""The three paths through a module: auto's choice, torch's own layer, our sweeps."""
 
 Layer = nn.GRU | nn.LSTM | nn.RNN
 
@@ -66,7 +66,7 @@ def torch_layer(name: str, seed: int = 0, dtype: torch.dtype = torch.float64, **
 
 
 def timeloom_layer(name: str, seed: int = 0, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
-    """The same of timeloom."""
+    """The same layer of timeloom."""
     kind, own = LAYERS[name]
     torch.manual_seed(seed)
     return getattr(tl, kind)(D, H, **own, **options, dtype=dtype)
@@ -115,7 +115,7 @@ def leaf(value: Any) -> Any:
 def call(
     layer: Layer, x: Tensor, hx: Any = None, pack: Callable[[Tensor], PackedSequence] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """All results of a call by name, and the gradients of x, hx and every parameter for a loss that weighs them all."""
+    """All results of a call by name, and the gradients of x, hx and every parameter for a loss on all results."""
     x, hx = leaf(x), (None if hx is None else leaf(hx))
     layer.zero_grad()
     output, final = layer(x if pack is None else pack(x), hx, **more)
@@ -130,7 +130,7 @@ def call(
 
 
 def loss_of(tensors: Any) -> Tensor:
-    """A smooth loss in which each entry has another weight."""
+    """A smooth loss in which every entry has a different weight."""
     total = torch.zeros((), dtype=torch.float64)
     for tensor in tensors:
         weights = torch.linspace(-1, 1.5, tensor.numel(), dtype=torch.float64).sin().view(tensor.shape)
@@ -152,7 +152,7 @@ def assert_same(actual: dict[str, Any], expected: dict[str, Any], tolerance: flo
 
 
 def assert_as_good(actual: dict[str, Any], torchs: dict[str, Any], truth: dict[str, Any], floor: float = 2e-6) -> None:
-    """No further from the float64 truth than twice torch's own distance, plus twice a solve's default tolerance."""
+    """No further from the float64 truth than twice torch's own distance, plus `floor`, twice the default tolerance."""
     assert actual.keys() == torchs.keys() == truth.keys()
     for key, value in truth.items():
         allowed = 2 * distance(torchs[key], value) + floor
@@ -161,7 +161,7 @@ def assert_as_good(actual: dict[str, Any], torchs: dict[str, Any], truth: dict[s
 
 
 def distance(actual: Tensor, expected: Tensor) -> float:
-    """Largest difference relative to the largest expected value; infinite where one is finite and the other not."""
+    """Largest difference relative to the largest expected value; infinite if it is NaN."""
     if actual.numel() == 0:
         return 0.0
     difference = (actual.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-30)

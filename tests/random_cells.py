@@ -1,4 +1,4 @@
-"""Random step functions built from the operations that kernels cover: what the compiler is held to."""
+"""Random step functions built from the operations that kernels cover, to test the compiler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNARY: list[Callable[[Tensor], Tensor]] = [
     lambda a: F.celu(a, 2.0), lambda a: torch.exp2(-a.abs()), lambda a: torch.log2(a.abs() + 0.3),
     lambda a: torch.log10(a.square() + 0.3), lambda a: torch.logit(0.1 + 0.8 * torch.sigmoid(a)),
     lambda a: a.masked_fill(a > 0.4, 0.3), lambda a: F.glu(torch.cat([a, 0.5 - a], -1)),
-    lambda a: F.relu6(a + 3) / 6,  # of F.hardsigmoid, and of F.celu by 1 / 1.3, torch's gradient is good to float32
+    lambda a: F.relu6(a + 3) / 6,  # F.hardsigmoid, whose gradient in torch (as F.celu's by 1 / 1.3) is good to float32
 ]  # fmt: skip
 BINARY: list[Callable[[Tensor, Tensor], Tensor]] = [
     torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, lambda a, b: a / (b.abs() + 0.5),
@@ -52,7 +52,7 @@ class RandomCell(nn.Module):
         return len(self.weights) - 1
 
     def _pick(self, width: int | None = None) -> int:
-        """A value so far, of this width; the latest ones more often."""
+        """An earlier value of this width; recent ones are more likely."""
         fit = [i for i, known in enumerate(self._known) if width is None or known == width]
         return max(self.dice.choice(fit), self.dice.choice(fit))
 
@@ -102,7 +102,7 @@ class RandomCell(nn.Module):
             self._add(width, lambda v: v[a].roll(shift, -1) if shift % 2 else v[a].flip(-1))
 
     def _end(self, width: int) -> int:
-        """A bounded value of a part's width, made of the latest one."""
+        """A bounded value of a part's width, computed from recent ones."""
         a = len(self._known) - 1 - self.dice.randint(0, 2)
         w = self._weight(width, self._known[a])
         b = self._pick(width)

@@ -1,4 +1,4 @@
-"""What ranks compute together and what one process computes: cases that the processes of `test_ranks` run."""
+"""Results of ranks compared with those of one process: cases that the processes of `test_ranks` run."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def layers(kind: str, solver: str, **more: Any) -> Case:
 
 
 def gives_up_exactly(mesh: DeviceMesh) -> None:
-    """Chaos: no sweep contracts; the fallback is exact, and auto leaves it alone afterwards."""
+    """Chaos: no sweep contracts; the fallback is exact, and auto does not sweep again afterwards."""
     model = compare("GRU", Auto(), mesh, steps=60, regime=(0.0, 8.0), tolerance=1e-9)
     if mesh["time"].size() > 2:
         assert model.layer.reports[0].fell_back or model.layer.reports[0].iterations > 1
@@ -210,7 +210,7 @@ def float32_solvers(mesh: DeviceMesh) -> None:
 
 
 def misses_the_express_lane(mesh: DeviceMesh) -> None:
-    """Long memory in float32: one sweep is not certified, and the general driver goes on."""
+    """Long memory in float32: one sweep is not certified, and the general driver continues."""
     model = compare("GRU", Auto(), mesh, steps=401, dtype=torch.float32, tolerance=2e-5, regime=(4.0, 1.0))
     if mesh["time"].size() > 1:
         assert model.layer.reports[0].iterations > 1
@@ -253,7 +253,7 @@ def levels_of_all_ranks(mesh: DeviceMesh) -> None:
 
 
 def many_ranks_gather_in_rounds(mesh: DeviceMesh) -> None:
-    """Beyond so many ranks what they say is doubled in every round, not passed round a ring."""
+    """With more ranks, exchanges double what is known in every round instead of using a ring."""
     before, group.RING_UP_TO, group.SHARE_MEMORY = group.RING_UP_TO, 1, False
     try:
         ranks, own = group_of(mesh), torch.full((2, 3), float(mesh.get_local_rank("time")), dtype=torch.float64)
@@ -269,7 +269,7 @@ def many_ranks_gather_in_rounds(mesh: DeviceMesh) -> None:
 
 
 def ranks_of_many_machines_send_messages(mesh: DeviceMesh) -> None:
-    """Where there is no memory that all ranks see, torch's collectives carry what they say."""
+    """Without memory that all ranks share, exchanges use torch's collectives."""
     group.SHARE_MEMORY = False
     try:
         compare("GRU", SOLVERS["newton"], mesh, ragged="lengths")
@@ -279,7 +279,7 @@ def ranks_of_many_machines_send_messages(mesh: DeviceMesh) -> None:
 
 
 def memory_carries_any_tensor(mesh: DeviceMesh) -> None:
-    """Of any dtype and size, through slots as long, longer and much longer; sums are those of messages."""
+    """Exchanges of any dtype and size, smaller and larger than slots; sums are those of messages."""
     ranks, place = group_of(mesh), mesh.get_local_rank("time")
     for numbers in (1, 7, 1024, shared_memory.SLOT // 8, shared_memory.SLOT // 8 + 1, shared_memory.SLOT):
         for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool):
@@ -322,7 +322,7 @@ def any_cell(mesh: DeviceMesh) -> None:
 
 
 def generated_kernels(mesh: DeviceMesh) -> None:
-    """Slices that are long enough for kernels to be made for their cell, which keep a tape for the backward pass."""
+    """Slices long enough for kernels to be made for their cell, which save a tape for the backward pass."""
     steps = (remember.FEWEST_STEPS + 7) * mesh["time"].size()
     try:
         compare("ImplicitGRU", MGRIT(), mesh, steps=steps)
@@ -339,7 +339,7 @@ def generated_kernels(mesh: DeviceMesh) -> None:
 
 
 def few_bytes(mesh: DeviceMesh) -> None:
-    """What travels does not grow with T: O(B n) an iteration without dense transfers, O(B n²) with, in one exchange."""
+    """Traffic does not grow with T: per iteration one exchange of O(B n), or O(B n²) with dense transfers."""
     ranks = mesh["time"].size()
     dense = 3 * H + H * H + 3
     widths = {"none": 2 * H + 3, "diag": 4 * H + 3, "secant": dense, "lowrank": dense, "newton": dense}
@@ -369,7 +369,7 @@ def few_bytes_a_cycle(mesh: DeviceMesh) -> None:
 
 
 def sent(solver: Solver, steps: int, mesh: DeviceMesh) -> tuple[tuple[Traffic, Traffic], tl.SolveReport]:
-    """What a forward and a backward pass of one layer send."""
+    """The traffic of a forward and a backward pass of one layer."""
     torch.manual_seed(0)
     layer = tl.GRU(D, H, solver=solver).double()
     x, before = shard(torch.randn(steps, B, D, dtype=torch.float64), mesh), traffic(mesh)
@@ -405,7 +405,7 @@ def beyond_the_layer(mesh: DeviceMesh) -> None:
 
 
 def begins_alike(mesh: DeviceMesh) -> None:
-    """Weights and buffers that each rank drew for itself become the first one's, as under DistributedDataParallel."""
+    """Weights and buffers initialised differently by ranks become the first one's, as under DistributedDataParallel."""
     torch.manual_seed(mesh.get_local_rank("time"))
     model = nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D), nn.Linear(D, 1).double())
     model.register_buffer("chosen", torch.rand(9) < 0.5)
@@ -419,7 +419,7 @@ def begins_alike(mesh: DeviceMesh) -> None:
 
 
 def forgets_together(mesh: DeviceMesh) -> None:
-    """Where a rank has not seen the calls that the others have, all of them learn anew, and go on."""
+    """If a rank has not seen the calls that the others have, all of them learn anew, and continue."""
     torch.manual_seed(0)
     layer, x = tl.GRU(D, H).double(), torch.randn(40, B, D, dtype=torch.float64)
     wanted, known = layer(x)[0], group_of(mesh).experiences(layer)
@@ -433,7 +433,7 @@ def forgets_together(mesh: DeviceMesh) -> None:
 
 
 class Nested(nn.Module):
-    """Takes its initial state inside of something else."""
+    """A module that takes its initial state nested in another object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -458,7 +458,7 @@ def nested_arguments(mesh: DeviceMesh) -> None:
 
 
 class Checkpointed(nn.Module):
-    """Runs its forward pass again in the backward pass."""
+    """A module that runs its forward pass again in the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -470,7 +470,7 @@ class Checkpointed(nn.Module):
 
 
 def checkpoints(mesh: DeviceMesh) -> None:
-    """What is run again in a backward pass is over the same ranks; and on this process alone where it was before."""
+    """A forward pass rerun in a backward pass uses the same ranks as before, or only this process if it did before."""
     for steps, dtype, tolerance in ((2001, torch.float32, 1e-5), (40, torch.float64, 1e-12)):
         torch.manual_seed(0)
         model = Checkpointed().to(dtype)
@@ -490,7 +490,7 @@ def checkpoints(mesh: DeviceMesh) -> None:
 
 
 def other_times(mesh: DeviceMesh) -> None:
-    """An equation's time is not the sequence's."""
+    """Ranks do not share the time of a differential equation."""
     times, y0 = torch.linspace(0, 1, 9, dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)
     with time_parallel(mesh):
         found = tl.odeint(lambda t, y: -y, y0, times, solver="sequential")
@@ -624,7 +624,7 @@ MESHES: dict[tuple[int, int], dict[str, Case]] = {
 
 
 def run_all(rank: int) -> dict[tuple[str, tuple[int, int]], str]:
-    """What went wrong ("" if nothing) by case and mesh, where this rank takes part; run by eight processes."""
+    """The error ("" if none) by case and mesh in which this rank takes part; run by eight processes."""
     found: dict[tuple[str, tuple[int, int]], str] = {}
     for shape, cases in MESHES.items():
         mesh = mesh_of(shape)

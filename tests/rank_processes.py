@@ -1,4 +1,4 @@
-"""Processes on one machine that share sequences: how tests start them and what they bring back."""
+"""Processes on one machine that share sequences: how tests start them and get their results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ NAMES = ("data", "time")
 
 
 def launch(work: Callable[..., Any], size: int, *args: Any, seconds: float = 120) -> list[Any]:
-    """What `work(rank, *args)` returned on each of `size` ranks; the error's text of one that raised, the exit code of
-    one that died.
+    """Run `work(rank, *args)` on each of `size` ranks and return the results.
+
+    For a rank that raised, that is the error's text; for one that died, its exit code.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "timeloom"])
@@ -70,7 +71,7 @@ def _run(work: Callable[..., Any], rank: int, size: int, port: int, send: Connec
     send.send(result)
     send.close()
     clean = isinstance(result, dict) and not any(result.values())
-    if clean:  # otherwise the others may be anywhere
+    if clean:  # otherwise the others may be in any state
         dist.barrier()
         dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""CUDA graphs of layers on a CPU: a replay runs what was recorded once more, into the same memory."""
+"""CUDA graphs of layers, simulated on a CPU: a replay runs the recorded function again, into the same memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHUNK, WARMUP = 16, 40
 
 
 class Mending(ReferenceSweeper):
-    """Sweeps that run where a certificate is missed alone."""
+    """A sweeper with sweeps that run only if a certificate is missed."""
 
     mends = True
 
@@ -50,7 +50,7 @@ class Mending(ReferenceSweeper):
 
 
 class StandIn(Mending):
-    """The CUDA sweeper's methods. What it saves for the backward pass is its inputs, where kernels save gates."""
+    """The CUDA sweeper's methods by the reference, saving inputs for the backward pass where kernels save gates."""
 
     told_as = "stand-in"
 
@@ -85,7 +85,7 @@ class StandIn(Mending):
 
 @dataclass(frozen=True)
 class Chunks(Auto):
-    """Chunks of a fixed length behind the warm-up that `auto` has learned."""
+    """Chunks of a fixed length with the warm-up that `auto` has learned."""
 
     def why_torch(self, *_: Any) -> str | None:
         return None
@@ -104,7 +104,7 @@ class Chunks(Auto):
 
 
 class Graph:
-    """What stands in for a recorded graph; `replays` counts those of all."""
+    """A stand-in for a recorded graph; `replays` counts the replays of all."""
 
     replays = 0
 
@@ -134,13 +134,14 @@ def record(given: Sequence[Tensor | None], size: int, body: Body, ground: Record
 
 
 def _steadily(honest: Any) -> Any:
-    """Warm-ups that do not get shorter from call to call, as they do until a network is known."""
+    """A `warmup` that does not get shorter from call to call, as it otherwise does until a network is known."""
     return lambda self, tolerance: max(honest(self, tolerance), WARMUP)
 
 
 def install(patch: pytest.MonkeyPatch, mended: bool = False) -> None:
-    """Layers on the CPU run as those on a GPU do, by `solver=Chunks()`; graphs are `mended` as those of layers are that
-    are not too wide for it.
+    """Make layers on the CPU run as on a GPU, by `solver=Chunks()`.
+
+    mended: whether graphs redo what is not certified, as those of layers that are not too wide do.
     """
     patch.setattr(mending, "in_a_graph", lambda _: mended and is_heard())
     patch.setattr(cuda_layer, "launches_each_step", lambda *_: False)
@@ -158,7 +159,7 @@ def install(patch: pytest.MonkeyPatch, mended: bool = False) -> None:
 
 @contextmanager
 def on_a_cpu(patch: pytest.MonkeyPatch, mended: bool = False) -> Iterator[None]:
-    """Inside, layers run as on a GPU; their recordings are gone behind it."""
+    """Context in which layers run as on a GPU; their recordings are dropped at its end."""
     install(patch, mended)
     torch.manual_seed(0)
     yield

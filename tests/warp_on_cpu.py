@@ -1,4 +1,4 @@
-"""The Newton kernels' own text on a CPU: a C++ compiler, warp.h in place of CUDA, and the host's own code around it."""
+"""The Newton kernels' own source on a CPU: compiled as C++ with warp.h in place of CUDA, driven by the host code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def library(variant: NewtonVariant, adjoint: bool) -> ctypes.CDLL:
 
 
 class WarpNewton(CUDANewton):
-    """The host's side of the kernels, launching them on the CPU."""
+    """The host side of the kernels, which launches them on the CPU."""
 
     def _launch(self, name: str, blocks: int, args: NewtonArgs) -> None:
         getattr(library(self._variant, name in ADJOINT), f"run_{name}")(blocks, ctypes.byref(args))

@@ -1,7 +1,7 @@
 """A small zoo of networks and regimes that the tests cross with solvers.
 
-Each network carries the recurrence that timeloom solves and, independent of it, one step in torch's own words: the
-truth is a plain loop over that step.
+Each network holds the recurrence that timeloom solves and, independent of it, one step in torch operations: the truth
+is a plain loop over that step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REGIMES: dict[str, tuple[float, float]] = {
     "weights×4": (0.0, 4.0),
     "weights×8": (0.0, 8.0),
 }
-"""What is added to the bias of the gate that keeps the state, and what the recurrent weights are multiplied by."""
+"""An addend for the bias of the gate that keeps the state, and a factor for the recurrent weights."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Network:
     parts: tuple[int, ...]
     parameters: dict[str, Tensor]
     recurrence: Callable[[Tensor, Tensor], Recurrence]
-    """`recurrence(x, initial)`: x `(T, B, D)` and initial `(B, S)` to what timeloom solves."""
+    """`recurrence(x, initial)`: from x `(T, B, D)` and initial `(B, S)` to the problem that timeloom solves."""
     step: Callable[[Tensor, Tensor], Tensor]
     """`step(state, x)`: the truth, `(N, S)` and `(N, D)` to `(N, S)`."""
 
@@ -136,7 +136,7 @@ def lstm_projected(n: int, bias: float, scale: float) -> Network:
 
 
 def _generic(function: Callable[..., object], like: object, parameters: dict[str, Tensor]) -> Network:
-    """A network over a user's function; `like` is a state of one row, which tells the shapes."""
+    """A network over a user's function; `like` is a state of one row, which defines the shapes."""
     shape = GenericCell(function, like, (INPUTS,))
 
     def recurrence(x: Tensor, initial: Tensor) -> Recurrence:
@@ -165,7 +165,7 @@ def function(n: int, bias: float, scale: float) -> Network:
 
 
 def function_of_tuple(n: int, bias: float, scale: float) -> Network:
-    """A state of two parts of different shapes, each looking at the other."""
+    """A state of two parts of different shapes, each depending on the other."""
     w, v, m = _uniform(n, n) * scale, _uniform(n, INPUTS), _uniform(n, 4) * scale
     leaves = {"w": w.requires_grad_(), "v": v.requires_grad_(), "m": m.requires_grad_()}
     keep = torch.tensor(bias + 0.5).sigmoid()
@@ -179,7 +179,7 @@ def function_of_tuple(n: int, bias: float, scale: float) -> Network:
 
 
 def elementwise(n: int, bias: float, scale: float) -> Network:
-    """A gated cell of which no unit looks at another: a diagonal Jacobian."""
+    """A gated cell in which no unit depends on another: a diagonal Jacobian."""
     w, v, z = _uniform(n) * scale, _uniform(n, INPUTS), _uniform(n, INPUTS)
     leaves = {"w": w.requires_grad_(), "v": v.requires_grad_(), "z": z.requires_grad_()}
 
@@ -228,7 +228,7 @@ UNGATED = ("rnn tanh", "rnn relu")
 
 
 def cases(names: tuple[str, ...] = tuple(ZOO)) -> list[tuple[str, str]]:
-    """Every network with every regime that means something to it."""
+    """Every network with every regime that applies to it."""
     return [(name, regime) for name in names for regime in REGIMES if not (name in UNGATED and "gate" in regime)]
 
 
@@ -269,8 +269,9 @@ class Solution:
 
 
 def marks(steps: int) -> tuple[Tensor, Tensor]:
-    """Lengths of five sequences, of no step, one, some and all, and resets `(T, 5)`: at the first step, where several
-    begin, one after the other, at an end, and past one. From 15 steps on.
+    """Lengths of five sequences (no step, one, some and all), and resets `(T, 5)`; for at least 15 steps.
+
+    There are resets at the first step, of several sequences at once, at consecutive steps, at an end, and past one.
     """
     lengths, resets = torch.tensor([0, 1, 9, steps, 12]), torch.zeros(steps, 5, dtype=torch.bool)
     resets[0, 3] = resets[6, 2] = resets[6, 3] = resets[7, 3] = resets[11, 4] = True
@@ -311,7 +312,7 @@ def truth(
 def gradients(
     net: Network, x: Tensor, initial: Tensor, outputs: Tensor, final: Tensor, loss: str = "both", more: bool = False
 ) -> dict[str, Tensor]:
-    """Gradients of a loss on all `outputs`, on the `last` state or on `both`; `more`: the graph is used once more."""
+    """Gradients of a loss on all `outputs`, on the `last` state or on `both`; `more`: the graph is kept for reuse."""
     generator = torch.Generator().manual_seed(2)
     weights = [
         torch.randn(part.shape, generator=generator, dtype=torch.float64).to(part.dtype) for part in (outputs, final)

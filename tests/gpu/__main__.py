@@ -1,6 +1,6 @@
-"""`python -m tests.gpu [PIECE …] --device cuda|cpu`: all that must hold on real hardware, against float64.
+"""`python -m tests.gpu [PIECE …] --device cuda|cpu`: all checks for real hardware, against float64.
 
-Each piece runs in a process of its own, several at once; what is seen goes to benchmarks/results/test-gpu.md.
+Each piece runs in its own process, several at once; results go to benchmarks/results/test-gpu.md.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Row = dict[str, Any]
 
 
 def run_piece(piece: str, device: str, tell: Callable[[Row], None]) -> None:
-    """Every check of a piece; after the device is lost the rest fail without being tried."""
+    """Run every check of a piece; after the device is lost the rest fail without being tried."""
     lost = False
     for check in PIECES[piece]():
         row: Row = {"piece": piece, "name": check.name}
@@ -92,7 +92,7 @@ def run_piece(piece: str, device: str, tell: Callable[[Row], None]) -> None:
 
 
 def run_all(pieces: list[str], device: str, workers: int, seconds: float) -> list[Row]:
-    """All pieces, each in its process."""
+    """Run all pieces, each in its own process."""
 
     def one(piece: str) -> list[Row]:
         command = [sys.executable, "-m", "tests.gpu", piece, "--device", device, "--rows"]
@@ -111,7 +111,7 @@ def run_all(pieces: list[str], device: str, workers: int, seconds: float) -> lis
         failed = [row for row in rows if row["outcome"] == "failed"]
         told = [f"{piece}: {len(rows)} checks, {len(failed)} failed, {time.perf_counter() - began:.0f} s"]
         told += [f"FAILED {piece} · {row['name']}\n    {row['said']}\n{row.get('trace', '')}" for row in failed]
-        print("\n".join(told), flush=True)  # now: whatever is cut off later, this was seen
+        print("\n".join(told), flush=True)  # at once, in case the output is cut off later
         return rows
 
     with ThreadPoolExecutor(workers) as pool:
@@ -119,7 +119,7 @@ def run_all(pieces: list[str], device: str, workers: int, seconds: float) -> lis
 
 
 def document(rows: list[Row], about: dict[str, Any], seconds: float) -> str:
-    """The page that is kept."""
+    """The page of results."""
     counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in ("passed", "failed", "skipped")}
     where = about.get("gpu") or about["processor"]
     lines = ["# Checks on hardware, against float64", "", "Written by `make test-gpu` (`python -m tests.gpu`).", ""]

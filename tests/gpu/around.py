@@ -1,4 +1,4 @@
-"""What is around a layer: torch.compile, captured graphs, streams and threads, several devices, very large tensors."""
+"""The surroundings of a layer: torch.compile, captured graphs, streams, threads, several devices, large tensors."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def results(model: Any, x: Tensor, parameters: nn.Module | None = None) -> dict[
 
 
 def _wave(y: Tensor) -> Tensor:
-    """Weights of the loss, all positive: where they cancel, gradients of biases are all rounding of a sum that the
-    compiler adds up in its own order, and say nothing of the layer.
+    """Weights of the loss, all positive.
+
+    If they cancelled, gradients of biases would be all rounding of a sum that the compiler adds up in its own order.
     """
     return torch.linspace(0.2, 1, len(y), dtype=y.dtype, device=y.device)[:, None, None]
 
@@ -77,7 +78,7 @@ def _compiled(backend: str, kind: str, n: int, mode: str | None, device: str) ->
     own, theirs, exact = trio(kind, n, device, solver)
     inputs = [torch.randn(steps, 2, 8, device=device) for steps in (200, 200, 301)]
     torch.compiler.reset()
-    # What is around the layer is the compiler's on both sides; torch's own layer stays outside of its graph.
+    # The compiler handles everything around the layer on both sides; torch's own layer stays outside of its graph.
     beside = torch.compile(theirs, backend=backend)
     expected = [(results(beside, x, theirs), results(exact, x.double())) for x in inputs]
     said = ""
@@ -94,7 +95,7 @@ def _compiled(backend: str, kind: str, n: int, mode: str | None, device: str) ->
 
 
 def _short(kind: str, layers: int, bias: bool, device: str) -> str:
-    """Few steps in a graph, which torch's own layer runs, one layer at a time; both ways where there is one."""
+    """Few steps in a graph, run by torch's own layer, one layer at a time; a single layer in both directions."""
     import torch._dynamo
 
     own, theirs = KINDS[kind]
@@ -115,7 +116,7 @@ def _short(kind: str, layers: int, bias: bool, device: str) -> str:
 
 
 def graphs() -> list[Check]:
-    """A training step in a CUDA graph of the user's own, replayed on other inputs."""
+    """A training step in a user's CUDA graph, replayed on other inputs."""
     return [
         Check(f"{kind} n={n} B={batch} T={steps}", partial(_captured, kind, n, batch, steps))
         for kind, n, batch, steps in (
@@ -179,7 +180,7 @@ def streams() -> list[Check]:
 
 
 def _at_once(kind: str, n: int, device: str) -> str:
-    """Several modules in threads, each on a stream of its own; and one module used by all."""
+    """Several modules in threads, each on its own stream; and one module used by all."""
     models = [trio(kind, n, device, tl.solvers.Shooting(chunk=32)) for _ in range(3)]
     inputs = [torch.randn(300 + 50 * index, 2, 8, device=device) for index in range(3)]
     expected = [
@@ -201,7 +202,7 @@ def _at_once(kind: str, n: int, device: str) -> str:
                     with torch.no_grad():
                         y, _ = shared(inputs[index])
                         _assert_near(y, models[0][2](inputs[index].double())[0])
-        except BaseException as error:  # told below, by the thread that asked
+        except BaseException as error:  # raised below, in the main thread
             failed.append(error)
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
@@ -221,7 +222,7 @@ def _assert_near(value: Tensor, right: Tensor) -> None:
 
 
 def machines() -> list[Check]:
-    """What needs a large or a second GPU."""
+    """Checks that need a large or a second GPU."""
     return [Check("two devices", _two_devices), Check("more than 2³¹ numbers", _large)]
 
 
@@ -237,7 +238,7 @@ def _two_devices(device: str) -> str:
 
 
 def _large(device: str) -> str:
-    """Addresses beyond 32 bits: the last steps are what float64 has on them, since this network forgets."""
+    """Addresses beyond 32 bits: the last steps match a float64 run over them only, since this network forgets."""
     if device == "cpu" or torch.cuda.get_device_properties(0).total_memory < 60 * 2**30:
         raise Unfit("needs 60 GiB of GPU memory")
     torch.manual_seed(0)

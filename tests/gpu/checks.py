@@ -1,4 +1,4 @@
-"""A check on a device: a name and a function that raises where something is wrong. It needs no pytest."""
+"""A check on a device: a name and a function that raises if something is wrong; it does not need pytest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.fuzz.judge import PERTURBED, error_of, floor, judge, scales
 
 @dataclass(frozen=True)
 class Check:
-    """`run(device)` returns a few words on what was seen, raises Unfit where the device cannot have it."""
+    """`run(device)` returns the result in a few words, and raises Unfit if the device cannot run it."""
 
     name: str
     run: Callable[[str], str]
@@ -25,7 +25,7 @@ class Unfit(Exception):
 
 
 def cases(given: Iterable[Case]) -> list[Check]:
-    """Configurations, judged as the fuzzer does: outputs and all gradients against float64, beside torch's own."""
+    """Configurations judged like the fuzzer's: outputs and all gradients against float64, compared with torch's own."""
     numbered = enumerate(given)
     return [of_case(replace(case, seed=index)) for index, case in numbered]
 
@@ -49,7 +49,7 @@ def of_case(case: Case) -> Check:
 
 
 def _has_to_run(case: Case, device: str) -> bool:
-    """Where torch itself lacks a dtype on a device, there is nothing to compare with."""
+    """Whether a case must not be skipped: torch itself may lack only half precision and autocast on a device."""
     return DTYPES[case.dtype] not in (torch.float16, torch.bfloat16) and not case.autocast
 
 
@@ -59,10 +59,10 @@ def as_good_as_torch(
     truth: dict[str, Tensor],
     again: Callable[[], dict[str, Tensor]] | None = None,
 ) -> str:
-    """Raise where a tensor is off by more than twice what torch's is (plus the dtype's floor) from float64.
+    """Raise if a tensor's error against float64 is more than twice torch's (plus the dtype's floor).
 
-    again: another run of torch's, on numbers changed by a rounding: where a network amplifies roundings, one run is
-    good or bad by luck.
+    again: another run of torch on numbers changed by a rounding: where a network amplifies roundings, the error of one
+    run is luck.
     """
     exact = {name: value.detach().double() for name, value in truth.items()}
     sizes, runs = scales(exact), [theirs]

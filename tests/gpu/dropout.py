@@ -1,4 +1,4 @@
-"""Dropout inside the recurrence: one seed is one result, kernels with masks, calls that are replays alone."""
+"""Dropout inside the recurrence: reproducible by seed, kernels with masks, calls that are only replays."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ KINDS = ("GRU", "LSTM", "RNN")
 DROPPED: tuple[dict[str, Any], ...] = ({"weight_dropout": 0.3}, {"recurrent_dropout": 0.3}, {"zoneout": 0.2})
 BOTH = {"recurrent_dropout": 0.3, "zoneout": 0.2}
 CLOSE, SUMMED = 2e-5, 1e-4
-"""Relative difference that rounding may make, of outputs and of sums over hundreds of steps."""
+"""Relative difference that counts as rounding, for outputs and for sums over hundreds of steps."""
 CALLS = 60
-"""Until plans stand and both passes are recorded, at most."""
+"""Most calls until plans have settled and both passes are recorded."""
 
 
 def dropout() -> list[Check]:
@@ -38,7 +38,7 @@ def dropout() -> list[Check]:
 
 
 def _one_seed(kind: str, options: dict[str, Any], batch: int, device: str) -> str:
-    """Chunks side by side, and one step after the other, of one seed: outputs and gradients."""
+    """Outputs and gradients in parallel chunks and step by step, from the same seed."""
     torch.manual_seed(0)
     module = getattr(tl, kind)(5, 16, bidirectional=True, device=device, **options)
     x = torch.randn(96, batch, 5, device=device)
@@ -54,7 +54,7 @@ def _one_seed(kind: str, options: dict[str, Any], batch: int, device: str) -> st
 
 
 def _against_float64(kind: str, options: dict[str, Any], batch: int, units: int, device: str) -> str:
-    """Rows by themselves, in tiles, over several blocks and a launch a step, against the plain loop."""
+    """Kernels for single rows, tiles, several blocks per row and a launch per step, against the plain loop."""
     torch.manual_seed(0)
     module = getattr(tl, kind)(5, units, device=device, solver=Shooting(chunk=16), **options)
     x = torch.randn(96, batch, 5, device=device, requires_grad=True)
@@ -81,9 +81,7 @@ def _by_loop(module: Any, x: Tensor) -> Tensor:
 
 
 def _replayed(kind: str, options: dict[str, Any], batch: int, device: str) -> str:
-    """Masks are others from call to call, and weights change in place; the last call is held to a module that has never
-    been called.
-    """
+    """Masks differ from call to call, and weights change in place; the last call must match that of a new module."""
     if device == "cpu":
         raise Unfit("CUDA graphs need a GPU")
     torch.manual_seed(0)

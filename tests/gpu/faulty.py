@@ -1,4 +1,4 @@
-"""Faults put in: kernels that cannot be compiled or launched, a GPU without memory. Training goes on."""
+"""Injected faults: kernels that cannot be compiled or launched, a GPU without memory. Training must go on."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def faulty() -> list[Check]:
 
 @contextmanager
 def put_in(part: str, counted: list[str]) -> Iterator[None]:
-    """One part of what kernels need is missing; kernels that were ready are forgotten before and after."""
+    """Context in which one part that kernels need is missing; compiled kernels are dropped before and after."""
 
     def forget() -> None:
         for ready in (programs.sweep_function, programs.chain_function, programs.wide_function, dense.chain_function):
             ready.cache_clear()
-        replay.RECORDINGS.clear()  # which would launch nothing anew
+        replay.RECORDINGS.clear()  # whose replays need no launches
         faults._broken.clear()
 
     def broken(right: Callable[..., Any], chosen: Callable[..., bool], error: Exception) -> Callable[..., Any]:
@@ -78,7 +78,7 @@ def put_in(part: str, counted: list[str]) -> Iterator[None]:
 
 
 def _goes_on(kind: str, n: int, solver: Any, part: str, device: str) -> str:
-    """Right numbers, one line of warning, and no second try."""
+    """Results stay right, with one warning and no second attempt."""
     if device == "cpu":
         raise Unfit("kernels for a GPU")
     own, theirs, exact = trio(kind, n, device, solver)
@@ -117,7 +117,7 @@ def _no_memory_for_kernel(device: str) -> str:
 
 
 def _no_memory(device: str) -> str:
-    """As torch's layers: an error that can be caught, and the next call, of a smaller batch, runs."""
+    """As with torch's layers: an error that can be caught, after which a call with a smaller batch runs."""
     if device == "cpu":
         raise Unfit("a GPU's memory")
     own, theirs, exact = trio("gru", 64, device, CHUNKS)

@@ -1,5 +1,6 @@
-"""The elementary functions of gates, read from layers. Gradients are made of 1 − gate and 1 − tanh², where each
-rounding counts.
+"""The elementary functions of gates, measured through layers.
+
+Gradients contain 1 − gate and 1 − tanh², where each rounding counts.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import timeloom as tl
 from tests.gpu.checks import Check
 
 REACH, COUNT = 9.0, 40_001
-"""Arguments go up to this on both sides, and there are so many."""
+"""Largest magnitude of the arguments, and their number."""
 ROUNDING = 2.0**-24
-"""Of a number just below one."""
+"""A rounding of a number just below one."""
 
 
 def gates() -> list[Check]:
@@ -36,7 +37,7 @@ def _tanh(device: str) -> str:
 
 
 def _sigmoid(device: str) -> str:
-    """The states c of an LSTM that begin with 1 and pass a gate of `x`, then one that is open."""
+    """The states c of an LSTM that start at 1 and are multiplied by a forget gate of `x`, then by an open one."""
     x = torch.linspace(-REACH, REACH, COUNT, device=device)
     layer = tl.LSTM(1, 1, bias=False, solver=tl.solvers.Shooting(chunk=2)).to(device)
     with torch.no_grad():
@@ -49,7 +50,7 @@ def _sigmoid(device: str) -> str:
 
 
 def _as_exact(x: Tensor, y: Tensor, function: Callable[[Tensor], Tensor]) -> str:
-    """Where values are near one, by their distance from it; the mean tells what one rounding cannot."""
+    """Compare values near one in units of rounding; their mean shows what a single rounding cannot."""
     exact = function(x.double())
     near = exact.abs() > 0.5
     own, theirs = ((value.double() - exact)[near].abs() / ROUNDING for value in (y, function(x)))

@@ -18,7 +18,7 @@ GATED = ("GRU", "LSTM")
 
 
 def modules() -> list[Check]:
-    """Every width, with what goes with layers: directions, biases, layouts, first states."""
+    """Every width, with options of layers: directions, biases, layouts, initial states."""
     found = []
     for n in WIDTHS:
         inputs = min(n, 64)
@@ -89,7 +89,7 @@ def solvers() -> list[Check]:
 
 
 def newton() -> list[Check]:
-    """The fused kernels of Newton's steps and of the gradients' scan: every width they have, long memory, overflow."""
+    """The fused kernels of Newton steps and of the gradients' scan: every width they support, long memory, overflow."""
     found = []
     by: tuple[dict[str, Any], ...] = ({"solver": "DEER"}, {"solver": "Shooting", "options": {"adjoint": "scan"}})
     widths = [("GRU", n) for n in (1, 2, 7, 8, 9, 16, 20, 31, 32)] + [("LSTM", n) for n in (1, 6, 8, 15, 16)]
@@ -108,7 +108,7 @@ def newton() -> list[Check]:
 
 
 def cells() -> list[Check]:
-    """The implicit GRU, and cells of a user's own."""
+    """The implicit GRU, and users' cells."""
     found = []
     for cell in USER_CELLS:
         found += [Case(cell=cell, n=n, inputs=8, T=120, B=3, h0=True, **CHUNKS) for n in (5, 64)]
@@ -120,11 +120,11 @@ def cells() -> list[Check]:
 
 
 def regimes() -> list[Check]:
-    """Long memory, large weights, trained weights; and what was once found."""
+    """Long memory, large weights, trained weights; and earlier findings."""
     found = []
     for cell, n in product(GATED, (32, 65, 128)):
         common: dict[str, Any] = {"cell": cell, "n": n, "inputs": 16, "T": 2048, "B": 2, "calls": 2}
         found += [Case(gate_bias=3.0, **common), Case(gate_bias=6.0, scale=2.0, **common), Case(trained=30, **common)]
         found.append(Case(cell=cell, n=n, inputs=16, T=512, B=2, scale=3.0, tf32=False, **CHUNKS))
     known = json.loads((Path(fuzz.__file__).with_name("known.json")).read_text())
-    return cases(found) + [of_case(Case.of(entry)) for entry in known]  # of the seeds they were found with
+    return cases(found) + [of_case(Case.of(entry)) for entry in known]  # with the seeds of the findings

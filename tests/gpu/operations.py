@@ -1,4 +1,4 @@
-"""Scans, differential equations and chains, against float64 in plain torch, beside plain torch in the same dtype."""
+"""Scans, differential equations and chains against plain torch in float64, and plain torch in the same dtype."""
 
 from __future__ import annotations
 

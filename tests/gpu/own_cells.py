@@ -1,4 +1,4 @@
-"""Cells of one's own by generated kernels: every cell of `timeloom.cells` and random ones, against loops in float64."""
+"""Users' cells by generated kernels: every cell of `timeloom.cells` and random ones, against loops in float64."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _check(name: str, units: int, steps: int, batch: int, kind: str, dtype: torc
 
 
 def _loop(cell: nn.Module, start: tuple[Tensor, ...], x: Tensor, lengths: Tensor, resets: Tensor) -> tuple[Tensor, ...]:
-    """The first part of all states, zero behind a sequence's end, and the final state."""
+    """The first part of all states, zero after a sequence's end, and the final state."""
     state, states = start, []
     for t, (step, marks) in enumerate(zip(x, resets, strict=True)):
         alive = (lengths > t)[:, None]
@@ -91,7 +91,7 @@ def _layer(
     remember.FEWEST_STEPS = 0
     exact = getattr(cells, name)(5, units, **options).to(dtype).double()
     with torch.no_grad():
-        for parameter in exact.parameters():  # norms of ones and zeros would hide what is wrong with them
+        for parameter in exact.parameters():  # norms with weights of ones and zeros would hide errors
             parameter += (0.1 * torch.randn_like(parameter)).to(dtype).double()
             parameter.copy_(parameter.to(dtype))
     x = torch.randn(steps, batch, 5).to(dtype)
@@ -167,7 +167,7 @@ def _implicit(device: str) -> str:
 
 
 def _captured(device: str) -> str:
-    """A forward pass in a CUDA graph gives what it gave outside, and its certificate tells."""
+    """A forward pass in a CUDA graph gives the same results as outside, and its report is certified."""
     if device != "cuda" or hindrance(0) is not None:
         raise Unfit("needs an NVIDIA GPU and NVRTC")
     torch.manual_seed(0)

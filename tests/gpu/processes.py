@@ -25,8 +25,9 @@ def processes() -> list[Check]:
 
 
 def _small() -> Tensor:
-    """Outputs of a layer on the CPU, the same in every process. Without gradients: torch itself refuses a backward pass
-    in a forked child once autograd has run on a GPU.
+    """Outputs of a layer on the CPU, the same in every process.
+
+    Without gradients: torch itself refuses a backward pass in a forked child once autograd has run on a GPU.
     """
     torch.manual_seed(1)
     layer, x = tl.LSTM(2, 8, solver=tl.solvers.Shooting(chunk=16)), torch.randn(64, 2, 2)
@@ -55,7 +56,7 @@ def _run_there(answers: Any, layer: Any, x: Tensor) -> None:
 
 
 def _spawned(device: str) -> str:
-    """The layer and its input go over as torch.multiprocessing shares them: memory of the device, too."""
+    """The layer and its input are shared by torch.multiprocessing, including memory of the device."""
     torch.manual_seed(0)
     layer = tl.GRU(8, 32, device=device, solver=tl.solvers.Shooting(chunk=32))
     x = torch.randn(300, 2, 8, device=device)
@@ -79,7 +80,7 @@ def _answer(method: str, work: Any, *given: Any) -> Any:
 
 
 class _Waves(Dataset[Tensor]):
-    """Made by a layer in the worker."""
+    """A dataset whose items a layer computes in the worker."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The large products of layers over all of time, against float64 beside torch's own in float32."""
+"""The large products of layers over all of time, against float64, compared with torch's own in float32."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = (
     (16384, 4096, 1024),
     (262144, 384, 128),
 )
-"""Steps, gates and inputs: some below what pays, some beyond, some that no tile divides, some that no kernel reads."""
+"""Steps, gates and inputs: some too small to pay, some not divided by tiles, some with layouts no kernel reads."""
 DATA = ("normal", "one sign", "decaying by 1e6", "decaying by 1e12", "apart by 1e6", "apart by 1e12", "with zeros")
 MOST_ON_CPU = 2**28
 

@@ -1,4 +1,4 @@
-"""A layer's own CUDA graphs behind eager calls: what they read, when they are made anew, how much they keep."""
+"""A layer's own CUDA graphs behind eager calls: what they read, when they are recorded anew, how much they hold."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def _change(own: nn.Module, theirs: nn.Module, exact: nn.Module, by: float) -> N
 
 
 def _trained(kind: str, n: int, batch: int, steps: int, device: str) -> str:
-    """Weights change in place from call to call, inputs are others; a replay must see both."""
+    """Weights change in place from call to call, and inputs differ; a replay must see both."""
     _on_a_gpu(device)
     own, theirs, exact = trio(kind, n, device)
     said = ""
     for _ in range(CALLS):
         x = torch.randn(steps, batch, 8, device=device)
         said = as_good_as_torch(results(own, x), results(theirs, x), results(exact, x.double()))
-        _change(own, theirs, exact, 0.1 * n**-0.5)  # so that the plan stays, of wide layers too
+        _change(own, theirs, exact, 0.1 * n**-0.5)  # small enough to keep the plan, even in wide layers
     if _recorded() < 2:
         raise AssertionError(f"{_recorded()} recordings after {CALLS} calls, expected one for each pass")
     return said
@@ -107,7 +107,7 @@ def _moved(kind: str, device: str) -> str:
 
 
 def remember(kind: str, *models: nn.Module) -> None:
-    """Have all of these keep what they know for much longer, in place."""
+    """Give all of these a much longer memory, in place."""
     with torch.no_grad():
         for model in models:
             layer: Any = model.layer
@@ -118,7 +118,7 @@ def remember(kind: str, *models: nn.Module) -> None:
 
 
 def _missed(kind: str, n: int, batch: int, device: str) -> str:
-    """Weights of which chunks with what was learned are not certified: the replay itself runs them in one chunk."""
+    """Weights for which the learned chunks are not certified: the replay itself runs time in one chunk."""
     _on_a_gpu(device)
     own, theirs, exact = trio(kind, n, device)
     for _ in range(CALLS):
@@ -137,7 +137,7 @@ def _missed(kind: str, n: int, batch: int, device: str) -> str:
 
 
 def _mended(check: Callable[[str], str], device: str) -> str:
-    """Replays that take no certificate for met: all that they find is of one chunk."""
+    """Replays in which no certificate counts as met, so that all results come from one chunk."""
     _on_a_gpu(device)
     try:
         with mock.patch.object(Unless, "limit_on_device", -1.0):
@@ -168,7 +168,7 @@ def _often_own(name: str, device: str) -> str:
 
 
 class _Twice(nn.Module):
-    """A layer that is called twice before any backward pass: what the first call keeps must outlast the second."""
+    """A layer that is called twice before any backward pass: what the first call saves must outlast the second."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -191,8 +191,9 @@ def _twice(kind: str, device: str) -> str:
 
 
 def _own(name: str, dtype: torch.dtype, device: str) -> str:
-    """Weights change in place from call to call, inputs are others; a replay must see both. In the end the cell itself
-    changes, which no replay may miss.
+    """Weights change in place from call to call, and inputs differ; a replay must see both.
+
+    In the end the cell itself changes, which no replay may miss.
     """
     _on_a_gpu(device)
     torch.manual_seed(0)
@@ -223,7 +224,7 @@ def _halved(forward: Any, state: Any, x: Tensor) -> Any:
 
 
 class _First(nn.Module):
-    """A layer, of whose final state the first part is used."""
+    """A layer that returns only the first part of its final state."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -254,7 +255,7 @@ def _dense(kind: str, n: int, device: str) -> str:
 
 
 def _shared(device: str) -> str:
-    """All on one stream: replays of one recording must not mix."""
+    """Threads on one stream: replays of one recording must not mix."""
     _on_a_gpu(device)
     own, _, exact = trio("gru", 32, device)
     inputs = [torch.randn(4096, 2, 8, device=device) for _ in range(4)]
@@ -278,7 +279,7 @@ def _shared(device: str) -> str:
 
 
 def _overlapping(device: str) -> str:
-    """Recordings of two streams run at the same time on the GPU: nothing that they write may be the other's."""
+    """Recordings of two streams run at the same time on the GPU: they must not write to each other's memory."""
     _on_a_gpu(device)
     layers = [tl.GRU(64, 64, device=device) for _ in range(2)]
     inputs = [torch.randn(4096, 8, 64, device=device) for _ in layers]
@@ -310,7 +311,7 @@ def _overlapping(device: str) -> str:
 
 
 def _without_workspaces(device: str) -> str:
-    """torch gives cuBLAS' workspaces back around graphs of its own: recordings must not write where they were."""
+    """torch frees cuBLAS workspaces around graphs of its own: recordings must not write where these were."""
     _on_a_gpu(device)
     own, theirs, exact = trio("gru", 64, device)
     inputs = [torch.randn(steps, 4, 8, device=device) for steps in (2048, 4096)]

@@ -42,7 +42,7 @@ def _gradients(kind: str, device: str) -> str:
 
 
 def _models(kind: str, device: str) -> str:
-    """The gradients of an ensemble, against those of its models one by one."""
+    """Gradients of an ensemble, against those of its models one by one."""
     torch.manual_seed(0)
     models = [getattr(tl, kind)(4, 16, device=device) for _ in range(3)]
     params, _ = stack_module_state(models)

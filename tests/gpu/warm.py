@@ -1,4 +1,4 @@
-"""Warm starts on a device: samples come back while the weights move, results stay those of float64."""
+"""Warm starts on a device: samples return while the weights change, and results must still match float64."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _epochs(kind: str, n: int, steps: int, batch: int, solver: Any, how: dict[st
     if device == "cpu" and solver == "auto":
         raise Unfit("on a CPU `auto` does not begin at known states")
     own, theirs, exact = trio(kind, n, device, solver)
-    store, said, began = tl.WarmStarts(**how, always=True), "", False  # else `auto` weighs what that would save here
+    store, said, began = tl.WarmStarts(**how, always=True), "", False  # else `auto` decides whether it pays
     samples = [torch.randn(steps, batch, 8, device=device) for _ in range(2)]
     for _ in range(EPOCHS):
         for index, x in enumerate(samples):
@@ -58,7 +58,7 @@ def _epochs(kind: str, n: int, steps: int, batch: int, solver: Any, how: dict[st
 
 
 def _move(own: Model, theirs: Model, exact: Model) -> None:
-    """A step of training: all weights move a little, the same way in all three."""
+    """A step of training: all weights change a little, in the same way in all three."""
     with torch.no_grad():
         for ours, other, right in zip(own.parameters(), theirs.parameters(), exact.parameters(), strict=True):
             right += 1e-3 * torch.randn_like(right)

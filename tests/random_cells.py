@@ -22,7 +22,7 @@ UNARY: list[Callable[[Tensor], Tensor]] = [
     lambda a: F.celu(a, 2.0), lambda a: torch.exp2(-a.abs()), lambda a: torch.log2(a.abs() + 0.3),
     lambda a: torch.log10(a.square() + 0.3), lambda a: torch.logit(0.1 + 0.8 * torch.sigmoid(a)),
     lambda a: a.masked_fill(a > 0.4, 0.3), lambda a: F.glu(torch.cat([a, 0.5 - a], -1)),
-    lambda a: F.relu6(a + 3) / 6,  # F.hardsigmoid: its gradient in torch is good to float32 alone, like that of F.celu
+    lambda a: F.relu6(a + 3) / 6,  # F.hardsigmoid, whose gradient in torch (as F.celu's by 1 / 1.3) is good to float32
 ]  # fmt: skip
 BINARY: list[Callable[[Tensor, Tensor], Tensor]] = [
     torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, lambda a, b: a / (b.abs() + 0.5),

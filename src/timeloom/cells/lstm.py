@@ -20,7 +20,7 @@ class LSTMCell(Cell):
         c⁺ = f ⊙ c + i ⊙ g    h⁺ = o ⊙ tanh(c⁺)     (h⁺ = W_hr (o ⊙ tanh(c⁺)) with a projection)
 
     Weights: `W_hh (4n, p)` and, with a projection, `W_hr (p, n)`. Gate gradients: those of the arguments of i, f, g, o,
-    `(N, 4n)`; with a projection followed by the value that is projected and h⁺'s gradient: `(N, 5n + p)`.
+    `(N, 4n)`; with a projection also, behind them, the value that is projected and h⁺'s gradient: `(N, 5n + p)`.
     """
 
     in_cudnn = True

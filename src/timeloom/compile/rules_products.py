@@ -70,7 +70,7 @@ def _by_constant(lanes: Lanes, value: Tensor, weights: Tensor) -> Tensor:
     operand, matrix = value[order[0]], weights[order[0]]
     if bool((value[order] != operand).any()) or bool((weights[order] != matrix).any()):
         raise NotFused("a product whose matrices differ from row to row")
-    if blocks > 1 and bool((operand == operand[:1]).all()):  # heads that look at all units are one product
+    if blocks > 1 and bool((operand == operand[:1]).all()):  # heads that all read the same units are one product
         operand, matrix = operand[:1], matrix.flatten(0, 1).unsqueeze(0)
     base = lanes.make(blocks * outputs, "product", matrix, (operand,))
     ids = torch.empty(len(rows), outputs, dtype=torch.int64)

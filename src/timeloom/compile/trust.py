@@ -29,7 +29,7 @@ BUILTINS = _words(
     super tuple type zip ValueError TypeError RuntimeError AssertionError NotImplementedError IndexError KeyError
     StopIteration NotImplemented Ellipsis __debug__ __build_class__ print"""
 )
-"""Builtin functions that see only their arguments, by names in the code; `getattr` is none, as it hides names."""
+"""Builtin functions that see only their arguments; without `getattr`, which hides the names it looks up."""
 HIDING = _words(
     """__dict__ __getattribute__ __globals__ parameters named_parameters buffers named_buffers modules named_modules
     children named_children state_dict get_parameter get_buffer get_submodule grad attrgetter methodcaller"""

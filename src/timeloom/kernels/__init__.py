@@ -1,4 +1,4 @@
-"""Sweepers run all chunks of a recurrence side by side, forward or adjoint: a reference, and fast kernels like it."""
+"""Sweepers, which run all chunks of a recurrence side by side, forward or adjoint: a reference, and fast kernels."""
 
 from dataclasses import replace
 

@@ -92,7 +92,7 @@ class Certificate:
         return self._always is not None or self._numbers is not None
 
     def expect(self) -> None:
-        """Prepare for a replay; memory is marked only if the last replay was read, as it might overwrite the mark."""
+        """Prepare for a replay; memory is marked only if the last replay was read, else that may still write to it."""
         if self._numbers is not None:
             self._marked, self.awaited = not self.awaited, True
             if self._marked:

@@ -108,9 +108,9 @@ class Recording:
     ) -> tuple[list[Tensor], int] | None:
         """Replay with only the changed inputs, `given` for the buffers `places`, and return only the wanted results.
 
-        Behind copies of `wanted` come the first `lent` results themselves, lent. Also returns the number of this
-        replay, for `read`; None in place of all that if the recording has been dropped. An initial state, the second
-        input, may be None for zero.
+        Copies of `wanted` are followed by the first `lent` results themselves, lent. Also returns the number of this
+        replay, for `read`. Returns None if the recording has been dropped. An initial state, the second input, may be
+        None for zero.
         """
         with LOCK:
             self.catch_up()

@@ -231,10 +231,10 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
 
 
 def _power_above(count: int) -> int:
-    """The smallest power of two that is no less."""
+    """The smallest power of two that is at least `count`."""
     return 1 << max(0, count - 1).bit_length()
 
 
 def _power_below(count: int) -> int:
-    """The largest power of two that is no more; 1 of none."""
+    """The largest power of two that is at most `count`; 1 for 0."""
     return 1 << max(0, count.bit_length() - 1)

@@ -44,7 +44,7 @@ def linear_scan(
     structure: `diagonal`, `dense` or `block`; None tells the first two apart by their shapes.
     method: `reference` (a loop), `chunked` (√T steps, side by side), `blelloch` (a tree of log T levels), or `auto`:
         compiled code on a CPU, kernels on a GPU, else chunked. All give the same result up to rounding.
-    levels: levels of the tree for `blelloch`; below them the roots are run one after the other. None takes all.
+    levels: levels of the tree for `blelloch`; above them the roots are run one after the other. None takes all.
     Returns h, `(T, B, n)`.
     """
     structure = _check(a, b, h0, structure, method, levels)

@@ -23,7 +23,7 @@ MOST_TEAMS = 64
 
 
 class Team(NamedTuple):
-    """Threads that share rows, and the number of these; with one member, the rows of a thread."""
+    """Rows that `members` threads share; with one member, the rows of one thread."""
 
     rows: int
     members: int

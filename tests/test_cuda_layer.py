@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from timeloom.cells import GRUCell, LSTMCell, RNNCell
 from timeloom.kernels import AdjointData, ReferenceSweeper
-from timeloom.kernels.cuda import dense
+from timeloom.kernels.cuda import dense, weight_sums
 from timeloom.kernels.cuda import layer as cuda_layer
 from timeloom.kernels.cuda.layer import CUDALayer
 from timeloom.kernels.layer import Cutting
@@ -142,7 +142,7 @@ def test_one_product_and_several_have_the_same_gradients(
     kept, _ = layer.forward(Cutting(STEPS, 0), 0.1, keep=True)
     grads = torch.randn(STEPS, BATCH, UNITS), None
     found, _ = layer.backward(Cutting(STEPS, 0), kept, grads, want_x=True)
-    monkeypatch.setattr(cuda_layer, "MOST_AT_ONCE", 0)
+    monkeypatch.setattr(weight_sums, "MOST_AT_ONCE", 0)
     apart, _ = layer.backward(Cutting(STEPS, 0), kept, grads, want_x=True)
     for one, other in zip(found, apart, strict=True):
         assert (one is None) == (other is None)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from timeloom.cells.base import Cell, sum_outer
+from timeloom.cells.base import Cell
 from timeloom.kernels.cuda import dense, products
 from timeloom.kernels.cuda.newton import CUDANewton
 from timeloom.kernels.cuda.newton import fits as newton_fits
 from timeloom.kernels.cuda.programs import text_of
 from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step, sequence_mask
+from timeloom.kernels.cuda.weight_sums import input_gates, recurrent_gates, weight_sums
 from timeloom.kernels.host_certificate import tell
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.mending import Retry, Unless, mended, unless
@@ -26,8 +26,6 @@ from timeloom.problem import Recurrence, cut_evenly, empty_states
 from timeloom.torch_state import tf32
 
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)
-MOST_AT_ONCE = 2**20
-"""Elements of states and inputs up to which the gradients of all weights are one product."""
 MOST_RECORDED = 2048
 """Most steps of a wide layer, several launches each, that a CUDA graph may hold."""
 
@@ -216,7 +214,10 @@ class CUDALayer(Layer):
 
         given, retry = self._unless(error, cutting, len(segments)), Retry.of(retry_sweep, cutting)
         begin = begins[-batch:]
-        mend = partial(sweeper.mend_adjoint, final=self.at_ends(final, 1), data=whole, begins=begin, want_decay=decays)
+
+        def mend(missed: Unless) -> None:
+            sweeper.mend_adjoint(missed, self.at_ends(final, 1), whole, begin, decays)
+
         error = mended(error, given, mend, retry)
         d_initial = begin if into_resets is None else begin + into_resets
         return self._gradients(states[0], gate_grads.flatten(0, 1), d_initial, want_x), error
@@ -249,16 +250,15 @@ class CUDALayer(Layer):
         if self.resets is not None:
             before = torch.where(self.resets.unsqueeze(-1), self.initial[:, : self.n], before)
         before = (before if mask is None else before * mask).flatten(0, 1)
-        d_u = gate_grads[:, : 3 * self.n] if self.kernel == "gru" else gate_grads
         with tf32.products(False):
-            few = before.numel() + x.numel() <= MOST_AT_ONCE
-            w_ih, w_hh, total = (self._sums_at_once if few else self._sums)(gate_grads, d_u, x, before)
+            w_ih, w_hh, total = weight_sums(self.kernel, gate_grads, x, before, self.b_ih is not None)
+            d_u = input_gates(self.kernel, gate_grads)
             d_x = self._x_gradient(products.multiply(d_u, self.w_ih.float())) if want_x else None
-        n, dtype, b_ih, b_hh = self.n, self.w_ih.dtype, None, None
+        dtype, b_ih, b_hh = self.w_ih.dtype, None, None
         if total is not None:
             total = total.to(dtype)
-            b_ih = total[: len(self.w_hh)]
-            b_hh = torch.cat([total[: 2 * n], total[3 * n :]]) if self.kernel == "gru" else b_ih.clone()
+            b_ih, b_hh = total[: len(self.w_hh)], recurrent_gates(self.kernel, total)
+            b_hh = b_hh.clone() if b_hh is total else b_hh
         return d_x, d_initial, w_ih.to(dtype), w_hh.to(dtype), b_ih, b_hh
 
     def _x_gradient(self, d_x: Tensor) -> Tensor:
@@ -266,24 +266,3 @@ class CUDALayer(Layer):
         if self.cell.behind:
             d_x = pad(d_x, (0, self.cell.behind))
         return d_x.view(self.x.shape).to(self.x.dtype)
-
-    def _sums(self, gate_grads: Tensor, d_u: Tensor, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Sums over all steps: gradients of w_ih and w_hh, and of gate gradients `(G,)`, if there are biases."""
-        n, grads, of_h = self.n, products.Rows(gate_grads), products.Rows(before)
-        total = None if self.b_ih is None else grads.sum()
-        w_hh = gate_grads.new_empty(self.w_hh.shape)
-        if self.kernel == "gru":
-            products.sum_outer(grads, of_h, 0, 2 * n, out=w_hh[: 2 * n])
-            products.sum_outer(grads, of_h, 3 * n, 4 * n, out=w_hh[2 * n :])
-        else:
-            products.sum_outer(grads, of_h, 0, len(w_hh), out=w_hh)
-        return products.sum_outer(grads, products.Rows(x), 0, d_u.shape[1]), w_hh, total
-
-    def _sums_at_once(
-        self, gate_grads: Tensor, d_u: Tensor, x: Tensor, before: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The same by one product: concatenating few numbers takes less time than two more products and a sum."""
-        n, values = self.n, [before, x] if self.b_ih is None else [before, x, x.new_ones(len(x), 1)]
-        by_h, by_x, *by_one = sum_outer(gate_grads, torch.cat(values, 1)).split([part.shape[1] for part in values], 1)
-        w_hh = torch.cat([by_h[: 2 * n], by_h[3 * n :]]) if self.kernel == "gru" else by_h.contiguous()
-        return by_x[: d_u.shape[1]].contiguous(), w_hh, by_one[0].squeeze(1).contiguous() if by_one else None

@@ -56,6 +56,7 @@ def one_thread() -> Iterator[None]:
 def auto_takes_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` runs our sweeps on any sequence, where it would leave short ones to torch's layer as the faster one."""
     monkeypatch.setattr(thresholds, "why_faster", lambda *_: None)
+    monkeypatch.setattr(thresholds, "fewest_on_cpu", lambda *_: thresholds.Fewest())
     monkeypatch.setattr(beside_torch, "is_rival", lambda *_: False)
 
 

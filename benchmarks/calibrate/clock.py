@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import timeloom as tl
+from timeloom.auto.thresholds import Fewest
 
 INPUTS = 32
 LONGEST = 8192
@@ -39,6 +40,9 @@ class Sweeping(tl.solvers.Auto):
 
     def why_torch(self, *_: object) -> None:
         return None
+
+    def fewest_steps(self, *_: object) -> Fewest:
+        return Fewest()
 
 
 def swept(name: str, hidden: int, **options: object) -> Any:

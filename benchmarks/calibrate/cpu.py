@@ -183,6 +183,17 @@ def torch_row() -> object:
     return float(f"{squared:.1g}"), float(f"{one / small - squared * small:.1g}")
 
 
+@measures("auto/costs.WORTH_BESIDE_TORCHS", what="of GRUs of 16 and 64 units in float64, without gradients")
+def worth_beside_torchs() -> object:
+    found, x = [], torch.randn(512, 1, INPUTS, dtype=torch.float64)
+    for units in (16, 64):
+        own = tl.GRU(INPUTS, units, solver=tl.solvers.Shooting(chunk=512, warmup=0), dtype=torch.float64)
+        torchs = nn.GRU(INPUTS, units, dtype=torch.float64)
+        theirs, ours = (seconds(lambda: call(layer, x, taped=False)) for layer in (torchs, own))  # noqa: B023
+        found.append(round(theirs / ours, 2))
+    return tuple(found)
+
+
 @measures("auto/costs.NEWTON_UP_TO", what="units of a GRU with update-gate bias +6, T=2,048, in float64")
 def newton_up_to() -> object:
     return largest_gain((4, 8, 16, 32, 64), newton_gains)

@@ -39,6 +39,9 @@ MEETING = 30000.0
 WORTH_CUTTING = 0.95
 """Share of the time of one chunk on a CPU that several must not exceed behind a long warm-up, which may turn out too
 short."""
+WORTH_BESIDE_TORCHS = 0.35
+"""The same in plain torch operations, where torch's own layer runs one chunk in so much less time: a GRU of 16 units,
+without gradients."""
 WORTH_DRIVING = 0.5
 """The same of users' cells on a GPU, where the driver's sweeps follow a miss, launch by launch: a warm-up about as long
 as a sequence took a trained network 52 ms, and one chunk 21."""
@@ -95,7 +98,7 @@ class StepCost:
     """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
     work: int = 0
     """Multiplications of a row's step, where workers can share its units."""
-    worth: ClassVar[float] = WORTH_CUTTING
+    worth: float = WORTH_CUTTING
     """Share of one chunk's time that several chunks must not exceed behind a long warm-up."""
 
     def fills(self, batch: int) -> int:
@@ -191,7 +194,17 @@ def step_cost(problem: Recurrence, backward: bool = False) -> Cost:
         return register_cost(str(problem.cell.kernel), n, device.index or 0, backward)
     if device.type != "cpu":
         return StepCost(TORCH_STEP_ON_GPU / row_in_torch(size), copies_inputs=True)
-    return StepCost(TORCH_STEP / row_in_torch(size), torch.get_num_threads(), copies_inputs=True)
+    return cost_beside_torchs(size) if problem.cell.in_cudnn else cost_in_torch(size)
+
+
+def cost_in_torch(size: int, worth: float = WORTH_CUTTING) -> StepCost:
+    """What a step of plain torch operations costs on a CPU."""
+    return StepCost(TORCH_STEP / row_in_torch(size), torch.get_num_threads(), copies_inputs=True, worth=worth)
+
+
+def cost_beside_torchs(size: int) -> StepCost:
+    """The same of a layer that torch has, too."""
+    return cost_in_torch(size, WORTH_BESIDE_TORCHS)
 
 
 def compiled_cost(work: int = 0) -> StepCost:

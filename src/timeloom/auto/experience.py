@@ -34,8 +34,9 @@ LEAST_CONTRACTION = 0.5
 """What a warm-up is taken to shrink a difference by where it does not show: the next one then is as long as can be."""
 MUCH_SHORTER = 16
 """A warm-up from known states that is shorter by this factor than one from elsewhere is taken for too short."""
-LONGEST_PAUSE = 256
-"""Calls after which `auto` looks again at a network that did not contract, at most."""
+FIRST_PAUSE, LONGEST_PAUSE = 20, 256
+"""Calls after which `auto` looks again at a network that did not contract, at first and at most: a look that fails may
+cost as much as a call does, of which one in 20 may be lost."""
 
 Shown = tuple[int, int | None, int, bool, bool, float, Factors]
 """What an experience comes to for a plan: steps of warm-up, sweeps and how much longer their chunks are, whether the
@@ -280,7 +281,7 @@ class Experience:
         """Shooting does not pay on this network as it is: leave it alone for a while, then look at it afresh."""
         self.setbacks += 1
         self.fallbacks = 0
-        self.pause = min(4 * 2**self.setbacks, LONGEST_PAUSE)
+        self.pause = min(FIRST_PAUSE * 2 ** (self.setbacks - 1), LONGEST_PAUSE)
         self.forgetting, self.search = None, WarmupSearch()
         self.counts.forget()
 

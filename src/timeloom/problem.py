@@ -25,7 +25,8 @@ class Recurrence:
     `u` is `(T, B, K)`, `initial` is `(B, S)`. `lengths` `(B,)` ends each sequence early (steps past it are not solved);
     `resets` `(T, B)` puts the state back to `initial` before the marked steps. `guess`, the states as
     far as they are known, is where iterations begin. `tape` `(T, B, ·)` is what forward sweeps
-    keep for the adjoint ones, where their kernels do: the same problem is then solved in both directions.
+    keep for the adjoint ones, where their kernels do: the same problem is then solved in both directions. `wants_u`:
+    whether the adjoint ones are asked for gradients of `u`.
     """
 
     cell: Cell
@@ -35,6 +36,7 @@ class Recurrence:
     resets: Tensor | None = None
     guess: KnownStates | None = None
     tape: Tensor | None = None
+    wants_u: bool = True
 
     @property
     def steps(self) -> int:

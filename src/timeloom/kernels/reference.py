@@ -21,8 +21,8 @@ class GradientSums(Protocol):
         """Forget what was summed."""
 
     @property
-    def inputs(self) -> Tensor:
-        """`(T, B, K)`"""
+    def inputs(self) -> Tensor | None:
+        """`(T, B, K)`; None where they are not asked for."""
 
     def weights(self) -> tuple[Tensor, ...]:
         """In the order of the cell's own."""

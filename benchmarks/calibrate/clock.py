@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 import timeloom as tl
 from timeloom.auto.thresholds import Fewest
@@ -52,11 +53,12 @@ def swept(name: str, hidden: int, **options: object) -> Any:
     return layer
 
 
-def call(layer: nn.Module, x: Tensor, taped: bool = True) -> None:
+def call(layer: nn.Module, x: Tensor | PackedSequence, taped: bool = True) -> None:
     """A training step's forward and backward pass, or a forward pass."""
     with torch.set_grad_enabled(taped):
         output = layer(x)[0]
     if taped:
+        output = output.data if isinstance(output, PackedSequence) else output
         output.sum().backward()
 
 

@@ -33,6 +33,9 @@ SHORTEST_IN_TORCH = 2048
 """The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
 SHORTEST_LSTM_IN_TORCH = 32768
 """The same of them for an LSTM without gradients: torch's takes a step a tenth of the time that its GRU does."""
+FULL = {"GRU": (0.25, 0.5), "RNN": (0.25, 0.65), "LSTM": (0.0, 0.25)}
+"""Share of packed sequences' steps among those of all padded, from which these sweeps gain, with and without gradients;
+torch's packed LSTM is no fused one."""
 LSTM_BATCH = 8
 """Batch from which oneDNN's fused LSTM fills a CPU by itself."""
 LSTM_HIDDEN = 256
@@ -64,7 +67,7 @@ def why_faster(layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[
         return cudnn.why(layer, x, steps, batch, known)
     reason = fewest_on_cpu(layer, x, batch).why(steps)
     if reason is not None or _has_kernels(layer, x):
-        return reason
+        return reason or _why_padded(layer, x, steps * batch)
     if rest_of(known):
         return RESTING
     return None if _gains_in_torch(layer, x, steps, batch) else f"auto: {batch} sequences fill the CPU in torch's layer"
@@ -97,6 +100,14 @@ def fewest_on_cpu(layer: Sized, x: Tensor, batch: int) -> Fewest:
         by_units = (steps for units, steps in SHORTEST_LSTM if batch * layer.hidden_size >= units)
         return Fewest(next(by_units) if taped else SHORTEST_LSTM_FORWARD)
     return Fewest(SHORTEST[layer.mode.split("_")[0]][0 if taped else 1])
+
+
+def _why_padded(layer: Sized, x: Tensor, padded: int) -> str | None:
+    """Why the steps of packed sequences, `(steps of all, inputs)`, are torch's, which takes no time for padding."""
+    full = x.shape[0] / padded if x.dim() == 2 else 1.0
+    if full >= FULL[layer.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]:
+        return None
+    return f"auto: {100 * full:.0f} % of the padded steps are too few to gain"
 
 
 def _gains_in_torch(layer: Sized, x: Tensor, steps: int, batch: int) -> bool:

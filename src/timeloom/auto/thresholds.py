@@ -25,7 +25,7 @@ from timeloom.torch_state.precision import solved_in
 SHORTEST = {"GRU": (12, 32), "RNN": (40, 64)}
 """Steps from which compiled sweeps beat torch's layer on a CPU, with and without gradients: below, our fixed cost per
 call exceeds torch's whole run."""
-SHORTEST_LSTM = ((4096, 64), (256, 256), (0, 512))
+SHORTEST_LSTM = ((4096, 64), (256, 384), (0, 512))
 """The same for an LSTM with gradients, by the units of all sequences together: oneDNN's has a small fixed cost."""
 SHORTEST_LSTM_FORWARD = 1024
 """The same without gradients."""

@@ -56,6 +56,7 @@ def one_thread() -> Iterator[None]:
 def auto_takes_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `auto` run our sweeps on any sequence, even on short ones, for which torch's layer is faster."""
     monkeypatch.setattr(thresholds, "why_faster", lambda *_: None)
+    monkeypatch.setattr(thresholds, "fewest_on_cpu", lambda *_: thresholds.Fewest())
     monkeypatch.setattr(beside_torch, "is_rival", lambda *_: False)
 
 

@@ -28,7 +28,7 @@ from timeloom.auto.costs import (
     cost_of_sweeps,
 )
 from timeloom.auto.decide import PATIENCE
-from timeloom.auto.experience import LONGEST_PAUSE, Experience
+from timeloom.auto.experience import FIRST_PAUSE, LONGEST_PAUSE, Experience
 from timeloom.auto.layer_experience import LayerExperience
 from timeloom.auto.sweep_counts import FIRST_LOOK, TOO_MANY, SweepCounts
 from timeloom.cells import GenericCell
@@ -626,12 +626,12 @@ def test_reports_of_plans_before_the_last_tell_no_sweeps(earlier: SolveReport) -
 
 def test_sweeps_that_give_up_twice_are_not_tried_for_a_while() -> None:
     experience = Experience()
-    for expected in (0, 8):
+    for expected in (0, FIRST_PAUSE):
         experience.learn(report_of(48, 0.9, fell_back=True))
         assert experience.pause == expected
     experience.correcting = True
     experience.learn(corrected_report(12, 1.0, fell_back=True))
-    assert experience.pause == 16
+    assert experience.pause == 2 * FIRST_PAUSE
 
 
 # ---- cuDNN or sweeps, by a problem's size ----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import timeloom as tl
+from timeloom.auto.experience import FIRST_PAUSE
 from timeloom.auto.layer_experience import LayerExperience
 from timeloom.kernels.cpu import build
 from timeloom.solve import beside_torch, look, trunk
@@ -125,7 +126,7 @@ def test_a_layer_that_forgets_again_is_swept_again() -> None:
     with torch.no_grad():
         ours.bias_hh_l0[8:16] -= 8
     told = []
-    for _ in range(12):
+    for _ in range(FIRST_PAUSE + 4):
         run(ours, x)
         told.append(BY_TORCH in ours.reports[0].reason)
     assert told[0]

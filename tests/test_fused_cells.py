@@ -12,6 +12,7 @@ from benchmarks.authors_cells import LTC
 from timeloom import cells
 from timeloom.compile import remember
 from timeloom.kernels.cpu import build
+from timeloom.kernels.cpu.fused import FusedSums, FusedSweeper
 from timeloom.solvers import Shooting
 
 pytestmark = pytest.mark.usefixtures("one_thread", "at_once")
@@ -166,6 +167,31 @@ def backwards(x: Tensor, lengths: Tensor) -> Tensor:
     return torch.stack(
         [torch.cat([x[:length, b].flip(0), x[length:, b]]) for b, length in enumerate(lengths.tolist())], 1
     )
+
+
+@pytest.mark.parametrize("lengths", [None, [31, 7, 40]], ids=["even", "ragged"])
+@pytest.mark.parametrize("name", UNITS)
+def test_gradients_of_inputs_that_nobody_asks_for_are_not_made(
+    name: str, lengths: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bool] = []
+    new_sums = FusedSweeper.new_sums
+
+    def watched(self: FusedSweeper) -> FusedSums | None:
+        sums = new_sums(self)
+        made.append(sums is not None and sums.inputs is not None)
+        return sums
+
+    monkeypatch.setattr(FusedSweeper, "new_sums", watched)
+    cell = make(name)
+    layer, parameters = tl.Layer(cell, solver=Shooting(chunk=7)), list(cell.parameters())
+    found = []
+    for asked in (True, False):
+        x = draw(40, 3, INPUTS).requires_grad_(asked)
+        output, _ = layer(x, lengths=None if lengths is None else torch.tensor(lengths))
+        found.append(gradients(output.square().sum(), parameters))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert made == [True, UNITS[name] < INPUTS], "what parameters make of x is asked for in any case"
 
 
 def test_dropout_is_between_layers_and_in_training_alone() -> None:

@@ -1,4 +1,4 @@
-"""Calls of few steps, one like the other, which torch's layer runs: as torch has them, and without its checks."""
+"""Calls of few steps, which torch's layer runs: as torch has them, and without its checks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import timeloom as tl
 from timeloom.nn import torch_layer
@@ -26,7 +27,7 @@ def pair(name: str, **options: Any) -> tuple[nn.Module, nn.Module]:
 
 def flat(result: Any) -> list[Tensor]:
     y, final = result
-    return [y, *(final if isinstance(final, tuple) else (final,))]
+    return [y.data if isinstance(y, PackedSequence) else y, *(final if isinstance(final, tuple) else (final,))]
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_it_is_torchs(name: str, options: dict[str, Any], taped: bool, again: li
                 for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
                     assert torch.equal(one.grad, other.grad)
             assert "torch's own layer" in ours.reports[-1].reason
-    assert len(again) == 4
+    assert len(again) == 6
 
 
 def test_projections(again: list[int]) -> None:
@@ -70,7 +71,7 @@ def test_projections(again: list[int]) -> None:
         x = torch.randn(2, 4, 3)
         for one, other in zip(flat(ours(x)), flat(theirs(x)), strict=True):
             assert torch.equal(one, other)
-    assert len(again) == 1
+    assert len(again) == 3
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,3 +108,67 @@ def test_a_wrong_state_is_refused_as_by_torch(name: str) -> None:
             model(x, wrong)
         said.append(str(told.value))
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("taped", [False, True])
+@pytest.mark.parametrize("sorted_by_length", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_sequences(name: str, sorted_by_length: bool, taped: bool, again: list[int]) -> None:
+    ours, theirs = pair(name, num_layers=2, bidirectional=True)
+    h = torch.randn(4, 3, 5)
+    for hx in (None, (h, -h) if name == "LSTM" else h):
+        for lengths in ([4, 3, 1], [5, 3, 3]) if sorted_by_length else ([2, 4, 1], [1, 1, 6]):
+            packed = pack_padded_sequence(torch.randn(6, 3, 3), torch.tensor(lengths), enforce_sorted=sorted_by_length)
+            with torch.set_grad_enabled(taped):
+                found, expected = ours(packed, hx), theirs(packed, hx)
+            for one, other in zip(found[0], expected[0], strict=True):
+                assert (one is None and other is None) or torch.equal(one, other)
+            for one, other in zip(flat(found), flat(expected), strict=True):
+                assert torch.equal(one, other)
+                assert one.requires_grad == taped
+            assert f"{max(lengths)} steps are too few" in ours.reports[3].reason
+    assert len(again) == 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_shape_is_new(name: str, again: list[int]) -> None:
+    """Texts vary in length: a call whose shape has not been met goes the same short way."""
+    ours, theirs = pair(name, batch_first=True)
+    for steps in range(1, 11):
+        for batch in range(1, 15):
+            x = torch.randn(batch, steps, 3)
+            assert torch.equal(ours(x)[0], theirs(x)[0])
+            assert f"{steps} steps are too few" in ours.reports[0].reason
+    assert len(again) == 140
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_torch_refuses_is_refused_as_by_torch(name: str) -> None:
+    ours, theirs = pair(name)
+    packed = pack_padded_sequence(torch.randn(4, 2, 3), torch.tensor([4, 3]))
+    h = torch.zeros(1, 3, 5)
+    ours(packed)
+    wrong: list[tuple[Any, Any]] = [
+        (torch.randn(2, 2, 4), None), (torch.randn(2, 2, 3).double(), None), (torch.randn(2, 2, 2, 3), None),
+        (packed, (h, h) if name == "LSTM" else h), (packed.to(torch.float64), None),
+    ]  # fmt: skip
+    for x, hx in wrong:
+        said = []
+        for model in (ours, theirs):
+            with pytest.raises((RuntimeError, ValueError)) as told:
+                model(x, hx)
+            said.append(str(told.value))
+        assert said[0] == said[1]
+    with pytest.raises(ValueError, match="carries its own lengths"):
+        ours(packed, resets=torch.zeros(4, 2, dtype=torch.bool))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trace_of_a_short_call_takes_any_batch(name: str) -> None:
+    ours, theirs = pair(name)
+    for _ in range(3):
+        ours(torch.randn(2, 2, 3))
+    traced = torch.jit.trace(ours, (torch.randn(2, 2, 3),), check_trace=False)
+    x = torch.randn(2, 5, 3)
+    assert torch.equal(traced(x)[0], theirs(x)[0])

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 import timeloom as tl
+from timeloom.auto.thresholds import Fewest
 
 INPUTS = 32
 LONGEST = 8192
@@ -40,6 +42,9 @@ class Sweeping(tl.solvers.Auto):
     def why_torch(self, *_: object) -> None:
         return None
 
+    def fewest_steps(self, *_: object) -> Fewest:
+        return Fewest()
+
 
 def swept(name: str, hidden: int, **options: object) -> Any:
     """A module of ours that always sweeps."""
@@ -48,11 +53,12 @@ def swept(name: str, hidden: int, **options: object) -> Any:
     return layer
 
 
-def call(layer: nn.Module, x: Tensor, taped: bool = True) -> None:
+def call(layer: nn.Module, x: Tensor | PackedSequence, taped: bool = True) -> None:
     """A training step's forward and backward pass, or a forward pass."""
     with torch.set_grad_enabled(taped):
         output = layer(x)[0]
     if taped:
+        output = output.data if isinstance(output, PackedSequence) else output
         output.sum().backward()
 
 

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import timeloom as tl
 from benchmarks.calibrate.clock import (
@@ -92,6 +93,28 @@ def shortest_in_torch() -> object:
 @measures("auto/thresholds.SHORTEST_LSTM_IN_TORCH", what="steps of one sequence in float64")
 def shortest_lstm_in_torch() -> object:
     return steps_to_gain("LSTM", False, 1, HIDDEN, dtype=torch.float64, least=1024)
+
+
+@measures("auto/thresholds.FULL", what="of 64 sequences of at most 300 steps and 16 units, in twentieths")
+def full() -> object:
+    with alone():
+        return {name: tuple(_least_full(name, taped) for taped in (True, False)) for name in thresholds.FULL}
+
+
+def _least_full(name: str, taped: bool) -> float | None:
+    """The smallest share of real steps, of those tried, from which ours gain."""
+    steps, batch = 1100 if name == "LSTM" else 300, 64
+    own, torchs = swept(name, 16), getattr(nn, name)(INPUTS, 16)
+
+    def gains(twentieths: int) -> bool:
+        lengths = torch.full((batch,), max(steps * twentieths // 20, 1))
+        lengths[0] = steps
+        packed = pack_padded_sequence(torch.randn(steps, batch, INPUTS), lengths, enforce_sorted=False)
+        ours, theirs = (seconds(lambda: call(layer, packed, taped), turns=FEW) for layer in (own, torchs))  # noqa: B023
+        return ours < theirs
+
+    least = first_gain((1, 2, 3, 5, 8, 10, 13, 16), gains)
+    return None if least is None else least / 20
 
 
 @measures(
@@ -181,6 +204,17 @@ def torch_row() -> object:
     )
     squared = (other / large - one / small) / (large - small)
     return float(f"{squared:.1g}"), float(f"{one / small - squared * small:.1g}")
+
+
+@measures("auto/costs.WORTH_BESIDE_TORCHS", what="of GRUs of 16 and 64 units in float64, without gradients")
+def worth_beside_torchs() -> object:
+    found, x = [], torch.randn(512, 1, INPUTS, dtype=torch.float64)
+    for units in (16, 64):
+        own = tl.GRU(INPUTS, units, solver=tl.solvers.Shooting(chunk=512, warmup=0), dtype=torch.float64)
+        torchs = nn.GRU(INPUTS, units, dtype=torch.float64)
+        theirs, ours = (seconds(lambda: call(layer, x, taped=False)) for layer in (torchs, own))  # noqa: B023
+        found.append(round(theirs / ours, 2))
+    return tuple(found)
 
 
 @measures("auto/costs.NEWTON_UP_TO", what="units of a GRU with update-gate bias +6, T=2,048, in float64")

@@ -25,7 +25,8 @@ class Recurrence:
     `u` is `(T, B, K)`, `initial` is `(B, S)`. `lengths` `(B,)` ends each sequence early (steps past it are not solved);
     `resets` `(T, B)` sets the state back to `initial` before the marked steps. Iterations begin at `guess`, the states
     known from an earlier solve. `tape` `(T, B, ·)` holds what forward sweeps keep for the adjoint sweeps, where their
-    kernels do so; both directions are then solved with the same problem.
+    kernels do so; both directions are then solved with the same problem. `wants_u`: whether adjoint sweeps
+    are asked for the gradients of `u`.
     """
 
     cell: Cell
@@ -35,6 +36,7 @@ class Recurrence:
     resets: Tensor | None = None
     guess: KnownStates | None = None
     tape: Tensor | None = None
+    wants_u: bool = True
 
     @property
     def steps(self) -> int:

@@ -39,6 +39,9 @@ MEETING = 30000.0
 WORTH_CUTTING = 0.95
 """Share of a single chunk's time on a CPU that several chunks after a long warm-up, which may turn out too short, must
 not exceed."""
+WORTH_BESIDE_TORCHS = 0.35
+"""The same in plain torch operations, since torch's own layer runs one chunk in that share of the time: a GRU of 16
+units, without gradients."""
 WORTH_DRIVING = 0.5
 """The same for users' cells on a GPU, where a miss is followed by the driver's sweeps, launch by launch: with a warm-up
 about as long as the sequence, a trained network took 52 ms, and one chunk 21."""
@@ -96,7 +99,7 @@ class StepCost:
     """Whether a sweep copies the inputs of its stretches, so that warm-ups longer than a chunk cost memory."""
     work: int = 0
     """Multiplications in a row's step if workers can share its units, else 0."""
-    worth: ClassVar[float] = WORTH_CUTTING
+    worth: float = WORTH_CUTTING
     """Share of a single chunk's time that several chunks after a long warm-up must not exceed."""
 
     def fills(self, batch: int) -> int:
@@ -195,7 +198,17 @@ def step_cost(problem: Recurrence, backward: bool = False) -> Cost:
         return register_cost(str(problem.cell.kernel), n, device.index or 0, backward)
     if device.type != "cpu":
         return StepCost(TORCH_STEP_ON_GPU / row_in_torch(size), copies_inputs=True)
-    return StepCost(TORCH_STEP / row_in_torch(size), torch.get_num_threads(), copies_inputs=True)
+    return cost_beside_torchs(size) if problem.cell.in_cudnn else cost_in_torch(size)
+
+
+def cost_in_torch(size: int, worth: float = WORTH_CUTTING) -> StepCost:
+    """What a step of plain torch operations costs on a CPU."""
+    return StepCost(TORCH_STEP / row_in_torch(size), torch.get_num_threads(), copies_inputs=True, worth=worth)
+
+
+def cost_beside_torchs(size: int) -> StepCost:
+    """The same of a layer that torch has, too."""
+    return cost_in_torch(size, WORTH_BESIDE_TORCHS)
 
 
 def compiled_cost(work: int = 0) -> StepCost:

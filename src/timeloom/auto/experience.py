@@ -32,8 +32,9 @@ LEAST_CONTRACTION = 0.5
 """Factor by which a warm-up is assumed to shrink a difference if it did not: the next one is as long as possible."""
 MUCH_SHORTER = 16
 """Factor by which a warm-up from known states can be shorter than a usual one; shorter ones are assumed too short."""
-LONGEST_PAUSE = 256
-"""Largest number of calls after which `auto` looks again at a network that did not contract."""
+FIRST_PAUSE, LONGEST_PAUSE = 20, 256
+"""Number of calls, at first and at most, after which `auto` looks again at a network that did not contract: a look that
+fails may cost as much as a call, and one call in 20 may be lost."""
 
 Shown = tuple[int, bool, int | None, int, bool, bool, float, Factors]
 """What plans are made from: steps of the warm-up, whether one was too short, number of sweeps and the stretch of their
@@ -287,7 +288,7 @@ class Experience:
         """Suspend shooting for a while, since it does not pay on this network as it is, and then learn it anew."""
         self.setbacks += 1
         self.fallbacks = 0
-        self.pause = min(4 * 2**self.setbacks, LONGEST_PAUSE)
+        self.pause = min(FIRST_PAUSE * 2 ** (self.setbacks - 1), LONGEST_PAUSE)
         self.forgetting, self.search = None, WarmupSearch()
         self.counts.forget()
 

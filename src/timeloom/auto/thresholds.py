@@ -6,22 +6,27 @@ beside the stored ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from timeloom.auto import cudnn
+from timeloom.auto.costs import cheapest, cost_beside_torchs, cost_of
 from timeloom.auto.cudnn import Sized
+from timeloom.auto.experience import assumed_warmup
 from timeloom.auto.layer_experience import LayerExperience, rest_of
 from timeloom.kernels.cpu.build import unavailable
 from timeloom.kernels.cpu.layer import CPULayer
+from timeloom.solve.tolerance import TOLERANCE
 from timeloom.torch_state.precision import solved_in
 
 SHORTEST = {"GRU": (12, 32), "RNN": (40, 64)}
 """Steps from which compiled sweeps beat torch's layer on a CPU, with and without gradients: below that, our fixed cost
 per call exceeds torch's whole run."""
-SHORTEST_LSTM = ((4096, 64), (256, 256), (0, 512))
+SHORTEST_LSTM = ((4096, 64), (256, 384), (0, 512))
 """The same for an LSTM with gradients, by the number of units in all sequences together: oneDNN has a small fixed cost.
 """
 SHORTEST_LSTM_FORWARD = 1024
@@ -30,6 +35,9 @@ SHORTEST_IN_TORCH = 2048
 """The same for sweeps in plain torch operations (float64, a projected LSTM, no compiler)."""
 SHORTEST_LSTM_IN_TORCH = 32768
 """The same for such sweeps of an LSTM without gradients: a step of torch's LSTM takes a tenth of a step of its GRU."""
+FULL = {"GRU": (0.25, 0.5), "RNN": (0.25, 0.65), "LSTM": (0.0, 0.25)}
+"""Share of real steps among those of padded sequences from which these sweeps beat torch's packed layer, with and
+without gradients; torch's packed LSTM is not a fused one."""
 LSTM_BATCH = 8
 """Batch from which oneDNN's fused LSTM fills a CPU by itself."""
 LSTM_HIDDEN = 256
@@ -38,17 +46,33 @@ LSTM_HIDDEN = 256
 RESTING = "auto: the network forgets too slowly, and torch's own layer is faster than one chunk"
 """A reason that may no longer hold at the next call."""
 
-__all__ = ["Sized", "why_faster", "why_faster_by_size"]
+__all__ = ["Fewest", "Sized", "fewest_on_cpu", "why_faster", "why_faster_by_size"]
+
+
+class Fewest(NamedTuple):
+    """Steps from which a layer is ours: all fewer are torch's own layer's, all of any number where it is infinite."""
+
+    steps: float = 0
+    words: str = ""
+    """Why all are torch's; or what is said behind why fewer are."""
+
+    def why(self, steps: int) -> str | None:
+        """Why so many, which may be a symbol, are torch's; None where they are not."""
+        if math.isinf(self.steps):
+            return self.words
+        return f"auto: {steps} steps are too few to gain{self.words}" if steps < self.steps else None
 
 
 def why_faster(layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[LayerExperience]) -> str | None:
     """Why torch's own layer is the faster one, or None. `known` is the experience with the layer."""
     if x.device.type == "cuda":
         return cudnn.why(layer, x, steps, batch, known)
-    reason = _why_on_cpu(layer, x, steps, batch)
-    if reason is None and not _has_kernels(layer, x) and rest_of(known):
+    reason = fewest_on_cpu(layer, x, batch).why(steps)
+    if reason is not None or _has_kernels(layer, x):
+        return reason or _why_padded(layer, x, steps * batch)
+    if rest_of(known):
         return RESTING
-    return reason
+    return None if _gains_in_torch(layer, x, steps, batch) else f"auto: {batch} sequences fill the CPU in torch's layer"
 
 
 def by_size(layer: Sized, x: Tensor) -> bool:
@@ -60,26 +84,39 @@ def why_faster_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str |
     """Why torch's own layer is the faster one for any problem of this size, or None. `steps` may be a symbol."""
     if x.device.type == "cuda":
         return cudnn.why_by_size(layer, x, steps, batch)
-    return _why_on_cpu(layer, x, steps, batch)
+    return fewest_on_cpu(layer, x, batch).why(steps)
 
 
-def _why_on_cpu(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
-    missing = ""
-    in_torch = SHORTEST_IN_TORCH
-    if layer.mode == "LSTM" and not torch.is_grad_enabled():
-        in_torch = SHORTEST_LSTM_IN_TORCH
+def fewest_on_cpu(layer: Sized, x: Tensor, batch: int) -> Fewest:
+    """Steps from which the layer is ours with so many sequences, by sizes alone."""
+    lstm, taped = layer.mode == "LSTM", torch.is_grad_enabled()
+    in_torch = SHORTEST_LSTM_IN_TORCH if lstm and not taped else SHORTEST_IN_TORCH
     if not _compiles(layer, x):
-        needed = in_torch
-    elif unavailable() is not None:
-        needed, missing = in_torch, f" without compiled kernels ({unavailable()})"
-    elif layer.mode == "LSTM" and _fills_the_cpu(layer.hidden_size, layer.input_size, batch):
-        return f"auto: {batch} × {layer.hidden_size} units fill the CPU in torch's fused LSTM"
-    elif layer.mode == "LSTM":
+        return Fewest(in_torch)
+    missing = unavailable()
+    if missing is not None:
+        return Fewest(in_torch, f" without compiled kernels ({missing})")
+    if lstm and _fills_the_cpu(layer.hidden_size, layer.input_size, batch):
+        return Fewest(math.inf, f"auto: {batch} × {layer.hidden_size} units fill the CPU in torch's fused LSTM")
+    if lstm:
         by_units = (steps for units, steps in SHORTEST_LSTM if batch * layer.hidden_size >= units)
-        needed = next(by_units) if torch.is_grad_enabled() else SHORTEST_LSTM_FORWARD
-    else:
-        needed = SHORTEST[layer.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]
-    return f"auto: {steps} steps are too few to gain{missing}" if steps < needed else None
+        return Fewest(next(by_units) if taped else SHORTEST_LSTM_FORWARD)
+    return Fewest(SHORTEST[layer.mode.split("_")[0]][0 if taped else 1])
+
+
+def _why_padded(layer: Sized, x: Tensor, padded: int) -> str | None:
+    """Why the steps of packed sequences, `(steps of all, inputs)`, are torch's, which takes no time for padding."""
+    full = x.shape[0] / padded if x.dim() == 2 else 1.0
+    if full >= FULL[layer.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]:
+        return None
+    return f"auto: {100 * full:.0f} % of the padded steps are too few to gain"
+
+
+def _gains_in_torch(layer: Sized, x: Tensor, steps: int, batch: int) -> bool:
+    """Whether chunks in plain torch operations, of a network that forgets fast, beat torch's own layer."""
+    cost = cost_beside_torchs(layer.hidden_size + (layer.proj_size or layer.hidden_size) * (layer.mode == "LSTM"))
+    cut = cheapest(steps, batch, assumed_warmup(TOLERANCE[solved_in(x)]), cost)
+    return cost_of(steps, batch, *cut, cost) <= cost.worth * cost_of(steps, batch, steps, 0, cost)
 
 
 def _compiles(layer: Sized, x: Tensor) -> bool:

@@ -21,8 +21,8 @@ class GradientSums(Protocol):
         """Set all sums to zero."""
 
     @property
-    def inputs(self) -> Tensor:
-        """The gradients of the inputs, `(T, B, K)`."""
+    def inputs(self) -> Tensor | None:
+        """The gradients of the inputs, `(T, B, K)`; None if they are not asked for."""
 
     def weights(self) -> tuple[Tensor, ...]:
         """The gradients of the weights, in the cell's order."""

@@ -15,7 +15,7 @@ from timeloom.auto import cudnn, thresholds
 from timeloom.auto.beginnings import Beginning
 from timeloom.auto.layer_experience import LayerExperience
 from timeloom.distributed.context import alone, time_group
-from timeloom.nn import by_samples, own_sweeps, steady, torch_layer
+from timeloom.nn import by_samples, by_size, own_sweeps, steady, torch_layer
 from timeloom.nn.asked import Asked, check, guess_of
 from timeloom.nn.dropping import Weights
 from timeloom.nn.graphs.handles import handle_of, traced_apart
@@ -44,6 +44,8 @@ class Recurrent(Reporting, Stacked):
         list for inputs that it is known not to run."""
         self._last: torch_layer.LeftToTorch | None = None
         """The last call, if torch's layer ran it and runs the next one like it."""
+        self._fewest: dict[Any, thresholds.Fewest] = {}
+        """Steps below which calls run by torch's layer, by the number of sequences, dtype and gradients."""
         self._left: dict[Any, tuple[int, list[SolveReport]]] = {}
         """By the same keys: for how many more calls torch's own layer runs the whole stack, since it was chosen for
         each single layer, and the reports."""
@@ -133,18 +135,24 @@ class Recurrent(Reporting, Stacked):
     ) -> tuple[Any, ...]:
         """The forward pass from this guess, whatever samples are set."""
         x: Any = input  # a plain tensor in plain calls
-        plain = type(x) is Tensor and lengths is None and guess is None and not return_states
+        bare = lengths is None and guess is None and not return_states
+        plain = bare and type(x) is Tensor
         if plain and self._steady:
             replayed = steady.call_again(self, x, hx, resets)
             if replayed is not None:
                 return replayed
         inside, drops = transformed(), self._drops
         repeats = plain and not inside
-        plain = repeats and resets is None and not drops
+        bare = bare and resets is None and not (inside or drops)
+        plain = plain and bare
+        if bare and (plain or type(x) is PackedSequence) and alone():
+            short = by_size.call(self, x, hx)
+            if short is not None:
+                return short
         last = self._last
         if plain and last is not None and last.fits(x) and alone():
             self._take_reports(list(last.reports))
-            return torch_layer.call_again(self, x, hx, last)  # type: ignore[no-any-return]
+            return torch_layer.call_again(self, x, None, x, hx, last.batch)  # type: ignore[no-any-return]
         key, group = None, time_group(self)
         if plain and group is None:
             lowered = x.is_cuda and torch.is_autocast_enabled("cuda")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from timeloom.distributed.group import TimeGroup
 from timeloom.distributed.span import Span, agree
 from timeloom.kernels.layer_kinds import multiplies_as_given
-from timeloom.nn import torch_layer
+from timeloom.nn import padded, torch_layer
 from timeloom.nn.asked import Asked, guess_of
 from timeloom.nn.dropping import Weights
 from timeloom.nn.sequence import (
@@ -112,6 +112,8 @@ def _solve(
             out, final = solve.on_tape(given, record, obstacle)
         elif inside:
             out, final = functional.run(solve, given, record)
+        elif guess is None and padded.gains(solve, given):
+            out, final = padded.run(solve, given, record)
         else:
             out, final = solve.run(given, record, guess)
         out = reverse(out, lengths) if backwards else out

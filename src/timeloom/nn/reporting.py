@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
 from timeloom.report import SolveReport
-from timeloom.solve.steady_pass import Verdict
+
+
+class Telling(Protocol):
+    """What knows what a layer did, and tells it once it is asked."""
+
+    def report(self) -> SolveReport | None: ...
 
 
 class Reporting(nn.Module):
     """A module with `reports`."""
 
     _reports: list[SolveReport]
-    _verdicts: Sequence[Verdict | None]
+    _verdicts: Sequence[Telling | None]
 
     @property
     def reports(self) -> list[SolveReport]:
@@ -36,7 +41,7 @@ class Reporting(nn.Module):
     def reports(self, reports: list[SolveReport]) -> None:
         self._take_reports(reports)
 
-    def _take_reports(self, reports: list[SolveReport], verdicts: Sequence[Verdict | None] = ()) -> None:
+    def _take_reports(self, reports: list[SolveReport], verdicts: Sequence[Telling | None] = ()) -> None:
         """Store the reports of the last call, or the verdicts that give them on request."""
         self.__dict__["_reports"], self.__dict__["_verdicts"] = reports, verdicts
 

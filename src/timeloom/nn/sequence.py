@@ -17,20 +17,29 @@ def unpack(packed: PackedSequence) -> tuple[Tensor, Tensor]:
     if int(sizes[-1]) == batch:  # all of one length
         return packed.data.view(steps, batch, *packed.data.shape[1:]), torch.full((batch,), steps)
     lengths = (sizes[:, None] > torch.arange(batch, device="cpu")).sum(0)
-    padded = packed.data.new_zeros(steps, batch, *packed.data.shape[1:])
-    return padded.index_put(_packed_order(lengths, steps, packed.data.device), packed.data), lengths
+    padded = packed.data.new_zeros(steps * batch, *packed.data.shape[1:])
+    padded = padded.index_copy(0, _packed_order(lengths, steps, packed.data.device), packed.data)
+    return padded.view(steps, batch, *padded.shape[1:]), lengths
 
 
 def pack_like(padded: Tensor, lengths: Tensor | None, packed: PackedSequence) -> PackedSequence:
     """The inverse of `unpack`; without lengths, all sequences have the same length."""
-    data = padded.flatten(0, 1) if lengths is None else padded[_packed_order(lengths, len(padded), padded.device)]
+    data = padded.flatten(0, 1)
+    data = data if lengths is None else data.index_select(0, _packed_order(lengths, len(padded), padded.device))
     return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
 
 
-def _packed_order(lengths: Tensor, steps: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Indices (time, sequence) of the valid steps, time by time: the order of a PackedSequence's data."""
+def _packed_order(lengths: Tensor, steps: int, device: torch.device) -> Tensor:
+    """Places of the valid steps among `(T · B)`, time by time: the order of a PackedSequence's data."""
     valid = torch.arange(steps, device="cpu")[:, None] < lengths
-    return tuple(index.to(device) for index in valid.nonzero(as_tuple=True))
+    return valid.flatten().nonzero().squeeze(-1).to(device)
+
+
+def clear_padding(x: Tensor, lengths: Tensor) -> Tensor:
+    """Zeros past the end of each sequence, in place; lengths on the CPU."""
+    beyond = (torch.arange(len(x), device="cpu")[:, None] >= lengths).flatten().nonzero().squeeze(-1)
+    x.view(-1, *x.shape[2:]).index_fill_(0, beyond.to(x.device), 0)
+    return x
 
 
 def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
@@ -38,8 +47,9 @@ def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
     if lengths is None:
         return x.flip(0)
     time = torch.arange(len(x), device="cpu")[:, None]
-    index = torch.where(time < lengths.cpu(), lengths.cpu() - 1 - time, time).to(x.device)
-    return x[index, torch.arange(x.shape[1], device=x.device)]
+    index = torch.where(time < lengths.cpu(), lengths.cpu() - 1 - time, time)
+    index = (index * x.shape[1] + torch.arange(x.shape[1], device="cpu")).flatten().to(x.device)
+    return x.flatten(0, 1).index_select(0, index).view(x.shape)
 
 
 def reverse_resets(resets: Tensor, lengths: Tensor | None, following: Tensor | None = None) -> Tensor:
@@ -62,8 +72,8 @@ def drop(y: Tensor, p: float, lengths: Tensor | None) -> Tensor:
     """Dropout of the valid steps, drawn in the same order as in torch."""
     if lengths is None:
         return F.dropout(y, p)
-    order = _packed_order(lengths, len(y), y.device)
-    return y.index_put(order, F.dropout(y[order], p))
+    order, flat = _packed_order(lengths, len(y), y.device), y.flatten(0, 1)
+    return flat.index_copy(0, order, F.dropout(flat.index_select(0, order), p)).view(y.shape)
 
 
 def permute(part: Tensor, permutation: Tensor | None) -> Tensor:

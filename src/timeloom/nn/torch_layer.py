@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LAYERS = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN_TANH": nn.RNN, "RNN_RELU": nn.RNN}
 """Torch's classes by mode, kept at import: users may replace them by ours (`torch.nn.GRU = timeloom.GRU`)."""
-RUNS = {"GRU": torch.gru, "LSTM": torch.lstm, "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu}
+RUNS: dict[str, Any] = {"GRU": torch.gru, "LSTM": torch.lstm, "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu}
 """Torch's operators by mode, which its classes call."""
 
 
@@ -96,19 +96,13 @@ class LeftToTorch:
     device: torch.device
     taped: bool
     lowered: bool
-    hidden: tuple[tuple[int, int, int], ...]
-    """Shapes of the parts of the initial state."""
-    run: Any
-    """Torch's operator."""
     reports: list[SolveReport]
+    batch: int
 
     @staticmethod
     def of(module: Recurrent, input: Tensor, reports: list[SolveReport]) -> LeftToTorch:
-        _, batch = size(module, input)
-        widths = (module.proj_size or module.hidden_size, module.hidden_size)[: 2 if module.mode == "LSTM" else 1]
-        hidden = tuple((module._stacked, batch, width) for width in widths)
         modes = torch.is_grad_enabled(), torch.is_autocast_enabled(input.device.type)
-        return LeftToTorch(input.shape, input.dtype, input.device, *modes, hidden, RUNS[module.mode], reports)
+        return LeftToTorch(input.shape, input.dtype, input.device, *modes, reports, size(module, input)[1])
 
     def fits(self, input: Tensor) -> bool:
         """Whether another call is like this one."""
@@ -121,30 +115,47 @@ class LeftToTorch:
         )
 
 
-def call_again(module: Recurrent, input: Tensor, hx: Any, last: LeftToTorch) -> Any:
-    """Torch's forward pass on a batch like the last one, without the checks that this one has passed.
+def call_again(
+    module: Recurrent, data: Tensor, sizes: Tensor | None, input: Tensor | PackedSequence, hx: Any, batch: int
+) -> Any:
+    """Torch's forward pass on a batch of a shape that torch accepts, without its checks of the shape.
+
+    sizes: the batch sizes of a PackedSequence, by step.
 
     The Python code around torch's operators takes a quarter of a call of few steps.
     """
-    hidden = last.hidden
+    stacked, width, lstm = module._stacked, module.proj_size or module.hidden_size, module.mode == "LSTM"
+    given = hx
     if hx is None:
-        hx = tuple(torch.zeros(shape, dtype=last.dtype, device=last.device) for shape in hidden)
-        hx = hx if len(hx) == 2 else hx[0]
-    elif len(hidden) == 1:
-        if hx.shape != hidden[0]:
+        h = torch.zeros((stacked, batch, width), dtype=data.dtype, device=data.device)
+        hx = (h, torch.zeros((stacked, batch, module.hidden_size), dtype=h.dtype, device=h.device)) if lstm else h
+    elif lstm:
+        if type(hx) is not tuple or len(hx) != 2 or hx[0].shape != (stacked, batch, width):
             return call(module, input, hx)  # which says what is wrong with it
-    elif type(hx) is not tuple or len(hx) != 2 or hx[0].shape != hidden[0] or hx[1].shape != hidden[1]:
+        if hx[1].shape != (stacked, batch, module.hidden_size):
+            return call(module, input, hx)
+    elif hx.shape != (stacked, batch, width):
         return call(module, input, hx)
     parameters = module._parameters
     for reference, name in zip(module._flat_weight_refs, module._flat_weights_names, strict=True):
         if reference is None or reference() is not parameters.get(name):  # other weights, or no parameters
             module._update_flat_weights()
             break
-    found = last.run(
-        input, hx, module._flat_weights, module.bias, module.num_layers, module.dropout, module.training,
-        module.bidirectional, module.batch_first,
-    )  # fmt: skip
-    return found if len(found) == 2 else (found[0], found[1:])
+    weights: Any = module._flat_weights
+    if weights[0].dtype is not data.dtype:
+        return call(module, input, hx)
+    run, how = (
+        RUNS[module.mode],
+        (module.bias, module.num_layers, module.dropout, module.training, module.bidirectional),
+    )
+    if sizes is None:
+        found = run(data, hx, weights, *how, module.batch_first)
+        return found if len(found) == 2 else (found[0], found[1:])
+    _, _, order, back = input
+    hx = hx if given is None or order is None else module.permute_hidden(hx, order)
+    output, *final = run(data, sizes, hx, weights, *how)
+    hidden: Any = tuple(final) if lstm else final[0]
+    return PackedSequence(output, sizes, order, back), hidden if back is None else module.permute_hidden(hidden, back)
 
 
 def layer(module: Recurrent) -> Any:

@@ -18,7 +18,8 @@ from timeloom.solve.chain import Entered
 class Summed(NamedTuple):
     """Gradients of a cell's inputs `(T, B, K)` and weights, summed up during the sweeps."""
 
-    inputs: Tensor
+    inputs: Tensor | None
+    """None where they were not asked for."""
     weights: tuple[Tensor, ...]
 
 

@@ -145,7 +145,10 @@ def attach(
     ) -> tuple[Tensor | None, ...]:
         (u,), (initial,), weights, states = saved["u"], saved["initial"], saved["weights"], saved["states"]
         (tape,) = saved["tape"]
-        problem = Recurrence(cell.with_weights(tuple(weights)), u, initial, lengths, resets, tape=tape).detach()
+        problem = Recurrence(
+            cell.with_weights(tuple(weights)), u, initial, lengths, resets, tape=tape, wants_u=wanted[0]
+        )
+        problem = problem.detach()
         gate_grads, initial_grad, report = solve(problem, states, *grads)
         note(report)
         if isinstance(gate_grads, Summed):

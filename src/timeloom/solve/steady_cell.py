@@ -225,6 +225,7 @@ class SteadyCell:
             plan = self._solver.plan(problem, self._experience.backward, "backward")
             gates, at_initial, report = solve_summed(problem, list(kept), incoming, final, plan)
             if isinstance(gates, Summed):
+                assert gates.inputs is not None  # problems ask for them by themselves
                 inputs, by_weight = gates.inputs, gates.weights
             else:
                 inputs, by_weight = problem.cell.input_grads(gates), weight_grads_of(problem, list(kept), gates)

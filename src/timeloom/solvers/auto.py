@@ -30,7 +30,7 @@ class Auto(Solver):
     """Sequential or shooting, the chunk length and the warm-up, chosen for each call.
 
     It learns from each call how fast the network forgets. A network that does not contract is run sequentially, and
-    shooting is tried again after 8 calls, then 16, 32, … since training changes weights.
+    shooting is tried again after 20 calls, then 40, 80, … since training changes weights.
     """
 
     name: ClassVar[str] = "auto"
@@ -44,6 +44,9 @@ class Auto(Solver):
 
     def why_torch_by_size(self, layer: thresholds.Sized, x: Tensor, steps: int, batch: int) -> str | None:
         return thresholds.why_faster_by_size(layer, x, steps, batch)
+
+    def fewest_steps(self, layer: thresholds.Sized, x: Tensor, batch: int) -> thresholds.Fewest:
+        return thresholds.fewest_on_cpu(layer, x, batch) if x.device.type == "cpu" else thresholds.Fewest()
 
     def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
         return self._decide(problem, experience, self.tolerance(problem), linear=False)

@@ -16,7 +16,7 @@ from torch import Tensor
 from timeloom.auto.costs import cheapest, compiled_cost, decay_is_cheap, newton_up_to, step_cost
 from timeloom.auto.experience import Experience
 from timeloom.auto.layer_experience import LayerExperience
-from timeloom.auto.thresholds import Sized
+from timeloom.auto.thresholds import Fewest, Sized
 from timeloom.kernels import in_compiled_code, may_be_compiled
 from timeloom.options import check_choice, check_count, check_number, did_you_mean
 from timeloom.problem import Recurrence
@@ -88,6 +88,10 @@ class Solver:
     def why_torch_by_size(self, layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
         """Why torch's own layer runs, decided by sizes alone, for a graph; or None. `steps` may be a symbol."""
         return None
+
+    def fewest_steps(self, layer: Sized, x: Tensor, batch: int) -> Fewest:
+        """Steps below which torch's own layer runs whatever else is asked, for as long as the process lives."""
+        return Fewest()
 
     def plan(self, problem: Recurrence, experience: Experience, direction: Direction = "forward") -> Plan:
         """The plan to solve for states or gradients; depends on the problem's sizes, devices and dtypes alone."""

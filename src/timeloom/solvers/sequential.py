@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from timeloom.auto.experience import Experience
 from timeloom.auto.layer_experience import LayerExperience
-from timeloom.auto.thresholds import Sized
+from timeloom.auto.thresholds import Fewest, Sized
 from timeloom.problem import Recurrence
 from timeloom.solve.plan import Plan, RankPlan
 from timeloom.solvers.base import Solver
@@ -35,6 +36,9 @@ class Sequential(Solver):
 
     def why_torch_by_size(self, layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
         return ASKED
+
+    def fewest_steps(self, layer: Sized, x: Tensor, batch: int) -> Fewest:
+        return Fewest(math.inf, ASKED)
 
     def _plan_states(self, problem: Recurrence, experience: Experience) -> Plan:
         return self._one_chunk(problem, ASKED)

@@ -81,6 +81,7 @@ typedef struct {
   team *others;       /* threads that share the units of these rows, or NULL */
   long member, members, met; /* which of them this is, of how many, and how often they have met */
   long first, count, longest;
+  int turned;         /* whether this step takes blocks of units from the last one on */
   int alone;          /* whether there is no other row in the whole sweep */
   real *state[PARTS], *next[PARTS], *grad[PARTS], *decay[PARTS];
   real *slots;        /* SCRATCH numbers a row, SLOT_STRIDE apart */
@@ -239,10 +240,12 @@ INLINE long band_begin(long outputs, long inputs, long whole, long depth, long u
 INLINE long share_of(const group *g, long tiles, int end) {
   return g->members == 1 ? end * tiles : tiles * (g->member + end) / g->members;
 }
-/* Blocks of `span` vectors of units, as far as they are this thread's. */
+/* Blocks of `span` vectors of units, as far as they are this thread's: in every other step from the last one on, whose weights
+ * are still in the first cache, where all together would push each other out of it. */
 #define BLOCKS(width, span) (((width) + (span) * WIDE - 1) / ((span) * WIDE))
 #define OWN_BLOCKS(j, width, span) \
-  for (long j = share_of(g, BLOCKS(width, span), 0), end = share_of(g, BLOCKS(width, span), 1); j < end; j++)
+  for (long first = share_of(g, BLOCKS(width, span), 0), end = share_of(g, BLOCKS(width, span), 1), at = first, j; \
+       j = g->turned ? first + end - 1 - at : at, at < end; at++)
 INLINE int leads(const group *g) { return g->member == 0; }
 /* What others wrote before is there to be read behind it. */
 INLINE void meet(group *g) {

@@ -52,8 +52,10 @@ class FusedSums:
         self._fused, self._sums = fused, sources_of(fused).sums
         room = max(self._sums.size, 1)  # even without weights: kernels test whether there is a buffer for sums
         self.by_thread = problem.initial.new_zeros(torch.get_num_threads(), room)
-        self.inputs = empty(problem.steps, problem.batch, sum(fused.inputs), like=problem.initial)
-        if problem.lengths is not None:
+        self.inputs: Tensor | None = None
+        if problem.wants_u:
+            self.inputs = empty(problem.steps, problem.batch, sum(fused.inputs), like=problem.initial)
+        if self.inputs is not None and problem.lengths is not None:
             self.inputs.zero_()
 
     def clear(self) -> None:

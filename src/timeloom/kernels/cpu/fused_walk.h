@@ -79,6 +79,7 @@ static void walk_forward(const fused_args *a, group *g) {
     }
     if (reset) meet(g);
     FORWARD_STEP(a, g, real_step && a->decay, real_step && a->states);
+    g->turned = !g->turned;
     swap_in(a, g, g->state, g->next);
     if (!goes_on(g)) return;
   }
@@ -161,6 +162,7 @@ static void walk_adjoint(const fused_args *a, group *g) {
       for (int part = 0; part < PARTS; part++) memset(g->next[part], 0, sizeof(real) * g->count * padded(a, part));
     if (ADDED || !LOSS_IN_STEP) meet(g);
     ADJOINT_STEP(a, g, real_step && a->decay, real_step);
+    g->turned = !g->turned;
     swap_in(a, g, g->grad, g->next);
     int reset = 0;
     for (long r = 0; a->resets && r < g->count; r++)

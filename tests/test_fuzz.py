@@ -204,6 +204,21 @@ def test_numbers_that_the_dtype_cannot_hold_are_no_finding() -> None:
     assert answer["findings"] == []
 
 
+def test_numbers_that_torch_loses_along_another_trajectory_are_no_finding() -> None:
+    """Along ours the exact gradient is 9e38, where float32 ends at 3.4e38; torch's runs have 1e19 to 1e36."""
+    case = Case(
+        cell="RNN", n=17, inputs=17, layers=3, T=898, B=1, ragged="lengths", scale=4.0, x_scale=4.0,
+        solver="Shooting", options={"chunk": 100, "correction": "none", "warmup": 1}, seed=1186833000,
+    )  # fmt: skip
+    answer = judge(case, "cpu")
+    assert math.isnan(answer["errors"]["grad x"][0])
+    assert answer["findings"] == []
+    runs = [torch.tensor([-(10.0**power), 1.0], dtype=torch.float64) for power in (19, 25, 27, 36)]
+    assert judging.may_overflow(runs, torch.float32)
+    assert not judging.may_overflow(runs, torch.float64)
+    assert not judging.may_overflow(runs[1:3], torch.float32)
+
+
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     _broken(monkeypatch, lambda y, final: (_Off.apply(y, 1e-4), final))
     found = judge(Case(n=5, T=40), "cpu")["findings"]

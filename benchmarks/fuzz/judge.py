@@ -9,6 +9,7 @@ large as that makes them: those of gradients by more than a factor of it only as
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -41,6 +42,9 @@ beside each term. Such a gradient is held to twice what those runs are off by, a
 ANOTHER = 0.5
 """Share of the largest number from which on a torch run's outputs are those of another trajectory: a chaotic network's.
 Gradients along it are as large as that trajectory makes them, so no factor of torch's bounds ours."""
+SPREAD = 4.0
+"""Deviations beyond the mean, of the logarithms of torch's runs, that gradients along another trajectory may reach: where
+that is more than the dtype holds, ours may be no numbers."""
 CHANGED = 1e-3
 """By how much of other inputs those of warm starts change from call to call."""
 KINKED = ("RNN_RELU", "LiGRU")
@@ -96,9 +100,12 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
         bound.chaotic = max((theirs[name] for name in truth if not name.startswith("grad ")), default=0.0) > ANOTHER
         held = [name for name in truth if not (math.isnan(errors[name]) and beyond(truth[name], DTYPES[case.dtype]))]
         found = [finding for name in held for finding in bound.findings(name, errors[name], theirs[name])]
-        if not found or more == PERTURBED or all(finding["kind"] == "nan" for finding in found):
+        lost = not bound.chaotic and all(finding["kind"] == "nan" for finding in found)
+        if not found or more == PERTURBED or lost:
             break
         torch_runs.append(problem.torchs(perturbed=True))
+    if bound.chaotic:
+        found = [finding for finding in found if not _lost_on_the_way(finding, torch_runs, DTYPES[case.dtype])]
     if bound.asked and any(finding["tensor"].startswith("grad ") for finding in found):
         loose = [problem.loosened(bound.asked) for _ in range(LOOSENED)]
         bound.loosened = {name: worst(error_of(run[name], truth[name], sizes[name]) for run in loose) for name in truth}
@@ -108,6 +115,12 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
         "errors": {name: (errors[name], theirs[name]) for name in truth},
         "report": " | ".join(dict.fromkeys(str(report) for report in reports))[:2000],
     }
+
+
+def _lost_on_the_way(finding: dict[str, Any], torch_runs: list[Tensors], dtype: torch.dtype) -> bool:
+    """Whether a chaotic network's gradient is no number where torch's may be none either."""
+    name = finding["tensor"]
+    return finding["kind"] == "nan" and name.startswith("grad ") and may_overflow([run[name] for run in torch_runs], dtype)
 
 
 class _Bound:
@@ -304,6 +317,13 @@ def error_of(value: Tensor, truth: Tensor, scale: float) -> float:
 def beyond(truth: Tensor, dtype: torch.dtype) -> bool:
     """Whether the exact numbers are more than a dtype can hold: torch's are finite there by another trajectory."""
     return float(truth.abs().max()) > torch.finfo(dtype).max
+
+
+def may_overflow(runs: list[Tensor], dtype: torch.dtype) -> bool:
+    """Whether the numbers of one more such run may be more than a dtype can hold."""
+    sizes = [math.log(max(float(run.abs().max()), 1e-300)) for run in runs]
+    spread = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
+    return statistics.fmean(sizes) + SPREAD * spread > math.log(torch.finfo(dtype).max)
 
 
 def first_line(error: BaseException) -> str:

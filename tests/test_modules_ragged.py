@@ -235,6 +235,17 @@ def test_padding_is_never_looked_at(name: str, dtype: torch.dtype, solver: Any) 
         assert actual["grad x"][padding].eq(0).all()
 
 
+@pytest.mark.parametrize("solver", ["deer", "quasi-deer", "elk", "quasi-elk", "picard", "shooting"])
+@each_layer
+def test_a_last_step_that_is_no_number(name: str, solver: str) -> None:
+    theirs, ours = pair(name, solver)
+    x, lengths = inputs(theirs), torch.tensor(UNSORTED)
+    x[UNSORTED[0] - 1, 0, 0] = float("nan")
+    (expected, last), (actual, reached) = InPieces(theirs)(x, lengths=lengths), ours(x, lengths=lengths)
+    for mine, wanted in zip([actual, *parts_of(reached)], [expected, *parts_of(last)], strict=True):
+        torch.testing.assert_close(mine, wanted, equal_nan=True, rtol=1e-12, atol=1e-12)
+
+
 @each_cut
 def test_gradients_on_padded_outputs_go_nowhere(solver: Any) -> None:
     _, ours = pair("gru", solver)

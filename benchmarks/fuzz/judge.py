@@ -43,8 +43,8 @@ ANOTHER = 0.5
 """Share of the largest number from which on a torch run's outputs are those of another trajectory: a chaotic network's.
 Gradients along it are as large as that trajectory makes them, so no factor of torch's bounds ours."""
 SPREAD = 4.0
-"""Deviations beyond the mean, of the logarithms of torch's runs, that gradients along another trajectory may reach: where
-that is more than the dtype holds, ours may be no numbers."""
+"""Deviations beyond the mean, of the logarithms of torch's runs, that gradients along another trajectory may reach:
+where that is more than the dtype holds, ours may be no numbers."""
 CHANGED = 1e-3
 """By how much of other inputs those of warm starts change from call to call."""
 KINKED = ("RNN_RELU", "LiGRU")
@@ -120,7 +120,8 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
 def _lost_on_the_way(finding: dict[str, Any], torch_runs: list[Tensors], dtype: torch.dtype) -> bool:
     """Whether a chaotic network's gradient is no number where torch's may be none either."""
     name = finding["tensor"]
-    return finding["kind"] == "nan" and name.startswith("grad ") and may_overflow([run[name] for run in torch_runs], dtype)
+    lost = finding["kind"] == "nan" and name.startswith("grad ")
+    return lost and may_overflow([run[name] for run in torch_runs], dtype)
 
 
 class _Bound:

@@ -16,8 +16,8 @@ import timeloom as tl
 from benchmarks.fuzz import __main__ as fuzz
 from benchmarks.fuzz import judge as judging
 from benchmarks.fuzz import networks, record, segments
-from benchmarks.fuzz.case import DTYPES, FEATURES, Case
-from benchmarks.fuzz.draw import LIMITS, draw, draw_feature
+from benchmarks.fuzz.case import DTYPES, FEATURES, POISONS, Case
+from benchmarks.fuzz.draw import LIMITS, draw, draw_feature, draw_poisoned
 from benchmarks.fuzz.judge import judge
 from benchmarks.fuzz.log import Log
 from benchmarks.fuzz.worker import Worker
@@ -63,6 +63,14 @@ def test_drawn_features_are_numbers_of_their_own(device: str) -> None:
     assert not any(case.feature for case in (draw(7, index, device) for index in range(400)))
 
 
+def test_drawn_poisons_are_numbers_of_their_own() -> None:
+    cases = [draw_poisoned(7, index, "cpu") for index in range(100)]
+    assert cases == [draw_poisoned(7, index, "cpu") for index in range(100)]
+    assert {case.poison for case in cases} == set(POISONS)
+    assert all(Case.of(case.line()) == case for case in cases)
+    assert not any(draw(7, index, "cpu").poison for index in range(100))
+
+
 def test_earlier_seeds_draw_what_they_drew() -> None:
     """Records name seeds and numbers: what these stand for must not change."""
     drawn = [draw(seed, index, "cpu").line() for seed, index in ((7, 0), (192, 15507), (194, 7310), (197, 5000))]
@@ -84,6 +92,9 @@ def test_a_case_with_an_unknown_word_is_refused() -> None:
         Case(cell="PeepholeLSTM", n=4, T=30, solver="Shooting", options={"chunk": 8}),
         Case(n=33, dtype="bfloat16", grad=False, calls=2),
         Case(n=8, trained=3, T=50),
+        Case(n=5, T=30, B=3, ragged="lengths", solver="QuasiDEER", seed=6, poison="nan"),
+        Case(cell="LSTM", n=5, T=40, B=3, layers=2, seed=1, poison="inf", solver="Shooting", options={"chunk": 8}),
+        Case(cell="RNN", n=5, T=40, dtype="float16", calls=2, seed=2, poison="big"),
         Case(n=5, T=40, feature="second order", solver="Shooting", options={"chunk": 8}),
         Case(n=5, T=300, layers=2, feature="warm starts", calls=3, solver="Shooting", options={"chunk": 32}),
         *(
@@ -178,6 +189,22 @@ def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, change: Any, ki
     _broken(monkeypatch, change)
     answer = judge(Case(n=5, T=40), "cpu")
     assert answer["findings"][0]["kind"] == kind
+
+
+def test_a_number_where_torch_has_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(n=5, T=40, seed=3, poison="nan")
+    assert judge(case, "cpu")["findings"] == []
+    _broken(monkeypatch, lambda y, final: (y.nan_to_num(), final))
+    found = judge(case, "cpu")["findings"]
+    assert [finding["tensor"] for finding in found] == ["y"]
+    assert "are finite, torch's are not" in found[0]["what"]
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_what_poison_spoils_beyond_torch_is_found(monkeypatch: pytest.MonkeyPatch, poison: str) -> None:
+    """The sequences beside it."""
+    _broken(monkeypatch, lambda y, final: (y + 0 * torch.full_like(y[:1, :1], math.inf), final))
+    assert {finding["kind"] for finding in judge(Case(n=5, T=40, poison=poison), "cpu")["findings"]} == {"nan"}
 
 
 class _Off(torch.autograd.Function):

@@ -13,6 +13,7 @@ MODULES = ("GRU", "LSTM", "RNN", "RNN_RELU", "ImplicitGRU")
 TWINS = MODULES[:4]
 """Modules that torch has too."""
 FEATURES = ("second order", "warm starts", "states", "layer", "dropout", "compiled")
+POISONS = ("nan", "inf", "big")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -60,10 +61,14 @@ class Case:
     """What is used beside, one of `FEATURES`: gradients of gradients; `WarmStarts`, of inputs that changed a little;
     `return_states`; `Layer` over a user's cell, which takes lengths and resets there; dropout inside the recurrence;
     the module inside a graph of `torch.compile`."""
+    poison: str = ""
+    """What one number of the first call's input is, one of `POISONS`: that call is judged, or a clean one behind it."""
 
     def __post_init__(self) -> None:
         if self.feature not in ("", *FEATURES):
             raise ValueError(f"feature must be one of {', '.join(FEATURES)} or '', got {self.feature!r}")
+        if self.poison not in ("", *POISONS):
+            raise ValueError(f"poison must be one of {', '.join(POISONS)} or '', got {self.poison!r}")
         if self.dtype not in DTYPES or self.autocast not in ("", "float16", "bfloat16"):
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, autocast '', float16 or bfloat16")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from benchmarks.fuzz.case import FEATURES, TWINS, Case
+from benchmarks.fuzz.case import FEATURES, POISONS, TWINS, Case
 from benchmarks.fuzz.networks import USER_CELLS
 
 WIDTHS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 40, 63, 64, 65, 96, 100, 127, 128, 129, 160, 200, 255, 256, 257)
@@ -63,6 +63,12 @@ def draw_feature(seed: int, index: int, device: str) -> Case:
     if case.options.get("coarse") == "implicit" and case.cell not in ("GRU", "ImplicitGRU"):  # the cell was changed
         return replace(case, options={**case.options, "coarse": "frozen"})
     return case
+
+
+def draw_poisoned(seed: int, index: int, device: str) -> Case:
+    """The same of those with a number in their input that is none, or far too large: numbers of their own, too."""
+    random = Random(f"poisoned:{seed}:{index}")
+    return replace(_drawn(random, device), poison=random.choice(POISONS))
 
 
 def _drawn(random: Random, device: str) -> Case:

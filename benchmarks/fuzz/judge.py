@@ -47,6 +47,8 @@ SPREAD = 4.0
 where that is more than the dtype holds, ours may be no numbers."""
 CHANGED = 1e-3
 """By how much of other inputs those of warm starts change from call to call."""
+BIG = {torch.float16: 1e4}
+"""A number far too large for an input; 1e28 in other dtypes."""
 KINKED = ("RNN_RELU", "LiGRU")
 """Cells whose derivative jumps where a unit crosses zero."""
 
@@ -92,6 +94,10 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
             found.append({"kind": "shape", "what": f"{name} is {tuple(own[name].shape)}, not {tuple(value.shape)}"})
     if found:
         return {"findings": found}
+    lost = _lost(truth, torch_runs[0]) if case.poison else {}
+    if case.poison == "nan" and (found := _more_than_torch_has(own, lost)):
+        return {"findings": found}
+    own, truth, torch_runs = _without(own, lost), _without(truth, lost), [_without(run, lost) for run in torch_runs]
     sizes = scales(truth)
     errors = {name: error_of(own[name], truth[name], sizes[name]) for name in truth}
     bound = _Bound(case, reports)
@@ -100,21 +106,41 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
         bound.chaotic = max((theirs[name] for name in truth if not name.startswith("grad ")), default=0.0) > ANOTHER
         held = [name for name in truth if not (math.isnan(errors[name]) and beyond(truth[name], DTYPES[case.dtype]))]
         found = [finding for name in held for finding in bound.findings(name, errors[name], theirs[name])]
-        lost = not bound.chaotic and all(finding["kind"] == "nan" for finding in found)
-        if not found or more == PERTURBED or lost:
+        hopeless = not bound.chaotic and all(finding["kind"] == "nan" for finding in found)
+        if not found or more == PERTURBED or hopeless:
             break
-        torch_runs.append(problem.torchs(perturbed=True))
-    if bound.chaotic:
-        found = [finding for finding in found if not _lost_on_the_way(finding, torch_runs, DTYPES[case.dtype])]
+        torch_runs.append(_without(problem.torchs(perturbed=True), lost))
     if bound.asked and any(finding["tensor"].startswith("grad ") for finding in found):
-        loose = [problem.loosened(bound.asked) for _ in range(LOOSENED)]
+        loose = [_without(problem.loosened(bound.asked), lost) for _ in range(LOOSENED)]
         bound.loosened = {name: worst(error_of(run[name], truth[name], sizes[name]) for run in loose) for name in truth}
         found = [finding for name in held for finding in bound.findings(name, errors[name], theirs[name])]
+    if bound.chaotic:
+        found = [finding for finding in found if not _lost_on_the_way(finding, torch_runs, DTYPES[case.dtype])]
     return {
         "findings": found,
         "errors": {name: (errors[name], theirs[name]) for name in truth},
         "report": " | ".join(dict.fromkeys(str(report) for report in reports))[:2000],
     }
+
+
+def _lost(truth: Tensors, run: Tensors) -> dict[str, Tensor]:
+    """Which numbers of torch's are none, by what an input is poisoned with."""
+    return {name: ~(value.isfinite() & run[name].isfinite()) for name, value in truth.items()}
+
+
+def _without(run: Tensors, lost: dict[str, Tensor]) -> Tensors:
+    """A run with zeros for the numbers that torch has lost."""
+    return {name: value.masked_fill(lost[name], 0) if name in lost else value for name, value in run.items()}
+
+
+def _more_than_torch_has(own: Tensors, lost: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """Outputs where torch has none; gradients may be none for torch alone, which multiplies zeros by them."""
+    outputs = [name for name in lost if not name.startswith("grad ")]
+    counts = {name: int((lost[name] & own[name].isfinite()).sum()) for name in outputs}
+    return [
+        {"kind": "nan", "what": f"{count} numbers of {name} are finite, torch's are not", "tensor": name}
+        for name, count in counts.items() if count
+    ]  # fmt: skip
 
 
 def _lost_on_the_way(finding: dict[str, Any], torch_runs: list[Tensors], dtype: torch.dtype) -> bool:
@@ -189,6 +215,8 @@ class _Problem:
         stacked = () if case.cell in USER_CELLS else (case.layers * case.directions,)
         shapes = [(*stacked, batch, width) for width in state_widths(case)]
         self.h0 = tuple(self._rounded(*shape, scale=0.5) for shape in shapes) if case.h0 else None
+        if case.poison:
+            self._poison(self.inputs[0])
         self.upstream: list[Tensor] = []
         self.direction = torch.randn_like(self.inputs[-1]) if case.feature == "second order" else None
         """Along which the gradient of x is differentiated once more."""
@@ -196,6 +224,14 @@ class _Problem:
     def _rounded(self, *shape: int, scale: float) -> Tensor:
         numbers = torch.randn(*shape, dtype=torch.float64) * scale
         return numbers.to(DTYPES[self.case.dtype]).double().to(self.device)
+
+    def _poison(self, x: Tensor) -> None:
+        """One number at the first step of a sequence, at its last one, or anywhere, padding included."""
+        row = int(torch.randint(x.shape[1], ()))
+        length = int(self.ragged["lengths"][row]) if "lengths" in self.ragged else len(x)
+        step = (0, length - 1, int(torch.randint(len(x), ())))[int(torch.randint(3, ()))]
+        values = {"nan": math.nan, "inf": math.inf, "big": BIG.get(DTYPES[self.case.dtype], 1e28)}
+        x[step, row, int(torch.randint(x.shape[2], ()))] = values[self.case.poison]
 
     def truth(self) -> Tensors:
         module, forward = torchs(self.case, self.state, self.ragged, torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from benchmarks.fuzz import __main__ as fuzz
 from benchmarks.fuzz import judge as judging
 from benchmarks.fuzz import networks, record, segments
 from benchmarks.fuzz.case import DTYPES, FEATURES, POISONS, Case
-from benchmarks.fuzz.draw import LIMITS, draw, draw_feature, draw_poisoned
+from benchmarks.fuzz.draw import LEARNED, LIMITS, draw, draw_feature, draw_learned, draw_poisoned
 from benchmarks.fuzz.judge import judge
 from benchmarks.fuzz.log import Log
 from benchmarks.fuzz.worker import Worker
@@ -55,19 +56,23 @@ def test_drawn_cases_are_the_same_twice_and_within_their_limits(device: str) -> 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_drawn_features_are_numbers_of_their_own(device: str) -> None:
-    cases = [draw_feature(7, index, device) for index in range(400)]
-    assert cases == [draw_feature(7, index, device) for index in range(400)]
+    cases = [draw_feature(7, index, device) for index in range(1200)]
+    assert cases == [draw_feature(7, index, device) for index in range(1200)]
     assert {case.feature for case in cases} == set(FEATURES)
     assert all(Case.of(case.line()) == case for case in cases)
     assert all(case.cell in networks.USER_CELLS for case in cases if case.feature == "layer")
+    refused = [case for case in cases if case.feature == "dropout" and case.options.get("coarse") == "implicit"]
+    assert not refused, "masks have no implicit coarse step"
     assert not any(case.feature for case in (draw(7, index, device) for index in range(400)))
 
 
-def test_drawn_poisons_are_numbers_of_their_own() -> None:
-    cases = [draw_poisoned(7, index, "cpu") for index in range(100)]
-    assert cases == [draw_poisoned(7, index, "cpu") for index in range(100)]
-    assert {case.poison for case in cases} == set(POISONS)
+@pytest.mark.parametrize("drawn", [draw_poisoned, draw_learned])
+def test_drawn_poisons_and_corrections_are_numbers_of_their_own(drawn: Callable[[int, int, str], Case]) -> None:
+    cases = [drawn(7, index, "cpu") for index in range(100)]
+    assert cases == [drawn(7, index, "cpu") for index in range(100)]
     assert all(Case.of(case.line()) == case for case in cases)
+    assert {case.poison for case in cases} == (set(POISONS) if drawn is draw_poisoned else {""})
+    assert ({case.options.get("correction") for case in cases} == set(LEARNED)) == (drawn is draw_learned)
     assert not any(draw(7, index, "cpu").poison for index in range(100))
 
 

@@ -50,7 +50,8 @@ class MGRIT(Solver):
         that forgets quickly), `nested` (up from the coarsest level, with a cycle on every level on the way), or
         `initial` (the initial state everywhere; zero for gradients).
     coarse: `frozen` (gates stand still for the interval; any cell), `implicit` (the paper's implicit step; GRU and
-        ImplicitGRU), or a step of your own, `step(h, x, span) -> h`, with span `(N, 1)` the steps it stands for.
+        ImplicitGRU without dropout inside the recurrence), or a step of your own, `step(h, x, span) -> h`, with span
+        `(N, 1)` the steps it stands for.
     coarse_inputs: what a coarse step reads of its interval's inputs: their `mean`, or the first one (`inject`, as the
         paper does).
     check_gradient_every: compare the gradient with the exact one on every so many backward passes; the backward report

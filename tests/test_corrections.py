@@ -7,6 +7,7 @@ import torch
 import zoo
 from torch import Tensor
 
+import timeloom as tl
 from timeloom.auto.experience import Experience
 from timeloom.kernels import ReferenceSweeper
 from timeloom.scan import linear_scan
@@ -226,6 +227,20 @@ def test_a_sequence_that_got_worse_begins_anew() -> None:
     images = secants.model(decay).apply(torch.ones(1, 2, 3))
     assert zoo.difference(images[0, 0], torch.full((3,), 3.0)) < 1e-5
     assert zoo.difference(images[0, 1], torch.full((3,), 0.5)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("correction", NEW)
+def test_states_in_half_precision(correction: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    cell = torch.nn.GRUCell(3, 6)
+    x, initial = torch.randn(40, 2, 3), torch.randn(2, 6)
+    expected, _ = tl.unroll(lambda h, x: cell(x, h), initial, x, solver="sequential")
+    halved = cell.to(dtype)
+    solver = Shooting(chunk=4, correction=correction, warmup=0)
+    found, report = tl.unroll(lambda h, x: halved(x, h), initial.to(dtype), x.to(dtype), solver=solver)
+    assert len(report.residuals) > 1
+    assert zoo.difference(found.float(), expected) < 8 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-6), (torch.float32, 2e-2)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ import timeloom as tl
 from benchmarks.fuzz import __main__ as fuzz
 from benchmarks.fuzz import judge as judging
 from benchmarks.fuzz import networks, record, segments
-from benchmarks.fuzz.case import DTYPES, FEATURES, Case
-from benchmarks.fuzz.draw import LIMITS, draw, draw_feature
+from benchmarks.fuzz.case import DTYPES, FEATURES, POISONS, Case
+from benchmarks.fuzz.draw import LEARNED, LIMITS, draw, draw_feature, draw_learned, draw_poisoned
 from benchmarks.fuzz.judge import judge
 from benchmarks.fuzz.log import Log
 from benchmarks.fuzz.worker import Worker
@@ -55,12 +56,24 @@ def test_drawn_cases_are_the_same_twice_and_within_their_limits(device: str) -> 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_drawn_features_are_numbers_of_their_own(device: str) -> None:
-    cases = [draw_feature(7, index, device) for index in range(400)]
-    assert cases == [draw_feature(7, index, device) for index in range(400)]
+    cases = [draw_feature(7, index, device) for index in range(1200)]
+    assert cases == [draw_feature(7, index, device) for index in range(1200)]
     assert {case.feature for case in cases} == set(FEATURES)
     assert all(Case.of(case.line()) == case for case in cases)
     assert all(case.cell in networks.USER_CELLS for case in cases if case.feature == "layer")
+    refused = [case for case in cases if case.feature == "dropout" and case.options.get("coarse") == "implicit"]
+    assert not refused, "masks have no implicit coarse step"
     assert not any(case.feature for case in (draw(7, index, device) for index in range(400)))
+
+
+@pytest.mark.parametrize("drawn", [draw_poisoned, draw_learned])
+def test_drawn_poisons_and_corrections_are_numbers_of_their_own(drawn: Callable[[int, int, str], Case]) -> None:
+    cases = [drawn(7, index, "cpu") for index in range(100)]
+    assert cases == [drawn(7, index, "cpu") for index in range(100)]
+    assert all(Case.of(case.line()) == case for case in cases)
+    assert {case.poison for case in cases} == (set(POISONS) if drawn is draw_poisoned else {""})
+    assert ({case.options.get("correction") for case in cases} == set(LEARNED)) == (drawn is draw_learned)
+    assert not any(draw(7, index, "cpu").poison for index in range(100))
 
 
 def test_earlier_seeds_draw_what_they_drew() -> None:
@@ -84,6 +97,9 @@ def test_a_case_with_an_unknown_word_is_refused() -> None:
         Case(cell="PeepholeLSTM", n=4, T=30, solver="Shooting", options={"chunk": 8}),
         Case(n=33, dtype="bfloat16", grad=False, calls=2),
         Case(n=8, trained=3, T=50),
+        Case(n=5, T=30, B=3, ragged="lengths", solver="QuasiDEER", seed=6, poison="nan"),
+        Case(cell="LSTM", n=5, T=40, B=3, layers=2, seed=1, poison="inf", solver="Shooting", options={"chunk": 8}),
+        Case(cell="RNN", n=5, T=40, dtype="float16", calls=2, seed=2, poison="big"),
         Case(n=5, T=40, feature="second order", solver="Shooting", options={"chunk": 8}),
         Case(n=5, T=300, layers=2, feature="warm starts", calls=3, solver="Shooting", options={"chunk": 32}),
         *(
@@ -180,6 +196,22 @@ def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch, change: Any, ki
     assert answer["findings"][0]["kind"] == kind
 
 
+def test_a_number_where_torch_has_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(n=5, T=40, seed=3, poison="nan")
+    assert judge(case, "cpu")["findings"] == []
+    _broken(monkeypatch, lambda y, final: (y.nan_to_num(), final))
+    found = judge(case, "cpu")["findings"]
+    assert [finding["tensor"] for finding in found] == ["y"]
+    assert "are finite, torch's are not" in found[0]["what"]
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_what_poison_spoils_beyond_torch_is_found(monkeypatch: pytest.MonkeyPatch, poison: str) -> None:
+    """The sequences beside it."""
+    _broken(monkeypatch, lambda y, final: (y + 0 * torch.full_like(y[:1, :1], math.inf), final))
+    assert {finding["kind"] for finding in judge(Case(n=5, T=40, poison=poison), "cpu")["findings"]} == {"nan"}
+
+
 class _Off(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, by: float) -> Tensor:
@@ -202,6 +234,21 @@ def test_numbers_that_the_dtype_cannot_hold_are_no_finding() -> None:
     answer = judge(case, "cpu")
     assert math.isnan(answer["errors"]["grad bias_ih_l0"][0])
     assert answer["findings"] == []
+
+
+def test_numbers_that_torch_loses_along_another_trajectory_are_no_finding() -> None:
+    """Along ours the exact gradient is 9e38, where float32 ends at 3.4e38; torch's runs have 1e19 to 1e36."""
+    case = Case(
+        cell="RNN", n=17, inputs=17, layers=3, T=898, B=1, ragged="lengths", scale=4.0, x_scale=4.0,
+        solver="Shooting", options={"chunk": 100, "correction": "none", "warmup": 1}, seed=1186833000,
+    )  # fmt: skip
+    answer = judge(case, "cpu")
+    assert math.isnan(answer["errors"]["grad x"][0])
+    assert answer["findings"] == []
+    runs = [torch.tensor([-(10.0**power), 1.0], dtype=torch.float64) for power in (19, 25, 27, 36)]
+    assert judging.may_overflow(runs, torch.float32)
+    assert not judging.may_overflow(runs, torch.float64)
+    assert not judging.may_overflow(runs[1:3], torch.float32)
 
 
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

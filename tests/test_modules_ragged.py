@@ -13,6 +13,7 @@ from module_zoo import (
     LAYERS,
     B,
     D,
+    H,
     Layer,
     T,
     as_double,
@@ -233,6 +234,59 @@ def test_padding_is_never_looked_at(name: str, dtype: torch.dtype, solver: Any) 
         assert_same(actual, expected, 0.0)
         assert actual["output"][padding].eq(0).all()
         assert actual["grad x"][padding].eq(0).all()
+
+
+@pytest.mark.parametrize("solver", ["deer", "quasi-deer", "elk", "quasi-elk", "picard", "shooting"])
+@each_layer
+def test_a_last_step_that_is_no_number(name: str, solver: str) -> None:
+    theirs, ours = pair(name, solver)
+    x, lengths = inputs(theirs), torch.tensor(UNSORTED)
+    x[UNSORTED[0] - 1, 0, 0] = float("nan")
+    (expected, last), (actual, reached) = InPieces(theirs)(x, lengths=lengths), ours(x, lengths=lengths)
+    for mine, wanted in zip([actual, *parts_of(reached)], [expected, *parts_of(last)], strict=True):
+        torch.testing.assert_close(mine, wanted, equal_nan=True, rtol=1e-12, atol=1e-12)
+
+
+@each_cut
+def test_a_last_state_that_is_no_number_has_gradients_as_torchs(solver: Any) -> None:
+    """Of relu at NaN the derivative is zero."""
+    theirs, ours = pair("rnn-relu", solver)
+    x, lengths = inputs(theirs), torch.tensor(UNSORTED)
+    x[UNSORTED[0] - 1, 0, 0] = float("nan")
+    for layer in (InPieces(theirs), ours):
+        layer(x, lengths=lengths)[0].nan_to_num().sum().backward()
+    assert bool(theirs.weight_hh_l0.grad.isfinite().all())
+    torch.testing.assert_close(ours.weight_hh_l0.grad, theirs.weight_hh_l0.grad, rtol=1e-12, atol=1e-12)
+
+
+class Scaled(nn.Module):
+    """A cell of one's own with no derivative at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inp, self.rec = nn.Linear(D, H), nn.Linear(H, H)
+
+    def initial(self, batch: int) -> Tensor:
+        return self.rec.weight.new_full((batch, H), 0.5)
+
+    def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(self.inp(x) + self.rec(h / h.norm(dim=-1, keepdim=True)))
+
+
+def test_padding_is_no_state_of_an_own_cell() -> None:
+    torch.manual_seed(0)
+    cell, x = Scaled().double(), torch.randn(T, B, D, dtype=torch.float64)
+    found = []
+    for solver in (Shooting(chunk=4), "sequential"):
+        cell.zero_grad()
+        tl.Layer(cell, solver=solver)(x, lengths=torch.tensor(UNSORTED))[0].sum().backward()
+        found.append(cell.rec.weight.grad.clone())
+    alone = Scaled().double()
+    alone.load_state_dict(cell.state_dict())
+    for row, length in enumerate(UNSORTED):
+        tl.Layer(alone, solver="sequential")(x[:length, row : row + 1])[0].sum().backward()
+    for each in found:
+        torch.testing.assert_close(each, alone.rec.weight.grad, rtol=1e-12, atol=1e-12)
 
 
 @each_cut

@@ -87,6 +87,8 @@ FINDINGS = {
     "norms of an own cell, with gradients added up in half precision": {"cell": "LayerNormGRU", "n": 15, "inputs": 2}
     | {"T": 150, "B": 31, "h0": True, "dtype": "bfloat16", "gate_bias": 2.0, "scale": 2.0, "x_scale": 0.1}
     | {"solver": "Shooting", "options": {"chunk": 50}, "seed": 1335672979},
+    "an own cell's narrow weight, with the gradients of all rows added up in one long sum": {"cell": "Relaxing", "n": 1}
+    | {"inputs": 1, "T": 150, "B": 33, "h0": True, "gate_bias": 2.0, "seed": 2031908651},
     "a float64 run that torch has not added up any better": {"cell": "RNN", "n": 33, "inputs": 33, "T": 146, "B": 64}
     | {"h0": True, "dtype": "float64", "solver": "Sequential", "seed": 1912380378},
 }

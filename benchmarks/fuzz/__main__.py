@@ -2,6 +2,8 @@
 
 --features      those that use one beside: second order, warm starts, return_states, Layer over a user's
                 cell, dropout inside the recurrence, torch.compile
+--poisoned      those with a number in their input that is NaN, infinite or far too large
+--learned       those with corrections that are learned from sweeps (secant, lowrank)
 --count 20000   configurations of the seed in all: those in the log are not judged again, so runs can be gone on with
 --again         the log's findings first, once more: what is mended is told so
 --case JSON     one configuration, told in full (as printed for a finding)
@@ -26,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.fuzz.case import Case
-from benchmarks.fuzz.draw import draw, draw_feature
+from benchmarks.fuzz.draw import draw, draw_feature, draw_learned, draw_poisoned
 from benchmarks.fuzz.judge import judge
 from benchmarks.fuzz.log import Log
 from benchmarks.fuzz.record import facts, reproduce, summary, write
@@ -36,6 +38,8 @@ LONGEST = {"cuda": 120.0, "cpu": 600.0}
 """Seconds, with the start of its process, after which a case counts as a hang: a CPU may be busy with other work."""
 GRACE = 20.0
 """Seconds that a case may take at the end of a run before it is left unfinished."""
+OTHERS = {"features": draw_feature, "poisoned": draw_poisoned, "learned": draw_learned}
+"""Kinds of configurations with a random stream of their own, so that the others stay what they are."""
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -126,7 +130,7 @@ def _tasks(given: argparse.Namespace, log: Log) -> Iterator[Task]:
     if given.cases is not None:
         yield from [Task(Case.of(entry)) for entry in json.loads(given.cases.read_text())]
         return
-    seed, drawn = _stream(given), draw_feature if given.features else draw
+    seed, drawn = _stream(given), OTHERS.get(given.others, draw)
     done = log.done(seed)
     for index in islice(count(given.first), given.count):
         if index not in done:
@@ -134,8 +138,8 @@ def _tasks(given: argparse.Namespace, log: Log) -> Iterator[Task]:
 
 
 def _stream(given: argparse.Namespace) -> int | str:
-    """The key of a seed's configurations in the log, which are others with features."""
-    return f"features {given.seed}" if given.features else int(given.seed)
+    """The key of a seed's configurations in the log; those of another kind have a key of their own."""
+    return f"{given.others} {given.seed}" if given.others else int(given.seed)
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -148,7 +152,11 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=whole, default=None, help="configurations of the seed, with those before")
     parser.add_argument("--workers", type=whole, default=None, help="processes at once (4 on a GPU, 1 on a CPU)")
     parser.add_argument("--threads", type=whole, default=None, help="of each process (all cores shared out)")
-    parser.add_argument("--features", action="store_true", help="draw configurations that use a feature beside")
+    others = parser.add_mutually_exclusive_group()
+    for kind in OTHERS:
+        others.add_argument(
+            f"--{kind}", dest="others", action="store_const", const=kind, help="draw those, as said above"
+        )
     parser.add_argument("--case", help="one configuration as JSON")
     parser.add_argument("--cases", type=Path, help="a JSON file of configurations")
     parser.add_argument("--again", action="store_true", help="judge the log's findings once more, first of all")

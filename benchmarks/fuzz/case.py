@@ -13,6 +13,7 @@ MODULES = ("GRU", "LSTM", "RNN", "RNN_RELU", "ImplicitGRU")
 TWINS = MODULES[:4]
 """Modules that torch also has."""
 FEATURES = ("second order", "warm starts", "states", "layer", "dropout", "compiled")
+POISONS = ("nan", "inf", "big")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -60,10 +61,14 @@ class Case:
     """A feature that is used in addition, one of `FEATURES`: second-order gradients; `WarmStarts`, with inputs that
     change a little between calls; `return_states`; `Layer` over a user's cell, which then takes lengths and resets;
     dropout inside the recurrence; the module inside a graph of `torch.compile`."""
+    poison: str = ""
+    """What one number of the first call's input is, one of `POISONS`: that call is judged, or a clean one after it."""
 
     def __post_init__(self) -> None:
         if self.feature not in ("", *FEATURES):
             raise ValueError(f"feature must be one of {', '.join(FEATURES)} or '', got {self.feature!r}")
+        if self.poison not in ("", *POISONS):
+            raise ValueError(f"poison must be one of {', '.join(POISONS)} or '', got {self.poison!r}")
         if self.dtype not in DTYPES or self.autocast not in ("", "float16", "bfloat16"):
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, autocast '', float16 or bfloat16")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from benchmarks.fuzz.case import FEATURES, TWINS, Case
+from benchmarks.fuzz.case import FEATURES, POISONS, TWINS, Case
 from benchmarks.fuzz.networks import USER_CELLS
 
 WIDTHS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 40, 63, 64, 65, 96, 100, 127, 128, 129, 160, 200, 255, 256, 257)
@@ -46,6 +46,7 @@ FEATURE_STEPS, FEATURE_UNITS = 80, 65
 """Most steps and units if the reference for a feature is a loop in Python, or a graph of gradients."""
 DENSE_UNITS, DENSE_UNITS_OWN = 65, 8
 """Most units if every step has a matrix; the same for users' cells, whose Jacobians are computed row by row."""
+LEARNED = ("secant", "lowrank")
 STEPWISE_UNITS_OWN = 33
 """Most units of users' cells if every step has a diagonal, for the same reason."""
 
@@ -60,9 +61,25 @@ def draw_feature(seed: int, index: int, device: str) -> Case:
     random = Random(f"features:{seed}:{index}")
     feature = random.choice(FEATURES)
     case = _using(feature, _drawn(random, device), random)
-    if case.options.get("coarse") == "implicit" and case.cell not in ("GRU", "ImplicitGRU"):  # the cell was changed
+    gated = case.cell in ("GRU", "ImplicitGRU") and feature != "dropout"
+    if case.options.get("coarse") == "implicit" and not gated:  # the cell was changed, or has masks
         return replace(case, options={**case.options, "coarse": "frozen"})
     return case
+
+
+def draw_poisoned(seed: int, index: int, device: str) -> Case:
+    """The same of those with a number in their input that is none, or far too large: numbers of their own, too."""
+    random = Random(f"poisoned:{seed}:{index}")
+    return replace(_drawn(random, device), poison=random.choice(POISONS))
+
+
+def draw_learned(seed: int, index: int, device: str) -> Case:
+    """The same of those whose corrections are learned from sweeps: numbers of their own, too."""
+    random = Random(f"learned:{seed}:{index}")
+    case = replace(_drawn(random, device), solver="Shooting", calls=1)
+    options = {name: value for name, value in case.options.items() if name in ("adjoint", "tol")}
+    options |= {"chunk": random.choice((1, 2, 3, 7, 16, 33)), "correction": random.choice(LEARNED)}
+    return replace(case, options=options | {"warmup": random.choice((0, 0, 1, 5, 40))})
 
 
 def _drawn(random: Random, device: str) -> Case:

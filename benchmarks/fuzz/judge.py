@@ -9,6 +9,7 @@ makes them; gradients may be off by more than a factor of it only as far as torc
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -42,8 +43,13 @@ is relative to each term. Such a gradient may be off by twice the error of those
 ANOTHER = 0.5
 """Relative error above which a torch run's outputs belong to another trajectory: that of a chaotic network. Gradients
 are as large as their trajectory makes them, so that no factor of torch's error bounds ours."""
+SPREAD = 4.0
+"""Standard deviations beyond the mean, in the logarithms of torch's runs, that gradients along another trajectory may
+reach: if that is more than the dtype holds, ours may overflow."""
 CHANGED = 1e-3
 """Share of other inputs by which the inputs of warm starts change from call to call."""
+BIG = {torch.float16: 1e4}
+"""A number far too large for an input; 1e28 in other dtypes."""
 KINKED = ("RNN_RELU", "LiGRU")
 """Cells whose derivative jumps where a unit crosses zero."""
 
@@ -89,6 +95,10 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
             found.append({"kind": "shape", "what": f"{name} is {tuple(own[name].shape)}, not {tuple(value.shape)}"})
     if found:
         return {"findings": found}
+    lost = _lost(truth, torch_runs[0]) if case.poison else {}
+    if case.poison == "nan" and (found := _more_than_torch_has(own, lost)):
+        return {"findings": found}
+    own, truth, torch_runs = _without(own, lost), _without(truth, lost), [_without(run, lost) for run in torch_runs]
     sizes = scales(truth)
     errors = {name: error_of(own[name], truth[name], sizes[name]) for name in truth}
     bound = _Bound(case, reports)
@@ -97,18 +107,48 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
         bound.chaotic = max((theirs[name] for name in truth if not name.startswith("grad ")), default=0.0) > ANOTHER
         held = [name for name in truth if not (math.isnan(errors[name]) and beyond(truth[name], DTYPES[case.dtype]))]
         found = [finding for name in held for finding in bound.findings(name, errors[name], theirs[name])]
-        if not found or more == PERTURBED or all(finding["kind"] == "nan" for finding in found):
+        hopeless = not bound.chaotic and all(finding["kind"] == "nan" for finding in found)
+        if not found or more == PERTURBED or hopeless:
             break
-        torch_runs.append(problem.torchs(perturbed=True))
+        torch_runs.append(_without(problem.torchs(perturbed=True), lost))
     if bound.asked and any(finding["tensor"].startswith("grad ") for finding in found):
-        loose = [problem.loosened(bound.asked) for _ in range(LOOSENED)]
+        loose = [_without(problem.loosened(bound.asked), lost) for _ in range(LOOSENED)]
         bound.loosened = {name: worst(error_of(run[name], truth[name], sizes[name]) for run in loose) for name in truth}
         found = [finding for name in held for finding in bound.findings(name, errors[name], theirs[name])]
+    if bound.chaotic:
+        found = [finding for finding in found if not _lost_on_the_way(finding, torch_runs, DTYPES[case.dtype])]
     return {
         "findings": found,
         "errors": {name: (errors[name], theirs[name]) for name in truth},
         "report": " | ".join(dict.fromkeys(str(report) for report in reports))[:2000],
     }
+
+
+def _lost(truth: Tensors, run: Tensors) -> dict[str, Tensor]:
+    """Which numbers of torch's are none, by what an input is poisoned with."""
+    return {name: ~(value.isfinite() & run[name].isfinite()) for name, value in truth.items()}
+
+
+def _without(run: Tensors, lost: dict[str, Tensor]) -> Tensors:
+    """A run with zeros for the numbers that torch has lost."""
+    return {name: value.masked_fill(lost[name], 0) if name in lost else value for name, value in run.items()}
+
+
+def _more_than_torch_has(own: Tensors, lost: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """Outputs where torch has none; gradients may be none for torch alone, which multiplies zeros by them."""
+    outputs = [name for name in lost if not name.startswith("grad ")]
+    counts = {name: int((lost[name] & own[name].isfinite()).sum()) for name in outputs}
+    return [
+        {"kind": "nan", "what": f"{count} numbers of {name} are finite, torch's are not", "tensor": name}
+        for name, count in counts.items() if count
+    ]  # fmt: skip
+
+
+def _lost_on_the_way(finding: dict[str, Any], torch_runs: list[Tensors], dtype: torch.dtype) -> bool:
+    """Whether a chaotic network's gradient is no number where torch's may be none either."""
+    name = finding["tensor"]
+    lost = finding["kind"] == "nan" and name.startswith("grad ")
+    return lost and may_overflow([run[name] for run in torch_runs], dtype)
 
 
 class _Bound:
@@ -176,6 +216,8 @@ class _Problem:
         stacked = () if case.cell in USER_CELLS else (case.layers * case.directions,)
         shapes = [(*stacked, batch, width) for width in state_widths(case)]
         self.h0 = tuple(self._rounded(*shape, scale=0.5) for shape in shapes) if case.h0 else None
+        if case.poison:
+            self._poison(self.inputs[0])
         self.upstream: list[Tensor] = []
         self.direction = torch.randn_like(self.inputs[-1]) if case.feature == "second order" else None
         """The direction in which the gradient of x is differentiated once more."""
@@ -183,6 +225,14 @@ class _Problem:
     def _rounded(self, *shape: int, scale: float) -> Tensor:
         numbers = torch.randn(*shape, dtype=torch.float64) * scale
         return numbers.to(DTYPES[self.case.dtype]).double().to(self.device)
+
+    def _poison(self, x: Tensor) -> None:
+        """One number at the first step of a sequence, at its last one, or anywhere, padding included."""
+        row = int(torch.randint(x.shape[1], ()))
+        length = int(self.ragged["lengths"][row]) if "lengths" in self.ragged else len(x)
+        step = (0, length - 1, int(torch.randint(len(x), ())))[int(torch.randint(3, ()))]
+        values = {"nan": math.nan, "inf": math.inf, "big": BIG.get(DTYPES[self.case.dtype], 1e28)}
+        x[step, row, int(torch.randint(x.shape[2], ()))] = values[self.case.poison]
 
     def truth(self) -> Tensors:
         module, forward = torchs(self.case, self.state, self.ragged, torch.float64)
@@ -305,6 +355,13 @@ def error_of(value: Tensor, truth: Tensor, scale: float) -> float:
 def beyond(truth: Tensor, dtype: torch.dtype) -> bool:
     """Whether the exact numbers exceed a dtype's range: torch's are finite then only by another trajectory."""
     return float(truth.abs().max()) > torch.finfo(dtype).max
+
+
+def may_overflow(runs: list[Tensor], dtype: torch.dtype) -> bool:
+    """Whether the numbers of one more such run may be more than a dtype can hold."""
+    sizes = [math.log(max(float(run.abs().max()), 1e-300)) for run in runs]
+    spread = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
+    return statistics.fmean(sizes) + SPREAD * spread > math.log(torch.finfo(dtype).max)
 
 
 def first_line(error: BaseException) -> str:

@@ -119,6 +119,7 @@ def _kinds_of_input(case: Case) -> list[str]:
         "both directions": case.bidirectional,
         case.ragged: bool(case.ragged),
         case.feature: bool(case.feature),
+        f"poisoned by {case.poison}": bool(case.poison),
         "resets": case.resets,
         "h0": case.h0,
         "gradients": case.grad,

@@ -127,8 +127,9 @@ class Cell(ABC):
         """A coarse step of this kind: `frozen`, or `implicit` if the cell has one."""
         if kind == "implicit":
             raise ValueError(
-                f"coarse='implicit' is for cells with an update gate (GRU, ImplicitGRU), and this is a "
-                f"{type(self).__name__}: use coarse='frozen', or give a coarse step of your own"
+                f"coarse='implicit' is for cells with an update gate (GRU, ImplicitGRU), without dropout inside the "
+                f"recurrence, and this is a {type(self).__name__}: use coarse='frozen', or give a coarse step of your "
+                "own"
             )
         return Frozen(self)
 

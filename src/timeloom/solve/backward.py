@@ -183,8 +183,14 @@ def _guess(
 
 
 def previous_states(problem: Recurrence, states: list[Tensor]) -> list[Tensor]:
-    """Parts of the state before every step, `(T, B, part)`, resets applied."""
-    if problem.resets is None:
+    """Parts of the state before every step, `(T, B, part)`, resets applied. Past the end of a sequence it is the
+    initial one, too: gradients are zero there, and what they are multiplied by must be a number.
+    """
+    apart = problem.resets
+    if problem.lengths is not None:
+        past = torch.arange(problem.steps, device=problem.u.device)[:, None] >= problem.ends_on_device()
+        apart = past if apart is None else apart | past
+    if apart is None:
         return [part[:-1] for part in states]
     origin = problem.initial.split(problem.cell.parts, -1)
-    return [torch.where(problem.resets.unsqueeze(-1), o, part[:-1]) for part, o in zip(states, origin, strict=True)]
+    return [torch.where(apart.unsqueeze(-1), o, part[:-1]) for part, o in zip(states, origin, strict=True)]

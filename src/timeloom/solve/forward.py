@@ -83,7 +83,7 @@ def _carry(problem: Recurrence, plan: Plan) -> Callable[[Tensor, Tensor, Tensor 
     how = plan.linearization
     if how is None:
         return None
-    window = window_of(problem, how)
+    window = window_of(problem, how, inner=True)
     return lambda jump, starts, damping: carry(how, window, jump, starts, False, damping)
 
 

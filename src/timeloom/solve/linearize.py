@@ -53,15 +53,17 @@ Window = Callable[[int, int, slice, Tensor], Tensor]
 """`window(first, last, sequences, states)`: elements of the steps first ≤ t < last of some sequences."""
 
 
-def window_of(problem: Recurrence, how: Linearization, passing: bool = False) -> Window:
+def window_of(problem: Recurrence, how: Linearization, passing: bool = False, inner: bool = False) -> Window:
     """A function that linearises a window of steps at given previous states `(last − first, B, S)`.
 
-    The elements of steps past the end of a sequence are zero, or the identity if `passing`.
+    The elements of steps past the end of a sequence are zero, or the identity if `passing`. If `inner`, the element of
+    its last step is zero, too: the state after it is not solved for, and may not be finite.
     """
+    less = 1 if inner else 0
 
     def window(first: int, last: int, sequences: slice, previous: Tensor) -> Tensor:
         u, initial = problem.u[first:last, sequences], problem.initial[sequences]
-        dead = _not_carried(problem, first, last, sequences)
+        dead = _not_carried(problem, first, last, sequences, less)
         if problem.resets is not None:
             previous = torch.where(problem.resets[first:last, sequences].unsqueeze(-1), initial, previous)
         rows, inputs = previous.flatten(0, 1), u.flatten(0, 1)
@@ -95,16 +97,17 @@ def _passed(problem: Recurrence, how: Linearization, first: int, last: int, sequ
     return past.view(*past.shape, *[1] * unit.dim()) * unit
 
 
-def _past(problem: Recurrence, first: int, last: int, sequences: slice) -> Tensor:
-    """Mask of the steps that lie past a sequence's end, `(last − first, B)`."""
-    return torch.arange(first, last, device=problem.u.device)[:, None] >= problem.ends_on_device()[sequences]
+def _past(problem: Recurrence, first: int, last: int, sequences: slice, less: int = 0) -> Tensor:
+    """Mask of the steps past the end of a sequence that is taken to be `less` steps shorter, `(last − first, B)`."""
+    steps = torch.arange(first + less, last + less, device=problem.u.device)
+    return steps[:, None] >= problem.ends_on_device()[sequences]
 
 
-def _not_carried(problem: Recurrence, first: int, last: int, sequences: slice) -> Tensor | None:
+def _not_carried(problem: Recurrence, first: int, last: int, sequences: slice, less: int) -> Tensor | None:
     """Mask of the steps that begin with a reset or lie past a sequence's end, `(last − first, B)`, or None."""
     dead = None if problem.resets is None else problem.resets[first:last, sequences]
     if problem.lengths is not None:
-        past = _past(problem, first, last, sequences)
+        past = _past(problem, first, last, sequences, less)
         dead = past if dead is None else dead | past
     return dead
 

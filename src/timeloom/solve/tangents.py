@@ -42,9 +42,16 @@ class Tangents:
         arriving = torch.cat([torch.zeros_like(self._images[:1]), self._images[:-1]])
         arriving = torch.cat([jumps.unsqueeze(-1), arriving[..., : rank - 1]], -1)
         sizes = torch.linalg.vector_norm(arriving, dim=-2, keepdim=True)
-        directions = torch.linalg.qr((arriving / sizes.clamp(min=torch.finfo(sizes.dtype).tiny)).nan_to_num())[0]
+        directions = _orthonormal((arriving / sizes.clamp(min=torch.finfo(sizes.dtype).tiny)).nan_to_num())
         self._images = map_by(directions).nan_to_num(posinf=0, neginf=0)
         return LowRank(decay, self._images - decay.unsqueeze(-1) * directions, directions)
+
+
+def _orthonormal(columns: Tensor) -> Tensor:
+    """Directions `(C, B, S, K)` that span the columns."""
+    wide = columns.float() if columns.itemsize < 4 else columns  # torch factorises nothing in half precision
+    found: Tensor = torch.linalg.qr(wide)[0]
+    return found.to(columns.dtype)
 
 
 def by_differences(sweep: Callable[[Segments, Tensor], Tensor], segments: Segments, inputs: Tensor) -> Tangent:

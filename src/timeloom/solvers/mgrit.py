@@ -51,8 +51,8 @@ class MGRIT(Solver):
         that forgets quickly), `nested` (up from the coarsest level, with a cycle on every level on the way), or
         `initial` (the initial state everywhere; zero for gradients).
     coarse: `frozen` (gates stay constant over the interval; any cell), `implicit` (the paper's implicit step; GRU and
-        ImplicitGRU), or a step of your own, `step(h, x, span) -> h`, with `span` `(N, 1)` the number of steps that it
-        replaces.
+        ImplicitGRU without dropout inside the recurrence), or a step of your own, `step(h, x, span) -> h`, with `span`
+        `(N, 1)` the number of steps that it replaces.
     coarse_inputs: the input of a coarse step: the `mean` over its interval, or the first input there (`inject`, as in
         the paper).
     check_gradient_every: interval, in backward passes, at which the gradient is compared with the exact one; the

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.fused import FusedCell
-from timeloom.cells.generic import GenericCell
+from timeloom.cells.generic import GenericCell, spread
 from timeloom.compile.refusal import BRANCHES, ROWS_MIX, NotFused
-from timeloom.compile.remember import compiled_for, doubted, forget, refuse, rounding_of
+from timeloom.compile.remember import compiled_for, doubted, forget, now_and_then, refuse, rounding_of
 from timeloom.compile.watch import unchanged
 from timeloom.kernels.cpu import build
 from timeloom.kernels.cpu import fused as cpu
@@ -40,6 +40,7 @@ Record = Callable[[SolveReport], None]
 
 def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run) -> Solved:
     """Solve for a user's cell, by kernels made for it where that is possible."""
+    now_and_then(cell.function, *_examples(cell, problem, xs), lambda: _check(cell, problem, xs, alone=True))
     fused, dtype = fuse(cell, problem, xs), problem.initial.dtype
     if not isinstance(fused, str):
         gaps: list[float] = []
@@ -57,14 +58,22 @@ def _check(cell: GenericCell, problem: Recurrence, xs: Tensor, alone: bool) -> N
     """Refuse a cell that does not repeat itself, since its steps are run more than once; and, where that may be so, one
     whose rows mix: chunks are rows, too, and would change each other.
     """
-    rows = torch.arange(min(CHECKED_ROWS, len(xs) * problem.batch), device=xs.device)
-    if len(rows) == 0 or capturing(xs.device):
+    if len(xs) * problem.batch == 0 or capturing(xs.device):
         return
-    state, u = problem.initial.detach()[rows % problem.batch], xs.detach().flatten(0, 1)[rows]
+    rows = spread(len(xs) * problem.batch, xs.device)
+    initial, u = problem.initial.detach(), xs.detach().flatten(0, 1)
     with torch.no_grad():
-        cell.check_repeats(state, u)
-        if alone:
-            cell.check_rows(state, u)
+        try:
+            cell.check_repeats(initial[rows % problem.batch], u[rows])
+            if alone:
+                cell.check_rows(initial[rows % problem.batch], u[rows])
+        except RuntimeError as error:
+            cell.step(initial, u[: problem.batch])  # what is wrong there, too, is for torch to say
+            raise ValueError(
+                f"the cell runs on {problem.batch} rows, those of the batch, and not on other numbers of rows "
+                f"({error}): it must take any number, since chunks of time are rows, too. Give what belongs to a "
+                f'sequence as a part of x. solver="sequential" runs such a cell step by step'
+            ) from error
 
 
 def telling(record: Record, told: str) -> Record:

@@ -41,6 +41,8 @@ class _Kept:
     reason: str = ""
     rounding: float = 0.0
     """The largest difference from the step itself that turned out to be no other step."""
+    checked: int = 0
+    """Calls since its rows were first seen not to mix."""
 
 
 @dataclass
@@ -124,6 +126,26 @@ def doubted(
         return None
     refuse(function, "the step gives other values than when it was compiled")
     return kept.reason
+
+
+def now_and_then(
+    function: Callable[[Any, Tensor], Any],
+    state: tuple[Tensor, ...],
+    is_tuple: bool,
+    xs: Tensor,
+    check: Callable[[], None],
+) -> None:
+    """Run a check of a step in calls 1, 2, 4, 8 …, and until it passes; of a step that cannot be remembered in every
+    call.
+    """
+    try:
+        _, kept, _, _ = _look_up(function, state, is_tuple, xs)
+    except (NotFused, TypeError):
+        check()
+        return
+    if kept.checked & (kept.checked + 1) == 0:
+        check()
+    kept.checked += 1
 
 
 def forget(function: Callable[[Any, Tensor], Any], state: tuple[Tensor, ...], is_tuple: bool, xs: Tensor) -> None:

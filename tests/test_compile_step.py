@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import timeloom as tl
 from timeloom.cells.fused import FusedCell
-from timeloom.compile import remember
+from timeloom.compile import lanes, remember
 from timeloom.compile.fuse import compile_step
 from timeloom.compile.refusal import NotFused
 from timeloom.kernels.cpu import build
@@ -285,6 +285,21 @@ def test_a_step_that_is_not_compiled_runs_and_the_report_says_why() -> None:
     for x in xs:
         h = stops(h, x)
     assert torch.allclose(states[-1], h)
+
+
+def test_what_no_rule_was_written_for_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumbles(*_: object) -> Tensor:
+        raise IndexError("out of range")
+
+    monkeypatch.setitem(lanes._RULES, "softplus", stumbles)
+    h0, xs = draw(2, 3), draw(20, 2, 3)
+
+    def step(h: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(F.softplus(h) + x)
+
+    states, report = tl.unroll(step, h0, xs)
+    assert "not fused: it has no normal form: IndexError: out of range" in report.reason
+    assert torch.allclose(states, plain(step, h0, xs))
 
 
 class Scaled(nn.Module):

@@ -294,9 +294,7 @@ class Lanes:
                 return type(arg)(of(item) for item in arg)
             if not isinstance(arg, fx.Node):
                 return arg
-            value = arg.meta["val"]
-            moved = arg in self.held and (name not in _INDEXED or arg is node.args[0])
-            if not isinstance(value, Tensor) or value.is_floating_point() or moved:
+            if name not in _INDEXED or arg is node.args[0]:
                 return self.of(arg)
             if self.depends[arg] != "const":
                 raise NotFused(f"{name_of(node)} by indices that depend on {_WHAT[self.depends[arg]]}")

@@ -105,3 +105,23 @@ def test_a_step_for_one_number_of_rows_is_refused_in_words() -> None:
     assert tl.unroll(step, h0, xs, "sequential")[0].shape == xs.shape
     with pytest.raises(RuntimeError, match="must match the size"):
         tl.unroll(step, draw(2, UNITS), draw(30, 2, UNITS))
+
+
+def test_states_that_a_step_is_not_made_for_do_not_count() -> None:
+    """A Kalman filter, whose covariance is nothing but small: near it are matrices that have no root."""
+
+    def step(state: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, covariance = state
+        covariance = 0.9 * covariance + 1e-6 * torch.eye(2, dtype=x.dtype)
+        root = torch.linalg.cholesky(covariance)
+        gain = torch.cholesky_solve(covariance, torch.linalg.cholesky(covariance + 0.1 * torch.eye(2, dtype=x.dtype)))
+        mean = mean + ((x - mean).unsqueeze(-2) @ gain).squeeze(-2)
+        return mean, root @ root.mT - covariance @ gain
+
+    h0 = torch.zeros(3, 2, dtype=torch.float64), 1e-5 * torch.eye(2, dtype=torch.float64).expand(3, 2, 2)
+    xs = draw(20, 3, 2)
+    (means, _), _ = tl.unroll(step, h0, xs)
+    state = h0
+    for x in xs:
+        state = step(state, x)
+    assert torch.allclose(means[-1], state[0])

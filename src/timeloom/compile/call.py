@@ -40,8 +40,8 @@ Record = Callable[[SolveReport], None]
 
 def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run) -> Solved:
     """Solve for a user's cell, by kernels made for it where that is possible."""
-    now_and_then(cell.function, *_examples(cell, problem, xs), lambda: _check(cell, problem, xs, alone=True))
-    fused, dtype = fuse(cell, problem, xs), problem.initial.dtype
+    check = partial(_check, cell, problem, xs, alone=True)
+    fused, dtype = fuse(cell, problem, xs, check), problem.initial.dtype
     if not isinstance(fused, str):
         gaps: list[float] = []
         compare = partial(gap, cell, fused, xs, dtype=dtype)
@@ -87,13 +87,19 @@ def telling(record: Record, told: str) -> Record:
     return tell
 
 
-def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Recurrence | str:
-    """The same recurrence over the cell's normal form, or why it has none. On autograd's tape."""
+def fuse(
+    cell: GenericCell, problem: Recurrence, xs: Tensor, check: Callable[[], None] | None = None
+) -> Recurrence | str:
+    """The same recurrence over the cell's normal form, or why it has none. On autograd's tape. `check` is run now and
+    then.
+    """
     device = xs.device
     missing = cuda.hindrance(index_of(device)) if device.type == "cuda" else build.unavailable()
     if missing is not None:
+        if check is not None:
+            now_and_then(cell.function, *_examples(cell, problem, xs), check)
         return missing
-    compiled = _compiled_now(cell, problem, xs)
+    compiled = _compiled_now(cell, problem, xs, check)
     if isinstance(compiled, str):
         return compiled
     initial = problem.initial.float() if problem.initial.dtype in HALF else problem.initial
@@ -110,21 +116,25 @@ def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Recurrence | str
     return replace(problem, cell=FusedCell(compiled.fused, weights), u=u.view(*xs.shape[:2], -1), initial=initial)
 
 
-def _compiled_now(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Compiled | str:
+def _compiled_now(
+    cell: GenericCell, problem: Recurrence, xs: Tensor, check: Callable[[], None] | None
+) -> Compiled | str:
     """What was made of the cell's step as it is now: of one that has changed since, something new."""
-    compiled = compiled_of(cell, problem, xs)
+    compiled = compiled_of(cell, problem, xs, check)
     if isinstance(compiled, str) or capturing(xs.device):
         return compiled
     state, is_tuple, _ = given = _examples(cell, problem, xs)
     if unchanged(cell.function, compiled, state, is_tuple, xs.detach().flatten(0, 1)):
         return compiled
     forget(cell.function, *given)
-    return compiled_of(cell, problem, xs)
+    return compiled_of(cell, problem, xs, check)
 
 
-def compiled_of(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Compiled | str:
+def compiled_of(
+    cell: GenericCell, problem: Recurrence, xs: Tensor, check: Callable[[], None] | None = None
+) -> Compiled | str:
     """What was made of the cell's step, or why there is nothing."""
-    return compiled_for(cell.function, *_examples(cell, problem, xs))
+    return compiled_for(cell.function, *_examples(cell, problem, xs), check=check)
 
 
 def _examples(cell: GenericCell, problem: Recurrence, xs: Tensor) -> tuple[tuple[Tensor, ...], bool, Tensor]:

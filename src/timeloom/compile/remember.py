@@ -44,6 +44,11 @@ class _Kept:
     checked: int = 0
     """Calls since its rows were first seen not to mix."""
 
+    def now_and_then(self, check: Callable[[], None]) -> None:
+        if self.checked & (self.checked + 1) == 0:
+            check()
+        self.checked += 1
+
 
 @dataclass
 class _Owner:
@@ -63,21 +68,27 @@ def compiled_for(
     is_tuple: bool,
     xs: Tensor,
     fewest: int | None = None,
+    check: Callable[[], None] | None = None,
 ) -> Compiled | str:
     """The compiled step for states `(B, ...)` and inputs `(T, B, ...)` like these, or why there is none. `fewest`:
-    steps from which it is to be made, whatever came before.
+    steps from which it is to be made, whatever came before. `check` is run before, as by `now_and_then`.
     """
     reason = _hinders(state) if xs.shape[0] * xs.shape[1] else "there are no rows"
     if reason is not None:
+        if check is not None:
+            now_and_then(function, state, is_tuple, xs, check)
         return reason
     from timeloom.compile.fuse import compile_step
 
     try:
         owner, kept, kind, seen = _look_up(function, state, is_tuple, xs)
-    except NotFused as error:
-        return str(error)
-    except TypeError:  # neither to be hashed nor to be weakly referred to
-        return "the cell is an object that cannot be told apart from others (give a function or an nn.Module)"
+    except (NotFused, TypeError) as error:  # a TypeError: neither to be hashed nor to be weakly referred to
+        if check is not None:
+            check()
+        unknown = "the cell is an object that cannot be told apart from others (give a function or an nn.Module)"
+        return str(error) if isinstance(error, NotFused) else unknown
+    if check is not None:
+        kept.now_and_then(check)
     kept.steps += len(xs)
     kept.calls += 1
     if kept.compiled is not None or kept.reason:
@@ -139,19 +150,17 @@ def now_and_then(
     call.
     """
     try:
-        _, kept, _, _ = _look_up(function, state, is_tuple, xs)
+        kept = _look_up(function, state, is_tuple, xs)[1]
     except (NotFused, TypeError):
         check()
-        return
-    if kept.checked & (kept.checked + 1) == 0:
-        check()
-    kept.checked += 1
+    else:
+        kept.now_and_then(check)
 
 
 def forget(function: Callable[[Any, Tensor], Any], state: tuple[Tensor, ...], is_tuple: bool, xs: Tensor) -> None:
     """Let go of what was compiled of a step that is another one now."""
     _, kept, _, _ = _look_up(function, state, is_tuple, xs)
-    kept.compiled, kept.calls = None, 0
+    kept.compiled, kept.calls, kept.checked = None, 0, 0
 
 
 def rounding_of(dtype: torch.dtype) -> float:

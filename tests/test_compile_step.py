@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import timeloom as tl
 from timeloom.cells.fused import FusedCell
-from timeloom.compile import remember
+from timeloom.compile import lanes, remember
 from timeloom.compile.fuse import compile_step
 from timeloom.compile.refusal import NotFused
 from timeloom.kernels.cpu import build
@@ -287,6 +287,21 @@ def test_a_step_that_is_not_compiled_runs_and_the_report_says_why() -> None:
     assert torch.allclose(states[-1], h)
 
 
+def test_what_no_rule_was_written_for_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumbles(*_: object) -> Tensor:
+        raise IndexError("out of range")
+
+    monkeypatch.setitem(lanes._RULES, "softplus", stumbles)
+    h0, xs = draw(2, 3), draw(20, 2, 3)
+
+    def step(h: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(F.softplus(h) + x)
+
+    states, report = tl.unroll(step, h0, xs)
+    assert "not fused: it has no normal form: IndexError: out of range" in report.reason
+    assert torch.allclose(states, plain(step, h0, xs))
+
+
 class Scaled(nn.Module):
     """Holds a number that is not a tensor."""
 
@@ -554,3 +569,36 @@ def test_one_function_around_many_kinds_of_cells_is_compiled_for_each() -> None:
     xs, h0 = torch.randn(600, 2, 3), torch.zeros(2, 3)
     told = [tl.unroll(step_of(kind(3, 3)), h0, xs)[1].reason for kind in kinds]
     assert all(reason.endswith("; fused") for reason in told), told
+
+
+NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a margin": lambda x: F.pad(x, (13, 0)),
+    "a margin behind": lambda x: F.pad(x, (0, 13)),
+    "a value": lambda x: F.pad(x, (6, 7)) / x.new_full((len(x), 1), 13),
+    "a constant's value": lambda x: F.pad(x, (6, 7)) / torch.full((20,), 13),
+    "a first number": lambda x: F.pad(x, (6, 7)) * torch.arange(13, 33),
+    "a width": lambda x: torch.cat([x, x.new_zeros(len(x), 13)], -1),
+    "rows": lambda x: F.pad(x, (6, 7)) * x[torch.arange(len(x)), (x[:, 0] > 0).long()].unsqueeze(-1),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_a_step_are_not_taken_for_numbers_of_rows(name: str) -> None:
+    """Steps are traced with 13 rows."""
+    weight, made = 0.2 * draw(20, 20), NUMBERS[name]
+
+    def step(h: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(h @ weight + 0.1 * made(x))
+
+    for steps, batch in ((20, 3), (1, 1), (2, 2)):
+        xs = [draw(steps, batch, 7).requires_grad_() for _ in "ab"]
+        states, report = tl.unroll(step, draw(batch, 20), xs[0])
+        assert report.reason.endswith("; fused")
+        expected = plain(step, draw(batch, 20), xs[1])
+        assert torch.allclose(states, expected)
+        states.sum().backward()
+        expected.sum().backward()
+        assert xs[0].grad is not None
+        assert xs[1].grad is not None
+        assert torch.allclose(xs[0].grad, xs[1].grad)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from timeloom.cells.fused import FusedCell
-from timeloom.cells.generic import GenericCell
+from timeloom.cells.generic import GenericCell, spread
 from timeloom.compile.refusal import BRANCHES, ROWS_MIX, NotFused
-from timeloom.compile.remember import compiled_for, doubted, forget, refuse, rounding_of
+from timeloom.compile.remember import compiled_for, doubted, forget, now_and_then, refuse, rounding_of
 from timeloom.compile.watch import unchanged
 from timeloom.kernels.cpu import build
 from timeloom.kernels.cpu import fused as cpu
@@ -40,7 +40,8 @@ Record = Callable[[SolveReport], None]
 
 def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run) -> Solved:
     """Solve for a user's cell, by kernels compiled for it where that is possible."""
-    fused, dtype = fuse(cell, problem, xs), problem.initial.dtype
+    check = partial(_check, cell, problem, xs, alone=True)
+    fused, dtype = fuse(cell, problem, xs, check), problem.initial.dtype
     if not isinstance(fused, str):
         gaps: list[float] = []
         compare = partial(gap, cell, fused, xs, dtype=dtype)
@@ -58,14 +59,22 @@ def _check(cell: GenericCell, problem: Recurrence, xs: Tensor, alone: bool) -> N
 
     With `alone`, also one that mixes rows: chunks are rows, too, and would influence each other.
     """
-    rows = torch.arange(min(CHECKED_ROWS, len(xs) * problem.batch), device=xs.device)
-    if len(rows) == 0 or capturing(xs.device):
+    if len(xs) * problem.batch == 0 or capturing(xs.device):
         return
-    state, u = problem.initial.detach()[rows % problem.batch], xs.detach().flatten(0, 1)[rows]
+    rows = spread(len(xs) * problem.batch, xs.device)
+    initial, u = problem.initial.detach(), xs.detach().flatten(0, 1)
     with torch.no_grad():
-        cell.check_repeats(state, u)
-        if alone:
-            cell.check_rows(state, u)
+        try:
+            cell.check_repeats(initial[rows % problem.batch], u[rows])
+            if alone:
+                cell.check_rows(initial[rows % problem.batch], u[rows])
+        except RuntimeError as error:
+            cell.step(initial, u[: problem.batch])  # what is wrong there, too, is for torch to say
+            raise ValueError(
+                f"the cell runs on {problem.batch} rows, those of the batch, and not on other numbers of rows "
+                f"({error}): it must take any number, since chunks of time are rows, too. Give what belongs to a "
+                f'sequence as a part of x. solver="sequential" runs such a cell step by step'
+            ) from error
 
 
 def telling(record: Record, told: str) -> Record:
@@ -79,13 +88,20 @@ def telling(record: Record, told: str) -> Record:
     return tell
 
 
-def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Recurrence | str:
-    """The same recurrence over the cell's normal form, on autograd's tape, or why there is none."""
+def fuse(
+    cell: GenericCell, problem: Recurrence, xs: Tensor, check: Callable[[], None] | None = None
+) -> Recurrence | str:
+    """The same recurrence over the cell's normal form, on autograd's tape, or why there is none.
+
+    check: called in some of the calls.
+    """
     device = xs.device
     missing = cuda.hindrance(index_of(device)) if device.type == "cuda" else build.unavailable()
     if missing is not None:
+        if check is not None:
+            now_and_then(cell.function, *_examples(cell, problem, xs), check)
         return missing
-    compiled = _compiled_now(cell, problem, xs)
+    compiled = _compiled_now(cell, problem, xs, check)
     if isinstance(compiled, str):
         return compiled
     initial = problem.initial.float() if problem.initial.dtype in HALF else problem.initial
@@ -102,21 +118,25 @@ def fuse(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Recurrence | str
     return replace(problem, cell=FusedCell(compiled.fused, weights), u=u.view(*xs.shape[:2], -1), initial=initial)
 
 
-def _compiled_now(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Compiled | str:
+def _compiled_now(
+    cell: GenericCell, problem: Recurrence, xs: Tensor, check: Callable[[], None] | None
+) -> Compiled | str:
     """The compiled step of the cell as it is now, compiled anew if it has changed."""
-    compiled = compiled_of(cell, problem, xs)
+    compiled = compiled_of(cell, problem, xs, check)
     if isinstance(compiled, str) or capturing(xs.device):
         return compiled
     state, is_tuple, _ = given = _examples(cell, problem, xs)
     if unchanged(cell.function, compiled, state, is_tuple, xs.detach().flatten(0, 1)):
         return compiled
     forget(cell.function, *given)
-    return compiled_of(cell, problem, xs)
+    return compiled_of(cell, problem, xs, check)
 
 
-def compiled_of(cell: GenericCell, problem: Recurrence, xs: Tensor) -> Compiled | str:
+def compiled_of(
+    cell: GenericCell, problem: Recurrence, xs: Tensor, check: Callable[[], None] | None = None
+) -> Compiled | str:
     """The compiled step of the cell, or why there is none."""
-    return compiled_for(cell.function, *_examples(cell, problem, xs))
+    return compiled_for(cell.function, *_examples(cell, problem, xs), check=check)
 
 
 def _examples(cell: GenericCell, problem: Recurrence, xs: Tensor) -> tuple[tuple[Tensor, ...], bool, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from timeloom.cells.fused import FusedCell
 from timeloom.cells.generic import GenericCell
 from timeloom.compile.bindings import GRADIENT_HOOKS, Bindings, held_by
+from timeloom.compile.graph import Place
 from timeloom.compile.hoist import ByRows, Constants, Evaluation, in_single, widened
 from timeloom.compile.lanes import Lanes
 from timeloom.compile.lower import Hoisted, Lowering, stack
@@ -170,12 +171,13 @@ def compile_step(
     wide = like.dtype in HALF
     lanes = Lanes(module, len(state), rows, Evaluation(module, rows, bindings.tensors(function)), wide, folds)
     widths = tuple(part[:1].numel() for part in state)
-    with torch.no_grad(), torch.device("cpu"):  # lanes are integers on the host
-        parts = lanes.walk()
-        first = Lowering(lanes, widths)
-        first.outputs(parts)
-        lowering = Lowering(lanes, widths, edges=first.demanded)  # again, now that all stretches needed are known
-        places = lowering.outputs(parts)
+    try:
+        lowering, places = _lowered(lanes, widths)
+    except NotFused:
+        raise
+    except Exception as error:  # no rule was written for it: the step runs uncompiled
+        said = str(error).splitlines()
+        raise NotFused(f"it has no normal form: {type(error).__name__}: {said[0] if said else ''}"[:300]) from error
     graph, matrices, weights, roots, vectors = stack(lowering, [place.value for place in places])
     outputs = [type(p)(p.part, p.offset, p.width, root) for p, root in zip(places, roots, strict=True)]
     fused = complete(
@@ -192,6 +194,16 @@ def compile_step(
         verify(compiled, function, example, is_tuple, inputs, function)
     lanes.forget()
     return compiled
+
+
+def _lowered(lanes: Lanes, widths: tuple[int, ...]) -> tuple[Lowering, list[Place]]:
+    """The graph of a trace, and the places of its values in the next state."""
+    with torch.no_grad(), torch.device("cpu"):  # lanes are integers on the host
+        parts = lanes.walk()
+        first = Lowering(lanes, widths)
+        first.outputs(parts)
+        lowering = Lowering(lanes, widths, edges=first.demanded)  # again, now that all stretches needed are known
+        return lowering, lowering.outputs(parts)
 
 
 class _Widened(fx.Interpreter):

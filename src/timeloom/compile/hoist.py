@@ -15,10 +15,22 @@ from timeloom.compile.trace import name_of
 from timeloom.torch_state.precision import HALF
 
 _SIZED = {
-    "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "repeat", "full", "zeros", "ones", "empty",
-    "new_zeros", "new_ones", "new_full", "new_empty", "arange", "constant_pad_nd", "native_group_norm",
-}  # fmt: skip
-"""Operations with sizes as arguments: sizes that count rows are adapted to the current number of rows."""
+    **dict.fromkeys(("full", "zeros", "ones", "empty"), (0,)),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "expand", "repeat"), (1,)),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), (1,)),
+    "_reshape_alias": (1, 2),
+    "native_group_norm": (3,),
+}
+"""The arguments that are sizes, by operation: sizes that count rows are adapted to the current number of rows. Of
+`arange` it is the end."""
+
+
+def _sizes(node: Any) -> tuple[int, ...]:
+    """Which arguments of an operation are sizes."""
+    if not hasattr(node.target, "_schema"):
+        return ()
+    name = node.target._schema.name.split("::")[-1]
+    return (min(len(node.args), 2) - 1,) if name == "arange" else _SIZED.get(name, ())
 
 
 _LAYER_NORM = torch.ops.aten.native_layer_norm.default
@@ -83,8 +95,8 @@ class Evaluation:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda arg: self._held[arg])
         if self.wide:
             args, kwargs = in_single(args), in_single(kwargs)
-        if hasattr(node.target, "_schema") and node.target._schema.name.split("::")[-1] in _SIZED:
-            args, kwargs = self._resized((args, kwargs), rows)
+        sizes = _sizes(node)
+        args = tuple(self._resized(arg, rows) if at in sizes else arg for at, arg in enumerate(args))
         try:
             if self.x is not None and node.target in _PROJECTIONS and not kwargs:
                 *bias, value, weight = args
@@ -97,8 +109,6 @@ class Evaluation:
             raise NotFused(f"{name_of(node)} of what does not depend on the state, for {rows} rows: {error}") from error
 
     def _resized(self, arg: Any, rows: int) -> Any:
-        if isinstance(arg, dict):
-            return {key: self._resized(value, rows) for key, value in arg.items()}
         if isinstance(arg, (list, tuple)):
             return type(arg)(self._resized(item, rows) for item in arg)
         whole = isinstance(arg, int) and not isinstance(arg, bool) and arg > 0 and arg % self.traced_rows == 0

@@ -28,10 +28,12 @@ aten = torch.ops.aten
 _MOVES = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze",
     "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack", "clone", "alias", "flip", "roll",
-    "narrow", "index_select", "select_scatter", "slice_scatter", "repeat", "unflatten", "flatten", "movedim",
+    "narrow", "index", "index_select", "select_scatter", "slice_scatter", "repeat", "unflatten", "flatten", "movedim",
     "constant_pad_nd", "diagonal", "copy", "contiguous", "_to_copy", "lift_fresh_copy", "unsafe_split",
     "unsafe_split_with_sizes",
 }  # fmt: skip
+_INDEXED = {"index", "index_select"}
+_WHAT = {"state": "the state", "x": "x"}
 _FREE_MOVES = {
     "view", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select", "split",
     "split_with_sizes", "unbind", "unsafe_split", "unsafe_split_with_sizes",
@@ -52,6 +54,8 @@ _FOLDED = {"add", "sub", "native_layer_norm", "_fused_rms_norm", *_UNARY, *_BINA
 _RULES = {**rules_pointwise.RULES, **rules_sums.RULES, **rules_products.RULES}
 
 
+_NARROW = {torch.uint8, torch.int8, torch.int16}
+"""Whole numbers of so few bits that they wrap around."""
 MOST_FOLDED = 256
 """Largest width of x whose products kernels compute."""
 
@@ -69,6 +73,17 @@ def _keeps_value(before: torch.dtype, after: torch.dtype, wide: bool) -> bool:
     if before in (after, torch.bool):
         return True
     return wide and {before, after} <= {torch.float32, *HALF}
+
+
+def _refuse_whole(node: Any, name: str) -> None:
+    """Say no to what whole numbers do and numbers of a kernel do not."""
+    made = node.meta.get("val")
+    if not isinstance(made, Tensor) or name in _MOVES:
+        return
+    if name.startswith("bitwise") and made.dtype != torch.bool:
+        raise NotFused(f"{name_of(node)} of whole numbers")
+    if made.dtype in _NARROW:
+        raise NotFused(f"{name_of(node)} of {made.dtype}, which wraps around: convert it to a floating-point number")
 
 
 def _name(node: Any) -> str:
@@ -251,6 +266,7 @@ class Lanes:
             raise NotFused(f"a change of dtype to {node.meta['val'].dtype}")
         if name == "detach":
             raise NotFused("torch.detach of the state: its gradient is not that of the step")
+        _refuse_whole(node, name)
         if name in _MOVES:
             return self._move(node, name)
         if name in _UNARY:
@@ -278,15 +294,18 @@ class Lanes:
                 return type(arg)(of(item) for item in arg)
             if not isinstance(arg, fx.Node):
                 return arg
-            if not isinstance(arg.meta["val"], Tensor) or arg.meta["val"].is_floating_point() or arg in self.held:
+            if name not in _INDEXED or arg is node.args[0]:
                 return self.of(arg)
             if self.depends[arg] != "const":
-                raise NotFused(f"{name_of(node)} by indices that depend on x")
+                raise NotFused(f"{name_of(node)} by indices that depend on {_WHAT[self.depends[arg]]}")
             self.indices.append(arg)
             return self.constant(arg).cpu()
 
         args, kwargs = of(tuple(node.args)), {key: of(value) for key, value in node.kwargs.items()}
-        return node.target(*args, **kwargs)
+        found = node.target(*args, **kwargs)
+        if name in _INDEXED and found.shape != node.meta["val"].shape:  # constants are those of one row
+            raise NotFused(f"{name_of(node)} by indices that depend on the number of rows")
+        return found
 
     def pointwise(self, op: str, *operands: Tensor) -> Tensor:
         """New lanes: a pointwise function of these, broadcast."""

@@ -41,6 +41,14 @@ class _Kept:
     reason: str = ""
     rounding: float = 0.0
     """The largest difference from the step itself that turned out to be no change of the step."""
+    checked: int = 0
+    """Calls since its rows were first seen not to mix."""
+
+    def now_and_then(self, check: Callable[[], None]) -> None:
+        """Run the check in calls 1, 2, 4, 8 …"""
+        if self.checked & (self.checked + 1) == 0:
+            check()
+        self.checked += 1
 
 
 @dataclass
@@ -61,22 +69,29 @@ def compiled_for(
     is_tuple: bool,
     xs: Tensor,
     fewest: int | None = None,
+    check: Callable[[], None] | None = None,
 ) -> Compiled | str:
     """The compiled step for states `(B, ...)` and inputs `(T, B, ...)` like these, or why there is none.
 
-    fewest: steps after which to compile it, whatever variants there are.
+    fewest: steps after which to compile it, whatever variants there are. check: called first, as by
+        `now_and_then`.
     """
     reason = _hinders(state) if xs.shape[0] * xs.shape[1] else "there are no rows"
     if reason is not None:
+        if check is not None:
+            now_and_then(function, state, is_tuple, xs, check)
         return reason
     from timeloom.compile.fuse import compile_step
 
     try:
         owner, kept, kind, seen = _look_up(function, state, is_tuple, xs)
-    except NotFused as error:
-        return str(error)
-    except TypeError:  # not hashable, or not weakly referenceable
-        return "the cell is an object that cannot be told apart from others (give a function or an nn.Module)"
+    except (NotFused, TypeError) as error:  # a TypeError: not hashable, or not weakly referenceable
+        if check is not None:
+            check()
+        unknown = "the cell is an object that cannot be told apart from others (give a function or an nn.Module)"
+        return str(error) if isinstance(error, NotFused) else unknown
+    if check is not None:
+        kept.now_and_then(check)
     kept.steps += len(xs)
     kept.calls += 1
     if kept.compiled is not None or kept.reason:
@@ -128,10 +143,28 @@ def doubted(
     return kept.reason
 
 
+def now_and_then(
+    function: Callable[[Any, Tensor], Any],
+    state: tuple[Tensor, ...],
+    is_tuple: bool,
+    xs: Tensor,
+    check: Callable[[], None],
+) -> None:
+    """Run a check of a step in calls 1, 2, 4, 8 …, and until it passes; of a step that cannot be remembered in every
+    call.
+    """
+    try:
+        kept = _look_up(function, state, is_tuple, xs)[1]
+    except (NotFused, TypeError):
+        check()
+    else:
+        kept.now_and_then(check)
+
+
 def forget(function: Callable[[Any, Tensor], Any], state: tuple[Tensor, ...], is_tuple: bool, xs: Tensor) -> None:
     """Drop the compiled form of a step that has changed."""
     _, kept, _, _ = _look_up(function, state, is_tuple, xs)
-    kept.compiled, kept.calls = None, 0
+    kept.compiled, kept.calls, kept.checked = None, 0, 0
 
 
 def rounding_of(dtype: torch.dtype) -> float:

@@ -21,6 +21,8 @@ SOFTPLUS_IS_ITS_ARGUMENT = 20
 
 
 def _add(lanes: Lanes, node: fx.Node, a: Any, b: Any, alpha: float = 1) -> Tensor:
+    if node.meta["val"].dtype == torch.bool:  # true and true is true
+        return _logical_or(lanes, node, a, b)
     return _sum(lanes, "add", a, b, alpha)
 
 
@@ -96,7 +98,7 @@ def _hardtanh(lanes: Lanes, node: fx.Node, a: Any, min: float = -1, max: float =
 
 
 def _clamped(lanes: Lanes, value: Tensor, low: float | None, high: float | None, below: str) -> Tensor:
-    """A clamp with torch's slopes at the edges: 1 for clamp, 0 for relu and hardtanh."""
+    """A clamp with torch's slopes at the edges: 1 for clamp, 0 for relu, hardtanh and hardsigmoid."""
     if high is not None:
         edge = torch.tensor(lanes.number(float(high)))
         value = lanes.pointwise("select", lanes.pointwise("gt" if below == "lt" else "ge", value, edge), edge, value)
@@ -104,6 +106,15 @@ def _clamped(lanes: Lanes, value: Tensor, low: float | None, high: float | None,
         edge = torch.tensor(lanes.number(float(low)))
         value = lanes.pointwise("select", lanes.pointwise(below, value, edge), edge, value)
     return value
+
+
+def _hardsigmoid(lanes: Lanes, node: fx.Node, a: Any) -> Tensor:
+    moved = lanes.pointwise("add", lanes.of(a), lanes.of(3.0))
+    return lanes.scaled(_clamped(lanes, moved, 0.0, 6.0, "le"), 1 / 6)
+
+
+def _hardswish(lanes: Lanes, node: fx.Node, a: Any) -> Tensor:
+    return lanes.pointwise("mul", lanes.of(a), _hardsigmoid(lanes, node, a))
 
 
 def _where(lanes: Lanes, node: fx.Node, condition: Any, a: Any, b: Any) -> Tensor:
@@ -236,6 +247,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "clamp_min": _clamp_min,
     "clamp_max": _clamp_max,
     "hardtanh": _hardtanh,
+    "hardsigmoid": _hardsigmoid,
+    "hardswish": _hardswish,
     "where": _where,
     "logical_not": _logical_not,
     "logical_and": _logical_and,

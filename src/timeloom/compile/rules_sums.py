@@ -65,7 +65,11 @@ def _var(lanes: Lanes, node: fx.Node, a: Any, dim: Any = None, correction: Any =
 
 
 def _std(lanes: Lanes, node: fx.Node, a: Any, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Tensor:
-    return lanes.pointwise("sqrt", _variance(lanes, lanes.of(a), dim, correction, keepdim)[0])
+    """With torch's gradient of a row that is the same number everywhere: zero, where that of the root is infinite."""
+    variance, zero, one = _variance(lanes, lanes.of(a), dim, correction, keepdim)[0], lanes.of(0.0), lanes.of(1.0)
+    none = lanes.pointwise("eq", variance, zero)
+    root = lanes.pointwise("sqrt", lanes.pointwise("select", none, one, variance))
+    return lanes.pointwise("select", none, zero, root)
 
 
 def _native_layer_norm(

@@ -21,8 +21,8 @@ MOST_TRACES = 4
 """Most numbers of rows that are tried."""
 
 _DECOMPOSED = [
-    aten.addcmul, aten.addcdiv, aten.gelu, aten.silu, aten.hardsigmoid, aten.hardswish, aten.leaky_relu, aten.threshold,
-    aten.softshrink, aten.hardshrink, aten.glu, aten.masked_fill, aten.logit, aten.sgn,
+    aten.addcmul, aten.addcdiv, aten.gelu, aten.silu, aten.leaky_relu, aten.threshold, aten.softshrink, aten.hardshrink,
+    aten.glu, aten.masked_fill, aten.logit, aten.sgn,
 ]  # fmt: skip
 """Operations that torch decomposes itself. Not those whose parts overflow where the whole does not (softplus, elu), nor
 norms: on x alone torch's own are far faster than their parts."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from timeloom.auto.experience import Experience
+from timeloom.auto.thresholds import Fewest
 from timeloom.kernels import AdjointData, ReferenceSweeper, mending, replay
 from timeloom.kernels.cuda import layer as cuda_layer
 from timeloom.kernels.cuda.layer import CUDALayer
@@ -117,6 +118,9 @@ class Chunks(Auto):
 
     def why_torch(self, *_: Any) -> str | None:
         return None
+
+    def fewest_steps(self, *_: Any) -> Fewest:
+        return Fewest()
 
     @staticmethod
     def remembers(device: torch.device) -> bool:

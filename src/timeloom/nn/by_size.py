@@ -1,7 +1,7 @@
-"""Calls on a CPU that are torch's own layer's by their size alone, whatever else is known: the short way there.
+"""The short way to torch's own layer, for calls on a CPU that are too short for sweeps.
 
-A call of few steps takes torch tens of microseconds, so each look at it counts, at one whose shape has not been met as
-at any other: texts vary in length. Nothing is looked at that torch's operators look at themselves.
+Torch takes tens of microseconds for a call of few steps, so every check in Python counts, also in calls of a new shape:
+the lengths of texts vary. What torch's operators check themselves is not checked here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from timeloom.nn.base import Recurrent
 
 MOST_KINDS = 256
-"""Numbers of sequences, dtypes and modes that a layer remembers its answer for."""
+"""Largest number of kinds of calls (number of sequences, dtype, gradients) that a layer remembers."""
 
 
 class Told(NamedTuple):
-    """What such a call did, for those who ask."""
+    """The report of such a call, made on request."""
 
     fewest: Fewest
     steps: int
@@ -34,7 +34,7 @@ class Told(NamedTuple):
 
 
 def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> tuple[Any, Any] | None:
-    """Torch's forward pass, or None where more must be known than sizes."""
+    """Torch's forward pass, or None if the size of the call does not decide."""
     if type(input) is Tensor:
         data, sizes = input, None
         if data.dim() != 3 or data.is_nested:
@@ -62,7 +62,8 @@ def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> tuple[An
 
 
 def _remember(module: Recurrent, kind: Any, data: Tensor, batch: int) -> Fewest:
-    fewest = module._solver.fewest_steps(module, data, batch) if module.has_torch_twin else Fewest()
+    known = module.has_torch_twin and data.device.type in torch_layer.SWEPT
+    fewest = module._solver.fewest_steps(module, data, batch) if known else Fewest()
     if len(module._fewest) >= MOST_KINDS:
         module._fewest.clear()
     module._fewest[kind] = fewest

@@ -1,6 +1,6 @@
-"""Sequences of different lengths, without gradients, run to the end of the longest one as if all were as long.
+"""Sequences of different lengths without gradients: all are run to the end of the longest one, padding included.
 
-Kernels of whole layers know no lengths, and take so much less time a step that they may run the padding, too.
+The kernels of whole layers take no lengths, but so little time per step that running the padding may pay.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from timeloom.solve.recurrence import Record
 from timeloom.solve.trunk import LayerSolve
 
 SHARE = FULL["GRU"][1]
-"""Share of all steps, padding among them, that must be the sequences'."""
+"""Share of real steps among all steps from which that pays."""
 
 
 def gains(solve: LayerSolve, inputs: Inputs) -> bool:
-    """Whether a layer is to be run so: where `auto` chooses, and its outputs are all of its states."""
+    """Whether running the padding pays: only if `auto` chooses, for cells whose outputs are their whole states."""
     lengths, x = inputs.lengths, inputs.x
     if lengths is None or inputs.resets is not None or inputs.taped or x.device.type != "cpu":
         return False

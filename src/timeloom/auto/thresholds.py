@@ -50,14 +50,14 @@ __all__ = ["Fewest", "Sized", "fewest_on_cpu", "why_faster", "why_faster_by_size
 
 
 class Fewest(NamedTuple):
-    """Steps from which a layer is ours: all fewer are torch's own layer's, all of any number where it is infinite."""
+    """The number of steps from which our sweeps run a layer: torch's own runs shorter calls, all if it is infinite."""
 
     steps: float = 0
     words: str = ""
-    """Why all are torch's; or what is said behind why fewer are."""
+    """The reason if torch's layer runs all calls; else an addition to the reason for short ones."""
 
     def why(self, steps: int) -> str | None:
-        """Why so many, which may be a symbol, are torch's; None where they are not."""
+        """Why torch's layer runs so many steps, which may be a symbol, or None."""
         if math.isinf(self.steps):
             return self.words
         return f"auto: {steps} steps are too few to gain{self.words}" if steps < self.steps else None
@@ -88,7 +88,7 @@ def why_faster_by_size(layer: Sized, x: Tensor, steps: int, batch: int) -> str |
 
 
 def fewest_on_cpu(layer: Sized, x: Tensor, batch: int) -> Fewest:
-    """Steps from which the layer is ours with so many sequences, by sizes alone."""
+    """The number of steps from which our sweeps run `batch` sequences, by sizes alone."""
     lstm, taped = layer.mode == "LSTM", torch.is_grad_enabled()
     in_torch = SHORTEST_LSTM_IN_TORCH if lstm and not taped else SHORTEST_IN_TORCH
     if not _compiles(layer, x):
@@ -105,7 +105,7 @@ def fewest_on_cpu(layer: Sized, x: Tensor, batch: int) -> Fewest:
 
 
 def _why_padded(layer: Sized, x: Tensor, padded: int) -> str | None:
-    """Why the steps of packed sequences, `(steps of all, inputs)`, are torch's, which takes no time for padding."""
+    """Why torch's layer, which takes no time for padding, runs packed sequences `(steps of all, inputs)`, or None."""
     full = x.shape[0] / padded if x.dim() == 2 else 1.0
     if full >= FULL[layer.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]:
         return None

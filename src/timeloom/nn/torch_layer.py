@@ -144,10 +144,8 @@ def call_again(
     weights: Any = module._flat_weights
     if weights[0].dtype is not data.dtype:
         return call(module, input, hx)
-    run, how = (
-        RUNS[module.mode],
-        (module.bias, module.num_layers, module.dropout, module.training, module.bidirectional),
-    )
+    run = RUNS[module.mode]
+    how = module.bias, module.num_layers, module.dropout, module.training, module.bidirectional
     if sizes is None:
         found = run(data, hx, weights, *how, module.batch_first)
         return found if len(found) == 2 else (found[0], found[1:])

@@ -90,7 +90,7 @@ class Solver:
         return None
 
     def fewest_steps(self, layer: Sized, x: Tensor, batch: int) -> Fewest:
-        """Steps below which torch's own layer runs whatever else is asked, for as long as the process lives."""
+        """The number of steps below which torch's own layer runs every call; it never changes within a process."""
         return Fewest()
 
     def plan(self, problem: Recurrence, experience: Experience, direction: Direction = "forward") -> Plan:

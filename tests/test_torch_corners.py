@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
+from beside_loop import Step, agrees, draw
 from torch import Tensor, nn
 
 import timeloom as tl
@@ -24,33 +23,6 @@ UNITS = 6
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remember, "FEWEST_STEPS", 0)
-
-
-def draw(*shape: int, seed: int = 3) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-Step = Callable[[Tensor, Tensor], Tensor]
-
-
-def agrees(step: Step, h0: Tensor, xs: Tensor) -> str:
-    """Compares states and gradients with the loop; what the report says."""
-    found = []
-    for loops in (True, False):
-        h, x = h0.clone().requires_grad_(), xs.clone().requires_grad_()
-        if loops:
-            state, states = h, []
-            for row in x:
-                state = step(state, row)
-                states.append(state)
-            ys = torch.stack(states)
-        else:
-            ys, report = tl.unroll(step, h, x)
-        found.append([ys.detach(), *torch.autograd.grad((ys * draw(*ys.shape, seed=5)).sum(), [h, x])])
-    for expected, given in zip(*found, strict=True):
-        assert expected.isfinite().all()
-        assert torch.allclose(given, expected, rtol=1e-9, atol=1e-10)
-    return str(report.reason)
 
 
 @pytest.mark.parametrize("unbiased", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import shutil
@@ -18,11 +19,17 @@ ONE_MEMORY = "#undef __shared__\n#define __shared__ static\n"
 """A prefix for kernels that declare shared memory, which all fibers then share."""
 
 
+def _folder_until_exit() -> Path:
+    folder = tempfile.mkdtemp(prefix="timeloom-emulated-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 @cache
 def _emulator() -> Path:
     """A folder with the emulator's headers, of which emulator.h is precompiled once for all sources."""
     assert COMPILER is not None
-    folder = Path(tempfile.mkdtemp(prefix="timeloom-emulator-"))
+    folder = _folder_until_exit()
     for path in FOLDER.iterdir():
         shutil.copy(path, folder)
     header = folder / "emulator.h"
@@ -33,7 +40,7 @@ def _emulator() -> Path:
 @cache
 def _headers_at(headers: tuple[tuple[str, str], ...]) -> Path:
     """A folder with the kernels' headers, except those that the emulator replaces."""
-    folder = Path(tempfile.mkdtemp(prefix="timeloom-emulated-"))
+    folder = _folder_until_exit()
     for name, text in headers:
         if not (FOLDER / name).exists():
             (folder / name).write_text(text)

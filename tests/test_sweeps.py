@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import shutil
@@ -453,6 +454,7 @@ def quick_compiler() -> str:
     script = Path(tempfile.mkdtemp()) / "quick-cc"
     script.write_text('#!/usr/bin/env bash\nexec cc "${@/#-O3/-O0}"\n')
     script.chmod(0o755)
+    atexit.register(shutil.rmtree, script.parent, ignore_errors=True)
     return str(script)
 
 

@@ -50,6 +50,9 @@ def test_slow_sweeps_are_not_rounding_where_no_more_are_granted() -> None:
 
 LSTM = {"cell": "LSTM", "x_scale": 0.1}
 FINDINGS = {
+    "jumps of one sign in float64, which add up in the gradients of weights": {"cell": "LSTM", "n": 8}
+    | {"inputs": 128, "layers": 3, "T": 88, "B": 3, "dtype": "float64", "solver": "Shooting"}
+    | {"options": {"chunk": 3, "correction": "auto", "warmup": 5}, "seed": 361537134},
     "slow sweeps that were taken for rounding": LSTM
     | {"n": 15, "layers": 2, "bidirectional": True, "batch_first": True, "T": 98, "B": 1, "ragged": "lengths"}
     | {"gate_bias": 1.0, "solver": "Shooting", "options": {"chunk": 1, "warmup": 0}, "seed": 293717239},

@@ -41,8 +41,9 @@ LOOSENED = 8
 that: a sum whose terms cancel, as a weight's gradient may, then has a large relative error, however small the tolerance
 is relative to each term. Such a gradient may be off by twice the error of those runs, all others by the tolerance."""
 ANOTHER = 0.5
-"""Relative error above which a torch run's outputs belong to another trajectory: that of a chaotic network. Gradients
-are as large as their trajectory makes them, so that no factor of torch's error bounds ours."""
+"""Relative error above which a torch run's outputs belong to another trajectory: that of a chaotic network, or of one
+whose states exceed the dtype's range. Gradients are as large as their trajectory makes them, so that no factor of
+torch's error bounds ours."""
 SPREAD = 4.0
 """Standard deviations beyond the mean, in the logarithms of torch's runs, that gradients along another trajectory may
 reach: if that is more than the dtype holds, ours may overflow."""
@@ -96,7 +97,7 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
     if found:
         return {"findings": found}
     lost = _lost(truth, torch_runs[0]) if case.poison else {}
-    if case.poison == "nan" and (found := _more_than_torch_has(own, lost)):
+    if case.poison == "nan" and (found := _more_than_poisoned(own, truth)):
         return {"findings": found}
     own, truth, torch_runs = _without(own, lost), _without(truth, lost), [_without(run, lost) for run in torch_runs]
     sizes = scales(truth)
@@ -104,7 +105,7 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
     bound = _Bound(case, reports)
     for more in range(PERTURBED + 1):
         theirs = {name: worst(error_of(run[name], truth[name], sizes[name]) for run in torch_runs) for name in truth}
-        bound.chaotic = max((theirs[name] for name in truth if not name.startswith("grad ")), default=0.0) > ANOTHER
+        bound.chaotic = any(not theirs[name] <= ANOTHER for name in truth if not name.startswith("grad "))
         held = [name for name in truth if not (math.isnan(errors[name]) and beyond(truth[name], DTYPES[case.dtype]))]
         found = [finding for name in held for finding in bound.findings(name, errors[name], theirs[name])]
         hopeless = not bound.chaotic and all(finding["kind"] == "nan" for finding in found)
@@ -134,12 +135,12 @@ def _without(run: Tensors, lost: dict[str, Tensor]) -> Tensors:
     return {name: value.masked_fill(lost[name], 0) if name in lost else value for name, value in run.items()}
 
 
-def _more_than_torch_has(own: Tensors, lost: dict[str, Tensor]) -> list[dict[str, Any]]:
-    """Outputs where torch has none; gradients may be none for torch alone, which multiplies zeros by them."""
-    outputs = [name for name in lost if not name.startswith("grad ")]
-    counts = {name: int((lost[name] & own[name].isfinite()).sum()) for name in outputs}
+def _more_than_poisoned(own: Tensors, truth: Tensors) -> list[dict[str, Any]]:
+    """Outputs where the truth has none; gradients may be none for torch alone, which multiplies zeros by them."""
+    outputs = [name for name in truth if not name.startswith("grad ")]
+    counts = {name: int((~truth[name].isfinite() & own[name].isfinite()).sum()) for name in outputs}
     return [
-        {"kind": "nan", "what": f"{count} numbers of {name} are finite, torch's are not", "tensor": name}
+        {"kind": "nan", "what": f"{count} numbers of {name} are finite, the true ones are not", "tensor": name}
         for name, count in counts.items() if count
     ]  # fmt: skip
 

@@ -13,8 +13,8 @@ TOLERANCE = {torch.float64: 2e-15, torch.float32: 1e-6, torch.float16: 5e-4, tor
 ONE_SIGN = 0.25
 """Share of the tolerance to aim for if jumps of one sign add up, as they do in the gradients of weights."""
 ADJOINT_TOLERANCE = TOLERANCE | {torch.float32: ONE_SIGN * TOLERANCE[torch.float32]}
-"""Default tolerance of the backward pass. In float64 that share would be below rounding: there, multigrid cycles are
-polished once instead."""
+"""Default tolerance of the backward pass. In float64 that share would be below rounding: there, one more sweep or
+cycle is made instead."""
 
 TF32_TOLERANCE = 2e-4
 """Default tolerance for a user's cell on a GPU if torch's own products are set to round to tf32: runs from different

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar, get_args
 
+import torch
 from torch import Tensor
 
 from timeloom.auto.costs import cheapest, compiled_cost, decay_is_cheap, newton_up_to, step_cost
@@ -24,7 +25,7 @@ from timeloom.scan import gpu
 from timeloom.solve.driver import march
 from timeloom.solve.linearize import Linearization
 from timeloom.solve.plan import MOST_SWEEPS, Adjoint, Direction, Driver, OnDivergence, Plan, RankPlan, StandingPlan
-from timeloom.solve.tolerance import default_tolerance
+from timeloom.solve.tolerance import ONE_SIGN, default_tolerance
 
 SolverKind = TypeVar("SolverKind", bound="type[Solver]")
 PlanKind = TypeVar("PlanKind", bound=Plan)
@@ -127,7 +128,7 @@ class Solver:
 
     def _plan_gradients(self, problem: Recurrence, experience: Experience) -> Plan:
         """The plan of `adjoint="same"`: that of the states, apart from the tolerance."""
-        return self._for_gradients(problem)._plan_states(problem, experience)
+        return self._polished(self._for_gradients(problem)._plan_states(problem, experience), problem)
 
     def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:
         raise NotImplementedError(f"{type(self).__name__} does not run over many ranks: use 'auto'")
@@ -136,6 +137,11 @@ class Solver:
         self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]
     ) -> RankPlan:
         return self._for_gradients(problem)._plan_states_over_ranks(problem, experience, sizes)
+
+    def _polished(self, plan: Plan, problem: Recurrence) -> Plan:
+        """The plan of gradients; in float64 with one more sweep, as a smaller tolerance might never be met."""
+        firm = self.tol is None and problem.rounded.dtype == torch.float64
+        return replace(plan, polish=ONE_SIGN * plan.tolerance) if firm else plan
 
     def _for_gradients(self, problem: Recurrence) -> Solver:
         return replace(self, tol=self.adjoint_tolerance(problem))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, ClassVar, Literal, get_args
-
-import torch
 
 from timeloom.auto.costs import step_cost
 from timeloom.auto.experience import Experience, assumed_warmup
@@ -18,7 +15,6 @@ from timeloom.mgrit.grid import LATER_FACTOR, Coarsening, fit
 from timeloom.options import check_choice, check_count, check_flag, check_number
 from timeloom.problem import Recurrence
 from timeloom.solve.plan import Plan, RankPlan
-from timeloom.solve.tolerance import ONE_SIGN
 from timeloom.solvers.base import Solver, cheapest_chunk, cheapest_chunk_over_ranks, within
 
 CoarseKind = Literal["frozen", "implicit"]
@@ -151,11 +147,9 @@ class MGRIT(Solver):
     def _plan_gradients(self, problem: Recurrence, experience: Experience) -> Plan:
         solver = replace(self, tol=self.adjoint_tolerance(problem))
         plan = solver._plan_cycles(problem, self.backward_cycles, experience, solver._factors(problem))
-        # In float64 a smaller tolerance for gradients would be below rounding, which cycles might never meet.
-        firm = self.tol is None and problem.rounded.dtype == torch.float64
-        polish = ONE_SIGN * plan.tolerance if firm else math.inf
         due = experience.due(self.check_gradient_every)
-        return replace(plan, check_gradient=due, gradient_tolerance=self.gradient_tolerance, polish=polish)
+        checked = replace(plan, check_gradient=due, gradient_tolerance=self.gradient_tolerance)
+        return self._polished(checked, problem)
 
     def _plan_states_over_ranks(self, problem: Recurrence, experience: Experience, sizes: tuple[int, ...]) -> RankPlan:
         return self._plan_cycles_over_ranks(problem, self.cycles, experience, sizes)

@@ -50,6 +50,9 @@ def test_slow_sweeps_are_not_rounding_where_no_more_are_granted() -> None:
 
 LSTM = {"cell": "LSTM", "x_scale": 0.1}
 FINDINGS = {
+    "jumps of single steps that add up, after a first correction": {"n": 2, "inputs": 33, "layers": 2, "T": 55, "B": 16}
+    | {"ragged": "lengths", "tf32": False, "gate_bias": 6.0, "scale": 4.0, "x_scale": 0.1, "solver": "QuasiELK"}
+    | {"options": {"tol": 0.001}, "grad": False, "seed": 441256821},
     "jumps of one sign in float64, which add up in the gradients of weights": {"cell": "LSTM", "n": 8}
     | {"inputs": 128, "layers": 3, "T": 88, "B": 3, "dtype": "float64", "solver": "Shooting"}
     | {"options": {"chunk": 3, "correction": "auto", "warmup": 5}, "seed": 361537134},

@@ -25,7 +25,8 @@ MOST_BY_GAINS = 100.0
 """Limit of the error by accumulated jumps, as a multiple of the error by the series of corrections: gains ignore that
 jumps cancel along a long chain."""
 LARGE_MOVE = 0.1
-"""Relative move from which a link's gain says nothing about small moves; if links amplify, one more sweep is made."""
+"""Relative move from which a link's gain says nothing about small moves. One more sweep is made if links amplify, or if
+links are single steps, whose jumps add up over the network's memory."""
 WORTH_MENDING = 3.0
 """Multiple of the tolerance that jumps within it may add up to if the user gave the tolerance of a jump, and in
 multigrid, where a cycle costs as much as many sweeps."""
@@ -159,7 +160,9 @@ def smaller_demand(
     it takes to halve the jumps have left most of it.
     """
     residual, estimate = residuals[-1], estimates[-1]
-    unseen = not polished and moves and moves[-1] > LARGE_MOVE and state.amplifies
+    rounded = residual <= ROUNDING.get(state.starts.dtype, 0.0)
+    may_grow = state.amplifies or (plan.linearization is not None and not rounded)
+    unseen = not polished and moves and moves[-1] > LARGE_MOVE and may_grow
     otherwise = 0.5 * residual if unseen else None
     if not polished and residual > plan.polish:
         return plan.polish

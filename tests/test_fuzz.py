@@ -18,7 +18,16 @@ from benchmarks.fuzz import __main__ as fuzz
 from benchmarks.fuzz import judge as judging
 from benchmarks.fuzz import networks, record, segments
 from benchmarks.fuzz.case import DTYPES, FEATURES, POISONS, Case
-from benchmarks.fuzz.draw import LEARNED, LIMITS, draw, draw_feature, draw_learned, draw_poisoned
+from benchmarks.fuzz.draw import (
+    LEARNED,
+    LIMITS,
+    SHORTEST_TRAINING,
+    draw,
+    draw_feature,
+    draw_learned,
+    draw_poisoned,
+    draw_training,
+)
 from benchmarks.fuzz.judge import judge
 from benchmarks.fuzz.log import Log
 from benchmarks.fuzz.worker import Worker
@@ -74,6 +83,27 @@ def test_drawn_poisons_and_corrections_are_numbers_of_their_own(drawn: Callable[
     assert {case.poison for case in cases} == (set(POISONS) if drawn is draw_poisoned else {""})
     assert ({case.options.get("correction") for case in cases} == set(LEARNED)) == (drawn is draw_learned)
     assert not any(draw(7, index, "cpu").poison for index in range(100))
+
+
+def test_drawn_trainings_are_long_calls_of_auto() -> None:
+    cases = [draw_training(7, index, "cpu") for index in range(200)]
+    assert cases == [draw_training(7, index, "cpu") for index in range(200)]
+    assert all(Case.of(case.line()) == case for case in cases)
+    assert {case.solver for case in cases} == {"auto"}
+    assert {case.calls for case in cases} == {1, 4, 12, 30}
+    assert min(case.steps for case in cases) >= SHORTEST_TRAINING
+    assert max(case.steps for case in cases) > 5000
+
+
+def test_weights_that_move_end_at_the_case_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+    _broken(monkeypatch, lambda y, final: (seen.append(y.detach().clone()), (y, final))[1])
+    assert judge(Case(n=5, T=40, calls=3, drift=0.1, seed=4), "cpu")["findings"] == []
+    still = list(seen)
+    seen.clear()
+    assert judge(Case(n=5, T=40, calls=3, seed=4), "cpu")["findings"] == []
+    same = [torch.equal(moved, usual) for moved, usual in zip(still, seen, strict=True)]
+    assert same == [False, False, True]
 
 
 def test_earlier_seeds_draw_what_they_drew() -> None:

@@ -4,6 +4,7 @@
                 cell, dropout inside the recurrence, torch.compile
 --poisoned      those with a number in their input that is NaN, infinite or far too large
 --learned       those with corrections that are learned from sweeps (secant, lowrank)
+--training      long sequences that `auto` runs as a training does: many calls, with weights that move
 --count 20000   configurations of the seed in all: those in the log are not judged again, so runs can be gone on with
 --again         the log's findings first, once more: what is mended is told so
 --case JSON     one configuration, told in full (as printed for a finding)
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.fuzz.case import Case
-from benchmarks.fuzz.draw import draw, draw_feature, draw_learned, draw_poisoned
+from benchmarks.fuzz.draw import draw, draw_feature, draw_learned, draw_poisoned, draw_training
 from benchmarks.fuzz.judge import judge
 from benchmarks.fuzz.log import Log
 from benchmarks.fuzz.record import facts, reproduce, summary, write
@@ -38,7 +39,7 @@ LONGEST = {"cuda": 120.0, "cpu": 600.0}
 """Seconds, with the start of its process, after which a case counts as a hang: a CPU may be busy with other work."""
 GRACE = 20.0
 """Seconds that a case may take at the end of a run before it is left unfinished."""
-OTHERS = {"features": draw_feature, "poisoned": draw_poisoned, "learned": draw_learned}
+OTHERS = {"features": draw_feature, "poisoned": draw_poisoned, "learned": draw_learned, "training": draw_training}
 """Kinds of configurations with a random stream of their own, so that the others stay what they are."""
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -56,6 +56,8 @@ class Case:
     grad: bool = True
     calls: int = 1
     """Calls of the same module; the last one is judged, on its own input."""
+    drift: float = 0.0
+    """Relative change of all weights from call to call, as an optimizer makes; the last call has the case's weights."""
     seed: int = 0
     feature: str = ""
     """A feature that is used in addition, one of `FEATURES`: second-order gradients; `WarmStarts`, with inputs that

@@ -47,6 +47,16 @@ FEATURE_STEPS, FEATURE_UNITS = 80, 65
 DENSE_UNITS, DENSE_UNITS_OWN = 65, 8
 """Most units if every step has a matrix; the same for users' cells, whose Jacobians are computed row by row."""
 LEARNED = ("secant", "lowrank")
+PACES = (
+    {"calls": 1},
+    {"calls": 4, "drift": 1e-2},
+    {"calls": 12},
+    {"calls": 12, "drift": 1e-3},
+    {"calls": 30, "drift": 1e-3},
+)
+"""How a training goes on: its calls, and how far they move the weights."""
+SHORTEST_TRAINING, LONGEST_TRAINING, LONGEST_OWN = 400, 12_000, 1_500
+"""Steps of the sequences of a training, times layers and directions; those of cells whose reference loops in Python."""
 STEPWISE_UNITS_OWN = 33
 """Most units of users' cells if every step has a diagonal, for the same reason."""
 
@@ -80,6 +90,17 @@ def draw_learned(seed: int, index: int, device: str) -> Case:
     options = {name: value for name, value in case.options.items() if name in ("adjoint", "tol")}
     options |= {"chunk": random.choice((1, 2, 3, 7, 16, 33)), "correction": random.choice(LEARNED)}
     return replace(case, options=options | {"warmup": random.choice((0, 0, 1, 5, 40))})
+
+
+def draw_training(seed: int, index: int, device: str) -> Case:
+    """The same of long sequences that `auto` runs as a training does, call after call with weights that move."""
+    random = Random(f"training:{seed}:{index}")
+    case = replace(_drawn(random, device), solver="auto", options={}, **random.choice(PACES))
+    own = case.cell in USER_CELLS
+    n = min(case.n, random.choice((8, 17, 33) if own else (8, 33, 64, 129)))
+    case = replace(case, n=n, inputs=min(case.inputs, n), proj=min(case.proj, n - 1), B=min(case.B, 8))
+    longest = (LONGEST_OWN if own or case.cell == "ImplicitGRU" else LONGEST_TRAINING) / (case.layers * case.directions)
+    return replace(case, T=int(math.exp(random.uniform(math.log(SHORTEST_TRAINING), math.log(longest)))))
 
 
 def _drawn(random: Random, device: str) -> Case:

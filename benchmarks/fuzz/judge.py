@@ -275,8 +275,12 @@ class _Problem:
     def ours(self) -> tuple[Tensors, list[Any], dict[str, torch.dtype]]:
         module, forward, reports = ours(self.case, self.state, self.ragged)
         dtypes: dict[str, torch.dtype] = {}
-        for x in self.inputs:
+        moves = [(weight, weight.detach().clone(), torch.randn_like(weight)) for weight in module.parameters()]
+        for call, x in enumerate(self.inputs):
             module.zero_grad()
+            if self.case.drift:
+                for weight, last, direction in moves:
+                    weight.data.copy_(last * (1 + self.case.drift * (self.case.calls - 1 - call) * direction))
             results = self._run(module, forward, x, self.h0, DTYPES[self.case.dtype], dtypes)
         return results, reports, dtypes
 

@@ -30,7 +30,7 @@ from timeloom.auto.costs import (
 from timeloom.auto.decide import PATIENCE
 from timeloom.auto.experience import FIRST_PAUSE, LONGEST_PAUSE, Experience
 from timeloom.auto.layer_experience import LayerExperience
-from timeloom.auto.sweep_counts import FIRST_LOOK, TOO_MANY, SweepCounts
+from timeloom.auto.sweep_counts import FIRST_LOOK, SPARE_SOLVES, TOO_MANY, SweepCounts
 from timeloom.cells import GenericCell
 from timeloom.kernels.cpu import build
 from timeloom.problem import Recurrence
@@ -593,6 +593,29 @@ def test_where_many_sweeps_are_not_enough_chunks_are_lengthened_and_shortened_ag
         experience.learn(corrected_report(2, 1e-4))
     plan = Auto().plan(problem, experience)
     assert (plan.chunk, plan.sweeps) == (shortest, auto_file.SWEEPS), "not a warm-up at once"
+
+
+def test_sweeps_that_left_little_are_followed_by_a_few_more() -> None:
+    counts = SweepCounts()
+    for sweeps, left, more in ((6, 3e-5, 8), (8, 1e-3, 14), (14, 1.1e-5, 16)):
+        counts.note_too_few(sweeps, left, limit=1e-5)
+        assert (counts.needed, counts.stretch) == (more, 1), "as fast as the error shrank, and two at least"
+    counts.note_too_few(16, 0.5, limit=1e-5)
+    assert (counts.needed, counts.stretch) == (None, 4)
+
+
+def test_after_a_failure_a_sweep_less_must_be_to_spare_for_a_while() -> None:
+    """Batches that take turns need different numbers of sweeps, and one too few costs a whole call."""
+    counts = SweepCounts()
+    for needed in (8, 7, 6):
+        counts.learn(corrected_report(needed + 1, 1e-7))
+        assert counts.needed == needed, "at once before any failure"
+    counts.note_too_few(6, 3e-5, limit=1e-5)
+    counts.too_few = 0
+    for call in range(3 * SPARE_SOLVES):
+        assert counts.needed is not None
+        counts.learn(corrected_report(counts.needed, 1e-4 if call in (0, 5) else 1e-7))
+        assert counts.needed == 8 - (call >= 5 + SPARE_SOLVES) - (call >= 5 + 2 * SPARE_SOLVES)
 
 
 @pytest.mark.usefixtures("on_gpu")

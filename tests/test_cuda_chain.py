@@ -1,4 +1,4 @@
-"""The kernel that compares the jumps of a chain, emulated on a CPU, against plain torch."""
+"""The kernels that compare the jumps of a chain and carry them along it, emulated on a CPU, against plain torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from emulated_chain import run_chain
 from emulator import COMPILER
 from torch import Tensor
 
+from timeloom.kernels.cuda.chain import LANES
 from timeloom.kernels.cuda.programs import ChainArgs
 from timeloom.solve.residual import following
 
@@ -47,3 +48,56 @@ def test_the_largest_jump_beside_its_scale(links: int, batch: int, parts: int, f
     expected = float((jumps / scale).max())
     for in_reverse in (False, True):
         assert compared(measured, parts, share, fading, in_reverse) == pytest.approx(expected, rel=1e-6)
+
+
+def carried(starts: Tensor, ends: Tensor, decay: Tensor, box: float | None, in_reverse: bool) -> tuple[Tensor, Tensor]:
+    links, width = starts.shape
+    moves, corrected = torch.full_like(starts, torch.nan), torch.full_like(starts, torch.nan)
+    args = ChainArgs(links=links, batch=1, parts=1, n=width)
+    args.starts, args.ends, args.decay = starts.data_ptr(), ends.data_ptr(), decay.data_ptr()
+    args.moves, args.corrected = moves.data_ptr(), corrected.data_ptr()
+    bound = torch.full((width,), box or 0.0)
+    args.bound = bound.data_ptr() if box is not None else None
+    run_chain("carry", -(-width // LANES), args, in_reverse)
+    return moves, corrected
+
+
+def in_order(starts: Tensor, ends: Tensor, decay: Tensor, box: float | None) -> tuple[Tensor, Tensor]:
+    """The same link by link, in float64; a move that is no number is that link's jump alone."""
+    starts, ends, decay = starts.double(), ends.double(), decay.double()
+    moves, corrected = torch.zeros_like(starts), starts.clone()
+    for link in range(1, len(starts)):
+        jump = ends[link - 1] - starts[link]
+        moved = decay[link - 1] * moves[link - 1] + jump
+        moves[link] = torch.where(moved.isfinite(), moved, jump)
+        corrected[link] = ends[link - 1] + moves[link] - jump
+        if box is not None:
+            corrected[link] = corrected[link].clamp(-box, box)
+    return moves, corrected
+
+
+@pytest.mark.parametrize("box", [None, 1.0], ids=["free", "boxed"])
+@pytest.mark.parametrize(("links", "width"), [(1, 1), (2, 3), (17, 40), (129, 32), (130, 65), (300, 33)])
+def test_jumps_are_carried_along_the_chain(links: int, width: int, box: float | None) -> None:
+    """Chains of several rounds, with links that lose all, keep all, or enlarge what enters them."""
+    torch.manual_seed(links)
+    starts, ends = torch.randn(2, links, width)
+    decay = torch.rand(links, width) ** 0.05
+    decay[torch.rand(links, width) < 0.05] = 0.0
+    decay[torch.rand(links, width) < 0.05] = 1.5
+    expected = in_order(starts, ends, decay, box)
+    for in_reverse in (False, True):
+        for found, truth in zip(carried(starts, ends, decay, box, in_reverse), expected, strict=True):
+            torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_no_number_stays_in_its_link() -> None:
+    torch.manual_seed(0)
+    starts, ends = torch.randn(2, 200, 8)
+    decay = torch.rand(200, 8)
+    ends[20, 1], ends[150, 2], decay[100, 3], decay[15, 4] = torch.nan, torch.inf, torch.nan, torch.inf
+    expected, _ = in_order(starts, ends, decay, None)
+    found, _ = carried(starts, ends, decay, None, False)
+    assert torch.equal(found.isfinite(), expected.isfinite())
+    known = expected.isfinite()
+    torch.testing.assert_close(found.double()[known], expected[known], rtol=1e-5, atol=1e-5)

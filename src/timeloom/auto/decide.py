@@ -61,7 +61,7 @@ class Choice(NamedTuple):
     @property
     def patience(self) -> int:
         """Sweeps after which the rest is run sequentially."""
-        return PATIENCE if self.sweeps == 1 else 2 * SWEEPS
+        return PATIENCE if self.sweeps == 1 else max(2 * SWEEPS, self.sweeps)
 
 
 def decide(problem: Recurrence, experience: Experience, tolerance: float, given: bool, linear: bool) -> Choice:

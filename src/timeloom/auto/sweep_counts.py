@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from timeloom.report import SolveReport
@@ -10,8 +11,12 @@ TOO_MANY = 10**9
 """More sweeps than any plan has."""
 FEW_SWEEPS = 2
 """Number of corrected sweeps so small that a warm-up may be cheaper again."""
-MOST_CORRECTED = 12
-"""Largest number of corrected sweeps to make in one call: if they are not enough, chunks are lengthened."""
+MOST_CORRECTED = 24
+"""Largest number of corrected sweeps to make in one call: if they are not enough, chunks are lengthened. Chunks four
+times as long take four times as long, and rarely need as few as a quarter of the sweeps: a language model whose chunks
+of 64 steps needed 13 sweeps needed 9 with chunks of 256."""
+MOST_BLINDLY = 12
+"""The same if the error does not shrink from sweep to sweep: it may still vanish at once, when all is forgotten."""
 LONGER_CHUNKS, MOST_LONGER = 4, 16
 """Factor by which chunks are lengthened each time, and its largest total."""
 LOOKS = (1, 8, 64, 512)
@@ -25,7 +30,8 @@ dense transfers."""
 SPARE = 0.1
 """Share of its limit below which an error would already have met the limit a sweep earlier."""
 SPARE_SOLVES = 8
-"""Solves in a row that could do with one Newton step less, after which that is tried."""
+"""Solves in a row that could do with one Newton step less, or with one sweep less than a number that once was too few,
+after which that is tried. Batches that take turns need different numbers."""
 
 
 @dataclass
@@ -40,6 +46,10 @@ class SweepCounts:
     """Number of sweeps that were not enough when last tried."""
     since_too_few: int = 0
     """Number of solves since then."""
+    has_failed: bool = False
+    """Whether a number of sweeps ever was too few."""
+    spare: int = 0
+    """Number of solves in a row that could have done with one sweep less."""
     solves: int = 0
     """Number of solves by several sweeps since a warm-up was last enough."""
     looking: bool = False
@@ -53,12 +63,19 @@ class SweepCounts:
     newton_spare: int = 0
     """Number of solves in a row that could have done with one step less."""
 
-    def note_too_few(self, sweeps: int) -> None:
-        """Note that these sweeps were not enough: plan more for the next call, or longer chunks."""
+    def note_too_few(self, sweeps: int, error: float, limit: float) -> None:
+        """Note that these sweeps left an error above the limit: plan more for the next call, or longer chunks.
+
+        More are planned as if each of them made the error smaller by the same factor; if that would take too many, half
+        as many again.
+        """
         self.too_few, self.since_too_few = sweeps, 0
-        more = sweeps + max(FEW_SWEEPS, sweeps // 2)
+        self.has_failed, self.spare = True, 0
+        more = sweeps * math.log(limit) / math.log(error) if 0 < limit < error < 1 else math.inf
         if more <= MOST_CORRECTED:
-            self.needed = more
+            self.needed = max(math.ceil(more), sweeps + FEW_SWEEPS)
+        elif sweeps + sweeps // 2 <= MOST_BLINDLY:
+            self.needed = sweeps + max(FEW_SWEEPS, sweeps // 2)
         elif self.stretch < MOST_LONGER:
             self.stretch, self.needed, self.too_few = self.stretch * LONGER_CHUNKS, None, 0
         else:
@@ -70,11 +87,13 @@ class SweepCounts:
         That is so after they have been few for a while, since the network may forget quickly again. If chunks were
         lengthened, shorter ones are tried first.
         """
-        spare = report.residuals[-1] < SPARE * report.tolerance
+        self.spare = self.spare + 1 if report.residuals[-1] < SPARE * report.tolerance else 0
+        fewer = self.spare >= (SPARE_SOLVES if self.has_failed else 1)
+        self.spare = 0 if fewer else self.spare
         self.since_too_few += 1
         if self.since_too_few > LOOK_AFTER:
             self.too_few = 0
-        self.needed = max(report.iterations - spare, self.too_few + 1, FEW_SWEEPS)
+        self.needed = max(report.iterations - fewer, self.too_few + 1, FEW_SWEEPS)
         self.solves += 1
         self.looking = self.solves in LOOKS and self.needed > FEW_SWEEPS
         self.calm = self.calm + 1 if self.needed <= FEW_SWEEPS else 0
@@ -107,7 +126,9 @@ class SweepCounts:
     def look_below(self) -> None:
         """Allow fewer sweeps than those that were too few before: solves now begin at known states."""
         self.too_few = self.since_too_few = 0
+        self.has_failed = False
 
     def forget(self) -> None:
         """Forget how many sweeps were enough, since the network is learned anew."""
         self.needed, self.stretch = None, 1
+        self.has_failed, self.spare = False, 0

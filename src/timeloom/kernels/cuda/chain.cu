@@ -16,19 +16,32 @@ struct ChainArgs {
   float floor[2];                                 // what scales of the first part and of the others are at least, beside values of 1
 };
 
-// δ[p] = A[p-1] δ[p-1] + jump[p] for every unit by itself, one thread each. Links are read AHEAD at a time, before any is
-// written: memory answers once for all of them.
+// δ[p] = A[p-1] δ[p-1] + jump[p] for every unit by itself. A block's lanes are units, its warps take turns along the chain,
+// AHEAD links each: they read theirs side by side, tell each other where δ = 0 would lead and what becomes of another δ,
+// and then walk their links from the δ that enters them.
 #define AHEAD 16
-extern "C" __global__ void __launch_bounds__(32) carry(const __grid_constant__ ChainArgs a) {
-  const index_t width = (index_t)a.batch * a.parts * a.n, i = (index_t)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= width) return;
+#define WALKERS 8
+__device__ __forceinline__ float carried(float decay, float delta, float jump) {
+  const float next = fmaf(decay, delta, jump);
+  return fabsf(next) < INFINITY ? next : jump;    // what overflows is forgotten
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WALKERS) carry(const __grid_constant__ ChainArgs a) {
+  __shared__ float ends_at[2][WALKERS][32], keeps[2][WALKERS][32];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const index_t width = (index_t)a.batch * a.parts * a.n, own = (index_t)blockIdx.x * 32 + lane;
+  const bool there = own < width;
+  const index_t i = there ? own : width - 1;      // lanes behind the last unit read it, and write nothing
   const float box = a.bound ? a.bound[i] : INFINITY;
-  float delta = 0.0f;
-  a.moves[i] = 0.0f;
-  if (a.corrected) a.corrected[i] = a.starts[i];
+  if (there && warp == 0) {
+    a.moves[i] = 0.0f;
+    if (a.corrected) a.corrected[i] = a.starts[i];
+  }
+  float entering = 0.0f;                          // δ before the links of this round
 #pragma unroll 1
-  for (int from = 1; from < a.links; from += AHEAD) {
-    float start[AHEAD], end[AHEAD], decay[AHEAD];
+  for (int base = 1, round = 0; base < a.links; base += AHEAD * WALKERS, round ^= 1) {
+    const int from = base + AHEAD * warp;
+    float start[AHEAD], end[AHEAD], decay[AHEAD], delta = 0.0f, kept = 1.0f;
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
       const index_t at = min(from + k, a.links - 1) * width + i;
@@ -37,10 +50,26 @@ extern "C" __global__ void __launch_bounds__(32) carry(const __grid_constant__ C
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
       if (from + k >= a.links) break;
+      const float jump = end[k] - start[k], next = fmaf(decay[k], delta, jump);
+      kept = fabsf(next) < INFINITY ? kept * decay[k] : 0.0f;
+      delta = fabsf(next) < INFINITY ? next : jump;
+    }
+    ends_at[round][warp][lane] = delta, keeps[round][warp][lane] = kept;
+    __syncthreads();                              // the buffers of the round before are read no more
+    delta = entering;
+#pragma unroll
+    for (int w = 0; w < WALKERS; w++) {
+      const float then = carried(keeps[round][w][lane], entering, ends_at[round][w][lane]);
+      entering = then;
+      if (w + 1 == warp) delta = then;
+    }
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+      if (from + k >= a.links) break;
       const index_t at = (from + k) * width + i;
       const float jump = end[k] - start[k];
-      delta = fmaf(decay[k], delta, jump);
-      if (!(fabsf(delta) < INFINITY)) delta = jump;
+      delta = carried(decay[k], delta, jump);
+      if (!there) continue;
       a.moves[at] = delta;
       if (a.corrected) a.corrected[at] = fminf(fmaxf(end[k] + (delta - jump), -box), box);
     }

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from timeloom.kernels import faults
-from timeloom.kernels.cuda.programs import CHAIN_THREADS, ChainArgs, chain_function
+from timeloom.kernels.cuda.programs import ChainArgs, chain_function
 from timeloom.kernels.reference import ReferenceSweeper
 from timeloom.problem import Recurrence, Segments, cut_evenly
+
+LANES = 32
+"""Units of a block that carries errors along the chain."""
 
 
 class ChainSweeper(ReferenceSweeper):
@@ -88,7 +91,7 @@ class ChainSweeper(ReferenceSweeper):
         """The error of each start, from the jumps before it and the decay."""
         moves = torch.empty_like(starts)
         args = self._chain_args(starts=starts, ends=ends, decay=decay, moves=moves, corrected=corrected, bound=bound)
-        self._run_chain("carry", -(-self._initial.numel() // CHAIN_THREADS["carry"]), args)
+        self._run_chain("carry", -(-self._initial.numel() // LANES), args)
         return moves
 
     def _run_chain(self, name: str, blocks: int, args: ChainArgs) -> None:

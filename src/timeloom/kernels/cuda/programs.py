@@ -25,7 +25,7 @@ CLUSTERS = (1, 2, 4, 8, 16)
 """Numbers of blocks that may share a row; GPUs need not support clusters of 16."""
 MOST_WEIGHTS = 3 * 128**2
 """Recurrent weights that fit in the registers of a block."""
-CHAIN_THREADS = {"carry": 32, "measure": 256, "compare": 1024}
+CHAIN_THREADS = {"carry": 256, "measure": 256, "compare": 1024}
 FOLDER = Path(__file__).parent
 GENERATED = FOLDER / "generated"
 """Texts of cells: see texts.py."""

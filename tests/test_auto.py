@@ -600,8 +600,10 @@ def test_sweeps_that_left_little_are_followed_by_a_few_more() -> None:
     for sweeps, left, more in ((6, 3e-5, 8), (8, 1e-3, 14), (14, 1.1e-5, 16)):
         counts.note_too_few(sweeps, left, limit=1e-5)
         assert (counts.needed, counts.stretch) == (more, 1), "as fast as the error shrank, and two at least"
-    counts.note_too_few(16, 0.5, limit=1e-5)
-    assert (counts.needed, counts.stretch) == (None, 4)
+    for hopeless in (0.5, 1.0, math.nan):
+        counts = SweepCounts()
+        counts.note_too_few(16, hopeless, limit=1e-5)
+        assert (counts.needed, counts.stretch) == (None, 4)
 
 
 def test_after_a_failure_a_sweep_less_must_be_to_spare_for_a_while() -> None:
@@ -616,6 +618,14 @@ def test_after_a_failure_a_sweep_less_must_be_to_spare_for_a_while() -> None:
         assert counts.needed is not None
         counts.learn(corrected_report(counts.needed, 1e-4 if call in (0, 5) else 1e-7))
         assert counts.needed == 8 - (call >= 5 + SPARE_SOLVES) - (call >= 5 + 2 * SPARE_SOLVES)
+
+
+def test_many_sweeps_too_many_are_given_up_by_half_of_what_is_to_spare() -> None:
+    counts = SweepCounts(has_failed=True)
+    for left in (*(SPARE_SOLVES - 1) * [1e-18], 1e-14):
+        assert counts.needed in (None, 30)
+        counts.learn(corrected_report(30, left))
+    assert counts.needed == 21, "10.1 would have shrunk the largest of these errors to what is to spare"
 
 
 @pytest.mark.usefixtures("on_gpu")

@@ -70,7 +70,7 @@ WIDE_STEP, WIDE_ROW = 7.8, (1.5e-5, 2.3e-8)
 """Microseconds of a GRU's step that consists of a launch and a product: a constant, and for each unit of a row, a
 constant and a factor of the units."""
 
-BETWEEN_SWEEPS = 5.0, 0.075
+BETWEEN_SWEEPS = 12.0, 0.008
 """Microseconds of a sweep besides its steps: a launch, and each chunk in the chain of corrections."""
 LEAST_CORRECTED = 8
 """Shortest chunk to correct, in steps."""

@@ -11,10 +11,10 @@ TOO_MANY = 10**9
 """More sweeps than any plan has."""
 FEW_SWEEPS = 2
 """Number of corrected sweeps so small that a warm-up may be cheaper again."""
-MOST_CORRECTED = 24
+MOST_CORRECTED = 40
 """Largest number of corrected sweeps to make in one call: if they are not enough, chunks are lengthened. Chunks four
 times as long take four times as long, and rarely need as few as a quarter of the sweeps: a language model whose chunks
-of 64 steps needed 13 sweeps needed 9 with chunks of 256."""
+of 64 steps needed more than 13 sweeps needed 8 to 11 with chunks of 256."""
 MOST_BLINDLY = 12
 """The same if the error does not shrink from sweep to sweep: it may still vanish at once, when all is forgotten."""
 LONGER_CHUNKS, MOST_LONGER = 4, 16
@@ -29,6 +29,8 @@ LOOK_AFTER = 64
 dense transfers."""
 SPARE = 0.1
 """Share of its limit below which an error would already have met the limit a sweep earlier."""
+TINY = 1e-30
+"""Errors below this count as this one."""
 SPARE_SOLVES = 8
 """Solves in a row that could do with one Newton step less, or with one sweep less than a number that once was too few,
 after which that is tried. Batches that take turns need different numbers."""
@@ -50,6 +52,8 @@ class SweepCounts:
     """Whether a number of sweeps ever was too few."""
     spare: int = 0
     """Number of solves in a row that could have done with one sweep less."""
+    most_left: float = 0.0
+    """Largest error that they left."""
     solves: int = 0
     """Number of solves by several sweeps since a warm-up was last enough."""
     looking: bool = False
@@ -71,7 +75,7 @@ class SweepCounts:
         """
         self.too_few, self.since_too_few = sweeps, 0
         self.has_failed, self.spare = True, 0
-        more = sweeps * math.log(limit) / math.log(error) if 0 < limit < error < 1 else math.inf
+        more = sweeps_until(limit, sweeps, error)
         if more <= MOST_CORRECTED:
             self.needed = max(math.ceil(more), sweeps + FEW_SWEEPS)
         elif sweeps + sweeps // 2 <= MOST_BLINDLY:
@@ -87,13 +91,18 @@ class SweepCounts:
         That is so after they have been few for a while, since the network may forget quickly again. If chunks were
         lengthened, shorter ones are tried first.
         """
-        self.spare = self.spare + 1 if report.residuals[-1] < SPARE * report.tolerance else 0
-        fewer = self.spare >= (SPARE_SOLVES if self.has_failed else 1)
-        self.spare = 0 if fewer else self.spare
+        spares = report.residuals[-1] < SPARE * report.tolerance
+        self.most_left = max(report.residuals[-1], self.most_left if self.spare else 0.0)
+        self.spare = self.spare + 1 if spares else 0
+        needed = report.iterations
+        if self.spare >= (SPARE_SOLVES if self.has_failed else 1):
+            excess = needed - sweeps_until(SPARE * report.tolerance, needed, self.most_left)
+            needed -= max(int(excess / 2), 1)
+            self.spare = 0
         self.since_too_few += 1
         if self.since_too_few > LOOK_AFTER:
             self.too_few = 0
-        self.needed = max(report.iterations - fewer, self.too_few + 1, FEW_SWEEPS)
+        self.needed = max(needed, self.too_few + 1, FEW_SWEEPS)
         self.solves += 1
         self.looking = self.solves in LOOKS and self.needed > FEW_SWEEPS
         self.calm = self.calm + 1 if self.needed <= FEW_SWEEPS else 0
@@ -132,3 +141,10 @@ class SweepCounts:
         """Forget how many sweeps were enough, since the network is learned anew."""
         self.needed, self.stretch = None, 1
         self.has_failed, self.spare = False, 0
+
+
+def sweeps_until(limit: float, sweeps: int, error: float) -> float:
+    """Sweeps after which an error is at the limit that is `error` after `sweeps`, if each shrinks it by one factor."""
+    if not 0 < limit < 1 or not error < 1:
+        return math.inf
+    return sweeps * math.log(limit) / math.log(max(error, TINY))

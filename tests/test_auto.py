@@ -597,13 +597,28 @@ def test_where_many_sweeps_are_not_enough_chunks_are_lengthened_and_shortened_ag
 
 def test_sweeps_that_left_little_are_followed_by_a_few_more() -> None:
     counts = SweepCounts()
-    for sweeps, left, more in ((6, 3e-5, 8), (8, 1e-3, 14), (14, 1.1e-5, 16)):
-        counts.note_too_few(sweeps, left, limit=1e-5)
+    for sweeps, left, more in ((6, 3e-5, 8), (8, 1.1e-5, 10)):
+        counts.note_too_few(sweeps, left, 1e-5, chunk=64)
         assert (counts.needed, counts.stretch) == (more, 1), "as fast as the error shrank, and two at least"
     for hopeless in (0.5, 1.0, math.nan):
         counts = SweepCounts()
-        counts.note_too_few(16, hopeless, limit=1e-5)
-        assert (counts.needed, counts.stretch) == (None, 4)
+        counts.note_too_few(16, hopeless, 1e-5, chunk=64)
+        assert (counts.needed, counts.stretch, counts.shorter) == (None, 4, None)
+
+
+@pytest.mark.parametrize(("sweeps", "pays"), [(5, True), (9, False)])
+def test_longer_chunks_stay_if_they_pay(sweeps: int, pays: bool) -> None:
+    counts = SweepCounts()
+    counts.note_too_few(12, 9e-5, 1e-5, chunk=64)
+    assert (counts.needed, counts.stretch) == (None, 4), "15 sweeps are many"
+    counts.learn(replace(corrected_report(15, 1e-4), chunk=64))
+    assert counts.stretch == 4, "that was still the call that missed"
+    counts.learn(replace(corrected_report(sweeps, 1e-7), chunk=256))
+    assert counts.stretch == 4, "one is to spare, so more may be"
+    counts.learn(replace(corrected_report(sweeps, 1e-4), chunk=256))
+    assert (counts.needed, counts.stretch) == ((sweeps, 4) if pays else (15, 1))
+    counts.note_too_few(counts.needed or 0, 1.1e-5, 1e-5, chunk=256 if pays else 64)
+    assert (counts.needed, counts.stretch) == ((7, 4) if pays else (17, 1))
 
 
 def test_after_a_failure_a_sweep_less_must_be_to_spare_for_a_while() -> None:
@@ -612,7 +627,7 @@ def test_after_a_failure_a_sweep_less_must_be_to_spare_for_a_while() -> None:
     for needed in (8, 7, 6):
         counts.learn(corrected_report(needed + 1, 1e-7))
         assert counts.needed == needed, "at once before any failure"
-    counts.note_too_few(6, 3e-5, limit=1e-5)
+    counts.note_too_few(6, 3e-5, 1e-5, chunk=64)
     counts.too_few = 0
     for call in range(3 * SPARE_SOLVES):
         assert counts.needed is not None

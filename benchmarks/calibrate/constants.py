@@ -35,6 +35,7 @@ BY_OTHERS = {
             "auto/costs.TILE_STEP",
             "auto/costs.TILE_STORES",
             "auto/costs.TILES_SHARING",
+            "auto/costs.SWEEP_START",
             "kernels/cuda/sweeper.WAVES",
         ),
         "python -m benchmarks.rows",

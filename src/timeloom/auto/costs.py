@@ -70,8 +70,13 @@ WIDE_STEP, WIDE_ROW = 7.8, (1.5e-5, 2.3e-8)
 """Microseconds of a GRU's step that consists of a launch and a product: a constant, and for each unit of a row, a
 constant and a factor of the units."""
 
-BETWEEN_SWEEPS = 12.0, 0.008
-"""Microseconds of a sweep besides its steps: a launch, and each chunk in the chain of corrections."""
+SWEEP_START = 3.0, 1.1e-3
+"""Microseconds of a launch before its first step, in which weights are read: a constant, and a factor of the units
+squared."""
+MOST_HELD = 128
+"""Units up to which one multiprocessor holds all weights; beyond, several share them."""
+BETWEEN_SWEEPS = 4.0, 0.0137
+"""Microseconds between two sweeps: a launch, and each chunk in the chain of corrections."""
 LEAST_CORRECTED = 8
 """Shortest chunk to correct, in steps."""
 LITTLE_MORE = 1.6
@@ -101,6 +106,7 @@ class StepCost:
     """Multiplications in a row's step if workers can share its units, else 0."""
     worth: float = WORTH_CUTTING
     """Share of a single chunk's time that several chunks after a long warm-up must not exceed."""
+    start: ClassVar[float] = 0.0
 
     def fills(self, batch: int) -> int:
         """The number of chunks of `batch` sequences that just fills the machine, if there is such a number; else 0."""
@@ -133,6 +139,11 @@ class RegisterCost:
     copies_inputs: ClassVar[bool] = False
     worth: ClassVar[float] = 1.0
 
+    @property
+    def start(self) -> float:
+        """What a launch takes before its first step."""
+        return SWEEP_START[0] + SWEEP_START[1] * min(self.units, MOST_HELD) ** 2
+
     def fills(self, batch: int) -> int:
         """The number of chunks whose rows just run side by side, if several blocks share a row; else 0.
 
@@ -163,6 +174,7 @@ class GeneratedCost:
     processors: int
     copies_inputs: ClassVar[bool] = False
     worth: ClassVar[float] = WORTH_DRIVING
+    start: ClassVar[float] = 0.0
 
     def fills(self, batch: int) -> int:
         """The number of chunks that just fill the machine, with one row or four rows on every multiprocessor."""
@@ -224,14 +236,15 @@ def row_in_torch(size: int) -> float:
 def cost_of(steps: int, batch: int, chunk: int, warmup: int, cost: Cost) -> float:
     """The cost of a sweep with a warm-up that writes the states or gradients of its chunks."""
     rows = math.ceil(steps / chunk) * batch
-    return warmup * cost.of(rows) + chunk * cost.of(rows, stores=True)
+    return cost.start + warmup * cost.of(rows) + chunk * cost.of(rows, stores=True)
 
 
 def cost_of_sweeps(steps: int, batch: int, chunk: int, sweeps: int, cost: Cost) -> float:
     """The cost of several sweeps of CUDA kernels with corrections between them; only the last writes its results."""
     links = math.ceil(steps / chunk)
     bare, whole = cost.of(links * batch), cost.of(links * batch, stores=True)
-    return sweeps * (chunk * bare + BETWEEN_SWEEPS[0] + BETWEEN_SWEEPS[1] * links) + chunk * (whole - bare)
+    between = BETWEEN_SWEEPS[0] + BETWEEN_SWEEPS[1] * links
+    return sweeps * (cost.start + chunk * bare + between) + chunk * (whole - bare)
 
 
 @lru_cache(maxsize=256)

@@ -171,7 +171,7 @@ class Experience:
             self.without_dense = LONGEST_PAUSE
             return
         if plan.sweeps > 1:
-            self.counts.note_too_few(plan.sweeps, error, plan.limit)
+            self.counts.note_too_few(plan.sweeps, error, plan.limit, plan.chunk)
             return
         last, self.missed = None if self.missed_before else self.missed, (plan.warmup, error)
         self.missed_before = over

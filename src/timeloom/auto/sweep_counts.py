@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from timeloom.report import SolveReport
 
@@ -11,10 +12,12 @@ TOO_MANY = 10**9
 """More sweeps than any plan has."""
 FEW_SWEEPS = 2
 """Number of corrected sweeps so small that a warm-up may be cheaper again."""
-MOST_CORRECTED = 40
-"""Largest number of corrected sweeps to make in one call: if they are not enough, chunks are lengthened. Chunks four
-times as long take four times as long, and rarely need as few as a quarter of the sweeps: a language model whose chunks
-of 64 steps needed more than 13 sweeps needed 8 to 11 with chunks of 256."""
+MANY_SWEEPS, MOST_CORRECTED = 12, 40
+"""Numbers of corrected sweeps beyond which longer chunks are tried, and beyond which there are no more of them, where
+longer chunks did not pay."""
+WORTH_LONGER = 1.6
+"""Factor by which chunks times sweeps may become more where chunks are longer: fewer rows take less time a step. An LSTM
+that needed 13 sweeps over chunks of 128 steps needed 5 over 512; a language model needed 14 over 64, and 9 over 256."""
 MOST_BLINDLY = 12
 """The same if the error does not shrink from sweep to sweep: it may still vanish at once, when all is forgotten."""
 LONGER_CHUNKS, MOST_LONGER = 4, 16
@@ -36,6 +39,14 @@ SPARE_SOLVES = 8
 after which that is tried. Batches that take turns need different numbers."""
 
 
+class Shorter(NamedTuple):
+    """Chunks, by their length and by their factor `stretch`, and the sweeps that they seem to need."""
+
+    chunk: int
+    stretch: int
+    sweeps: int
+
+
 @dataclass
 class SweepCounts:
     """What solves by several sweeps have shown; changed only by its own methods."""
@@ -54,6 +65,10 @@ class SweepCounts:
     """Number of solves in a row that could have done with one sweep less."""
     most_left: float = 0.0
     """Largest error that they left."""
+    most: int = MANY_SWEEPS
+    """Number of sweeps beyond which longer chunks are tried."""
+    shorter: Shorter | None = None
+    """Chunks that needed many sweeps, while longer ones are tried."""
     solves: int = 0
     """Number of solves by several sweeps since a warm-up was last enough."""
     looking: bool = False
@@ -67,8 +82,8 @@ class SweepCounts:
     newton_spare: int = 0
     """Number of solves in a row that could have done with one step less."""
 
-    def note_too_few(self, sweeps: int, error: float, limit: float) -> None:
-        """Note that these sweeps left an error above the limit: plan more for the next call, or longer chunks.
+    def note_too_few(self, sweeps: int, error: float, limit: float, chunk: int) -> None:
+        """Note that these sweeps over such chunks left an error above the limit: plan more, or longer chunks.
 
         More are planned as if each of them made the error smaller by the same factor; if that would take too many, half
         as many again.
@@ -76,12 +91,14 @@ class SweepCounts:
         self.too_few, self.since_too_few = sweeps, 0
         self.has_failed, self.spare = True, 0
         more = sweeps_until(limit, sweeps, error)
-        if more <= MOST_CORRECTED:
+        if more <= self.most:
             self.needed = max(math.ceil(more), sweeps + FEW_SWEEPS)
-        elif sweeps + sweeps // 2 <= MOST_BLINDLY:
+        elif more > MOST_CORRECTED and sweeps + sweeps // 2 <= MOST_BLINDLY:
             self.needed = sweeps + max(FEW_SWEEPS, sweeps // 2)
         elif self.stretch < MOST_LONGER:
+            self.shorter = Shorter(chunk, self.stretch, math.ceil(more)) if more <= MOST_CORRECTED else None
             self.stretch, self.needed, self.too_few = self.stretch * LONGER_CHUNKS, None, 0
+            self.has_failed = False
         else:
             self.needed = TOO_MANY
 
@@ -103,6 +120,8 @@ class SweepCounts:
         if self.since_too_few > LOOK_AFTER:
             self.too_few = 0
         self.needed = max(needed, self.too_few + 1, FEW_SWEEPS)
+        if not spares:
+            self._judge_longer(report.chunk)
         self.solves += 1
         self.looking = self.solves in LOOKS and self.needed > FEW_SWEEPS
         self.calm = self.calm + 1 if self.needed <= FEW_SWEEPS else 0
@@ -111,6 +130,16 @@ class SweepCounts:
         self.needed, self.calm, self.look_after = None, 0, min(2 * self.look_after, LAST_LOOK)
         lengthened, self.stretch = self.stretch > 1, max(self.stretch // LONGER_CHUNKS, 1)
         return not lengthened
+
+    def _judge_longer(self, chunk: int) -> None:
+        """Go back to shorter chunks if the sweeps that these chunks were found to need do not pay."""
+        before = self.shorter
+        if before is None or chunk == before.chunk:
+            return
+        self.shorter = None
+        if self.stretch * (self.needed or 0) > WORTH_LONGER * before.stretch * before.sweeps:
+            self.stretch, self.needed, self.most = before.stretch, before.sweeps, MOST_CORRECTED
+            self.too_few, self.has_failed = 0, True
 
     def stop_looking(self) -> bool:
         """End the trial of the longest warm-up; returns whether it was under way."""
@@ -141,6 +170,7 @@ class SweepCounts:
         """Forget how many sweeps were enough, since the network is learned anew."""
         self.needed, self.stretch = None, 1
         self.has_failed, self.spare = False, 0
+        self.shorter, self.most = None, MANY_SWEEPS
 
 
 def sweeps_until(limit: float, sweeps: int, error: float) -> float:

@@ -169,9 +169,11 @@ def _experience(kept: dict[str, Any]) -> Experience:
     known.pop("trials", None)
     search = _known(WarmupSearch, known.pop("search", {}))
     missed = tuple(Miss(*one) for one in search.pop("missed", ()))
-    counts = SweepCounts(**_known(SweepCounts, known.pop("counts", {})))
+    counted = _known(SweepCounts, known.pop("counts", {}))
+    counted.pop("shorter", None)  # chunks that are being tried stay
     rounding = Rounding(**_known(Rounding, known.pop("rounding", {})))
-    return Experience(**known, search=WarmupSearch(**search, missed=missed), counts=counts, rounding=rounding)
+    searched, counts = WarmupSearch(**search, missed=missed), SweepCounts(**counted)
+    return Experience(**known, search=searched, counts=counts, rounding=rounding)
 
 
 def _known(kind: type, kept: Any) -> dict[str, Any]:

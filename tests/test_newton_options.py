@@ -382,6 +382,21 @@ def test_a_jacobian_that_is_not_finite_is_named(solver: str) -> None:
     assert not bool(results[0][1][1].isfinite())
 
 
+@pytest.mark.parametrize("solver", ["quasi-deer", "quasi-elk"])
+def test_a_jacobian_that_overflows_where_iterates_have_run_away_is_no_fault_of_the_cell(solver: str) -> None:
+    """The diagonal of these weights amplifies, their square is zero; derivatives overflow from 7e12 on."""
+    weights = torch.tensor([[3.0, -3.0], [3.0, -3.0]])
+
+    def cell(h: Tensor, x: Tensor) -> Tensor:
+        return h @ weights.T + torch.tanh((1 + h.pow(4)).sqrt()) + x
+
+    h0, xs = torch.zeros(1, 2), torch.randn(60, 1, 2)
+    states, report = tl.unroll(cell, h0, xs, solver=solver)
+    assert report.fell_back
+    expected, _ = tl.unroll(cell, h0, xs, solver="sequential")
+    torch.testing.assert_close(states, expected)
+
+
 def test_values_that_are_not_finite_go_through_as_in_torch() -> None:
     torch.manual_seed(0)
     x = torch.randn(30, 2, 3)

@@ -39,10 +39,10 @@ class Clock:
 
 @pytest.mark.parametrize(("sweeps", "chosen"), [(1.0, 1), (3.0, 1), (0.3, 9)])
 def test_the_faster_of_two_ways_stays(monkeypatch: pytest.MonkeyPatch, sweeps: float, chosen: int) -> None:
-    """Nine sweeps and a warm-up of 1,200 steps should take about the same."""
+    """Nine sweeps and a warm-up of 1,000 steps should take about the same."""
     Clock(monkeypatch, 1.0, sweeps)
     calls = Calls()
-    calls.run(cliff(1200, sweeps=9), 50)
+    calls.run(cliff(1000, sweeps=9), 50)
     ways = {report.iterations for report in calls.reports}
     assert {1, 9} <= ways, "both were tried"
     assert {report.iterations for report in calls.reports[-20:]} == {chosen}

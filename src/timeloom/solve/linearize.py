@@ -25,8 +25,9 @@ COPIES = 6
 """Tensors of the elements' size that are alive at once while a window is linearised and scanned."""
 
 
-RUN_AWAY = 0.4
-"""States beyond the dtype's largest number to this power come from an iteration that diverges, not from the network."""
+RUN_AWAY = 0.25
+"""States beyond the dtype's largest number to this power come from an iteration that diverges, not from the network.
+Derivatives such as that of a norm hold cubes of them, which may overflow."""
 
 
 @dataclass(frozen=True)

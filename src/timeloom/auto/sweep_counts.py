@@ -16,8 +16,8 @@ MANY_SWEEPS, MOST_CORRECTED = 12, 40
 """Numbers of corrected sweeps beyond which longer chunks are tried, and beyond which there are no more of them, where
 longer chunks did not pay."""
 WORTH_LONGER = 1.6
-"""Factor by which chunks times sweeps may become more where chunks are longer: fewer rows take less time a step. An LSTM
-that needed 13 sweeps over chunks of 128 steps needed 5 over 512; a language model needed 14 over 64, and 9 over 256."""
+"""Factor by which chunks times sweeps may become more where chunks are longer: fewer rows take less time a step. An
+LSTM that needed 13 sweeps over chunks of 128 steps needed 5 over 512; a language model 14 over 64, and 9 over 256."""
 MOST_BLINDLY = 12
 """The same if the error does not shrink from sweep to sweep: it may still vanish at once, when all is forgotten."""
 LONGER_CHUNKS, MOST_LONGER = 4, 16

@@ -115,6 +115,9 @@ def compile_for(fused: Fused, device: torch.device) -> str | None:
     """Compile the kernels of a step now; returns why that failed, or None."""
     index = index_of(device)
     reason = why_not(fused, device)
+    adjoint = source_of(fused, "adjoint", shared_room(index)) if reason is None else ""
+    if isinstance(adjoint, CudaSource):
+        nvrtc.compile_ahead(adjoint.text, architecture(index), headers())
     for direction in ("forward", "adjoint"):
         source = source_of(fused, direction, shared_room(index)) if reason is None else ""
         if isinstance(source, CudaSource):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from timeloom.kernels import cache as kept
+from timeloom.kernels.cuda.ahead import AHEAD
+
+Headers = Sequence[tuple[str, str]]
 
 
 class CompileError(RuntimeError):
@@ -34,11 +37,22 @@ def version() -> tuple[int, int]:
     return major.value, minor.value
 
 
-def compile_source(source: str, architecture: str, headers: Sequence[tuple[str, str]] = ()) -> bytes:
+def compile_source(source: str, architecture: str, headers: Headers = ()) -> bytes:
     """Machine code (a cubin) for an architecture such as `sm_90`; kept between runs. `headers`: names and texts."""
+    key, build = _build_of(source, architecture, headers)
+    made = AHEAD.take(key)
+    return build() if made is None else made
+
+
+def compile_ahead(source: str, architecture: str, headers: Headers = ()) -> None:
+    """Do the same in the background, for a later `compile_source`."""
+    AHEAD.begin(*_build_of(source, architecture, headers))
+
+
+def _build_of(source: str, architecture: str, headers: Headers) -> tuple[str, Callable[[], bytes]]:
     flags = (f"--gpu-architecture={architecture}", "--std=c++17")
     key = hashlib.sha256(repr((source, headers, flags, version())).encode()).hexdigest()[:20]
-    return kept.fetch_bytes(f"cuda-{key}", "cubin", lambda: _compile(source, flags, headers))
+    return key, lambda: kept.fetch_bytes(f"cuda-{key}", "cubin", lambda: _compile(source, flags, headers))
 
 
 def _compile(source: str, flags: Sequence[str], headers: Sequence[tuple[str, str]]) -> bytes:

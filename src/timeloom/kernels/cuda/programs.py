@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 from timeloom.cells.base import NO_MASKS, Masks
 from timeloom.kernels.cuda.driver import Function
-from timeloom.kernels.cuda.nvrtc import compile_source
+from timeloom.kernels.cuda.nvrtc import compile_ahead, compile_source
 
 ROWS, TILE = 8, 16
 """Rows of a block and units of a warp in products on the tensor cores, as in products.cuh."""
@@ -204,12 +205,24 @@ def headers(cell: str | None = None) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
+def foresee(device: int, variants: Iterable[Variant]) -> None:
+    """Compile these kernels, and those of chains, in the background."""
+    compile_ahead(_chain_source(), architecture(device))
+    for variant in variants:
+        compile_ahead(variant.source(_ring(device, variant)), architecture(device), headers(variant.text.file))
+
+
 @cache
 def sweep_function(device: int, variant: Variant) -> Function:
-    ring = variant.ring(shared_room(device))
-    assert ring is not None
+    ring = _ring(device, variant)
     code = compile_source(variant.source(ring), architecture(device), headers(variant.text.file))
     return Function(device, code, variant.name, variant.threads, variant.shared_bytes(ring), variant.cluster)
+
+
+def _ring(device: int, variant: Variant) -> int:
+    ring = variant.ring(shared_room(device))
+    assert ring is not None
+    return ring
 
 
 @cache
@@ -221,8 +234,13 @@ def wide_function(device: int, variant: Wide) -> Function:
 @cache
 def chain_function(device: int, name: str) -> Function:
     """The kernel `carry`, `measure` or `compare` of chain.cu."""
-    code = compile_source((FOLDER / "chain.cu").read_text(), architecture(device))
+    code = compile_source(_chain_source(), architecture(device))
     return Function(device, code, name, CHAIN_THREADS[name], 0)
+
+
+@cache
+def _chain_source() -> str:
+    return (FOLDER / "chain.cu").read_text()
 
 
 @cache

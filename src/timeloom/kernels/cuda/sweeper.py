@@ -26,6 +26,7 @@ from timeloom.kernels.cuda.programs import (
     ForwardArgs,
     Variant,
     Wide,
+    foresee,
     shared_room,
     sweep_function,
     text_of,
@@ -116,6 +117,35 @@ def _variant(
     if units <= single.text.most_units:
         return replace(single, half=HALVES[weights], single=False)
     return Wide(kernel, units, mode, adjoint, stores, decay, resets, masks)
+
+
+@cache
+def _foresee(
+    kernel: str, units: int, weights: torch.dtype, trains: bool, resets: bool, masks: Masks, device: int
+) -> None:
+    """Have all kernels compiled in the background that such layers need sooner or later: training then waits once."""
+    single = Variant(kernel, units, 0, False, True, 0, False, False)
+    shapes = [single] if most_single(single, device) else []
+    if units <= single.text.most_units:
+        shapes.append(replace(single, half=HALVES[weights], single=False))
+    keeps = 2 if trains and single.text.saved else 1
+    kinds = [
+        (False, keeps, False),
+        (True, 1, False),
+        (False, 0, True),
+        (True, 0, True),
+        (False, keeps, True),
+        (True, 1, True),
+    ]
+    foresee(
+        device,
+        [
+            replace(shape, adjoint=adjoint, stores=stores, decay=decay, resets=resets, masks=masks)
+            for adjoint, stores, decay in kinds
+            if trains or not adjoint
+            for shape in shapes
+        ],
+    )
 
 
 def launches_each_step(kernel: str, units: int, rows: int, device: torch.device) -> bool:
@@ -267,6 +297,8 @@ class CUDASweeper(ChainSweeper):
         if isinstance(variant, Wide):
             wide.sweep(args, steps, variant, self._wide, self._initial.device)
         else:
+            trains = variant.adjoint or variant.stores == 2 or not self._text.saved
+            _foresee(self._kernel, self._n, self._dtype, trains, variant.resets, variant.masks, self._device)
             blocks = args.rows * variant.cluster if variant.single else -(-args.rows // ROWS)
             sweep_function(self._device, variant)(blocks, args)
 

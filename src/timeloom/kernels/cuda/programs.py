@@ -206,23 +206,20 @@ def headers(cell: str | None = None) -> tuple[tuple[str, str], ...]:
 
 
 def foresee(device: int, variants: Iterable[Variant]) -> None:
-    """Compile these kernels, and those of chains, in the background."""
+    """Compile these kernels, apart from those that do not fit, and those of chains in the background."""
     compile_ahead(_chain_source(), architecture(device))
     for variant in variants:
-        compile_ahead(variant.source(_ring(device, variant)), architecture(device), headers(variant.text.file))
+        ring = variant.ring(shared_room(device))
+        if ring is not None:
+            compile_ahead(variant.source(ring), architecture(device), headers(variant.text.file))
 
 
 @cache
 def sweep_function(device: int, variant: Variant) -> Function:
-    ring = _ring(device, variant)
-    code = compile_source(variant.source(ring), architecture(device), headers(variant.text.file))
-    return Function(device, code, variant.name, variant.threads, variant.shared_bytes(ring), variant.cluster)
-
-
-def _ring(device: int, variant: Variant) -> int:
     ring = variant.ring(shared_room(device))
     assert ring is not None
-    return ring
+    code = compile_source(variant.source(ring), architecture(device), headers(variant.text.file))
+    return Function(device, code, variant.name, variant.threads, variant.shared_bytes(ring), variant.cluster)
 
 
 @cache

@@ -15,7 +15,6 @@ import ctypes
 import gc
 import json
 import multiprocessing
-import os
 import random
 import statistics
 import sys
@@ -188,20 +187,34 @@ BESIDE: tuple[Callable[[str], None], ...] = (threads, workers, fork)
 
 
 def memory(device: str) -> dict[str, float]:
-    """MiB of host and device, and the number of Python objects."""
+    """MiB of host (libraries, whose files are mapped when first needed, apart) and device; number of Python objects."""
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory that the allocator only caches is no growth
-    status = Path("/proc/self/statm")
-    pages = int(status.read_text().split()[1]) if status.exists() else 0
-    found = {"host": pages * os.sysconf("SC_PAGE_SIZE") / 2**20, "objects": float(len(gc.get_objects()))}
-    held = next((folder for folder in folders() if folder.is_dir()), None)
-    found["kernels"] = sum(_bytes(path) for path in held.iterdir()) / 2**20 if held is not None else 0.0
+    held = resident()
+    libraries = sum(held[name] for name in held if name.startswith("/") and not name.startswith("/dev/"))
+    found = {"host": sum(held.values()) - libraries, "libraries": libraries, "objects": float(len(gc.get_objects()))}
+    cache = next((folder for folder in folders() if folder.is_dir()), None)
+    found["kernels"] = sum(_bytes(path) for path in cache.iterdir()) / 2**20 if cache is not None else 0.0
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         found["device"] = torch.cuda.memory_allocated() / 2**20
         found["reserved"] = torch.cuda.memory_reserved() / 2**20
+    return found
+
+
+def resident() -> Counter[str]:
+    """MiB of this process in the host's memory, by the file that is mapped there; "anonymous" where there is none."""
+    found: Counter[str] = Counter()
+    maps = Path("/proc/self/smaps")
+    name = ""
+    for line in maps.read_text().splitlines() if maps.exists() else ():
+        first, *rest = line.split(maxsplit=5)
+        if not first.endswith(":"):
+            name = rest[-1] if len(rest) == 5 else "anonymous"
+        elif first == "Rss:":
+            found[name] += int(rest[0]) / 2**10  # type: ignore[assignment]  # a Counter adds up any numbers
     return found
 
 
@@ -216,6 +229,10 @@ def _bytes(path: Path) -> int:
 def kinds() -> Counter[str]:
     """Counts of Python objects by type."""
     return Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
+
+
+PARTS: dict[str, Callable[[], Counter[str]]] = {"objects": kinds, "host": resident}
+"""What some of the readings consist of."""
 
 
 def look(began: float, steps: int, device: str, pairs: list[Pair]) -> dict[str, float]:
@@ -244,7 +261,7 @@ def run(device: str, minutes: float, seed: int) -> dict[str, Any]:
     see_everything(pairs, longest, device)
     began, steps, seen, failed = time.monotonic(), 0, list[dict[str, float]](), list[str]()
     some = [1, 7, 33, 64, 200, *(chance.randrange(2, longest) for _ in range(12))]
-    next_look, next_beside, at_third = 0.0, 0.0, None
+    next_look, next_beside, at_third = 0.0, 0.0, dict[str, Counter[str]]()
     while (spent := time.monotonic() - began) < 60 * minutes:
         pair = chance.choice(pairs)
         length, batch = chance.choice(some), chance.choice(BATCHES)
@@ -264,8 +281,8 @@ def run(device: str, minutes: float, seed: int) -> dict[str, Any]:
             next_look = spent + 60 * minutes / 30
             seen.append(look(began, steps, device, pairs))
             print(json.dumps(seen[-1]), flush=True)
-            if at_third is None and spent >= 20 * minutes:
-                at_third = kinds()
+            if not at_third and spent >= 20 * minutes:
+                at_third = {name: parts() for name, parts in PARTS.items()}
     seen.append(look(began, steps, device, pairs))
     settled = seen[len(seen) // 3 : len(seen) // 3 + max(1, len(seen) // 6)]
     for name, most in {**MOST_GROWTH, "objects": MOST_OBJECTS}.items():
@@ -273,9 +290,9 @@ def run(device: str, minutes: float, seed: int) -> dict[str, Any]:
             growth = seen[-1][name] - max(look[name] for look in settled)
             if growth > most:
                 failed.append(f"{name} grew by {growth:.0f} since the first third of the run")
-                if name == "objects" and at_third is not None:
-                    more = (kinds() - at_third).most_common(6)
-                    failed[-1] += f" ({', '.join(f'{count} {kind}' for kind, count in more)})"
+                if name in at_third:
+                    more = (PARTS[name]() - at_third[name]).most_common(6)
+                    failed[-1] += f" ({', '.join(f'{count:.0f} {kind}' for kind, count in more)})"
     drift, echo = (statistics.mean(one[name] for one in seen[len(seen) // 3 :]) for name in ("drift", "echo"))
     if drift > MOST_DRIFT + 2 * echo:
         failed.append(f"the loss is {100 * drift:.1f} % from torch's, the echo's {100 * echo:.1f} %")
@@ -286,15 +303,16 @@ def page(found: dict[str, Any], about: dict[str, Any]) -> str:
     """The readings as a page."""
     device, seen = found["device"], found["seen"]
     where = about.get("gpu") or about["processor"]
-    names = ("minutes", "steps", "host", "device", "reserved", "kernels", "objects", "drift", "echo")
+    names = ("minutes", "steps", "host", "libraries", "device", "reserved", "kernels", "objects", "drift", "echo")
     columns = [name for name in names if name in seen[0]]
     lines = [
         f"# A long training on a {device.upper().replace('CUDA', 'GPU')}, watched",
         "",
         f"Written by `python -m benchmarks.soak --device {device} --minutes {found['minutes']:g} --seed "
         f"{found['seed']}`: {about['date']}, {where}, torch {about['torch']}, timeloom {about['timeloom']}.",
-        "Host, device (tensors; reserved: with what graphs keep) and kernels are MiB; drift and echo are how far the",
-        "running losses of timeloom, and of torch with weights that are one rounding off, are from torch's.",
+        "Host, libraries (files that are mapped there), device (tensors; reserved: with what graphs keep) and kernels",
+        "are MiB; drift and echo are how far the running losses of timeloom, and of torch with weights that are one",
+        "rounding off, are from torch's.",
         "",
         f"**{found['steps']:,} steps: {'; '.join(found['failed']) or 'nothing grew, losses stayed together'}.**",
         "",

@@ -223,7 +223,8 @@ def test_a_size_is_rehearsed_once_and_by_a_part_of_its_steps(monkeypatch: pytest
     torchs = beside_torch.lstm
 
     def noted(inputs: Inputs) -> tuple[Tensor, Tensor]:
-        steps.append(len(inputs.x))
+        if len(inputs.x) <= beside_torch.MOST:  # else it is the call itself, which torch runs where it was faster
+            steps.append(len(inputs.x))
         return torchs(inputs)
 
     monkeypatch.setattr(beside_torch, "lstm", noted)

@@ -21,7 +21,7 @@ from timeloom.kernels.cuda.programs import (
     WideForwardArgs,
     headers,
 )
-from timeloom.kernels.cuda.wide import WideWeights
+from timeloom.kernels.cuda.wide import SPLIT, WideWeights
 
 ROOM = {"sm_80": 163 << 10, "sm_90": 227 << 10}
 """Bytes of shared memory that a block may have."""
@@ -99,7 +99,7 @@ def test_structures_of_single_steps_lie_as_the_host_says(
 def test_split_weights_multiply_with_the_accuracy_of_float32(adjoint: bool, size: float) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = size * torch.randn(12, 5, generator=generator)
-    wide = WideWeights("gru", weights)
+    wide = WideWeights(weights, SPLIT)
     factor = wide.factor(adjoint).double()
     given = torch.randn(7, 12 if adjoint else 5, generator=generator) * 2.0**10
     high = given.half()

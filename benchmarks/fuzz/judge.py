@@ -12,6 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -112,6 +113,10 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
         if not found or more == PERTURBED or hopeless:
             break
         torch_runs.append(_without(problem.torchs(perturbed=True), lost))
+    if case.dtype == "float64" and not case.feature and any(finding["tensor"] in problem.weights for finding in found):
+        truth |= problem.summed_by_sequence()
+        errors |= {name: error_of(own[name], truth[name], sizes[name]) for name in problem.weights}
+        found = [finding for name in held for finding in bound.findings(name, errors[name], theirs[name])]
     if bound.asked and any(finding["tensor"].startswith("grad ") for finding in found):
         loose = [_without(problem.loosened(bound.asked), lost) for _ in range(LOOSENED)]
         bound.loosened = {name: worst(error_of(run[name], truth[name], sizes[name]) for run in loose) for name in truth}
@@ -251,6 +256,27 @@ class _Problem:
         with torch.autograd.graph.saved_tensors_hooks(self._perturbed, lambda value: value):
             # masks of a dropout belong to their sequences, which stay where they are
             return self._run(module, forward, x, h0, dtype, flipped=self.case.feature != "dropout")
+
+    @property
+    def weights(self) -> set[str]:
+        """The names of the gradients of weights."""
+        return {f"grad {name}" for name in self.state}
+
+    def summed_by_sequence(self) -> Tensors:
+        """The gradients of weights as sums of those of single sequences: one long sum over all steps of all sequences,
+        as torch makes of some, may have ten times the error of its terms.
+        """
+        total: Tensors = {}
+        for row in range(self.inputs[-1].shape[1]):
+            alone = copy(self)
+            alone.inputs, alone.upstream = (
+                [x.narrow(-2, row, 1) for x in given] for given in (self.inputs, self.upstream)
+            )
+            alone.h0 = None if self.h0 is None else tuple(part.narrow(-2, row, 1) for part in self.h0)
+            alone.ragged = {name: value.narrow(-1, row, 1) for name, value in self.ragged.items()}
+            found = alone.torchs()
+            total = {name: found[name] + total.get(name, 0.0) for name in self.weights}
+        return total
 
     def loosened(self, tolerance: float) -> Tensors:
         """A run of torch in which everything that autograd saves is off by a tolerance."""

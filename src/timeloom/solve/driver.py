@@ -24,12 +24,17 @@ MOST_LINKS = 2**40
 MOST_BY_GAINS = 100.0
 """Limit of the error by accumulated jumps, as a multiple of the error by the series of corrections: gains ignore that
 jumps cancel along a long chain."""
+SHARE_OF_A_PASS = 0.5
+"""Share of the tolerance to aim for if it counts errors, since gradients have those of both passes. Not after a first
+sweep: warm-ups are planned by all of it."""
 LARGE_MOVE = 0.1
 """Relative move from which a link's gain says nothing about small moves. One more sweep is made if links amplify, or if
 links are single steps, whose jumps add up over the network's memory."""
-WORTH_MENDING = 3.0
+WORTH_MENDING = 2.0
 """Multiple of the tolerance that jumps within it may add up to if the user gave the tolerance of a jump, and in
-multigrid, where a cycle costs as much as many sweeps."""
+multigrid, where a cycle costs as much as many sweeps. Results may be off by three tolerances, estimates by half."""
+MENDED = 0.2
+"""Largest share of the jumps to aim for if they add up to too much: moves much smaller than the aim are not made."""
 UNCERTAIN = 10.0
 """Factor by which the final error estimate may exceed what jumps may add up to, since estimates are not exact; beyond
 it a certificate would be worthless, and the rest is run sequentially."""
@@ -85,7 +90,8 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             break
         if state.converged:
             most = plan.tolerance if plan.counts_errors else WORTH_MENDING * plan.tolerance
-            smaller = smaller_demand(state, plan, most, residuals, moves, estimates, polished)
+            aim = SHARE_OF_A_PASS * most if plan.counts_errors and moves else most
+            smaller = smaller_demand(state, plan, aim, residuals, moves, estimates, polished)
             if smaller is None or len(residuals) >= plan.max_iters:
                 if plan.on_divergence == "sequential":
                     given_up = _why_doubt(state, plan, residuals, moves, estimates[-1], most, smaller is not None)
@@ -172,7 +178,7 @@ def smaller_demand(
         return otherwise
     if len(estimates) > pace and not estimate < STANDS_STILL * estimates[-1 - pace]:
         return otherwise
-    return residual * most / estimate
+    return residual * min(most / estimate, MENDED)
 
 
 def _why_doubt(

@@ -31,7 +31,7 @@ from timeloom.kernels.cuda.programs import (
     sweep_function,
     text_of,
 )
-from timeloom.kernels.cuda.wide import PLAIN, WideWeights
+from timeloom.kernels.cuda.wide import PLAIN, WideWeights, mode_of
 from timeloom.kernels.mending import Unless
 from timeloom.kernels.reference import AdjointData, floor_of, units_of
 from timeloom.problem import Recurrence, Segments
@@ -173,7 +173,7 @@ class CUDASweeper(ChainSweeper):
         kernel = str(problem.cell.kernel)
         self._text, self._kernel = text_of(kernel, problem.cell.masks), kernel
         weights = problem.cell.weights[0]
-        self._dtype, self._wide = weights.dtype, WideWeights(kernel, weights)
+        self._dtype, self._wide = weights.dtype, dict[int, WideWeights]()
         self.told_as = told_as(kernel, self._n, weights.dtype)
         self._weights = aligned(weights.float())
         self._vectors = units_of(problem.cell).float()
@@ -295,7 +295,9 @@ class CUDASweeper(ChainSweeper):
 
     def _start(self, variant: Variant | Wide, steps: int, args: Any) -> None:
         if isinstance(variant, Wide):
-            wide.sweep(args, steps, variant, self._wide, self._initial.device)
+            if variant.mode not in self._wide:
+                self._wide[variant.mode] = WideWeights(self.cell.weights[0], variant.mode)
+            wide.sweep(args, steps, variant, self._wide[variant.mode], self._initial.device)
         else:
             trains = variant.adjoint or variant.stores == 2 or not self._text.saved
             _foresee(self._kernel, self._n, self._dtype, trains, variant.resets, variant.masks, self._device)
@@ -303,7 +305,7 @@ class CUDASweeper(ChainSweeper):
             sweep_function(self._device, variant)(blocks, args)
 
     def _variant(self, adjoint: bool, rows: int, stores: int, decay: bool) -> Variant | Wide:
-        marked, mode, masks = self._marks is not None, self._wide.mode, self.cell.masks
+        marked, mode, masks = self._marks is not None, mode_of(self._kernel, self._dtype, rows), self.cell.masks
         return _variant(
             self._kernel, self._n, self._dtype, mode, adjoint, rows, stores, decay, marked, masks, self._device
         )

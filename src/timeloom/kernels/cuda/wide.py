@@ -4,7 +4,8 @@ Float32 products run on the tensor cores with nearly float32's accuracy: both fa
 three products of which are one product of three times the depth (see wide.cuh). The tensor cores truncate as they
 accumulate: outputs of an LSTM of 600 units were off by 7e-6 where cuDNN's float32 was off by 5e-7. So users who forbid
 cuDNN to round to tf32 (the default allows it) get plain products, as does torch before 2.8, which cannot accumulate
-fp16 products in float32. Half precision weights are multiplied as they are.
+fp16 products in float32. So does a single row, which cuDNN does not round either, and for which reading the weights is
+all that counts: four bytes for each in float32, six in halves. Half precision weights are multiplied as they are.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ OPERANDS = {SPLIT: torch.float16, 1: torch.float16, 2: torch.bfloat16, PLAIN: to
 SUMS_HALVES = hasattr(torch.ops.aten.mm, "dtype_out")
 
 
-def mode_of(kernel: str, weights: torch.dtype) -> int:
-    """The mode of products with weights of this dtype; see wide.cuh.
+def mode_of(kernel: str, weights: torch.dtype, rows: int) -> int:
+    """The mode of products of these rows with weights of this dtype; see wide.cuh.
 
     Without gates, the error of a product becomes the error of the state in full: with split halves it was 4e-6, with
     torch's float32 4e-7.
     """
-    exact = weights == torch.float32 and (kernel.startswith("rnn") or not tf32.cudnn_rounds())
+    exact = weights == torch.float32 and (kernel.startswith("rnn") or rows == 1 or not tf32.cudnn_rounds())
     return MODES[weights] if SUMS_HALVES and not exact else PLAIN
 
 
 class WideWeights:
     """The recurrent weights of a layer `(gates n, n)`, laid out for its forward and backward products."""
 
-    def __init__(self, kernel: str, weights: Tensor) -> None:
-        self.mode = mode_of(kernel, weights.dtype)
+    def __init__(self, weights: Tensor, mode: int) -> None:
+        self.mode = mode
         self.undo: Tensor | None = None
         """The inverse scale of split weights, a number on the device."""
         self._weights = weights if self.mode != PLAIN else weights.float()

@@ -35,7 +35,7 @@ import timeloom as tl
 from benchmarks.fuzz.record import facts
 from timeloom.kernels.cache import folders
 
-MOST_GROWTH = {"host": 64.0, "device": 64.0, "reserved": 256.0, "kernels": 64.0}
+MOST_GROWTH = {"host": 64.0, "libraries": 256.0, "device": 64.0, "reserved": 256.0, "kernels": 64.0}
 """Most growth in MiB from the first third of a run to its end; every layer has used every solver before it begins."""
 MOST_OBJECTS = 2000
 """The same for the number of Python objects."""
@@ -192,7 +192,7 @@ def memory(device: str) -> dict[str, float]:
     if sys.platform == "linux":
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory that the allocator only caches is no growth
     held = resident()
-    libraries = sum(held[name] for name in held if name.startswith("/") and not name.startswith("/dev/"))
+    libraries = sum(held[name] for name in held if is_library(name))
     found = {"host": sum(held.values()) - libraries, "libraries": libraries, "objects": float(len(gc.get_objects()))}
     cache = next((folder for folder in folders() if folder.is_dir()), None)
     found["kernels"] = sum(_bytes(path) for path in cache.iterdir()) / 2**20 if cache is not None else 0.0
@@ -218,6 +218,11 @@ def resident() -> Counter[str]:
     return found
 
 
+def is_library(name: str) -> bool:
+    """Whether a mapping is of a file that lasts: not shared or removed memory, nor a device."""
+    return name.startswith("/") and not name.startswith(("/dev/", "/memfd:")) and not name.endswith("(deleted)")
+
+
 def _bytes(path: Path) -> int:
     """A file's size; 0 if another process has just removed it."""
     try:
@@ -231,7 +236,7 @@ def kinds() -> Counter[str]:
     return Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
 
 
-PARTS: dict[str, Callable[[], Counter[str]]] = {"objects": kinds, "host": resident}
+PARTS: dict[str, Callable[[], Counter[str]]] = {"objects": kinds, "host": resident, "libraries": resident}
 """What some of the readings consist of."""
 
 

@@ -280,3 +280,29 @@ def test_softplus_is_its_argument_from_its_threshold_on(beta: float) -> None:
         return 0.1 * nn.functional.softplus(h + x, beta, 5.0)
 
     assert agrees(step, []).endswith("; fused")
+
+
+class Inside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(WEIGHT.detach().clone())
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.tanh(h @ self.weight)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_scripted_module_inside_a_cell_is_followed() -> None:
+    class Outside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = torch.jit.script(Inside())
+
+        def forward(self, h: Tensor, x: Tensor) -> Tensor:
+            return 0.5 * self.inside(h) + x
+
+    cell = Outside()
+    for _ in range(2):
+        agrees(cell, list(cell.parameters()))
+        with torch.no_grad():
+            cell.inside.weight.mul_(-2.0)

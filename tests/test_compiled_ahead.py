@@ -18,7 +18,7 @@ import torch
 from timeloom.cells.base import NO_MASKS, Masks
 from timeloom.kernels.cuda import nvrtc, programs
 from timeloom.kernels.cuda import sweeper as cuda
-from timeloom.kernels.cuda.ahead import Ahead
+from timeloom.kernels.cuda.ahead import Ahead, threads_to_spare
 from timeloom.kernels.cuda.programs import Variant
 
 with_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason="needs NVRTC")
@@ -53,7 +53,7 @@ def test_what_is_under_way_is_waited_for_and_taken_once() -> None:
 
 
 def test_what_has_not_begun_is_left_to_who_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr("timeloom.kernels.cuda.ahead.threads_to_spare", lambda: 1)
     ahead, first, built = Ahead(), Held(), []
     ahead.begin("first", first)
     assert first.began.wait(20)
@@ -84,12 +84,48 @@ def test_what_fails_is_left_to_who_needs_it() -> None:
     assert ahead.take("key") is None
 
 
+def test_what_was_taken_is_not_built_again() -> None:
+    ahead, again = Ahead(), Held()
+    ahead.begin("key", lambda: b"made")
+    until(lambda: ahead._threads == 0)
+    assert ahead.take("key") == b"made"
+    ahead.begin("key", again)
+    assert ahead.take("key") is None
+    assert not again.began.is_set()
+
+
+def test_where_no_thread_can_start_nothing_is_built_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ahead = Ahead()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        ahead.begin("first", lambda: b"first")
+    assert ahead.take("first") is None
+    ahead.begin("second", lambda: b"second")
+    until(lambda: ahead._threads == 0)
+    assert ahead.take("second") == b"second"
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "threads"), [(1, "", 1), (4, "", 3), (64, "", 8), (16, "8", 1), (64, "4", 8)]
+)
+def test_threads_leave_a_core_and_are_shared_by_ranks(
+    monkeypatch: pytest.MonkeyPatch, cores: int, ranks: str, threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert threads_to_spare() == threads
+
+
 def test_threads_end_with_their_work_and_begin_anew() -> None:
     ahead = Ahead()
     for number in range(3):
-        for key in range(20):
-            ahead.begin(str(key), lambda: b"made")
-        assert {ahead.take(str(key)) or b"made" for key in range(20)} == {b"made"}
+        keys = [f"{number} {key}" for key in range(20)]
+        for key in keys:
+            ahead.begin(key, lambda: b"made")
+        assert {ahead.take(key) or b"made" for key in keys} == {b"made"}
         until(lambda: ahead._threads == 0)
         assert not [one for one in threading.enumerate() if one.name == "timeloom-compile"], number
 

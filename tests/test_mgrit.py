@@ -249,35 +249,6 @@ def test_a_warmup_may_be_enough() -> None:
         assert report.residuals[-1] <= 1e-5
 
 
-@pytest.mark.parametrize("kind", ["module", "function", "numbers of its own"])
-def test_coarse_levels_of_a_users_module_are_computed_in_float64(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the cell's dtype where a step cannot be: a function's numbers are out of reach, others may stay float32."""
-    seen = set[torch.dtype]()
-
-    class Step(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.recurrent = nn.Linear(4, 4)
-            self.held = torch.eye(4)
-
-        def forward(self, h: Tensor, x: Tensor) -> Tensor:
-            found = torch.tanh(self.recurrent(h @ self.held if kind == "numbers of its own" else h) + x)
-            seen.add(found.dtype)
-            return 0.9 * h + 0.1 * found
-
-    torch.manual_seed(0)
-    module = Step()
-    step: Any = module if kind != "function" else lambda h, x: module(h, x)
-    x, h0 = torch.randn(64, 2, 4), torch.zeros(2, 4)
-    states, report = tl.unroll(step, h0, x, MGRIT(coarsening=2, levels=3, guess="initial"))
-    assert len(report.levels) > 0
-    assert (torch.float64 in seen) == (kind == "module")
-    exact, _ = tl.unroll(step, h0, x, "sequential")
-    torch.testing.assert_close(states, exact, rtol=0, atol=3e-6)
-    states.sum().backward()
-    assert all(weight.dtype == weight.grad.dtype == torch.float32 for weight in module.parameters())
-
-
 def test_an_easy_network_needs_no_coarse_level() -> None:
     """One that forgets within a chunk: FCF is enough, and the report says so."""
     net = zoo.network("rnn tanh", n=2)

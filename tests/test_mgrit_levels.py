@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 import timeloom as tl
@@ -379,6 +379,30 @@ def test_a_coarse_step_of_ones_own() -> None:
     assert {4.0, 16.0} <= spans
     assert not report.fell_back
     assert "your own coarse steps" in report.reason
+
+
+def test_a_coarse_step_of_ones_own_is_called_alike_in_every_call() -> None:
+    """Once a cell has run enough steps it is compiled, and kernels know states and inputs of another form."""
+    seen = set[tuple[torch.dtype, int]]()
+
+    def own(state: tuple[Tensor, Tensor], x: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
+        h, c = state
+        seen.add((h.dtype, x.shape[1]))
+        kept = 0.98**span
+        return kept * h + (1 - kept) * torch.tanh(c), kept * c + (1 - kept) * (x[:, :4] + h)
+
+    class Cell(nn.Module):
+        def forward(self, state: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+            h, c = state
+            return 0.98 * h + 0.02 * torch.tanh(c), 0.98 * c + 0.02 * (x[:, :4] + h)
+
+    cell, x, h0 = Cell(), torch.randn(200, 2, 5), (torch.zeros(2, 4), torch.zeros(2, 4))
+    truth, _ = tl.unroll(cell, h0, x, "sequential")
+    for _ in range(5):
+        states, report = tl.unroll(cell, h0, x, MGRIT(coarsening=4, coarse=own, guess="initial"))
+        torch.testing.assert_close(states, truth, rtol=0, atol=1e-5)
+    assert seen == {(torch.float32, 5)}
+    assert "not fused: the coarse step is written for the cell's own states and inputs" in report.reason
 
 
 def test_a_tuple_as_state_comes_to_ones_own_step_as_a_tuple() -> None:

@@ -76,7 +76,8 @@ def unroll(
     elif resolved.on_tape:
         states, _ = run(problem, resolved, _experience_of(cell), reports.append, begin)
     else:
-        states, _ = run_fused(generic, problem, xs, partial(_run, cell, resolved, begin, reports))
+        solve = partial(_run, cell, resolved, begin, reports)
+        states, _ = run_fused(generic, problem, xs, solve, resolved.why_not_fused)
         if calls is not None and kind is not None:
             calls.settle(kind, [Run(generic, problem, xs, _experience_of(cell))], resolved, shown=None, ends=False)
     return generic.shaped(states), reports[0]

@@ -143,10 +143,6 @@ class Cell(ABC):
             )
         return out
 
-    def in_float64(self) -> Cell | None:
-        """The same cell computed in float64; None if it cannot be."""
-        return self.with_weights(tuple(weight.double() for weight in self.weights)) if self.weights else None
-
     def with_weights(self, weights: tuple[Tensor, ...]) -> Cell:
         """The same cell over other weights (detached, cast): the parts and options stay."""
         twin = object.__new__(type(self))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from timeloom.cells.base import Cell
 from timeloom.cells.coarse import UserStep
@@ -128,18 +125,6 @@ class GenericCell(Cell):
         out = function(self.unpack(state), u.reshape(u.shape[0], *self.input_shape), span)
         self._check(out, state.shape[0], "the coarse step")
         return self.pack(out)
-
-    def in_float64(self) -> Cell | None:
-        module = self.function
-        if not isinstance(module, nn.Module):
-            return None
-        held = {
-            name: value.detach().double() if value.is_floating_point() else value
-            for name, value in chain(module.named_parameters(), module.named_buffers())
-        }
-        twin = copy(self)
-        twin.function = lambda h, x: functional_call(module, held, (h, x))
-        return twin
 
     def _check(self, out: Any, rows: int, who: str = "the cell") -> None:
         parts = out if isinstance(out, tuple) else (out,)

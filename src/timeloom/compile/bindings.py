@@ -45,7 +45,7 @@ def held_by(
         for name, child in children.items():
             yield from held_by(child, (*path, name), seen)
         yield from (((*path, name), tuple(vars(thing)[name])) for name in GRADIENT_HOOKS if vars(thing).get(name))
-        forward = type(thing).forward
+        forward = getattr(type(thing), "forward", None)
         yield (*path, "code"), getattr(forward, "__code__", forward)
     elif isinstance(thing, MethodType):
         yield from held_by(thing.__self__, (*path, "self"), seen)

@@ -38,10 +38,13 @@ Run = Callable[[Recurrence, str, Seen | None], Solved]
 Record = Callable[[SolveReport], None]
 
 
-def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run) -> Solved:
-    """Solve for a user's cell, by kernels compiled for it where that is possible."""
+def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run, why_not: str | None) -> Solved:
+    """Solve for a user's cell, by kernels compiled for it where that is possible.
+
+    why_not: why the solver can do nothing with those.
+    """
     check = partial(_check, cell, problem, xs, alone=True)
-    fused, dtype = fuse(cell, problem, xs, check), problem.initial.dtype
+    fused, dtype = why_not or fuse(cell, problem, xs, check), problem.initial.dtype
     if not isinstance(fused, str):
         gaps: list[float] = []
         compare = partial(gap, cell, fused, xs, dtype=dtype)

@@ -22,9 +22,12 @@ from timeloom.mgrit.relax import Level
 from timeloom.report import SolveReport
 from timeloom.solve.boundaries import Boundaries
 from timeloom.solve.chain import Chain
-from timeloom.solve.driver import WORTH_MENDING, by_links, certified, conclude, march, smaller_demand
+from timeloom.solve.driver import by_links, certified, conclude, march, most, smaller_demand
 from timeloom.solve.plan import Plan
 from timeloom.solve.residual import error_estimate
+
+WORTH_A_CYCLE = 1.5
+"""Multiple of the tolerance that jumps within it may add up to: a cycle costs as much as many sweeps."""
 
 Stack = Callable[[list[Level], float, str, Callable[[Tensor], float]], Hierarchy]
 """`Hierarchy`, or its counterpart over many ranks."""
@@ -151,8 +154,8 @@ class Cycles:
             return True
         polished = self.demanded < plan.tolerance
         residuals = self.residuals or [self.residual]
-        most, estimates = WORTH_MENDING * plan.tolerance, self.estimates or [0.0]
-        demand = smaller_demand(state, plan, most, residuals, self.moves, estimates, polished)
+        aim = most(plan) * (WORTH_A_CYCLE if plan.counts_errors else 1.0)
+        demand = smaller_demand(state, plan, aim, residuals, self.moves, self.estimates or [0.0], polished)
         if demand is None:
             return True
         self.demanded = min(demand, plan.tolerance)

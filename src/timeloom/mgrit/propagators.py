@@ -67,8 +67,8 @@ class Forward:
 
     @staticmethod
     def of(problem: Recurrence, coarsening: Coarsening, onward: bool = False) -> list[Propagator]:
-        cell, dtype = _wide(problem, coarsening)
-        span, inputs, resets = _chunks(problem, coarsening, dtype)
+        cell = _wide(problem.cell)
+        span, inputs, resets = _chunks(problem, coarsening, cell)
         origin = problem.initial.to(span.dtype)
         stop = None if onward else -1
         resets = None if resets is None else resets[:stop]
@@ -130,8 +130,8 @@ class Adjoint:
         coarsening: Coarsening,
         onward: bool = False,
     ) -> list[Propagator]:
-        chunk, (cell, dtype) = coarsening.factors[0], _wide(problem, coarsening)
-        span, inputs, resets = _chunks(problem, coarsening, dtype)
+        chunk, cell = coarsening.factors[0], _wide(problem.cell)
+        span, inputs, resets = _chunks(problem, coarsening, cell)
         begins = torch.cat([part[: problem.steps : chunk] for part in states], -1).to(span.dtype)
         sources = None
         if incoming is not None:
@@ -211,40 +211,25 @@ def _and_coarser(first: Propagator, coarsening: Coarsening) -> list[Propagator]:
     return levels
 
 
-def _wide(problem: Recurrence, coarsening: Coarsening) -> tuple[Cell, torch.dtype]:
-    """The cell in float64 where it can be, and the dtype of coarse levels.
+def _wide(cell: Cell) -> Cell:
+    """The cell in float64, if it exposes its weights.
 
     A gate to the power of a long span magnifies its rounding by that span, and the full approximation scheme takes
-    differences of such steps. A coarse step for a user's cell is written for the cell's dtype.
+    differences of such steps.
     """
-    cell, first = problem.cell, problem.initial
-    wide = cell.in_float64() if cell.weights or not callable(coarsening.coarse) else None
-    if wide is None or not _runs(wide, first.double(), problem.u[0]):
-        return cell, first.dtype
-    return wide, torch.float64
-
-
-def _runs(cell: Cell, state: Tensor, u: Tensor) -> bool:
-    """Whether a step of a wide cell runs: a user's may hold numbers of another dtype."""
-    if cell.weights:
-        return True
-    try:
-        with torch.no_grad():
-            cell.step(state, u.double() if u.is_floating_point() else u)
-    except Exception:  # whatever a user's step says of such numbers
-        return False
-    return True
+    return cell.with_weights(tuple(weight.double() for weight in cell.weights)) if cell.weights else cell
 
 
 def _coarse_step(cell: Cell, coarsening: Coarsening) -> Coarse:
     return UsersOwn(cell, coarsening.coarse) if callable(coarsening.coarse) else cell.coarse(coarsening.coarse)
 
 
-def _chunks(problem: Recurrence, coarsening: Coarsening, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+def _chunks(problem: Recurrence, coarsening: Coarsening, cell: Cell) -> tuple[Tensor, Tensor, Tensor | None]:
     """The steps in each chunk `(C, B, 1)`, its coarse inputs `(C, B, K)`, and whether it has a reset `(C, B, 1)`."""
     chunk, u = coarsening.factors[0], problem.u
     begins = torch.arange(0, problem.steps, chunk, device=u.device).unsqueeze(-1)
     inside = (problem.ends_on_device() - begins).clamp(0, chunk)
+    dtype = cell.weights[0].dtype if cell.weights else problem.initial.dtype
     span = inside.unsqueeze(-1).to(dtype)
     if coarsening.inputs == "mean" and u.is_floating_point():
         inputs = _sums(u, problem, chunk) / span.clamp(min=1)

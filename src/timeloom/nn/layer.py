@@ -218,7 +218,7 @@ class Layer(Reporting):
                 raise NotImplementedError(f"lengths= and resets= are for timeloom's own sweeps, and there are {reason}")
             (output,), final = on_tape(problem, self._record(index), reason, parts=1)
         else:
-            (output,), final = run_fused(cell, problem, x, solve)
+            (output,), final = run_fused(cell, problem, x, solve, resolve(self.solver).why_not_fused)
         runs.append(Run(cell, problem, x, self._experiences[index]))
         y = output.reshape(*output.shape[:-1], *cell.shapes[0])
         last = cell.unpack(final)

@@ -31,8 +31,8 @@ LARGE_MOVE = 0.1
 """Relative move from which a link's gain says nothing about small moves. One more sweep is made if links amplify, or if
 links are single steps, whose jumps add up over the network's memory."""
 WORTH_MENDING = 2.0
-"""Multiple of the tolerance that jumps within it may add up to if the user gave the tolerance of a jump, and in
-multigrid, where a cycle costs as much as many sweeps. Results may be off by three tolerances, estimates by half."""
+"""Multiple of the tolerance that jumps within it may add up to if the user gave the tolerance of a jump: results may be
+off by three tolerances, and estimates by half."""
 MENDED = 0.2
 """Largest share of the jumps to aim for if they add up to too much: moves much smaller than the aim are not made."""
 UNCERTAIN = 10.0
@@ -89,12 +89,11 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
             state.accept()
             break
         if state.converged:
-            most = plan.tolerance if plan.counts_errors else WORTH_MENDING * plan.tolerance
-            aim = SHARE_OF_A_PASS * most if plan.counts_errors and moves else most
+            aim = most(plan) * (SHARE_OF_A_PASS if plan.counts_errors and moves else 1.0)
             smaller = smaller_demand(state, plan, aim, residuals, moves, estimates, polished)
             if smaller is None or len(residuals) >= plan.max_iters:
                 if plan.on_divergence == "sequential":
-                    given_up = _why_doubt(state, plan, residuals, moves, estimates[-1], most, smaller is not None)
+                    given_up = _why_doubt(state, plan, residuals, moves, estimates[-1], smaller is not None)
                     state.converged = not given_up
                 break
             polished, demand = True, smaller
@@ -115,6 +114,11 @@ def march(chain: Chain, plan: Plan) -> SolveReport:
     if not state.converged and not report.fell_back:
         estimates.append(_estimate(state, plan, residuals, moves))
     return replace(report, error_estimate=None if report.fell_back else estimates[-1])
+
+
+def most(plan: Plan) -> float:
+    """What jumps within the tolerance may add up to."""
+    return plan.tolerance if plan.counts_errors else WORTH_MENDING * plan.tolerance
 
 
 def _estimate(state: Boundaries, plan: Plan, residuals: list[float], moves: list[float]) -> float:
@@ -157,10 +161,10 @@ def _carries_rounding(plan: Plan, moves: list[float]) -> bool:
 
 
 def smaller_demand(
-    state: Boundaries, plan: Plan, most: float,
+    state: Boundaries, plan: Plan, aim: float,
     residuals: list[float], moves: list[float], estimates: list[float], polished: bool,
 ) -> float | None:  # fmt: skip
-    """The jumps to aim for next if jumps that meet the tolerance add up to more than `most`, or may do; None to stop.
+    """The jumps to aim for next if jumps that meet the tolerance add up to more than `aim`, or may do; None to stop.
 
     None if they do not add up to more, or if what is left is rounding that more sweeps do not reduce: as many sweeps as
     it takes to halve the jumps have left most of it.
@@ -174,16 +178,16 @@ def smaller_demand(
         return plan.polish
     pace = min(_sweeps_to_halve(residuals), plan.patience)
     met_rounding = pace == 1 and residual <= ROUNDED_STEP * torch.finfo(state.starts.dtype).eps
-    if estimate <= most or (plan.linearization is not None and met_rounding):
+    if estimate <= aim or (plan.linearization is not None and met_rounding):
         return otherwise
     if len(estimates) > pace and not estimate < STANDS_STILL * estimates[-1 - pace]:
         return otherwise
-    return residual * min(most / estimate, MENDED)
+    return residual * min(aim / estimate, MENDED)
 
 
 def _why_doubt(
     state: Boundaries, plan: Plan,
-    residuals: list[float], moves: list[float], estimate: float, most: float, cut_off: bool,
+    residuals: list[float], moves: list[float], estimate: float, cut_off: bool,
 ) -> str:  # fmt: skip
     """Why jumps that meet the tolerance, and exceed rounding, say too little about the error to stop; empty to stop.
 
@@ -193,11 +197,11 @@ def _why_doubt(
 
     cut_off: whether more sweeps would have reduced the jumps, which are then no rounding, but `max_iters` is reached.
     """
-    if cut_off and plan.counts_errors and estimate > most:
+    if cut_off and plan.counts_errors and estimate > plan.tolerance:
         return f"gave up after max_iters={plan.max_iters} sweeps: the jumps left may add up to {estimate:.1e}"
     if residuals[-1] <= ROUNDING.get(state.starts.dtype, 0.0) and not _carries_rounding(plan, moves):
         return ""
-    if estimate > UNCERTAIN * most:
+    if estimate > UNCERTAIN * most(plan):
         return f"gave up: the jumps left may add up to {estimate:.1e}, and sweeps no longer help"
     sweeps, links = len(residuals), state.chain.links
     if state.amplifies and 4 * sweeps >= 3 * links and residuals[sweeps // 2] > LARGE_MOVE:

@@ -72,6 +72,11 @@ class Solver:
         if self.adjoint_levels is not None and self.adjoint != "scan":
             raise ValueError(f"adjoint_levels goes with adjoint='scan'; adjoint is {self.adjoint!r}")
 
+    @property
+    def why_not_fused(self) -> str | None:
+        """Why it needs a user's cell as it is, not its kernels; None if it does not."""
+        return None
+
     def tolerance(self, problem: Recurrence) -> float:
         """The tolerance for the states of a problem."""
         return default_tolerance(problem, "forward") if self.tol is None else self.tol

@@ -117,6 +117,10 @@ class MGRIT(Solver):
         if self.gradient_tolerance is not None and self.check_gradient_every is None:
             raise ValueError("gradient_tolerance needs check_gradient_every: nothing is compared without it")
 
+    @property
+    def why_not_fused(self) -> str | None:
+        return "the coarse step is written for the cell's own states and inputs" if callable(self.coarse) else None
+
     def _check_coarsening(self) -> None:
         if not isinstance(self.coarsening, tuple):
             check_count("coarsening", self.coarsening, least=2)

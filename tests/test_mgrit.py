@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
 from typing import Any
@@ -247,6 +248,25 @@ def test_a_warmup_may_be_enough() -> None:
         assert report.warmup >= 40
         assert report.converged
         assert report.residuals[-1] <= 1e-5
+
+
+def test_coarse_levels_are_freed_with_their_call() -> None:
+    """At once: nothing collects garbage because a GPU's memory is short."""
+    layer, x = tl.GRU(3, 8, solver=MGRIT(coarsening=8, guess="initial")), torch.randn(400, 2, 3)
+    layer(x)[0].sum().backward()
+
+    def held() -> int:
+        return sum(type(one) is Tensor and one.dtype == torch.float64 for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        layer(x)[0].sum().backward()
+        assert layer.reports[0].levels
+        assert held() == before
+    finally:
+        gc.enable()
 
 
 def test_an_easy_network_needs_no_coarse_level() -> None:

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -107,7 +107,7 @@ class Cycles:
         assert self.chain.coarsen is not None
         propagators = self.chain.coarsen(plan.coarsening)
         levels = coarse_levels(propagators, plan.coarsening.factors[1:], plan.relaxations[1:], self.state.starts)
-        return self.stack(levels, plan.weight, plan.kind, self._size_of)
+        return self.stack(levels, plan.weight, plan.kind, partial(_size, self.state))
 
     def run(self) -> SolveReport:
         plan, state = self.plan, self.state
@@ -213,11 +213,6 @@ class Cycles:
         self.state.run(rows, False)
         self.residual = self.state.measure(self.demanded)
 
-    def _size_of(self, missing: Tensor) -> float:
-        """Largest entry of a coarse level's residual, relative to the state's scale as on the fine grid."""
-        scale = self.state.scale.amax((0, 1))
-        return float((missing.abs() / scale).amax().nan_to_num(nan=math.inf)) if missing.numel() else 0.0
-
     def _end_cycle(self) -> None:
         """Record the residuals that a cycle left, on the fine grid and on the coarse levels that it visited.
 
@@ -239,3 +234,12 @@ class Cycles:
         if not math.isfinite(self.residual) and not plan.limited:
             return "gave up: the values are not finite"
         return stalled(self.residuals)
+
+
+def _size(state: Boundaries, missing: Tensor) -> float:
+    """Largest entry of a coarse level's residual, relative to the state's scale as on the fine grid.
+
+    No method of `Cycles`: levels that referred to what holds them would be kept until garbage is collected.
+    """
+    scale = state.scale.amax((0, 1))
+    return float((missing.abs() / scale).amax().nan_to_num(nan=math.inf)) if missing.numel() else 0.0

@@ -106,3 +106,17 @@ def test_packed_sequences_that_are_mostly_padding_are_torchs(name: str, taped: b
             y, _ = ours(packed)
         assert ours.reports[0].ran_in_torch == torchs
         torch.testing.assert_close(y.data, theirs(packed)[0].data, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "batch", "part", "torchs"),
+    [(256, 64, 0.57, True), (256, 64, 0.75, False), (256, 32, 0.57, False), (128, 64, 0.57, False)],
+)
+def test_many_packed_sequences_of_a_wide_gru_need_less_padding(
+    hidden: int, batch: int, part: float, torchs: bool
+) -> None:
+    ours, lengths = tl.GRU(2, hidden), torch.full((batch,), round(100 * part))
+    lengths[0] = 100
+    with torch.no_grad():
+        ours(pack_padded_sequence(torch.randn(100, batch, 2), lengths))
+    assert ours.reports[0].ran_in_torch == torchs

@@ -38,6 +38,8 @@ SHORTEST_LSTM_IN_TORCH = 32768
 FULL = {"GRU": (0.25, 0.5), "RNN": (0.25, 0.65), "LSTM": (0.0, 0.25)}
 """Share of real steps among those of padded sequences from which these sweeps beat torch's packed layer, with and
 without gradients; torch's packed LSTM is not a fused one."""
+FULL_WIDE, WIDE = 0.65, (256, 64)
+"""The same without gradients for layers of so many units with so many sequences, which fill the CPU in torch, too."""
 LSTM_BATCH = 8
 """Batch from which oneDNN's fused LSTM fills a CPU by itself."""
 LSTM_HIDDEN = 256
@@ -69,7 +71,7 @@ def why_faster(layer: Sized, x: Tensor, steps: int, batch: int, known: Sequence[
         return cudnn.why(layer, x, steps, batch, known)
     reason = fewest_on_cpu(layer, x, batch).why(steps)
     if reason is not None or _has_kernels(layer, x):
-        return reason or _why_padded(layer, x, steps * batch)
+        return reason or _why_padded(layer, x, steps, batch)
     if rest_of(known):
         return RESTING
     return None if _gains_in_torch(layer, x, steps, batch) else f"auto: {batch} sequences fill the CPU in torch's layer"
@@ -104,10 +106,14 @@ def fewest_on_cpu(layer: Sized, x: Tensor, batch: int) -> Fewest:
     return Fewest(SHORTEST[layer.mode.split("_")[0]][0 if taped else 1])
 
 
-def _why_padded(layer: Sized, x: Tensor, padded: int) -> str | None:
+def _why_padded(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
     """Why torch's layer, which takes no time for padding, runs packed sequences `(steps of all, inputs)`, or None."""
-    full = x.shape[0] / padded if x.dim() == 2 else 1.0
-    if full >= FULL[layer.mode.split("_")[0]][0 if torch.is_grad_enabled() else 1]:
+    full = x.shape[0] / (steps * batch) if x.dim() == 2 else 1.0
+    taped = torch.is_grad_enabled()
+    least = FULL[layer.mode.split("_")[0]][0 if taped else 1]
+    if not taped and layer.mode == "GRU" and layer.hidden_size >= WIDE[0] and batch >= WIDE[1]:
+        least = FULL_WIDE
+    if full >= least:
         return None
     return f"auto: {100 * full:.0f} % of the padded steps are too few to gain"
 

@@ -40,7 +40,9 @@ PROMISED_GRADIENT = 30.0
 LOOSENED = 8
 """Runs of torch with saved states that are off by the tolerance that the user gave, if gradients are off by more than
 that: a sum whose terms cancel, as a weight's gradient may, then has a large relative error, however small the tolerance
-is relative to each term. Such a gradient may be off by twice the error of those runs, all others by the tolerance."""
+is relative to each term. Such a gradient may be off by twice the error of those runs, all others by the tolerance. If
+no tolerance was given, the same holds of gradients of weights where all else is right, outputs and gradients of inputs:
+of states that may be off by the floor, such a sum may be off by what that makes of it."""
 ANOTHER = 0.5
 """Relative error above which a torch run's outputs belong to another trajectory: that of a chaotic network, or of one
 whose states exceed the dtype's range. Gradients are as large as their trajectory makes them, so that no factor of
@@ -117,8 +119,10 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
         truth |= _without(problem.summed_by_sequence(), lost)
         errors |= {name: error_of(own[name], truth[name], sizes[name]) for name in problem.weights}
         found = [finding for name in held for finding in bound.findings(name, errors[name], theirs[name])]
-    if bound.asked and any(finding["tensor"].startswith("grad ") for finding in found):
-        loose = [_without(problem.loosened(bound.asked), lost) for _ in range(LOOSENED)]
+    sums_alone = all(finding["tensor"] in problem.weights for finding in found)
+    loosened = bound.asked or (bound.floor if sums_alone else 0.0)
+    if loosened and any(finding["tensor"].startswith("grad ") for finding in found):
+        loose = [_without(problem.loosened(loosened), lost) for _ in range(LOOSENED)]
         bound.loosened = {name: worst(error_of(run[name], truth[name], sizes[name]) for run in loose) for name in truth}
         found = [finding for name in held for finding in bound.findings(name, errors[name], theirs[name])]
     if bound.chaotic:
@@ -168,7 +172,7 @@ class _Bound:
         self.chaotic = False
         """Whether torch's own outputs belong to another trajectory."""
         self.loosened: Errors = {}
-        """Errors of torch's own gradients at states that are off by the tolerance asked for, once they are known."""
+        """Errors of torch's own gradients at states that are off by the tolerance asked for, or by the floor."""
         self.forward, self.backward = _promise(reports), _promise([report.backward for report in reports])
 
     def findings(self, name: str, error: float, theirs: float) -> list[dict[str, Any]]:

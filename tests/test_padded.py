@@ -109,14 +109,20 @@ def test_packed_sequences_that_are_mostly_padding_are_torchs(name: str, taped: b
 
 
 @pytest.mark.parametrize(
-    ("hidden", "batch", "part", "torchs"),
-    [(256, 64, 0.57, True), (256, 64, 0.75, False), (256, 32, 0.57, False), (128, 64, 0.57, False)],
+    ("inputs", "hidden", "batch", "part", "torchs"),
+    [
+        (256, 256, 64, 0.57, True),
+        (256, 256, 64, 0.75, False),
+        (256, 256, 32, 0.57, False),
+        (256, 128, 64, 0.57, False),
+        (8, 256, 64, 0.57, False),
+    ],
 )
 def test_many_packed_sequences_of_a_wide_gru_need_less_padding(
-    hidden: int, batch: int, part: float, torchs: bool
+    inputs: int, hidden: int, batch: int, part: float, torchs: bool
 ) -> None:
-    ours, lengths = tl.GRU(2, hidden), torch.full((batch,), round(100 * part))
+    ours, lengths = tl.GRU(inputs, hidden), torch.full((batch,), round(100 * part))
     lengths[0] = 100
     with torch.no_grad():
-        ours(pack_padded_sequence(torch.randn(100, batch, 2), lengths))
+        ours(pack_padded_sequence(torch.randn(100, batch, inputs), lengths))
     assert ours.reports[0].ran_in_torch == torchs

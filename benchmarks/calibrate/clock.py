@@ -46,9 +46,9 @@ class Sweeping(tl.solvers.Auto):
         return Fewest()
 
 
-def swept(name: str, hidden: int, **options: object) -> Any:
+def swept(name: str, hidden: int, inputs: int = INPUTS, **options: object) -> Any:
     """A module of ours that always sweeps."""
-    layer = getattr(tl, name)(INPUTS, hidden, solver=tl.solvers.Auto(), **options)
+    layer = getattr(tl, name)(inputs, hidden, solver=tl.solvers.Auto(), **options)
     layer._solver = Sweeping()
     return layer
 

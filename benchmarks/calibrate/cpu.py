@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -101,20 +102,44 @@ def full() -> object:
         return {name: tuple(_least_full(name, taped) for taped in (True, False)) for name in thresholds.FULL}
 
 
+@measures("auto/thresholds.WIDE", what="units with 64 sequences of 100 steps from which 55 % of real steps do not gain")
+def wide() -> object:
+    batch = thresholds.WIDE[1]
+    gains = partial(_gains_packed, "GRU", False, steps=100, batch=batch)
+    units = first_gain((64, 128, 192, 256, 384), lambda units: not gains(units, inputs=units)(11))
+    return None if units is None else (units, batch)
+
+
+@measures("auto/thresholds.FULL_WIDE", what="of that many units and sequences of 100 steps, in twentieths")
+def full_wide() -> object:
+    units, batch = thresholds.WIDE
+    return _least(_gains_packed("GRU", False, units, 100, batch, inputs=units))
+
+
 def _least_full(name: str, taped: bool) -> float | None:
     """The smallest share of real steps, of those tried, from which ours gain."""
-    steps, batch = 1100 if name == "LSTM" else 300, 64
-    own, torchs = swept(name, 16), getattr(nn, name)(INPUTS, 16)
+    return _least(_gains_packed(name, taped, 16, 1100 if name == "LSTM" else 300, 64))
+
+
+def _least(gains: Callable[[int], bool]) -> float | None:
+    least = first_gain((1, 2, 3, 5, 8, 10, 13, 16), gains)
+    return None if least is None else least / 20
+
+
+def _gains_packed(
+    name: str, taped: bool, hidden: int, steps: int, batch: int, inputs: int = INPUTS
+) -> Callable[[int], bool]:
+    """Whether ours are faster than torch's if so many twentieths of all steps are real."""
+    own, torchs = swept(name, hidden, inputs=inputs), getattr(nn, name)(inputs, hidden)
 
     def gains(twentieths: int) -> bool:
         lengths = torch.full((batch,), max(steps * twentieths // 20, 1))
         lengths[0] = steps
-        packed = pack_padded_sequence(torch.randn(steps, batch, INPUTS), lengths, enforce_sorted=False)
+        packed = pack_padded_sequence(torch.randn(steps, batch, inputs), lengths, enforce_sorted=False)
         ours, theirs = (seconds(lambda: call(layer, packed, taped), turns=FEW) for layer in (own, torchs))  # noqa: B023
         return ours < theirs
 
-    least = first_gain((1, 2, 3, 5, 8, 10, 13, 16), gains)
-    return None if least is None else least / 20
+    return gains
 
 
 @measures(

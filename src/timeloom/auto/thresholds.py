@@ -38,8 +38,11 @@ SHORTEST_LSTM_IN_TORCH = 32768
 FULL = {"GRU": (0.25, 0.5), "RNN": (0.25, 0.65), "LSTM": (0.0, 0.25)}
 """Share of real steps among those of padded sequences from which these sweeps beat torch's packed layer, with and
 without gradients; torch's packed LSTM is not a fused one."""
-FULL_WIDE, WIDE = 0.65, (256, 64)
-"""The same without gradients for layers of so many units with so many sequences, which fill the CPU in torch, too."""
+WIDE = 256, 64
+"""Units, and as many inputs, and sequences of a GRU of which torch's packed layer gains as much by not multiplying the
+inputs of padding."""
+FULL_WIDE = 0.65
+"""The share of real steps for such a GRU without gradients."""
 LSTM_BATCH = 8
 """Batch from which oneDNN's fused LSTM fills a CPU by itself."""
 LSTM_HIDDEN = 256
@@ -111,7 +114,7 @@ def _why_padded(layer: Sized, x: Tensor, steps: int, batch: int) -> str | None:
     full = x.shape[0] / (steps * batch) if x.dim() == 2 else 1.0
     taped = torch.is_grad_enabled()
     least = FULL[layer.mode.split("_")[0]][0 if taped else 1]
-    if not taped and layer.mode == "GRU" and layer.hidden_size >= WIDE[0] and batch >= WIDE[1]:
+    if not taped and layer.mode == "GRU" and min(layer.hidden_size, layer.input_size) >= WIDE[0] and batch >= WIDE[1]:
         least = FULL_WIDE
     if full >= least:
         return None

@@ -405,6 +405,14 @@ def test_a_coarse_step_of_ones_own_is_called_alike_in_every_call() -> None:
     assert "not fused: the coarse step is written for the cell's own states and inputs" in report.reason
 
 
+def test_a_cell_that_mixes_rows_is_refused_beside_a_coarse_step_of_ones_own() -> None:
+    with pytest.raises(ValueError, match="a cell must treat rows independently"):
+        tl.unroll(
+            lambda h, x: 0.5 * h + 0.1 * x.softmax(0), torch.zeros(3, 4), torch.randn(64, 3, 4),
+            MGRIT(coarsening=4, coarse=lambda h, x, span: h),
+        )  # fmt: skip
+
+
 def test_a_tuple_as_state_comes_to_ones_own_step_as_a_tuple() -> None:
     def cell(state: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         position, speed = state

@@ -273,9 +273,8 @@ class _Problem:
         total: Tensors = {}
         for row in range(self.inputs[-1].shape[1]):
             alone = copy(self)
-            alone.inputs, alone.upstream = (
-                [x.narrow(-2, row, 1) for x in given] for given in (self.inputs, self.upstream)
-            )
+            alone.inputs = [x.narrow(-2, row, 1) for x in self.inputs]
+            alone.upstream = [grad.narrow(-2, row, 1) for grad in self.upstream]
             alone.h0 = None if self.h0 is None else tuple(part.narrow(-2, row, 1) for part in self.h0)
             alone.ragged = {name: value.narrow(-1, row, 1) for name, value in self.ragged.items()}
             found = alone.torchs()

@@ -44,7 +44,7 @@ def run_fused(cell: GenericCell, problem: Recurrence, xs: Tensor, run: Run, why_
     why_not: why the solver can do nothing with those.
     """
     check = partial(_check, cell, problem, xs, alone=True)
-    fused, dtype = why_not or fuse(cell, problem, xs, check), problem.initial.dtype
+    fused, dtype = fuse(cell, problem, xs, check, why_not), problem.initial.dtype
     if not isinstance(fused, str):
         gaps: list[float] = []
         compare = partial(gap, cell, fused, xs, dtype=dtype)
@@ -92,14 +92,16 @@ def telling(record: Record, told: str) -> Record:
 
 
 def fuse(
-    cell: GenericCell, problem: Recurrence, xs: Tensor, check: Callable[[], None] | None = None
-) -> Recurrence | str:
+    cell: GenericCell, problem: Recurrence, xs: Tensor, check: Callable[[], None] | None = None,
+    why_not: str | None = None,
+) -> Recurrence | str:  # fmt: skip
     """The same recurrence over the cell's normal form, on autograd's tape, or why there is none.
 
     check: called in some of the calls.
+    why_not: why kernels would be of no use.
     """
     device = xs.device
-    missing = cuda.hindrance(index_of(device)) if device.type == "cuda" else build.unavailable()
+    missing = why_not or (cuda.hindrance(index_of(device)) if device.type == "cuda" else build.unavailable())
     if missing is not None:
         if check is not None:
             now_and_then(cell.function, *_examples(cell, problem, xs), check)

@@ -387,11 +387,11 @@ def test_a_network_that_amplifies_roundings_is_not_a_finding() -> None:
 
 def test_gradients_along_another_trajectory_than_the_exact_one_are_no_finding() -> None:
     bound = judging._Bound(Case(), [])
-    assert bound.findings("grad x", 29.0, 5.5)
+    assert bound.findings(["grad x"], {"grad x": 29.0}, {"grad x": 5.5})
     bound.chaotic = True
-    assert not bound.findings("grad x", 29.0, 5.5)
-    assert bound.findings("y", 9.0, 2.0), "outputs stay bounded by torch's"
-    assert bound.findings("grad x", float("nan"), 5.5), "a number that is none stays one"
+    assert not bound.findings(["grad x"], {"grad x": 29.0}, {"grad x": 5.5})
+    assert bound.findings(["y"], {"y": 9.0}, {"y": 2.0}), "outputs stay bounded by torch's"
+    assert bound.findings(["grad x"], {"grad x": float("nan")}, {"grad x": 5.5}), "a number that is none stays one"
 
 
 def test_stretches_between_resets_are_sequences() -> None:

@@ -29,7 +29,7 @@ def options_of(case: Case) -> dict[str, float]:
 @contextmanager
 def same_masks(case: Case) -> Iterator[None]:
     """Context in which all runs of a case draw the same masks; the random state is restored behind it."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng():
         torch.manual_seed(case.seed)
         yield
 
@@ -40,7 +40,7 @@ def run_dropping(case: Case, layer: Any, x: Tensor, h0: tuple[Tensor, ...]) -> t
     Masks are drawn in the case's dtype, whatever x's: first those of the weights, then the state's, one for each
     sequence, then zoneout's for h and for c.
     """
-    dropped, drawn = options_of(case), DTYPES[case.dtype]
+    dropped, drawn = options_of(case), x.new_empty(0, dtype=DTYPES[case.dtype])
     steps, batch = x.shape[:2]
     weight_hh, shown, held = layer.weight_hh_l0, None, []
     with same_masks(case):
@@ -49,7 +49,7 @@ def run_dropping(case: Case, layer: Any, x: Tensor, h0: tuple[Tensor, ...]) -> t
         if "recurrent_dropout" in dropped:
             shown = _kept((batch, case.n), dropped["recurrent_dropout"], drawn).to(x.dtype)
         for _ in h0 if "zoneout" in dropped else ():
-            held.append(ones_by_chance(torch.empty(steps, batch, case.n, dtype=drawn), dropped["zoneout"]).to(x.dtype))
+            held.append(ones_by_chance(drawn.new_empty(steps, batch, case.n), dropped["zoneout"]).to(x.dtype))
     biases = (layer.bias_ih_l0, layer.bias_hh_l0) if case.bias else (None, None)
     by_x = F.linear(x, layer.weight_ih_l0, biases[0])
     state, outputs = [part[0] for part in h0], []
@@ -75,6 +75,6 @@ def _step(cell: str, by_x: Tensor, by_h: Tensor, state: list[Tensor]) -> list[Te
     return [torch.relu(by_x + by_h) if cell == "RNN_RELU" else torch.tanh(by_x + by_h)]
 
 
-def _kept(shape: tuple[int, ...], share: float, dtype: torch.dtype) -> Tensor:
-    """A dropout mask: ones with probability 1 − share, scaled up."""
-    return torch.empty(shape, dtype=dtype).bernoulli_(1 - share) / (1 - share)
+def _kept(shape: tuple[int, ...], share: float, drawn: Tensor) -> Tensor:
+    """A dropout mask, of the kind of `drawn`: ones with probability 1 − share, scaled up."""
+    return drawn.new_empty(shape).bernoulli_(1 - share) / (1 - share)

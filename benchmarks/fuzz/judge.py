@@ -63,9 +63,14 @@ Errors = dict[str, float]
 
 def judge(case: Case, device: str) -> dict[str, Any]:
     """The result: `findings` (empty if all is well), `errors`, `report`, `seconds`, or why it was `skipped`."""
+    # cuDNN's layers cannot be differentiated twice: whoever needs that turns them off
+    with torch.backends.cudnn.flags(enabled=case.feature != "second order", allow_tf32=case.tf32):
+        return _judged(case, device)
+
+
+def _judged(case: Case, device: str) -> dict[str, Any]:
     began = time.perf_counter()
     torch.manual_seed(case.seed)
-    torch.backends.cudnn.allow_tf32 = case.tf32
     problem = _Problem(case, device)
     answer: dict[str, Any] = {"case": case.line(), "findings": [], "errors": {}}
     try:
@@ -110,7 +115,7 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
         theirs = {name: worst(error_of(run[name], truth[name], sizes[name]) for run in torch_runs) for name in truth}
         bound.chaotic = any(not theirs[name] <= ANOTHER for name in truth if not name.startswith("grad "))
         held = [name for name in truth if not (math.isnan(errors[name]) and beyond(truth[name], DTYPES[case.dtype]))]
-        found = [finding for name in held for finding in bound.findings(name, errors[name], theirs[name])]
+        found = bound.findings(held, errors, theirs)
         hopeless = not bound.chaotic and all(finding["kind"] == "nan" for finding in found)
         if not found or more == PERTURBED or hopeless:
             break
@@ -118,13 +123,13 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
     if case.dtype == "float64" and not case.feature and any(finding["tensor"] in problem.weights for finding in found):
         truth |= _without(problem.summed_by_sequence(), lost)
         errors |= {name: error_of(own[name], truth[name], sizes[name]) for name in problem.weights}
-        found = [finding for name in held for finding in bound.findings(name, errors[name], theirs[name])]
+        found = bound.findings(held, errors, theirs)
     sums_alone = all(finding["tensor"] in problem.weights for finding in found)
     loosened = bound.asked or (bound.floor if sums_alone else 0.0)
     if loosened and any(finding["tensor"].startswith("grad ") for finding in found):
         loose = [_without(problem.loosened(loosened), lost) for _ in range(LOOSENED)]
         bound.loosened = {name: worst(error_of(run[name], truth[name], sizes[name]) for run in loose) for name in truth}
-        found = [finding for name in held for finding in bound.findings(name, errors[name], theirs[name])]
+        found = bound.findings(held, errors, theirs)
     if bound.chaotic:
         found = [finding for finding in found if not _lost_on_the_way(finding, torch_runs, DTYPES[case.dtype])]
     return {
@@ -175,7 +180,10 @@ class _Bound:
         """Errors of torch's own gradients at states that are off by the tolerance asked for, or by the floor."""
         self.forward, self.backward = _promise(reports), _promise([report.backward for report in reports])
 
-    def findings(self, name: str, error: float, theirs: float) -> list[dict[str, Any]]:
+    def findings(self, names: list[str], errors: Errors, theirs: Errors) -> list[dict[str, Any]]:
+        return [finding for name in names for finding in self._of(name, errors[name], theirs[name])]
+
+    def _of(self, name: str, error: float, theirs: float) -> list[dict[str, Any]]:
         numbers = {"tensor": name, "error": error, "torch": theirs}
         if math.isnan(theirs):
             return []

@@ -208,6 +208,7 @@ def facts(device: str = "cpu") -> Results:
         "day": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "of_cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -218,7 +219,9 @@ def made_on(machine: Results) -> str:
     """The machine in words, for pages and pictures."""
     threads = f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
     cores = f" of {machine['cores']} cores" if machine.get("cores") else ""
-    load = f", load {machine['load']} as it began" if machine.get("load") is not None else ""
+    whole = machine.get("of_cores", machine.get("cores"))
+    on = f" on all {whole}" if whole != machine.get("cores") else ""
+    load = f", load {machine['load']}{on} as it began" if machine.get("load") is not None else ""
     clock = f", {machine['clock']}" if machine.get("clock") else ""
     day = f", {machine['day']}" if machine.get("day") else ""
     return f"{machine['device']}, {threads}{cores}{load}, torch {machine['torch']}{clock}{day}"

@@ -39,7 +39,8 @@ def all_stored() -> list[Path]:
 def device(results: Results) -> str:
     """Where it was measured, and the load that it met there, where one is known and worth a word."""
     machine = results["machine"]
-    name, threads, load, cores = (machine.get(key) for key in ("device", "threads", "load", "cores"))
+    name, threads, load = (machine.get(key) for key in ("device", "threads", "load"))
+    cores = machine.get("of_cores", machine.get("cores"))
     if name in ("x86_64", "aarch64"):
         name = "one CPU thread" if threads == 1 else f"{threads} CPU threads"
     busy = load and cores and load > (threads if "CPU thread" in name else 1) + 1
@@ -200,15 +201,20 @@ def coarse_steps(results: Results) -> Told:
 # BPPSA
 
 
-def best_of(key: str) -> Callable[[Results], Told]:
+PASSES = {"backward": "the backward pass", "both": "a training step"}
+
+
+def best_of(*keys: str) -> Callable[[Results], Told]:
     def told(results: Results) -> Told:
         rows = good(results["rows"])
         parts = []
-        for family, words in (("scan", "by a scan"), ("", "by any way")):
-            here = [row for row in rows if row["way"].startswith(family)]
-            best = max(here, key=lambda row: row[f"torch_{key}_ms"] / row[f"{key}_ms"])
-            ratio = best[f"torch_{key}_ms"] / best[f"{key}_ms"]
-            parts.append(f"{times(ratio)} {words} ({best['way']}, T = {best['steps']:,}, B = {best['batch']})")
+        for key in keys:
+            for family, words in (("scan", "by a scan"), ("", "by any way")):
+                here = [row for row in rows if row["way"].startswith(family)]
+                best = max(here, key=lambda row: row[f"torch_{key}_ms"] / row[f"{key}_ms"])
+                ratio = times(best[f"torch_{key}_ms"] / best[f"{key}_ms"])
+                which = f"{PASSES[key]} " if len(keys) > 1 else ""
+                parts.append(f"{which}{ratio} {words} ({best['way']}, T = {best['steps']:,}, B = {best['batch']})")
         return Told(f"{device(results)}, at best: " + "; ".join(parts))
 
     return told
@@ -258,18 +264,14 @@ def instruments(results: Results) -> Told:
 
 
 def exactness(results: Results) -> Told:
-    worst = max(
-        max(one["gradient_error"].values())
-        for length in results["lengths"].values()
-        for one in length["methods"].values()
-    )
-    unlike = sum(
-        one["answers_unlike_torch"] for length in results["lengths"].values() for one in length["methods"].values()
-    )
-    return Told(
-        f"gradients off by {worst:.1e} at most against float64, torch's own included; {unlike} answers unlike torch's "
-        "after training"
-    )
+    methods = [(name, one) for length in results["lengths"].values() for name, one in length["methods"].items()]
+    errors = {
+        whose: max(max(one["gradient_error"].values()) for name, one in methods if (name == "torch") == torchs)
+        for whose, torchs in (("ours", False), ("torch's", True))
+    }
+    unlike = sum(one["answers_unlike_torch"] for _, one in methods)
+    told = " and ".join(f"{whose} by {error:.1e}" for whose, error in errors.items())
+    return Told(f"gradients off from float64: {told} at most; {unlike} answers unlike torch's after training")
 
 
 def pruned_vgg(results: Results) -> Told:

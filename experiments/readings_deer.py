@@ -99,7 +99,8 @@ def two_bodies(results: Results) -> Told:
         f"{device(results)}, {orbits} orbits ({sizes.get('drawn', 'nearly circular')}), batch "
         f"{sizes.get('batch', orbits)}, {len(found['losses'])} training steps"
         f"{'' if learned_from_all(results) else ', too few to learn from'}: "
-        f"{min(ratios):.0f}–{max(ratios):.0f}× over a loop of Runge–Kutta steps"
+        f"{'–'.join(dict.fromkeys(f'{ratio:.0f}' for ratio in (min(ratios), max(ratios))))}× over a loop of "
+        "Runge–Kutta steps"
     )
     if compared < sizes["steps"]:
         loop = min(one["loop_seconds"] for one in found["compared"]) * sizes["steps"] / compared

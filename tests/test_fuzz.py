@@ -394,6 +394,19 @@ def test_gradients_along_another_trajectory_than_the_exact_one_are_no_finding() 
     assert bound.findings(["grad x"], {"grad x": float("nan")}, {"grad x": 5.5}), "a number that is none stays one"
 
 
+def test_tolerances_are_relative_to_each_part_of_a_state() -> None:
+    """An LSTM's outputs may be off by as many tolerances as its c is larger than they are; by no more."""
+    outputs = torch.tensor([0.5, -0.25])
+    assert judging._reach({"y": outputs}) == 1
+    assert judging._reach({"y": outputs, "final 1": torch.tensor([0.125])}) == 1
+    assert judging._reach({"y": outputs, "final 1": torch.tensor([20.0, 1.0])}) == 40
+    bound = judging._Bound(Case(cell="LSTM", solver="Shooting", options={"tol": 1e-3}), [])
+    assert bound.findings(["y"], {"y": 1e-2}, {"y": 0.0})
+    bound.reach = 4.0
+    assert not bound.findings(["y"], {"y": 1e-2}, {"y": 0.0})
+    assert bound.findings(["y"], {"y": 2e-2}, {"y": 0.0})
+
+
 def test_stretches_between_resets_are_sequences() -> None:
     resets = torch.zeros(5, 2, dtype=torch.bool)
     resets[0, 0] = resets[2, 0] = resets[4, 1] = True

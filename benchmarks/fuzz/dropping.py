@@ -1,4 +1,4 @@
-"""Dropout inside the recurrence in torch operations: a loop over steps with the masks that a timeloom call draws."""
+"""Dropout inside the recurrence in torch operations, with the masks that a timeloom call draws."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import _VF, Tensor
 from torch.nn import functional as F
 
 from benchmarks.fuzz.case import DTYPES, Case
@@ -35,7 +35,7 @@ def same_masks(case: Case) -> Iterator[None]:
 
 
 def run_dropping(case: Case, layer: Any, x: Tensor, h0: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One layer of torch's, step by step.
+    """One layer of torch's, step by step; in one call if weights alone are dropped.
 
     Masks are drawn in the case's dtype, whatever x's: first those of the weights, then the state's, one for each
     sequence, then zoneout's for h and for c.
@@ -51,6 +51,9 @@ def run_dropping(case: Case, layer: Any, x: Tensor, h0: tuple[Tensor, ...]) -> t
         for _ in h0 if "zoneout" in dropped else ():
             held.append(ones_by_chance(drawn.new_empty(steps, batch, case.n), dropped["zoneout"]).to(x.dtype))
     biases = (layer.bias_ih_l0, layer.bias_hh_l0) if case.bias else (None, None)
+    if dropped.keys() == {"weight_dropout"}:
+        weights = [layer.weight_ih_l0, weight_hh, *(bias for bias in biases if bias is not None)]
+        return _whole(case.cell, x, h0, weights, case.bias)
     by_x = F.linear(x, layer.weight_ih_l0, biases[0])
     state, outputs = [part[0] for part in h0], []
     for t in range(steps):
@@ -61,6 +64,16 @@ def run_dropping(case: Case, layer: Any, x: Tensor, h0: tuple[Tensor, ...]) -> t
         state = following
         outputs.append(state[0])
     return torch.stack(outputs), tuple(part.unsqueeze(0) for part in state)
+
+
+def _whole(
+    cell: str, x: Tensor, h0: tuple[Tensor, ...], weights: list[Tensor], bias: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Torch's layer with these weights: cuDNN on a GPU, whose errors are larger than those of a loop."""
+    run: Any = {"GRU": _VF.gru, "LSTM": _VF.lstm, "RNN": _VF.rnn_tanh, "RNN_RELU": _VF.rnn_relu}[cell]
+    taped = torch.is_grad_enabled()
+    y, *final = run(x, h0 if cell == "LSTM" else h0[0], weights, bias, 1, 0.0, taped, False, False)
+    return y, tuple(final)
 
 
 def _step(cell: str, by_x: Tensor, by_h: Tensor, state: list[Tensor]) -> list[Tensor]:

@@ -17,7 +17,14 @@ SOLVERS: dict[str, Solver | None] = {
     "scan, all levels": Shooting(adjoint="scan", adjoint_levels=30),
 }
 """None is torch's own layer: cuDNN on a GPU."""
-TRAINED: dict[str, Solver | None] = {"torch": None, "default": Auto(), "scan": Shooting(adjoint="scan")}
+IN_ORDER = 2**30
+"""A chunk as long as any sequence."""
+TRAINED: dict[str, Solver | None] = {
+    "torch": None,
+    "default": Auto(),
+    "scan": Shooting(chunk=IN_ORDER, adjoint="scan"),
+}
+"""The scan's forward pass is in order, as the paper's: networks that learn to count do not contract."""
 
 
 class Classifier(nn.Module):

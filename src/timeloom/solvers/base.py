@@ -37,8 +37,8 @@ class Solver:
 
     adjoint: how the backward pass solves for the gradients: the same way as the forward pass, by a scan over the
         transposed Jacobians of all steps (BPPSA), by multigrid, or sequentially.
-    tol: largest relative jump between chunks to accept; None takes the dtype's default, which then also limits what
-        jumps add up to.
+    tol: largest jump between chunks to accept, relative to the largest value of its part of the state (h of an LSTM,
+        or c, which may be far larger); None takes the dtype's default, which then also limits what jumps add up to.
     max_iters: sweeps after which to give up; None leaves it to the solver.
     adjoint_levels: with `adjoint="scan"`, levels of the scan's tree that multiply matrices; the roots above them are
         run one after the other. None chooses: no level on a CPU, where matrix-vector products in order are fastest (a

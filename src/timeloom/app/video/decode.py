@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -19,8 +20,10 @@ def read_frames(path: Path, count: int, size: int) -> Tensor:
     import av
 
     frames: list[numpy.ndarray] = []
+    # from PyAV 19 on, titles in unknown encodings are no errors, and the option is gone
+    lenient: dict[str, Any] = {} if int(av.__version__.split(".")[0]) >= 19 else {"metadata_errors": "replace"}
     try:
-        with av.open(str(path), metadata_errors="replace") as container:
+        with av.open(str(path), **lenient) as container:
             if not container.streams.video:
                 raise EOFError("it holds no video")
             stream = container.streams.video[0]

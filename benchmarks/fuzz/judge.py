@@ -54,6 +54,9 @@ CHANGED = 1e-3
 """Share of other inputs by which the inputs of warm starts change from call to call."""
 BIG = {torch.float16: 1e4}
 """A number far too large for an input; 1e28 in other dtypes."""
+NEAR_OVERFLOW = 1024
+"""Number of times that a number must fit into its dtype's range: sums of larger ones overflow in some orders alone, and
+take their neighbours along."""
 KINKED = ("RNN_RELU", "LiGRU")
 """Cells whose derivative jumps where a unit crosses zero."""
 
@@ -104,7 +107,7 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
             found.append({"kind": "shape", "what": f"{name} is {tuple(own[name].shape)}, not {tuple(value.shape)}"})
     if found:
         return {"findings": found}
-    lost = _lost(truth, torch_runs[0]) if case.poison else {}
+    lost = _lost(truth, torch_runs[0], DTYPES[case.dtype]) if case.poison else {}
     if case.poison == "nan" and (found := _more_than_poisoned(own, truth)):
         return {"findings": found}
     own, truth, torch_runs = _without(own, lost), _without(truth, lost), [_without(run, lost) for run in torch_runs]
@@ -140,9 +143,10 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
     }
 
 
-def _lost(truth: Tensors, run: Tensors) -> dict[str, Tensor]:
-    """Which numbers of torch's are none, by what an input is poisoned with."""
-    return {name: ~(value.isfinite() & run[name].isfinite()) for name, value in truth.items()}
+def _lost(truth: Tensors, run: Tensors, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Which numbers of torch's are none, or may be none in another order, by what an input is poisoned with."""
+    largest = torch.finfo(dtype).max / NEAR_OVERFLOW
+    return {name: ~(run[name].isfinite() & (value.abs() <= largest)) for name, value in truth.items()}
 
 
 def _without(run: Tensors, lost: dict[str, Tensor]) -> Tensors:

@@ -610,6 +610,9 @@ def test_bench_helps_by_its_own_name(device: str, capsys: pytest.CaptureFixture[
 def told_by(program: Any, monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> Any:
     """What a program writes down."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda *_, **__: None
+    )  # optimizers would ask a driver
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(sys, "argv", ["program", "--out", str(out), *options])
     program.main()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import pytest
 import torch
 from emulated_cuda import ROOM, EmulatedSweeper
 from emulator import COMPILER
+from nvrtc_layout import same_layout
 from random_cells import RandomCell
 from test_fused_cells import INPUTS, UNITS, make
 from torch import Tensor
@@ -59,9 +59,7 @@ def test_every_cell_compiles(name: str) -> None:
     compiled, *_ = of_name(name)
     for direction, source in sources_of(compiled).items():
         kind = arguments(source.parts, len(source.weights), source.vectors)
-        same = f"static_assert(sizeof(FusedArgs) == {ctypes.sizeof(kind)});\n"
-        same += f"static_assert(__builtin_offsetof(FusedArgs, states) == {kind.states.offset});\n"
-        same += f"static_assert(__builtin_offsetof(FusedArgs, batch) == {kind.batch.offset});\n"
+        same = same_layout("FusedArgs", kind, "states", "batch")
         code = nvrtc.compile_source(source.text + same, "sm_90", headers())
         assert f"fused_{direction}".encode() in code
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from nvrtc_layout import same_layout
 
 from timeloom.kernels.cuda import nvrtc
 from timeloom.kernels.cuda.programs import (
@@ -88,9 +89,7 @@ def test_a_launch_a_step_compiles(kernel: str, units: int, mode: int, adjoint: b
 def test_structures_of_single_steps_lie_as_the_host_says(
     name: str, adjoint: bool, structure: type[ctypes.Structure]
 ) -> None:
-    same = f"static_assert(sizeof({name}) == {ctypes.sizeof(structure)});\n"
-    same += f"static_assert(__builtin_offsetof({name}, step) == {structure.step.offset});\n"
-    same += f"static_assert(__builtin_offsetof({name}, carried) == {structure.carried.offset});\n"
+    same = same_layout(name, structure, "step", "carried")
     compiled_wide(Wide("gru", 300, 0, adjoint, 1, False, False), more=same)
 
 
@@ -122,19 +121,14 @@ def test_chains_compile() -> None:
 )
 def test_structures_of_sweeps_lie_as_the_host_says(name: str, adjoint: bool, structure: type[ctypes.Structure]) -> None:
     variant = Variant("gru", 16, 0, adjoint, True, 0, False, False)
-    same = f"static_assert(sizeof({name}) == {ctypes.sizeof(structure)});\n"
-    same += f"static_assert(__builtin_offsetof({name}, lead) == {structure.lead.offset});\n"
-    same += f"static_assert(__builtin_offsetof({name}, resets) == {structure.resets.offset});\n"
-    compiled(variant, more=same)
+    compiled(variant, more=same_layout(name, structure, "lead", "resets"))
     with pytest.raises(nvrtc.CompileError, match="static assertion"):
         compiled(variant, more=f"static_assert(sizeof({name}) == 1);\n")
 
 
 def test_the_structure_of_a_chain_lies_as_the_host_says() -> None:
     source = (FOLDER / "chain.cu").read_text()
-    same = f"static_assert(sizeof(ChainArgs) == {ctypes.sizeof(ChainArgs)});\n"
-    same += f"static_assert(__builtin_offsetof(ChainArgs, floor) == {ChainArgs.floor.offset});\n"
-    nvrtc.compile_source(source + same, "sm_90")
+    nvrtc.compile_source(source + same_layout("ChainArgs", ChainArgs, "floor"), "sm_90")
 
 
 @pytest.mark.parametrize("kernel", list(MOST_UNITS))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
+from nvrtc_layout import same_layout
 from torch import Tensor
 from warp_on_cpu import COMPILER, WarpNewton
 
@@ -172,9 +171,7 @@ def test_steps_of_the_twin_end_at_the_plain_loops_states(kernel: str, n: int) ->
 @pytest.mark.parametrize(("kernel", "n"), [("gru", 7), ("lstm", 16), ("rnn_relu", 3)])
 def test_every_cell_compiles(kernel: str, n: int, adjoint: bool, architecture: str) -> None:
     variant = NewtonVariant(kernel, n)
-    same = f"static_assert(sizeof(NewtonArgs) == {ctypes.sizeof(NewtonArgs)});\n"
-    same += f"static_assert(__builtin_offsetof(NewtonArgs, floor) == {NewtonArgs.floor.offset});\n"
-    same += f"static_assert(__builtin_offsetof(NewtonArgs, worst) == {NewtonArgs.worst.offset});\n"
+    same = same_layout("NewtonArgs", NewtonArgs, "floor", "worst")
     code = nvrtc.compile_source(variant.source(adjoint) + same, architecture, headers(text_of(kernel).file))
     assert b"chain" in code
 

@@ -74,9 +74,9 @@ def test_a_child_trains_weights_in_shared_memory(method: str) -> None:
     answers = context.SimpleQueue()
     child = context.Process(target=_child, args=(layer, answers))
     child.start()
-    told = answers.get()
     child.join(60)
     assert child.exitcode == 0
+    told = answers.get()
     for weight, at_child, expected in zip(layer.parameters(), told, right, strict=True):
         torch.testing.assert_close(weight.detach(), expected)
         torch.testing.assert_close(torch.from_numpy(at_child), expected)

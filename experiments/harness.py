@@ -227,6 +227,22 @@ def made_on(machine: Results) -> str:
     return f"{machine['device']}, {threads}{cores}{load}, torch {machine['torch']}{clock}{day}"
 
 
+def kept(path: Path, errors: bool = True) -> Results:
+    """The rows of a stored run to go on with, and `earlier`: how many of them were measured when and where."""
+    if not path.exists():
+        return {"rows": [], "earlier": []}
+    stored = json.loads(path.read_text())
+    before, rows = stored.get("earlier", []), stored["rows"] if errors else good(stored["rows"])
+    last = {"rows": len(rows) - sum(one["rows"] for one in before), "machine": stored["machine"]}
+    return {"rows": rows, "earlier": [*before, last]}
+
+
+def earlier_runs(results: Results) -> str:
+    """Which rows are not of the run that the machine's line tells of, as a sentence; empty if all are."""
+    told = [f"{one['rows']} on {made_on(one['machine'])}" for one in results.get("earlier", []) if one["rows"]]
+    return f" Of earlier runs are the first rows that were measured: {'; '.join(told)}." if told else ""
+
+
 def folder_of(options: argparse.Namespace, script: str) -> Path:
     """Where results go; the kept ones are replaced only with --store."""
     if options.store:

@@ -57,6 +57,8 @@ SERIAL = {SAME: "implicit GRU", CLASSIC: "GRU"}
 """What processes are compared with, and how the names of those rows begin."""
 FRAMES = 128
 """Steps of the paper's sequences."""
+PUBLISHED_FACTOR = 4
+"""Steps in one on the next level, in the command published with its code."""
 JUMP = 1.5
 """More time a step than at half the length by so much is told."""
 
@@ -127,12 +129,17 @@ def _over(row: Results, bases: dict[str, Results | None]) -> str:
 
 
 def _model_of_ranks(rows: list[Results]) -> list[str]:
-    """How the model of the time does at the length that it has not seen."""
+    """How the model of the time does at the length that it has not seen, and where it was fitted."""
     from experiments.mgrit.rank_report import WAYS, predict
 
-    ratios = [one["ratio"] for one in predict(rows, WAYS[0]) if one["held_out"]]
-    told = f"A model of the time says {min(ratios):.2f} to {max(ratios):.2f} of it" if ratios else ""
-    return [f"{told} at a length it has not seen"] if ratios else []
+    told = []
+    for way in WAYS:
+        said = predict(rows, way)
+        seen, unseen = ([one["ratio"] for one in said if one["held_out"] is held] for held in (False, True))
+        if said:
+            spans = [f"{min(ratios):.2f} to {max(ratios):.2f}" for ratios in (unseen, seen)]
+            told.append(f"{way} {spans[0]} ({spans[1]} where it was fitted)")
+    return [f"A model of the time says of it, at a length it has not seen: {', '.join(told)}"] if told else []
 
 
 def preprocessors(results: Results) -> Told:
@@ -186,6 +193,10 @@ def length_speedup(results: Results) -> Told:
             f"{regime}: "
             + ", ".join(f"{times(r)} at T = {t:,}" for t, r in (ratios[0], ratios[len(ratios) // 2], ratios[-1]))
         )
+        last, implicit = here[-1], "implicit GRU, multigrid"
+        if implicit in last:
+            ratio = last["torch.nn.GRU"]["milliseconds"] / last[implicit]["milliseconds"]
+            parts[-1] += f", the implicit GRU {times(ratio)} there"
     return Told(f"{device(results)}: " + "; ".join(parts))
 
 
@@ -195,7 +206,8 @@ def coarse_steps(results: Results) -> Told:
         parts.setdefault(row["factor"], []).append(f"{row['step']} {row['residuals'][-1]:.0e}")
     told = [f"{factor} steps in one: {', '.join(steps)}" for factor, steps in parts.items()]
     about = f"residual after {results['sizes']['cycles']} cycles or where it stopped; "
-    return Told(about + told[-1], (f"R{about[1:]}" + "; ".join(told),))
+    published = f"{PUBLISHED_FACTOR} steps in one: {', '.join(parts[PUBLISHED_FACTOR])}"
+    return Told(about + published, (f"R{about[1:]}" + "; ".join(told),))
 
 
 # BPPSA
@@ -252,15 +264,16 @@ def instruments(results: Results) -> Told:
     parts = []
     for steps, length in results["lengths"].items():
         base, ways = length["methods"]["torch"], length["methods"]
-        told = [
-            f"{name} {base['backward_ms']['fastest'] / one['backward_ms']['fastest']:.2g}×"
+        ratios = {
+            name: [base[key]["fastest"] / one[key]["fastest"] for key in ("backward_ms", "step_ms")]
             for name, one in ways.items()
             if name != "torch"
-        ]
+        }
+        told = [f"{name} {backward:.2g}× ({step:.2g}×)" for name, (backward, step) in ratios.items()]
         parts.append(f"T = {int(steps):,}: {', '.join(told)}")
     about = f"{results['data']}, {device(results)}, batch {results['batch']}"
     inputs = results.get("features_in_words", "inputs not named")
-    return _longest_first(f"{about}, {inputs}; backward pass", parts)
+    return _longest_first(f"{about}, {inputs}; backward pass (whole step)", parts)
 
 
 def exactness(results: Results) -> Told:
@@ -289,9 +302,11 @@ def pruned_vgg(results: Results) -> Told:
         f"{'; '.join(by_level)}; gradients differ by {results['largest_difference']:.0e}"
     )
     if "autograd_ms" in results:
-        fastest = min(levels, key=lambda row: row["ms"])
+        in_order = next(row for row in levels if not row["levels"])
+        fastest = min((row for row in levels if row["levels"]), key=lambda row: row["ms"])
         told += (
-            f". By the clock in one process {fastest['ms']:.0f} ms at best, autograd {results['autograd_ms']:.0f} ms"
+            f". By the clock in one process the scan takes {fastest['ms']:.0f} ms at best, Jacobians in order "
+            f"{in_order['ms']:.0f} ms, autograd {results['autograd_ms']:.0f} ms"
         )
     return Told(told)
 

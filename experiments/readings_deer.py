@@ -156,7 +156,7 @@ def warm_starts(results: Results) -> Told:
         if len(pair) == 2:
             cold, warm = (min(pair[key]["seconds"][1:] or pair[key]["seconds"]) for key in (False, True))
             sweeps = f"{pair[False]['sweeps'][-1]:.1f} → {pair[True]['sweeps'][-1]:.1f}"
-            told.append(f"{name} {sweeps} (an epoch {cold:.2f} → {warm:.2f} s)")
+            told.append(f"{name} {sweeps} (an epoch {cold:.2g} → {warm:.2g} s)")
     where = device(results)
     return Told(f"{where}, sweeps of the last epoch without and with the last epoch's states: " + ", ".join(told))
 

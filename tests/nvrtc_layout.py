@@ -9,7 +9,7 @@ from timeloom.kernels.cuda import nvrtc
 
 
 def same_layout(name: str, structure: type[ctypes.Structure], *fields: str) -> str:
-    """Assertions that a structure has the host's size, and these fields their places if NVRTC can say where they are."""
+    """Assertions that a structure has the host's size, and these fields their places if NVRTC knows them."""
     text = f"static_assert(sizeof({name}) == {ctypes.sizeof(structure)});\n"
     for field in fields if _knows_offsets() else ():
         text += f"static_assert(__builtin_offsetof({name}, {field}) == {getattr(structure, field).offset});\n"

@@ -80,6 +80,29 @@ def test_every_stored_table_and_picture_has_its_result() -> None:
     assert kept == {path.with_suffix(suffix) for path in all_stored() for suffix in (".md", ".png")}
 
 
+def test_every_stored_table_is_linked_by_its_readme() -> None:
+    for table in (harness.ROOT / "experiments").glob("*/results/*.md"):
+        assert f"(results/{table.name})" in (table.parents[1] / "README.md").read_text(), table
+
+
+def test_rows_of_earlier_runs_are_told_from_those_of_the_last(tmp_path: Path) -> None:
+    def machine(load: float) -> dict[str, Any]:
+        return {"device": "x86_64", "threads": 1, "cores": 2, "load": load, "torch": "2.13"}
+
+    stored = tmp_path / "grid.json"
+    assert harness.kept(stored) == {"rows": [], "earlier": []}
+    rows = [{"n": 1}, {"n": 2, "error": "MemoryError: not run"}]
+    stored.write_text(json.dumps({"rows": rows, "machine": machine(0.2)}))
+    again = {**harness.kept(stored), "machine": machine(9.0)}
+    assert again["earlier"] == [{"rows": 2, "machine": machine(0.2)}]
+    assert "first rows that were measured: 2 on x86_64, 1 thread of 2 cores, load 0.2" in harness.earlier_runs(again)
+    again["rows"].append({"n": 3})
+    stored.write_text(json.dumps(again))
+    assert [one["rows"] for one in harness.kept(stored)["earlier"]] == [2, 1]
+    assert harness.kept(stored, errors=False)["rows"] == [{"n": 1}, {"n": 3}]
+    assert harness.earlier_runs({"rows": rows}) == ""
+
+
 def test_a_graph_that_ran_in_order_is_not_shown_as_newtons_method() -> None:
     place = {"T": 1000, "B": 1, "forward_ms": 1.0, "both_ms": 2.0}
     rows = [

@@ -55,7 +55,23 @@ def test_what_stored_results_lack_is_told() -> None:
     found["found"]["losses"] *= 2
     assert wanted._orbits(found) == "not the paper's orbits"
     found["sizes"]["drawn"] = "as in the paper"
+    found["found"]["validation"] = {"error": 0.44, "standing_still": 0.49}
+    assert wanted._orbits(found) == "not learned: errors of 0.44, standing still 0.49"
+    found["found"]["validation"]["error"] = 0.2
     assert wanted._orbits(found) == ""
+
+
+def test_runs_that_a_time_limit_ended_are_not_taken_for_whole_ones() -> None:
+    rows = [{"way": "levels=1", "ranks": 16}, {"way": "all levels", "ranks": 4}]
+    assert wanted._every_way(16)({"rows": rows}) == "processes of all levels: no more than 4"
+    assert wanted._every_way(4)({"rows": rows}) == ""
+    assert wanted._all_lengths({"lengths": {"259": {}}}) == "its forward pass is not in order"
+    assert wanted._all_lengths({"forward": "in order", "lengths": {"259": {}}}) == "1 of 3 lengths"
+    assert wanted._all_lengths({"forward": "in order", "lengths": {"259": {}, "517": {}, "1034": {}}}) == ""
+    row = {"problem": "network, n=4", "dtype": "float64"}
+    assert wanted._all_problems({"rows": [row, row]}) == "1 of 6 problems"
+    assert wanted._dated({"machine": {}})
+    assert not wanted._dated({"machine": {"day": "2026-11-19"}})
 
 
 def test_missing_results_are_made_gone_on_with_and_kept(
@@ -77,15 +93,18 @@ def test_missing_results_are_made_gone_on_with_and_kept(
     )
     monkeypatch.setattr(missing, "WANTED", pieces)
     row = {"way": "torch", "n": 2, "T": 40, "B": 2, "forward_ms": 1.0, "both_ms": 2.0}
-    grid.stored_at.write_text(json.dumps({"machine": {}, "rows": [row]}))
+    machine = {"device": "x86_64", "threads": 1, "torch": "2.13"}
+    grid.stored_at.write_text(json.dumps({"machine": machine, "rows": [row]}))
     out = tmp_path / "out"
     assert command_line.main(["missing", "--run", "--fast", "--minutes", "5", "--out", str(out)]) == 0
     told = capsys.readouterr().out
     assert "== deer/grid_cpu: rows" in told
     assert "== deer/warm: needs 1000000 cores, left out" in told
     assert "== deer/scan: its 1e+06 minutes are not left, left out" in told
-    rows = json.loads((out / "deer.grid" / "grid_cpu.json").read_text())["rows"]
+    gone_on = json.loads((out / "deer.grid" / "grid_cpu.json").read_text())
+    rows = gone_on["rows"]
     assert rows[0] == row  # stored before, not measured again
+    assert gone_on["earlier"] == [{"rows": 1, "machine": machine}]
     assert len(rows) == 2 * 2 * 2
     assert [one.result for one, _ in missing.absent(None, out)] == ["deer/warm", "deer/scan"]
     monkeypatch.setattr(missing, "FOLDER", kept)

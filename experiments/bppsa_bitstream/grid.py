@@ -11,7 +11,6 @@ turn; times are those of the clock, the fastest of several turns. Gradients are 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,14 @@ from experiments.harness import (
     attempt,
     begin,
     command,
+    earlier_runs,
     errors,
     facts,
     figure,
     folder_of,
     good,
     in_turns,
+    kept,
     made_on,
     markdown,
     passes,
@@ -116,7 +117,7 @@ def table(results: Results) -> str:
     lines = [
         f"Bit streams (generated, as in the paper), {results['cell'].upper()} of {HIDDEN} units, float32, against "
         "torch's layer in "
-        f"turns; fastest of {TURNS}. {made_on(results['machine'])}.",
+        f"turns; fastest of {TURNS}. {made_on(results['machine'])}.{earlier_runs(results)}",
         "",
         f"The paper, on its GPUs and against its baseline: up to {PAPER['backward']:.0f}× in the backward pass, "
         f"{PAPER['both']}× in all.",
@@ -202,8 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ways = options.ways or [way for way in (WAYS if options.fast else on_device) if way != "torch"]
     results: dict[str, Any] = {"machine": facts(options.device), "cell": options.cell, "rows": []}
     folder, name = folder_of(options, __file__), f"grid_{options.cell}_{options.device}"
-    if options.resume and (folder / f"{name}.json").exists():
-        results["rows"] = json.loads((folder / f"{name}.json").read_text())["rows"]
+    if options.resume:
+        results |= kept(folder / f"{name}.json")
     done = {(row["way"], row["steps"], row["batch"]) for row in results["rows"]}
     whole_grid = not (options.fast or options.steps or options.batch)
     for steps, batch in [*order(lengths, batches), *(PAPERS if whole_grid else ())]:

@@ -14,7 +14,6 @@ them. Coarse points come first, so that a run of few minutes spans the grid.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -33,6 +32,7 @@ from experiments.harness import (
     facts,
     folder_of,
     good,
+    kept,
     now,
     save,
     whole,
@@ -252,8 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     folder, name = folder_of(options, __file__), f"grid_{options.device}"
     results: dict[str, Any] = {"machine": facts(options.device), "rows": []}
-    if options.resume and (folder / f"{name}.json").exists():
-        results["rows"] = json.loads((folder / f"{name}.json").read_text())["rows"]
+    if options.resume:
+        results |= kept(folder / f"{name}.json")
     done = {(row["way"], row["n"], row["T"], row["B"]) for row in results["rows"]}
     loops = {
         (row["n"], row["B"], LOOPED): scaled({**row, "steps": row["T"]}, LOOPED) | {"steps": LOOPED}

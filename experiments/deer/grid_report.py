@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.deer import published
-from experiments.harness import COLOURS, Results, errors, figure, good, made_on, markdown, times
+from experiments.harness import COLOURS, Results, earlier_runs, errors, figure, good, made_on, markdown, times
 
 CAPTURED = "DEER, captured"
 WAYS = ("torch", "loop", "DEER", CAPTURED, "quasi-DEER", "ELK", "shooting", "default")
@@ -35,7 +35,8 @@ def table(results: Results) -> str:
     lines = [
         "GRU on random inputs, float32, milliseconds of forward + backward and, in brackets, how many times as fast "
         "as torch's layer "
-        f"and as the plain loop. {results.get('note') or made_on(results['machine'])}",
+        f"and as the plain loop. {(results.get('note') or made_on(results['machine'])).rstrip('.')}."
+        f"{earlier_runs(results)}",
         "",
         f"The paper: {PAPER}.",
         "",

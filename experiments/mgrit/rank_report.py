@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from experiments.harness import Results, errors, good, made_on, markdown
+from experiments.harness import Results, earlier_runs, errors, good, made_on, markdown
 from experiments.mgrit.rank_worker import REMEMBERS, WAYS
 
 PAPER = 6.5
@@ -81,7 +81,7 @@ def table(results: Results) -> str:
     models = {(one["way"], one["ranks"], one["steps"]): one for way in WAYS for one in predict(rows, way)}
     lines = [
         f"Random inputs, {sizes['hidden']} units, batch {sizes['batch']}, {results['dtype']}; one thread a process. "
-        f"{made_on(machine)}. "
+        f"{made_on(machine)}.{earlier_runs(results)} "
         f"Milliseconds are the {results['statistic']} of {sizes['turns']} steps, the slowest process of each. "
         "~: timed over fewer steps, and scaled.",
         "",

@@ -12,7 +12,6 @@ processes also shares time with data: groups of them, each with a part of the ba
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,6 +27,7 @@ from experiments.harness import (
     command,
     facts,
     folder_of,
+    kept,
     passes,
     save,
     whole,
@@ -150,9 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     folder = folder_of(options, __file__)
     name = "ranks" if sizes in (FULL, FAST) else f"ranks_{sizes['hidden']}x{sizes['batch']}"
-    stored = folder / f"{name}.json"
-    kept = json.loads(stored.read_text())["rows"] if options.resume and stored.exists() else []
-    rows = results["rows"] = [row for row in kept if "error" not in row]
+    if options.resume:
+        results |= kept(folder / f"{name}.json", errors=False)
+    rows = results["rows"]
     done = {(row["way"], row["steps"]) for row in rows if "time_ranks" not in row}
     if not options.fast:
         make_kernels(sizes["inputs"], sizes["hidden"])  # else the processes would wait for them

@@ -198,14 +198,15 @@ def table(results: Results) -> str:
 
 def draw(results: Results, path: Path) -> None:
     drawn, axes = figure(9, 3.6)
-    rows = [row for row in results["rows"] if row["way"] != LOOP and row["dtype"] == "float32"]
+    dtype = "float32" if any(row["dtype"] == "float32" for row in results["rows"]) else "float64"
+    rows = [row for row in results["rows"] if row["way"] != LOOP and row["dtype"] == dtype]
     for colour, way in zip(COLOURS, dict.fromkeys(row["way"] for row in rows), strict=False):
         here = [row for row in rows if row["way"] == way]
         axes[0][0].semilogy(
             [row["problem"] for row in here], [row["training_ratio"] for row in here], "o", color=colour, label=way
         )
     axes[0][0].axhline(1.0, color="grey", linewidth=0.6)
-    about = f"{results['steps']:,} steps, float32, forward + backward; {made_on(results['machine'])}"
+    about = f"{results['steps']:,} steps, {dtype}, forward + backward; {made_on(results['machine'])}"
     axes[0][0].set(ylabel="times as fast as a loop of rk4", title=about)
     axes[0][0].title.set_fontsize(8)
     axes[0][0].margins(x=0.15)

@@ -186,7 +186,7 @@ WANTED = (
            ("--features", "paper", "--batch", "64"), 3, lacks=_all_lengths),
     Wanted("bppsa_vgg/generated_cuda", "bppsa_vgg", (), 1, lacks=_dated),
     Wanted("bppsa_vgg/generated_norm_cuda", "bppsa_vgg", ("--norm",), 1),
-    Wanted("deer_two_body/two_body_paper_cuda", "deer_two_body", ("--size", "paper"), 8, lacks=_orbits),
+    Wanted("deer_two_body/two_body_paper_cuda", "deer_two_body", ("--size", "paper", "--grow", "20"), 8, lacks=_orbits),
     Wanted("deer_cifar/generated_large_cuda", "deer_cifar", ("--size", "large"), 6, lacks=_three_ways),
     Wanted("deer_eigenworms/generated_cuda", "deer_eigenworms", (), 3),
     Wanted("deer/warm_cuda", "deer.warm", (), 2),

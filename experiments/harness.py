@@ -219,8 +219,8 @@ def made_on(machine: Results) -> str:
     """The machine in words, for pages and pictures."""
     threads = f"{machine['threads']} thread{'' if machine['threads'] == 1 else 's'}"
     cores = f" of {machine['cores']} cores" if machine.get("cores") else ""
-    whole = machine.get("of_cores", machine.get("cores"))
-    on = f" on all {whole}" if whole != machine.get("cores") else ""
+    all_cores = machine.get("of_cores", machine.get("cores"))
+    on = f" on all {all_cores}" if all_cores != machine.get("cores") else ""
     load = f", load {machine['load']}{on} as it began" if machine.get("load") is not None else ""
     clock = f", {machine['clock']}" if machine.get("clock") else ""
     day = f", {machine['day']}" if machine.get("day") else ""

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from timeloom.cells.base import NO_MASKS, Masks
+from timeloom.kernels import cache
 from timeloom.kernels.cuda import nvrtc, programs
 from timeloom.kernels.cuda import sweeper as cuda
 from timeloom.kernels.cuda.ahead import Ahead, threads_to_spare
@@ -216,7 +217,7 @@ def test_all_kernels_of_a_training_are_foreseen(
 def test_what_was_foreseen_is_not_compiled_again(
     foreseen: list[Variant], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setenv("TIMELOOM_CACHE", str(tmp_path))
+    monkeypatch.setattr(cache, "folders", lambda: iter([tmp_path]))  # none that other tests have filled
     compiled: list[str] = []
     honest = nvrtc._compile
     monkeypatch.setattr(nvrtc, "_compile", lambda source, *more: (compiled.append(source), honest(source, *more))[1])

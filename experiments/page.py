@@ -63,7 +63,7 @@ def text() -> str:
             f"`{one.name}`",
             one.paper,
             one.shows,
-            f"`--data {one.real_data}`" if one.real_data else "generated in the paper too, or none",
+            f"`--data {one.real_data}`" if one.real_data else "none: generated, or part of a package",
         ]
         for one in EXPERIMENTS
     ]

@@ -114,7 +114,7 @@ def _compare(case: Case, problem: _Problem, truth: Tensors, torch_runs: list[Ten
     sizes = scales(truth)
     errors = {name: error_of(own[name], truth[name], sizes[name]) for name in truth}
     bound = _Bound(case, reports)
-    bound.reach = _reach(truth)
+    bound.reach = _reach(sizes)
     for more in range(PERTURBED + 1):
         theirs = {name: worst(error_of(run[name], truth[name], sizes[name]) for run in torch_runs) for name in truth}
         bound.chaotic = any(not theirs[name] <= ANOTHER for name in truth if not name.startswith("grad "))
@@ -179,8 +179,8 @@ class _Bound:
         self.asked = float(case.options.get("tol", 0.0)) * max(1, len(reports))
         self.steps = case.cell in KINKED and self.asked > 0
         """Whether gradients are discontinuous in states that may be off by the tolerance: no tolerance bounds those."""
-        self.reach = 1.0
-        """How many tolerances outputs may be off by, since a tolerance is relative to each part of the state."""
+        self.reach: Errors = {}
+        """How many tolerances each tensor may be off by, where not one: they are relative to each part of the state."""
         self.chaotic = False
         """Whether torch's own outputs belong to another trajectory."""
         self.loosened: Errors = {}
@@ -200,7 +200,7 @@ class _Bound:
         if gradient and (self.steps or self.chaotic):
             return []
         usual = 2 * theirs + self.floor
-        asked = self.asked * PROMISED * self.reach
+        asked = self.asked * PROMISED * self.reach.get(name, 1.0)
         if gradient:
             asked = max(self.asked * PROMISED_GRADIENT, 2 * self.loosened.get(name, 0.0))
         promise = self.backward if gradient else self.forward
@@ -213,12 +213,10 @@ class _Bound:
         return found
 
 
-def _reach(truth: Tensors) -> float:
-    """How many times as large as the outputs the second part of the state is: an LSTM's c may grow far beyond its h."""
-    outputs, second = truth["y"], truth.get("final 1")
-    if second is None or not outputs.any():
-        return 1.0
-    return max(1.0, float(second.abs().max() / outputs.abs().max()))
+def _reach(sizes: Errors) -> Errors:
+    """How many times as large as a tensor the second part of the state is: an LSTM's c may grow far beyond its h."""
+    second = sizes.get("final 1", 0.0)
+    return {name: max(1.0, second / size) for name, size in sizes.items()}
 
 
 def _promise(reports: list[Any]) -> float | None:

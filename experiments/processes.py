@@ -63,11 +63,14 @@ def rows_of_processes(
 
 class RowsTogether:
     """Rows that the processes of one launch measure, one after the other, until their time is over: each by the first
-    of them, as many as it takes. The very first writes them to a file as they come.
+    of them, as many as it takes. The very first writes them to a file as they come, behind those that it `held`.
     """
 
     def __init__(self, seconds: float, file: Path) -> None:
-        self._clock, self._file, self._rows = Clock(seconds / 60), file, list[Results]()
+        self._clock, self._file = Clock(seconds / 60), file
+        self.held: list[Results] = json.loads(file.read_text()) if file.exists() else []
+        self._rows = list(self.held)
+        dist.barrier()  # all have read when one writes
 
     def add(self, ranks: int, measure: Callable[[], Results]) -> None:
         """What `measure()` returns on each of the first `ranks` processes; to be called by all."""

@@ -201,7 +201,7 @@ WANTED = (
            lacks=_ranks(16384), **BY_CORES),
     Wanted("mgrit_hmdb51/nets", "mgrit_hmdb51.nets", ("--ranks", "1", "4", "16", "--size", "240", "--batch", "1"), 8,
            lacks=_processes(16), **BY_CORES),
-    Wanted("bppsa_vgg/ranks", "bppsa_vgg.ranks", (), 8, lacks=_every_way(16), **BY_CORES),
+    Wanted("bppsa_vgg/ranks", "bppsa_vgg.ranks", ("--resume",), 8, lacks=_every_way(16), **BY_CORES),
     # any machine
     Wanted("bppsa_bitstream/bitstream", "bppsa_bitstream", (), 6, lacks=_by_the_clock, **HERE),
     Wanted("deer_two_body/two_body", "deer_two_body", (), 12, lacks=_by_the_clock, **HERE),

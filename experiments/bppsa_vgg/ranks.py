@@ -20,11 +20,13 @@ from experiments.harness import (
     Results,
     begin,
     command,
+    earlier_runs,
     errors,
     facts,
     figure,
     folder_of,
     good,
+    kept,
     made_on,
     markdown,
     whole,
@@ -69,7 +71,7 @@ def table(results: Results) -> str:
     about = (
         f"VGG-11, 1/{sizes['share']} of its channels, 97 % pruned, batch {sizes['batch']} of generated images; one "
         "thread a process. "
-        f"{made_on(results['machine'])}."
+        f"{made_on(results['machine'])}.{earlier_runs(results)}"
     )
     return "\n".join([about, "", *markdown(head, cells), *errors(results["rows"], ("ranks",))]) + "\n"
 
@@ -106,18 +108,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=whole, nargs="+", help=f"processes (default: {RANKS})")
     parser.add_argument("--share", type=whole, help="by what the channels are divided (default: 1)")
     parser.add_argument("--batch", type=whole, help="images (default: 2)")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that the folder already has")
     options = begin(parser, arguments)
     sizes = dict(FAST if options.fast else FULL)
     sizes |= {name: getattr(options, name) for name in ("share", "batch") if getattr(options, name)}
     machine, folder = facts(), folder_of(options, __file__)
     ranks = options.ranks or ((2,) if options.fast else RANKS)
     arguments = [*options_of(sizes), "--ranks", *map(str, ranks)]
-    rows = rows_of_processes(
-        "experiments.bppsa_vgg.rank_worker", max(ranks), arguments, options.clock, folder / "ranks.rows"
+    name = "ranks" if sizes in (FULL, FAST) else f"ranks_{sizes['share']}x{sizes['batch']}"
+    results: Results = {"machine": machine, "sizes": sizes, "rows": []}
+    if options.resume:
+        results |= kept(folder / f"{name}.json", errors=False)
+    results["rows"] = rows_of_processes(
+        "experiments.bppsa_vgg.rank_worker",
+        max(ranks),
+        arguments,
+        options.clock,
+        folder / f"{name}.rows",
+        results["rows"],
     )
-    results = {"machine": machine, "sizes": sizes, "rows": rows}
     print(table(results))
-    write("ranks", results, folder, table, draw)
+    write(name, results, folder, table, draw)
 
 
 if __name__ == "__main__":

@@ -149,10 +149,10 @@ class Recurrent(Reporting, Stacked):
             short = by_size.call(self, x, hx)
             if short is not None:
                 return short
-        last = self._last
-        if plain and last is not None and last.fits(x) and alone():
-            self._take_reports(list(last.reports))
-            return torch_layer.call_again(self, x, None, x, hx, last.batch)  # type: ignore[no-any-return]
+            last = self._last
+            if plain and last is not None and last.fits(x):
+                self._take_reports(list(last.reports))
+                return torch_layer.call_again(self, x, None, x, hx, last.batch)  # type: ignore[no-any-return]
         key, group = None, time_group(self)
         if plain and group is None:
             lowered = x.is_cuda and torch.is_autocast_enabled("cuda")

@@ -136,7 +136,8 @@ class DropsInside:
 
     def _drop(self, state: Any, zoneout: Any, weights: Any) -> None:
         """Set all options of dropout inside the recurrence."""
-        self._dropping = Dropping.checked(state, zoneout, weights, 2 if self.mode == "LSTM" else 1)
+        given = Dropping.checked(state, zoneout, weights, 2 if self.mode == "LSTM" else 1)
+        self._dropping = given if given.active else NOTHING
         self._last = None
         self._steady: dict[Any, Any] = {}
 
@@ -148,6 +149,8 @@ class DropsInside:
     @property
     def _drops(self) -> bool:
         """Whether anything is dropped inside the recurrence at present."""
+        if self._dropping is NOTHING:  # nearly always: short calls count every microsecond
+            return False
         return self._masks or (self.training and self._dropping.weights > 0)
 
     def _masks_weights(self, batch: int) -> bool:

@@ -231,6 +231,13 @@ static int walk_group(walker *walk, const fused_args *a, long first, long size, 
   return 0;
 }
 
+/* Which group a thread takes in its `i`th turn. Chunks of a backward sweep come in the opposite order: the thread that wrote
+ * a chunk's states and tape has them in its cache, so it takes the same chunk again. `each`: groups of a chunk. */
+static long group_of(const fused_args *a, long i, long groups, long size) {
+  if (a->begin[0] <= a->begin[a->rows - 1]) return i;
+  const long each = a->batch > size ? a->batch / size : 1;
+  return groups % each ? i : (groups / each - 1 - i / each) * each + i % each;
+}
 /* Runs all groups on all threads. Returns 0, or 1 where memory for a group's scratch could not be had. */
 static int run(walker *walk, const fused_args *a, int threads) {
   const long members = a->members > 1 ? a->members : 1;
@@ -251,7 +258,7 @@ static int run(walker *walk, const fused_args *a, int threads) {
     for (long i = me / shared; i < groups; i += here / shared) {
       real *sums = a->sums ? a->sums + SUMS * (shared > 1 ? i : me) : NULL;
       team *others = shared > 1 ? &teams[i] : NULL;
-      failed |= walk_group(walk, a, i * size, size, sums, others, me % shared, shared);
+      failed |= walk_group(walk, a, group_of(a, i, groups, size) * size, size, sums, others, me % shared, shared);
     }
     set_float_mode(mode);
   }

@@ -72,10 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) adjoint(const __grid_const
 #pragma unroll
   for (int q = 0; q < PRODUCTS; q++)
 #pragma unroll
-    for (int j = 0; j < SLABS; j++)
-      load_weights(w[q][j], lane, j, [&](int unit, int term) {
-        return unit < n && term < n ? a.weights[(q * n + term) * n + unit] : 0.0f;
-      });
+    for (int j = 0; j < SLABS; j++) load_weights(w[q][j], lane, j, a.weights + q * n * n);
   float vectors[2][VECTORS > 0 ? VECTORS : 1];
 #pragma unroll
   for (int i = 0; i < 2 * VECTORS; i++) {

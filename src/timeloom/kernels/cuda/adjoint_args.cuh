@@ -7,7 +7,7 @@ struct AdjointArgs {
   const float *saved;                             // (T, B, SAVED n)
   const float *states[2];                         // (T + 1, B, n) each
   const float *incoming;                          // (T, B, n) or NULL: the loss's gradient on part 0 after every step
-  const float *weights;                           // (PRODUCTS n, n)
+  const float *weights;                           // (PRODUCTS n, n); for tiles of rows, each n x n matrix transposed
   const float *vectors;                           // (VECTORS, n)
   const float *mask;                              // (B, n), if DROPPED
   const float *origin;                            // (B, PARTS n): the state that resets put back

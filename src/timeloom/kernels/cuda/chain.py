@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -82,8 +83,13 @@ class ChainSweeper(ReferenceSweeper):
         `boxed` clamps the starts to the box of the cell's states.
         """
         corrected = torch.empty_like(starts)
-        self.carry(starts, ends, decay, corrected, self.cell.bound(self._initial) if boxed else None)
+        self.carry(starts, ends, decay, corrected, self._box if boxed else None)
         return corrected
+
+    @cached_property
+    def _box(self) -> Tensor | None:
+        """The box of the cell's states, found once for all sweeps."""
+        return self.cell.bound(self._initial)
 
     def carry(
         self, starts: Tensor, ends: Tensor, decay: Tensor, corrected: Tensor | None, bound: Tensor | None

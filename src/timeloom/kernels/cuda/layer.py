@@ -111,9 +111,16 @@ class CUDALayer(Layer):
         return self._kept(states, tape), told
 
     def _unless(self, error: Tensor | float, cutting: Cutting, rows: int) -> Unless | None:
-        """The guard for a rerun inside a CUDA graph; None if every step would be a launch, which is too many."""
+        """The guard for a rerun inside a CUDA graph; None if every step would be a launch, which is too many.
+
+        Calls outside of graphs lay down what the rerun in one chunk reads: a graph that finds it makes it in no replay.
+        """
         found = unless(error, cutting.limit, rows)
-        if found is None or launches_each_step(self.kernel, self.n, rows, self.x.device):
+        if found is None:
+            steps, batch = self.x.shape[:2]
+            for backwards in (False, True):
+                cut_evenly(steps, batch, steps, backwards).on(self.x.device)
+        elif launches_each_step(self.kernel, self.n, rows, self.x.device):
             return None
         return found
 

@@ -36,15 +36,27 @@ __device__ __forceinline__ bool inside(int unit) { return UNITS == N || unit < U
 
 struct Weights { unsigned hi[4]; unsigned lo[HALF ? 1 : 4]; };
 
-// The 16 x 16 piece of a matrix of rows `unit` (this warp's) and terms 16 slab ...: at(unit, term), zero beyond.
-template <class At> __device__ __forceinline__ void load_weights(Weights &w, const Lane &lane, int slab, const At &at) {
+// Four terms of one row of a matrix, zero beyond: by one load where rows are aligned to it.
+__device__ __forceinline__ float4 four_terms(const float *row, int term, bool there) {
+  if (UNITS % 4 == 0) return there && term < UNITS ? *(const float4 *)(row + term) : float4{};
+  auto one = [&](int i) { return there && term + i < UNITS ? row[term + i] : 0.0f; };
+  return {one(0), one(1), one(2), one(3)};
+}
+// The 16 x 16 piece of an n x n matrix of rows `unit` (this warp's) and terms 16 slab ...
+__device__ __forceinline__ void load_weights(Weights &w, const Lane &lane, int slab, const float *matrix) {
 #pragma unroll
-  for (int i = 0; i < 4; i++) {                   // rows g, g + 8, g, g + 8; terms 4t, 4t, 4t + 2, 4t + 2
-    const int unit = lane.unit + 8 * (i & 1), term = 16 * slab + 4 * lane.t + 2 * (i >> 1);
-    half_bits hi[2], lo[2];
-    split(at(unit, term), hi[0], lo[0]), split(at(unit, term + 1), hi[1], lo[1]);
-    w.hi[i] = pair(hi[0], hi[1]);
-    if (!HALF) w.lo[HALF ? 0 : i] = pair(lo[0], lo[1]);
+  for (int half = 0; half < 2; half++) {          // rows g, g + 8; terms 4t, 4t + 1 in one register, 4t + 2, 4t + 3 in another
+    const int unit = lane.unit + 8 * half;
+    const float4 four = four_terms(matrix + unit * UNITS, 16 * slab + 4 * lane.t, inside(unit));
+    const float terms[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int two = 0; two < 2; two++) {
+      half_bits hi[2], lo[2];
+      split(terms[2 * two], hi[0], lo[0]), split(terms[2 * two + 1], hi[1], lo[1]);
+      const int i = half + 2 * two;
+      w.hi[i] = pair(hi[0], hi[1]);
+      if (!HALF) w.lo[HALF ? 0 : i] = pair(lo[0], lo[1]);
+    }
   }
 }
 

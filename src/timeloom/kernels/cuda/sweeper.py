@@ -7,7 +7,7 @@ layers. Inputs, states, starts and ends are always float32. Interface and readab
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -278,15 +278,15 @@ class CUDASweeper(ChainSweeper):
         rows = len(segments)
         if rows == 0:
             return
-        tensors |= {"weights": self._weights, "vectors": self._vectors, "origin": self._initial, "resets": self._marks}
-        tensors["mask"] = self._mask
+        decays, adjoint = tensors["decay"] is not None, kind is AdjointArgs
+        variant = self._variant(adjoint, rows if unless is None else unless.rows, stores, decays)
+        turned = adjoint and isinstance(variant, Variant) and not variant.single
+        tensors |= {"weights": self._turned if turned else self._weights, "vectors": self._vectors}
+        tensors |= {"origin": self._initial, "resets": self._marks, "mask": self._mask}
         tensors |= zip(("h", "c"), states or (), strict=False)
         tensors |= zip(("sequence", "begin", "end"), segments.on(self._initial.device), strict=True)
         pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
         args = kind(steps=self.problem.steps, batch=self.problem.batch, rows=rows, lead=lead, **pointers)
-        variant = self._variant(
-            kind is AdjointArgs, rows if unless is None else unless.rows, stores, tensors["decay"] is not None
-        )
         if unless is not None:
             assert isinstance(variant, Variant)
             args.unless, args.limit = unless.certificate.data_ptr(), unless.limit_on_device
@@ -309,6 +309,11 @@ class CUDASweeper(ChainSweeper):
         return _variant(
             self._kernel, self._n, self._dtype, mode, adjoint, rows, stores, decay, marked, masks, self._device
         )
+
+    @cached_property
+    def _turned(self) -> Tensor:
+        """The recurrent matrices transposed, one by one, as adjoint sweeps of tiles read their rows."""
+        return self._weights.view(-1, self._n, self._n).transpose(1, 2).contiguous()
 
     def least_scale(self, share_of_box: float) -> float:
         return floor_of(self.cell, share_of_box)

@@ -40,6 +40,8 @@ MOST_UNITS = 128
 measured by `python -m benchmarks.calibrate`."""
 MOST_INPUTS = 256
 """The same for the width of x."""
+MANY_THREADS = 3
+"""Threads from which their sums are added up first."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,13 @@ class CPULayer(Layer):
         x_grads = empty(*self.x.shape, like=self.x) if want_x else None
         if x_grads is not None and self.cell.behind:
             x_grads[..., -self.cell.behind :] = 0
-        sums = self.x.new_zeros(torch.get_num_threads(), self._made.sums.size)
+        chunks = -(-steps // cutting.chunk)
+        sums = self.x.new_zeros(min(torch.get_num_threads(), chunks * batch), self._made.sums.size)
         given: Given = {"input_grads": x_grads, "sums": sums, "final": final}
         given |= {"lengths": torch.full((batch,), steps, dtype=torch.int64)}
         given |= {"incoming": None if incoming is None else incoming.contiguous()}
         _, begins, jump = self._run("adjoint", cutting, final, kept, 0.0, given)
-        return (x_grads, begins[-batch:], *self._by_weights(sums)), jump
+        return (x_grads, begins[-batch:], *self._by_weights(_added_up(sums))), jump
 
     @cached_property
     def _kernel(self) -> Kernel:
@@ -144,7 +147,7 @@ class CPULayer(Layer):
         return [self.w_ih.new_zeros(len(self.w_ih)) if bias is None else bias, units_of(self.cell)]
 
     def _by_weights(self, sums: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of w_ih, w_hh, b_ih and b_hh from each thread's sums for the normal form's weights."""
+        """Gradients of w_ih, w_hh, b_ih and b_hh from sums `(threads, ·)` for the normal form's weights."""
         made, gates = self._made, len(self.w_hh) // self.n
         through_h, through_x = made.fused.matrices
         ((*_, by_h),), ((*_, by_x),) = made.sums.of_stacks
@@ -157,3 +160,8 @@ class CPULayer(Layer):
         b_ih = unpack(sums, first + (made.fused.unit_at[0] or 0), bias)
         b_hh = unpack(sums, by_units.at, bias, made.turned)
         return *weights, b_ih.view(-1), b_hh.view(-1)
+
+
+def _added_up(sums: Tensor) -> Tensor:
+    """The sums `(threads, ·)` of many threads as those of one: to look at all of them weight by weight takes longer."""
+    return sums if len(sums) < MANY_THREADS else sums.sum(0, keepdim=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -61,6 +62,14 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(launch_file, "team_of", team)
     before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
 
@@ -129,6 +138,19 @@ def test_cells_that_sum_up_a_row(name: str, threads: int) -> None:
         segments = cut(problem, 30)
         assert_same_bits(problem, segments, threads)
         assert_same_bits(problem, Segments(*(column[:3] for column in segments.columns)), threads)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", zoo.KERNELS)
+def test_a_row_of_its_own_thread_is_summed_as_a_lone_one(name: str, two_threads: None) -> None:
+    """In several sums, none of which waits for the others: in one, wide layers take twice the time."""
+    problem = as_dtype(layer_problem(name, 33, 2), torch.float32)
+    kernels = sweeper(problem)
+    both, _ = kernels.forward(cut(problem, problem.steps), problem.initial, None)
+    for row in range(2):
+        one = replace(problem, u=problem.u[:, row : row + 1].contiguous(), initial=problem.initial[row : row + 1])
+        end, _ = sweeper(one).forward(cut(one, one.steps), one.initial, None)
+        assert torch.equal(end[0], both[row])
 
 
 def gradients(layer: torch.nn.Module, x: Tensor) -> list[Tensor]:

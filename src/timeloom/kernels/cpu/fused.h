@@ -82,7 +82,7 @@ typedef struct {
   long member, members, met; /* which of them this is, of how many, and how often they have met */
   long first, count, longest;
   int turned;         /* whether this step takes blocks of units from the last one on */
-  int alone;          /* whether there is no other row in the whole sweep */
+  int alone;          /* whether groups are of one row each: one that is left over is rounded as those in full ones */
   real *state[PARTS], *next[PARTS], *grad[PARTS], *decay[PARTS];
   real *slots;        /* SCRATCH numbers a row, SLOT_STRIDE apart */
   V *partial;         /* what a row's TOTALS sums are made of: SUMMED vectors of units each, at most */
@@ -168,7 +168,7 @@ INLINE void multiply(const int rows, const int alone, const int fresh, const int
   UNROLL for (int r = 0; r < rows; r++)
     UNROLL for (int c = 0; c < columns; c++) sum[r][c] = fresh ? (V){} : acc[r * all + c];
   __asm__("" : "+r"(depth)); /* unrolled in full, loops over few terms are several times slower */
-  if (rows == 1 && alone) { /* one sum waits for itself: four do not. Beside others a row is rounded as they are */
+  if (rows == 1 && alone) { /* one sum waits for itself: four do not */
     V part[3][8] = {};
     for (; k + 4 <= depth; k += 4) { /* weights as they lie: beyond the first cache, memory is fetched in that order */
       const V *wk = (const V *)(w + k * columns * WIDE);

@@ -210,7 +210,7 @@ typedef void walker(const fused_args *, group *);
  * there is no memory. */
 static int walk_group(walker *walk, const fused_args *a, long first, long size, real *sums, team *others, long member,
                       long members) {
-  group g = {.first = first, .alone = a->rows == 1, .sums = sums, .others = others, .member = member, .members = members};
+  group g = {.first = first, .alone = size == 1, .sums = sums, .others = others, .member = member, .members = members};
   g.count = a->rows - first < size ? a->rows - first : size;
   for (long r = first; r < first + g.count; r++)
     if (a->end[r] - a->begin[r] > g.longest) g.longest = a->end[r] - a->begin[r];

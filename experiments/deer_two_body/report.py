@@ -13,7 +13,8 @@ def table(results: Results) -> str:
     counts = sizes["orbits"] if isinstance(sizes["orbits"], list) else [sizes["orbits"]] * 3
     lines = [
         f"{counts[0]} generated orbits of {sizes['steps']:,} steps to train on, float64, kinetic energy "
-        f"{sizes.get('kinetic', 'given')}, {len(found['losses'])} training steps; {made_on(results['machine'])}.",
+        f"{sizes.get('kinetic', 'given')}, {len(found['losses'])} training steps{_schedule(sizes)}; "
+        f"{made_on(results['machine'])}.",
         "",
     ]
     cells = []
@@ -56,6 +57,12 @@ def table(results: Results) -> str:
             f"Newton steps of a solve: {cold:.1f} from no guess, {warm:.1f} from the orbits of the last epoch (means).",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _schedule(sizes: Results) -> str:
+    """The learning rate, and how the part of the orbits that is trained on grows."""
+    grows = f" on the orbits' first {sizes['grow']} steps, as many more in every epoch" if sizes.get("grow") else ""
+    return (f" at a rate of {sizes['rate']:g}" if "rate" in sizes else "") + grows
 
 
 def draw(results: Results, path: Path) -> None:

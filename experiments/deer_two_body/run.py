@@ -13,6 +13,7 @@ other work on the machine counts.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,6 +160,17 @@ def errors(model: Hamiltonian, fresh: Tensor, t: Tensor, sizes: Results) -> Resu
     }
 
 
+def rate(text: str) -> float:
+    """A learning rate of the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"a learning rate above 0 and below 1 is needed, got {text!r}")
+    return value
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command(__doc__)
     parser.add_argument(
@@ -174,9 +186,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=whole,
         help="time steps that every epoch adds, as the paper's code does with 20 (default: all from the first on)",
     )
+    parser.add_argument("--rate", type=rate, help="learning rate of Adam (default: 1e-2 of the small size, 1e-3)")
     options = begin(parser, arguments)
     sizes = SIZES[options.size] | (FAST if options.fast else {})
-    for name in ("orbits", "batch", "epochs", "steps", "kinetic", "grow"):
+    for name in ("orbits", "batch", "epochs", "steps", "kinetic", "grow", "rate"):
         sizes[name] = getattr(options, name) or sizes[name]
     sizes["compared_steps"] = min(sizes["compared_steps"], sizes["steps"])
     before = torch.get_default_dtype()

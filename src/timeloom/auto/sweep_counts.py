@@ -86,14 +86,16 @@ class SweepCounts:
         """Note that these sweeps over such chunks left an error above the limit: plan more, or longer chunks.
 
         More are planned as if each of them made the error smaller by the same factor; if that would take too many, half
-        as many again.
+        as many again, where so few were tried, or where they were enough for many solves: one that was not, however
+        far off, does not mean that these chunks need too many.
         """
+        settled = self.since_too_few > LOOK_AFTER
         self.too_few, self.since_too_few = sweeps, 0
         self.has_failed, self.spare = True, 0
         more = sweeps_until(limit, sweeps, error)
         if more <= self.most:
             self.needed = max(math.ceil(more), sweeps + FEW_SWEEPS)
-        elif more > MOST_CORRECTED and sweeps + sweeps // 2 <= MOST_BLINDLY:
+        elif more > MOST_CORRECTED and sweeps + sweeps // 2 <= (MOST_CORRECTED if settled else MOST_BLINDLY):
             self.needed = sweeps + max(FEW_SWEEPS, sweeps // 2)
         elif self.stretch < MOST_LONGER:
             self.shorter = Shorter(chunk, self.stretch, math.ceil(more)) if more <= MOST_CORRECTED else None

@@ -438,7 +438,7 @@ CLAIMS = (
         "same validation loss",
         ("deer_two_body/two_body_paper_cuda",),
         two_bodies_learned,
-        "**Not learned to the end**: a minute and a half of training, on parts of the orbits that grow by 20 time steps "
+        "**Not learned to the end**: a minute and a half of training, on parts of the orbits that grow by 20 steps "
         "an epoch. The paper trained for a day.",
         "deer_two_body.run --size paper --grow 20 --rate 0.004 --device cuda",
     ),

@@ -58,6 +58,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1500)
     parser.add_argument("--out", type=Path, default=None, help="a page for the table")
     given = parser.parse_args()
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: there is no GPU that torch can use here")
     torch.set_num_threads(1)
     about, rows = facts(given.device), list[str]()
     print(HEAD)
@@ -66,7 +68,8 @@ def main() -> None:
         rows.append(f"| {name} | {n} | {steps} | {theirs:.1f} | {ours:.1f} | {ratio:.3f} | {fastest:.3f} |")
         print(rows[-1], flush=True)
     if given.out is not None:
-        where = f"{about['date']}, {about.get('gpu') or about['processor']}, torch {about['torch']}"
+        machine = about.get("gpu") or about["processor"]
+        where = f"{about['date']}, {machine}, torch {about['torch']}, sources {about['code']}"
         words = (
             "Written by `python -m benchmarks.small_calls`: a call without gradients of batch 1, beside torch's layer."
         )

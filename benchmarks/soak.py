@@ -314,7 +314,8 @@ def page(found: dict[str, Any], about: dict[str, Any]) -> str:
         f"# A long training on a {device.upper().replace('CUDA', 'GPU')}, watched",
         "",
         f"Written by `python -m benchmarks.soak --device {device} --minutes {found['minutes']:g} --seed "
-        f"{found['seed']}`: {about['date']}, {where}, torch {about['torch']}, timeloom {about['timeloom']}.",
+        f"{found['seed']}`: {about['date']}, {where}, torch {about['torch']}, timeloom {about['timeloom']} of sources "
+        f"{about['code']}.",
         "Host, libraries (files that are mapped there), device (tensors; reserved: with what graphs keep) and kernels",
         "are MiB; drift and echo are how far the running losses of timeloom, and of torch with weights that are one",
         "rounding off, are from torch's.",
@@ -336,6 +337,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="a JSON file for what was seen, or a page (.md)")
     given = parser.parse_args()
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: there is no GPU that torch can use here")
     about = facts(given.device)
     found = run(given.device, given.minutes, given.seed)
     if given.out is not None:

@@ -227,11 +227,14 @@ def made_on(machine: Results) -> str:
     return f"{machine['device']}, {threads}{cores}{load}, torch {machine['torch']}{clock}{day}"
 
 
-def kept(path: Path, errors: bool = True) -> Results:
-    """The rows of a stored run to go on with, and `earlier`: how many of them were measured when and where."""
-    if not path.exists():
+def kept(path: Path, errors: bool = True, sizes: Results | None = None) -> Results:
+    """The rows of a stored run to go on with, and `earlier`: how many of them were measured when and where.
+
+    sizes: those of the run; rows of other sizes are not kept.
+    """
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    if not stored or (sizes is not None and stored["sizes"] != sizes):
         return {"rows": [], "earlier": []}
-    stored = json.loads(path.read_text())
     before, rows = stored.get("earlier", []), stored["rows"] if errors else good(stored["rows"])
     last = {"rows": len(rows) - sum(one["rows"] for one in before), "machine": stored["machine"]}
     return {"rows": rows, "earlier": [*before, last]}

@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = "ranks" if sizes in (FULL, FAST) else f"ranks_{sizes['share']}x{sizes['batch']}"
     results: Results = {"machine": machine, "sizes": sizes, "rows": []}
     if options.resume:
-        results |= kept(folder / f"{name}.json", errors=False)
+        results |= kept(folder / f"{name}.json", errors=False, sizes=sizes)
     results["rows"] = rows_of_processes(
         "experiments.bppsa_vgg.rank_worker",
         max(ranks),

@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = folder_of(options, __file__)
     name = "ranks" if sizes in (FULL, FAST) else f"ranks_{sizes['hidden']}x{sizes['batch']}"
     if options.resume:
-        results |= kept(folder / f"{name}.json", errors=False)
+        results |= kept(folder / f"{name}.json", errors=False, sizes=sizes)
     rows = results["rows"]
     done = {(row["way"], row["steps"]) for row in rows if "time_ranks" not in row}
     if not options.fast:

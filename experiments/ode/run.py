@@ -36,7 +36,8 @@ from experiments.harness import (
 STEPS = 10_000
 ROUNDS = 3
 LONG = 5.0
-"""Seconds of a training step from which a side is timed once, not in every round: it does not matter by how little."""
+"""Seconds of a training step from which a side is timed once, without a run to warm up: what that adds is a part of a
+percent there."""
 FINER = 2
 LOOP = "loop of rk4"
 

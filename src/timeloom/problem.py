@@ -125,12 +125,19 @@ def cut(problem: Recurrence, chunk: int, backwards: bool = False) -> Segments:
     return _cut(problem.steps, problem.ends(), chunk, backwards)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def cut_evenly(steps: int, batch: int, chunk: int, backwards: bool, copies: int = 1) -> Segments:
     """`cut` for sequences of equal length, each row `copies` times; cached, since training steps repeat the sizes."""
     with torch.inference_mode(False):  # the cached tensors must serve calls outside inference mode, too
         even = _cut_evenly(steps, batch, chunk, backwards, copies, torch.device("cpu"))
         return replace(even, evenly=(steps, batch, chunk, backwards, copies))
+
+
+def lay_down_whole(steps: int, batch: int, device: torch.device) -> None:
+    """Keep on a device what runs in one chunk read, in both directions, for CUDA graphs to find."""
+    if _keeps(device):
+        for backwards in (False, True):
+            cut_evenly(steps, batch, steps, backwards).on(device)
 
 
 def _cut_evenly(steps: int, batch: int, chunk: int, backwards: bool, copies: int, device: torch.device) -> Segments:

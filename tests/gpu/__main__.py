@@ -127,7 +127,8 @@ def document(rows: list[Row], about: dict[str, Any], seconds: float) -> str:
     where = about.get("gpu") or about["processor"]
     lines = ["# Checks on hardware, against float64", "", "Written by `make test-gpu` (`python -m tests.gpu`).", ""]
     lines += [
-        f"{about['date']}, {where}, torch {about['torch']}, Python {about['python']}, timeloom {about['timeloom']}:"
+        f"{about['date']}, {where}, torch {about['torch']}, Python {about['python']}, timeloom {about['timeloom']} "
+        f"of sources {about['code']}:"
     ]
     lines += [
         f"**{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped** in {seconds:.0f} s."

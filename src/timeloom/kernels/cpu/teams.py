@@ -1,7 +1,7 @@
 """Which threads share rows (`team.h`): where there are more threads than rows, or few rows of many units.
 
 If rows are divided among threads, every thread reads all weights. If threads share rows, each reads only the weights of
-its own units, and all of them synchronize once or twice a step. Results are those of one thread, to the bit.
+its own units, and all of them synchronize once or twice a step. Results are then those of one thread, to the bit.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from timeloom.kernels.mending import Retry, Unless, mended, unless
 from timeloom.kernels.newton import newton_steps
 from timeloom.kernels.reference import AdjointData
 from timeloom.known import Entry
-from timeloom.problem import Recurrence, cut_evenly, empty_states
+from timeloom.problem import Recurrence, cut_evenly, empty_states, lay_down_whole
 from timeloom.torch_state import tf32
 
 INPUTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -113,13 +113,11 @@ class CUDALayer(Layer):
     def _unless(self, error: Tensor | float, cutting: Cutting, rows: int) -> Unless | None:
         """The guard for a rerun inside a CUDA graph; None if every step would be a launch, which is too many.
 
-        Calls outside of graphs lay down what the rerun in one chunk reads: a graph that finds it makes it in no replay.
+        Calls outside of graphs lay down what the rerun in one chunk reads, so that no replay makes it.
         """
         found = unless(error, cutting.limit, rows)
         if found is None:
-            steps, batch = self.x.shape[:2]
-            for backwards in (False, True):
-                cut_evenly(steps, batch, steps, backwards).on(self.x.device)
+            lay_down_whole(self.x.shape[0], self.x.shape[1], self.x.device)
         elif launches_each_step(self.kernel, self.n, rows, self.x.device):
             return None
         return found

@@ -12,9 +12,9 @@ from timeloom.kernels.cuda import products
 
 MOST_AT_ONCE = 2**20
 """Elements of states and inputs up to which the gradients of all weights are one product."""
-NARROW = 40
-"""Columns of states and inputs together up to which that is the fastest for any number of steps, on an H200: 141 µs in
-place of 236 for a GRU of 16 units and as many inputs, and 262,144 rows; 323 in place of 269 for 32 of each."""
+NARROW, NARROW_ROWS = 40, 2**18
+"""Columns of states and inputs together up to which that is the fastest, and rows up to which that was measured, on an
+H200: 141 µs in place of 236 for a GRU of 16 units, as many inputs and 2^18 rows; 323 in place of 269 for 32 of each."""
 
 
 class WeightSums(NamedTuple):
@@ -27,7 +27,8 @@ class WeightSums(NamedTuple):
 
 def weight_sums(kernel: str, gate_grads: Tensor, x: Tensor, before: Tensor, biased: bool) -> WeightSums:
     """The sums for gate gradients `(N, G)`, inputs `(N, D)` and operands of the recurrent product `(N, n)`."""
-    at_once = before.numel() + x.numel() <= MOST_AT_ONCE or before.shape[1] + x.shape[1] <= NARROW
+    narrow = before.shape[1] + x.shape[1] <= NARROW and len(x) <= NARROW_ROWS
+    at_once = narrow or before.numel() + x.numel() <= MOST_AT_ONCE
     return (_one_product if at_once else _several)(kernel, gate_grads, x, before, biased)
 
 

@@ -301,3 +301,14 @@ def test_files_that_are_not_cifar_10_are_named(tmp_path: Path) -> None:
     (tmp_path / "test_batch").write_bytes(pickle.dumps(print))  # a pickle may call anything
     with pytest.raises(ValueError, match=r"no file of CIFAR-10's pickles \(it names builtins.print\)"):
         cifar.load(tmp_path, "test")
+
+
+def test_rows_of_other_sizes_are_not_kept(tmp_path: Path) -> None:
+    """A small run of `--resume` must not pass a full run's rows off as its own."""
+    stored = tmp_path / "ranks.json"
+    stored.write_text(
+        json.dumps({"machine": harness.facts(), "sizes": {"share": 1}, "rows": [{"way": "a", "ms": 1.0}]})
+    )
+    assert harness.kept(stored, sizes={"share": 16}) == {"rows": [], "earlier": []}
+    assert len(harness.kept(stored, sizes={"share": 1})["rows"]) == 1
+    assert harness.kept(tmp_path / "none.json", sizes={"share": 1})["rows"] == []

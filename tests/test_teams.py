@@ -143,7 +143,7 @@ def test_cells_that_sum_up_a_row(name: str, threads: int) -> None:
 @needs_kernels
 @pytest.mark.parametrize("name", zoo.KERNELS)
 def test_a_row_of_its_own_thread_is_summed_as_a_lone_one(name: str, two_threads: None) -> None:
-    """In several sums, none of which waits for the others: by one alone, calls without gradients take twice the time."""
+    """In several sums, none of which waits for the others: by one, calls without gradients take twice the time."""
     problem = as_dtype(layer_problem(name, 33, 2), torch.float32)
     kernels = sweeper(problem)
     both, _ = kernels.forward(cut(problem, problem.steps), problem.initial, None)

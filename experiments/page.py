@@ -32,8 +32,8 @@ and the column on what differs are typed in by hand. `python -m experiments` lis
 
 How to read it: a ratio is the baseline's time over ours, so below 1× ours is slower. Goals that were missed are in bold
 in the column on what differs. The real data were not available where this was measured. Accuracies on generated data
-compare ways to train, and say nothing about the papers' data sets. No GPU run had the machine to itself; the page gives
-the load where it is known.
+compare ways to train, and say nothing about the papers' data sets. Most GPU runs shared the machine; the tables give
+the load as each began, where it is known.
 """
 
 

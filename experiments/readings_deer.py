@@ -102,7 +102,10 @@ def two_bodies(results: Results) -> Told:
         f"{'–'.join(dict.fromkeys(f'{ratio:.0f}' for ratio in (min(ratios), max(ratios))))}× over a loop of "
         "Runge–Kutta steps"
     )
-    if compared < sizes["steps"]:
+    if sizes.get("grow"):
+        told += f" of {compared} steps; a training step of {sizes['grow']} time steps, as many more in every epoch, "
+        told += f"takes {min(found['seconds']):.2f} s and more"
+    elif compared < sizes["steps"]:
         loop = min(one["loop_seconds"] for one in found["compared"]) * sizes["steps"] / compared
         ours = min(found["seconds"])
         told += (

@@ -122,7 +122,7 @@ def test_stretches_that_a_graph_reads_stay(monkeypatch: pytest.MonkeyPatch) -> N
         cut_evenly(steps, 2, 4, False).on(here)
         monkeypatch.setattr(problem, "capturing", lambda _, captures=captures: captures)
         columns[captures] = [weakref.ref(column) for column in cut_evenly(steps, 2, 4, False).on(here)]
-    for steps in range(20, 120):
+    for steps in range(20, 20 + 2 * cut_evenly.cache_parameters()["maxsize"]):
         cut_evenly(steps, 2, 4, False)
     gc.collect()
     assert all(column() is not None for column in columns[True])

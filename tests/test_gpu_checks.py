@@ -43,7 +43,7 @@ def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     runner.run_piece("chains", "cpu", rows.append)
     assert [row["outcome"] for row in rows] == ["passed", "skipped", "failed", "failed", "failed"]
     assert "lost before" in rows[-1]["said"]
-    about = {"date": "now", "processor": "P", "torch": "2", "python": "3", "timeloom": "0"}
+    about = {"date": "now", "processor": "P", "torch": "2", "python": "3", "timeloom": "0", "code": "c0de"}
     page = runner.document(rows, about, 1.0)
     assert "**1 passed, 3 failed, 1 skipped**" in page
     assert "- chains · `three`: AssertionError: off by 1" in page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -35,6 +35,12 @@ def new_file(text: str) -> Path:
     if path.is_dir():
         raise ArgumentTypeError(f"{text} is a folder; give a file such as {path / 'results.json'}")
     return path
+
+
+def need_gpu(parser: ArgumentParser, device: str) -> None:
+    """End the command line with an error where the device is a GPU, and torch sees none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU here: use --device cpu")
 
 
 def machine_facts() -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch import nn
 
 import timeloom as tl
 from benchmarks.fuzz.record import facts
+from benchmarks.results import need_gpu
 
 STEPS = (1, 2, 4, 8)
 WIDTHS = (8, 32, 128)
@@ -58,8 +59,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1500)
     parser.add_argument("--out", type=Path, default=None, help="a page for the table")
     given = parser.parse_args()
-    if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: there is no GPU that torch can use here")
+    need_gpu(parser, given.device)
     torch.set_num_threads(1)
     about, rows = facts(given.device), list[str]()
     print(HEAD)

@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import timeloom as tl
 from benchmarks.fuzz.record import facts
+from benchmarks.results import need_gpu
 from timeloom.kernels.cache import folders
 
 MOST_GROWTH = {"host": 64.0, "libraries": 256.0, "device": 64.0, "reserved": 256.0, "kernels": 64.0}
@@ -337,8 +338,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="a JSON file for what was seen, or a page (.md)")
     given = parser.parse_args()
-    if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: there is no GPU that torch can use here")
+    need_gpu(parser, given.device)
     about = facts(given.device)
     found = run(given.device, given.minutes, given.seed)
     if given.out is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import platform
 import re
@@ -76,10 +77,7 @@ def whole(text: str) -> int:
 
 def share(text: str) -> float:
     """A part of a whole, of the command line."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = _number(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"a share from 0 to below 1 is needed, got {text!r}")
     return value
@@ -87,13 +85,26 @@ def share(text: str) -> float:
 
 def minutes(text: str) -> float:
     """A time of the command line."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
+    value = _number(text)
+    if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"minutes above 0 are needed, got {text!r}")
     return value
+
+
+def rate(text: str) -> float:
+    """A learning rate of the command line."""
+    value = _number(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"a learning rate above 0 and below 1 is needed, got {text!r}")
+    return value
+
+
+def _number(text: str) -> float:
+    """NaN, which is in no range, if the text is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 # Clocks

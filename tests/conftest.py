@@ -44,12 +44,17 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Run on one thread: for problems so small that more threads would only wait for one another."""
+def threads_as_before() -> Iterator[None]:
+    """Set torch's number of threads back at the end."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def one_thread(threads_as_before: None) -> None:
+    """Run on one thread: for problems so small that more threads would only wait for one another."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

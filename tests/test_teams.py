@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -52,7 +51,7 @@ def test_rows_that_fill_all_threads_are_cut_among_them() -> None:
 
 
 @pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def shared(monkeypatch: pytest.MonkeyPatch, threads_as_before: None) -> None:
     """All threads that there are share a group of rows, however little work it is."""
 
     def team(rows: int, threads: int, work: int) -> Team:
@@ -61,17 +60,6 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return Team(together, members) if work and members > 1 else Team(-(-rows // threads), 1)
 
     monkeypatch.setattr(launch_file, "team_of", team)
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def swept(problem: Recurrence, segments: Segments, lead: int) -> list[Tensor]:
@@ -141,9 +129,11 @@ def test_cells_that_sum_up_a_row(name: str, threads: int) -> None:
 
 
 @needs_kernels
+@pytest.mark.usefixtures("threads_as_before")
 @pytest.mark.parametrize("name", zoo.KERNELS)
-def test_a_row_of_its_own_thread_is_summed_as_a_lone_one(name: str, two_threads: None) -> None:
+def test_a_row_of_its_own_thread_is_summed_as_a_lone_one(name: str) -> None:
     """In several sums, none of which waits for the others: by one, calls without gradients take twice the time."""
+    torch.set_num_threads(2)
     problem = as_dtype(layer_problem(name, 33, 2), torch.float32)
     kernels = sweeper(problem)
     both, _ = kernels.forward(cut(problem, problem.steps), problem.initial, None)

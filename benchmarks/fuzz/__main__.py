@@ -34,6 +34,7 @@ from benchmarks.fuzz.judge import judge
 from benchmarks.fuzz.log import Log
 from benchmarks.fuzz.record import facts, reproduce, summary, write
 from benchmarks.fuzz.worker import Worker
+from benchmarks.results import need_gpu
 
 LONGEST = {"cuda": 120.0, "cpu": 600.0}
 """Seconds, with the start of its process, after which a case counts as a hang: a CPU may be busy with other work."""
@@ -164,8 +165,8 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--log", type=Path, help="the file that answers are added to (fuzz-DEVICE.jsonl in --out)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of fuzz-DEVICE.json and .md")
     given = parser.parse_args(arguments)
-    if given.device == "cuda" and not torch.cuda.is_available() and (given.minutes > 0 or given.case is not None):
-        parser.error("torch sees no GPU here: use --device cpu")
+    if given.minutes > 0 or given.case is not None:
+        need_gpu(parser, given.device)
     if given.cases is not None and not given.cases.is_file():
         parser.error(f"there is no file {given.cases}")
     given.workers = given.workers or (4 if given.device == "cuda" else 1)

@@ -15,16 +15,18 @@ import torch
 
 import timeloom
 from benchmarks.fuzz.case import Case
+from benchmarks.fuzz.judge import FLOOR, PERTURBED
 from benchmarks.fuzz.log import KINDS, Answer, Log
 from benchmarks.results import machine_facts
 
 SOURCES = (".py", ".c", ".h", ".cu", ".cuh")
 SLOWEST = 10
 """Number of slowest configurations that are listed."""
-RULE = """\
+RULE = f"""\
 A finding is a crash, a hang, a number that is none where torch has one, an error beyond twice torch's own (plus a floor
 of the dtype's rounding), or a certificate that lies. Torch's own error is the worst of its layer's and, where that does
-not do, of 24 more runs of it on numbers that are a rounding off; the floor is 16 roundings of float32 and float64, 2 of
+not do, of {PERTURBED} more runs of it on numbers that are a rounding off; the floor is \
+{FLOOR[torch.float32]} roundings of float32 and float64, {FLOOR[torch.float16]} of
 half precision. `benchmarks/fuzz/judge.py` has the exceptions. Configuration number i of a seed is the same on every
 machine: `python -m benchmarks.fuzz --seed S --first i --count 1` judges it again, as long as the drawing of cases is
 not changed; the line beside a finding does so for ever."""

@@ -13,7 +13,6 @@ other work on the machine counts.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch import Tensor
 import timeloom as tl
 from experiments.deer_two_body.hamiltonian import Hamiltonian, attraction, orbits
 from experiments.deer_two_body.report import draw, table
-from experiments.harness import Clock, Results, begin, command, facts, folder_of, now, whole, write
+from experiments.harness import Clock, Results, begin, command, facts, folder_of, now, rate, whole, write
 from experiments.ode.run import loop
 
 SPAN, SHOWN = 10.0, 200
@@ -158,17 +157,6 @@ def errors(model: Hamiltonian, fresh: Tensor, t: Tensor, sizes: Results) -> Resu
             for name, path in (("learned", learned), ("true", truth))
         },
     }
-
-
-def rate(text: str) -> float:
-    """A learning rate of the command line."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"a learning rate above 0 and below 1 is needed, got {text!r}")
-    return value
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -30,6 +30,7 @@ from experiments.harness import (
     made_on,
     markdown,
     now,
+    save,
     write,
 )
 
@@ -228,6 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = begin(command(__doc__), arguments)
     steps, rounds = (20, 1) if options.fast else (STEPS, ROUNDS)
     found: Results = {"machine": facts(options.device), "steps": steps, "rounds": rounds, "rows": []}
+    folder = folder_of(options, __file__)
     stored = "ode" if options.device == "cpu" else f"ode_{options.device}"
     for name in PROBLEMS:
         truth = truth_of(name, steps, options.device)
@@ -235,7 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.clock.over and found["rows"]:
                 continue
             found["rows"] += measure(name, dtype, *truth, steps=steps, rounds=rounds, device=options.device)
-            write(stored, found, folder_of(options, __file__), table, draw)  # a run that is stopped keeps its rows
+            save(stored, found, folder)  # a run that is stopped keeps its rows
+    write(stored, found, folder, table, draw)
 
 
 if __name__ == "__main__":

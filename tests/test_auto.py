@@ -30,7 +30,7 @@ from timeloom.auto.costs import (
 from timeloom.auto.decide import PATIENCE
 from timeloom.auto.experience import FIRST_PAUSE, LONGEST_PAUSE, Experience
 from timeloom.auto.layer_experience import LayerExperience
-from timeloom.auto.sweep_counts import FIRST_LOOK, LOOK_AFTER, SPARE_SOLVES, TOO_MANY, SweepCounts
+from timeloom.auto.sweep_counts import FIRST_LOOK, KNOWN_FOR, LOOK_AFTER, SPARE_SOLVES, TOO_MANY, SweepCounts
 from timeloom.cells import GenericCell
 from timeloom.kernels.cpu import build
 from timeloom.problem import Recurrence
@@ -598,35 +598,67 @@ def test_where_many_sweeps_are_not_enough_chunks_are_lengthened_and_shortened_ag
 def test_sweeps_that_left_little_are_followed_by_a_few_more() -> None:
     counts = SweepCounts()
     for sweeps, left, more in ((6, 3e-5, 8), (8, 1.1e-5, 10)):
-        counts.note_too_few(sweeps, left, 1e-5, chunk=64)
+        counts.note_too_few(sweeps, left, 1e-5)
         assert (counts.needed, counts.stretch) == (more, 1), "as fast as the error shrank, and two at least"
     for hopeless in (0.5, 1.0, math.nan):
         counts = SweepCounts()
-        counts.note_too_few(16, hopeless, 1e-5, chunk=64)
-        assert (counts.needed, counts.stretch, counts.shorter) == (None, 4, None)
+        counts.note_too_few(16, hopeless, 1e-5)
+        assert (counts.needed, counts.stretch, counts.over(1)) == (None, 4, None)
 
 
 def test_one_solve_far_off_after_many_good_ones_asks_for_more_sweeps_not_for_longer_chunks() -> None:
     """A language model's 11 sweeps were enough for 300 updates, and left an error of 0.3 once: 16 were enough."""
     for solves, found in ((LOOK_AFTER + 1, (16, 1)), (LOOK_AFTER, (None, 4))):
         counts = SweepCounts(needed=11, since_too_few=solves)
-        counts.note_too_few(11, 0.33, 1e-5, 64)
+        counts.note_too_few(11, 0.33, 1e-5)
         assert (counts.needed, counts.stretch) == found
 
 
-@pytest.mark.parametrize(("sweeps", "pays"), [(5, True), (9, False)])
-def test_longer_chunks_stay_if_they_pay(sweeps: int, pays: bool) -> None:
-    counts = SweepCounts()
-    counts.note_too_few(12, 9e-5, 1e-5, chunk=64)
-    assert (counts.needed, counts.stretch) == (None, 4), "15 sweeps are many"
-    counts.learn(replace(corrected_report(15, 1e-4), chunk=64))
-    assert counts.stretch == 4, "that was still the call that missed"
-    counts.learn(replace(corrected_report(sweeps, 1e-7), chunk=256))
-    assert counts.stretch == 4, "one is to spare, so more may be"
-    counts.learn(replace(corrected_report(sweeps, 1e-4), chunk=256))
-    assert (counts.needed, counts.stretch) == ((sweeps, 4) if pays else (15, 1))
-    counts.note_too_few(counts.needed or 0, 1.1e-5, 1e-5, chunk=256 if pays else 64)
-    assert (counts.needed, counts.stretch) == ((7, 4) if pays else (17, 1))
+TILES = RegisterCost(1.0, 128, 132, True)
+
+
+@pytest.fixture
+def on_gpu_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans for 128 units: four sequences in chunks of 64 steps are walked in tiles, of 512 steps row by row."""
+    monkeypatch.setattr(auto_file, "has_kernels", lambda problem: True)
+    monkeypatch.setattr(auto_file, "step_cost", lambda *_: TILES)
+
+
+def over_longer(needs: dict[int, int], solves: int) -> list[int]:
+    """The chunks over which sweeps are tried one after the other, given the sweeps that they need."""
+    experience, problem, found = Experience(), problem_of(16384, 4), list[int]()
+    experience.learn(report_of(34, 0.99))
+    for _ in range(solves):
+        for _ in range(8):
+            plan = Auto().plan(problem, experience)
+            if plan.sweeps == 1:
+                break
+            found += [plan.chunk] if found[-1:] != [plan.chunk] else []
+            if plan.sweeps >= needs[plan.chunk]:
+                break
+            experience.note_miss(plan, 1e-3)
+        if plan.sweeps == 1:  # a look at a warm-up, which is not enough
+            experience.note_miss(plan, 0.5)
+            continue
+        experience.learn(replace(corrected_report(plan.sweeps, 9e-5), chunk=plan.chunk))
+    return found
+
+
+@pytest.mark.usefixtures("on_gpu_in_tiles")
+def test_longer_chunks_are_swept_if_that_takes_less_time() -> None:
+    few, many = ({64: sweeps, 128: 9, 256: 7, 512: 4, 1024: 3} for sweeps in (5, 16))
+    assert cost_of_sweeps(16384, 4, 512, 4, TILES) < cost_of_sweeps(16384, 4, 64, 16, TILES)
+    assert over_longer(few, 40) == [64], "five sweeps take less time"
+    assert over_longer(many, 40) == [64, 512]
+
+
+@pytest.mark.usefixtures("on_gpu_in_tiles")
+def test_longer_chunks_that_do_not_pay_are_left_for_a_while() -> None:
+    needs = {64: 16, 128: 16, 256: 16, 512: 12, 1024: 12}
+    found = over_longer(needs, KNOWN_FOR)
+    assert found[0] == found[-1] == 64
+    assert len(found) <= 2 * len(needs), "each is tried once"
+    assert len(over_longer(needs, 2 * KNOWN_FOR)) > len(found), "training may have changed that"
 
 
 def test_after_a_failure_a_sweep_less_must_be_to_spare_for_a_while() -> None:
@@ -635,7 +667,7 @@ def test_after_a_failure_a_sweep_less_must_be_to_spare_for_a_while() -> None:
     for needed in (8, 7, 6):
         counts.learn(corrected_report(needed + 1, 1e-7))
         assert counts.needed == needed, "at once before any failure"
-    counts.note_too_few(6, 3e-5, 1e-5, chunk=64)
+    counts.note_too_few(6, 3e-5, 1e-5)
     counts.too_few = 0
     for call in range(3 * SPARE_SOLVES):
         assert counts.needed is not None

@@ -15,6 +15,7 @@ from timeloom.auto.costs import (
     step_cost,
 )
 from timeloom.auto.experience import NEVER, Experience, assumed_warmup
+from timeloom.auto.sweep_counts import STRETCHES, TOO_MANY
 from timeloom.auto.trials import Way, fastest
 from timeloom.kernels.cuda.sweeper import has_kernels
 from timeloom.problem import Recurrence
@@ -33,6 +34,8 @@ RETRY_FACTORS = (4, 2)
 """How many times the steps that were not enough a second warm-up has; the first factor that is worth it is taken."""
 RETRY_SHARE = 0.5
 """Share of one chunk's time that a second warm-up may take."""
+WORTH_CHANGING = 1.2
+"""Factor by which sweeps over chunks of another length must be expected to take less time before they are tried."""
 LOOK_SHARE = 0.9
 """Share of the time of several sweeps that a warm-up may take that is tried in their place."""
 
@@ -51,6 +54,8 @@ class Choice(NamedTuple):
     """Largest error of a start to accept after several sweeps."""
     dense: bool = False
     """Whether gradients at chunk ends are computed by dense transfers."""
+    stretch: int = 1
+    """Factor by which the chunks of several sweeps are longer than the ones with the fastest sweeps."""
     expected: float = 0.0
     """Expected time in microseconds, if the costs are in this unit."""
     retry: int = 0
@@ -93,7 +98,7 @@ def decide(problem: Recurrence, experience: Experience, tolerance: float, given:
             if longest:
                 choice, (chunk, warmup) = None, cheapest(steps, batch, longest, cost)
         if choice is not None:
-            experience.note_plan(choice.sweeps, choice.dense)
+            experience.note_plan(choice.sweeps, choice.dense, choice.stretch)
             accepts = max(SHARE_OF_ERRORS * tolerance, LEAST_ERROR)
             retry = 0 if choice.dense else _retry(steps, batch, choice.chunk, choice.sweeps * choice.chunk, cost)
             return choice._replace(
@@ -142,11 +147,12 @@ def _several_sweeps(
     size: size of the adjoint's state, 0 to rule out dense transfers.
     """
     found: dict[Way, Choice] = {}
-    sweeps, chunk = experience.sweeps or SWEEPS, experience.stretch * chunk_to_correct(steps, batch, cost)
-    if chunk < steps:
+    cut = _chunks_to_correct(steps, batch, experience, cost)
+    if cut is not None:
+        stretch, chunk, sweeps = cut
         reason = f"auto: {-(-steps // chunk)} chunks, {sweeps} sweeps with corrections by the decay"
         expected = cost_of_sweeps(steps, batch, chunk, sweeps, cost)
-        found["sweeps"] = Choice(chunk, 0, reason, 0.0, sweeps, expected=expected)
+        found["sweeps"] = Choice(chunk, 0, reason, 0.0, sweeps, expected=expected, stretch=stretch)
     if size:
         chunk, expected = cheapest_dense(steps, batch, size, cost)
         reason = f"auto: {-(-steps // chunk)} chunks, joined by dense transfers"
@@ -158,3 +164,19 @@ def _several_sweeps(
     else:  # one chunk, which needs no trial
         takes = {way: expected for way, expected in takes.items() if expected < least}
     return found.get(fastest(takes, experience.trials.factors)) if takes else None
+
+
+def _chunks_to_correct(steps: int, batch: int, experience: Experience, cost: Cost) -> tuple[int, int, int] | None:
+    """The stretch of the chunks with the least time for all sweeps they need, their steps, and the number of sweeps.
+
+    Longer chunks need fewer sweeps, and fewer rows take less time a step. None if there is nothing to cut.
+    """
+    shortest, known = chunk_to_correct(steps, batch, cost), experience.counts
+    needs = zip(STRETCHES, known.alternatives, strict=True) if known.needed is not None else [(known.stretch, SWEEPS)]
+    cuts = [(stretch, stretch * shortest, sweeps) for stretch, sweeps in needs if sweeps is not None]
+
+    def time(cut: tuple[int, int, int]) -> float:
+        takes = cost_of_sweeps(steps, batch, *cut[1:], cost)
+        return takes if cut[0] == known.stretch else WORTH_CHANGING * takes
+
+    return min((cut for cut in cuts if cut[1] < steps and cut[2] < TOO_MANY), key=time, default=None)

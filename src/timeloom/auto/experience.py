@@ -36,10 +36,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 20, 256
 """Number of calls, at first and at most, after which `auto` looks again at a network that did not contract: a look that
 fails may cost as much as a call, and one call in 20 may be lost."""
 
-Shown = tuple[int, bool, int | None, int, bool, bool, float, Factors]
-"""What plans are made from: steps of the warm-up, whether one was too short, number of sweeps and the stretch of their
-chunks, whether the network is unknown, whether dense transfers are allowed, the largest jump that is rounding, and the
-time factor of each way."""
+Shown = tuple[int, bool, int, tuple[int | None, ...], bool, bool, float, Factors]
+"""What plans are made from: steps of the warm-up, whether one was too short, the stretch of the chunks of several
+sweeps and the number of sweeps over these and others, whether the network is unknown, whether dense transfers are
+allowed, the largest jump that is rounding, and the time factor of each way."""
 Basis = tuple[Any, ...]
 
 
@@ -117,9 +117,11 @@ class Experience:
         """Count a call down for which shooting is suspended."""
         self.pause = max(self.pause - 1, 0)
 
-    def note_plan(self, sweeps: int, dense: bool = False) -> None:
-        """Note that a plan was made for this number of sweeps, or for dense transfers."""
+    def note_plan(self, sweeps: int, dense: bool = False, stretch: int = 1) -> None:
+        """Note that a plan was made for this number of sweeps, over chunks longer by `stretch`, or dense transfers."""
         self.correcting = sweeps > 1 and not dense
+        if self.correcting:
+            self.counts.note_stretch(stretch, sweeps)
         self.dense_plans = self.dense_plans + 1 if dense else 0
         self.without_dense = max(self.without_dense - 1, 0)
 
@@ -140,7 +142,7 @@ class Experience:
     def shown(self, tolerance: float, linear: bool) -> Shown:
         """Everything that plans are made from; `linear`: for plans of gradients."""
         dense, counts, factors = linear and self.allows_dense, self.counts, self.trials.factors
-        warmup, sweeps = (self.warmup(tolerance), self.search.too_short > 0), (counts.needed, counts.stretch)
+        warmup, sweeps = (self.warmup(tolerance), self.search.too_short > 0), (counts.stretch, counts.alternatives)
         return *warmup, *sweeps, self.forgetting is None, dense, self.rounding.largest, factors
 
     @property
@@ -148,7 +150,7 @@ class Experience:
         """Everything that `shown` is derived from."""
         search, counts, rounding = self.search, self.counts, self.rounding.largest
         searched = search.enough, search.too_short, search.missed, search.wait > 0
-        return (self.forgetting, self.missed, self.misses, self.planned, counts.needed, counts.stretch,
+        return (self.forgetting, self.missed, self.misses, self.planned, counts.stretch, counts.alternatives,
                 self.allows_dense, rounding, *searched, self.trials.factors)  # fmt: skip
 
     def note_certificate(self, met: bool) -> None:
@@ -171,7 +173,7 @@ class Experience:
             self.without_dense = LONGEST_PAUSE
             return
         if plan.sweeps > 1:
-            self.counts.note_too_few(plan.sweeps, error, plan.limit, plan.chunk)
+            self.counts.note_too_few(plan.sweeps, error, plan.limit)
             return
         last, self.missed = None if self.missed_before else self.missed, (plan.warmup, error)
         self.missed_before = over

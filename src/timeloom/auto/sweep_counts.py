@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from timeloom.report import SolveReport
@@ -12,16 +12,20 @@ TOO_MANY = 10**9
 """More sweeps than any plan has."""
 FEW_SWEEPS = 2
 """Number of corrected sweeps so small that a warm-up may be cheaper again."""
-MANY_SWEEPS, MOST_CORRECTED = 12, 40
-"""Numbers of corrected sweeps beyond which longer chunks are tried, and beyond which there are no more of them, where
-longer chunks did not pay."""
-WORTH_LONGER = 1.6
-"""Factor by which chunks times sweeps may become more where chunks are longer: fewer rows take less time a step. An
-LSTM that needed 13 sweeps over chunks of 128 steps needed 5 over 512; a language model 14 over 64, and 9 over 256."""
+MOST_CORRECTED = 40
+"""Number of corrected sweeps beyond which there are no more of them."""
+OVER_LONGER = 1.5
+"""Factor by which the steps of all sweeps but the first are assumed to become more where chunks are longer. An LSTM
+that needed 13 sweeps over chunks of 128 steps needed 5 over 512; a language model 14 over 64, and 9 over 256."""
 MOST_BLINDLY = 12
 """The same if the error does not shrink from sweep to sweep: it may still vanish at once, when all is forgotten."""
-LONGER_CHUNKS, MOST_LONGER = 4, 16
-"""Factor by which chunks are lengthened each time, and its largest total."""
+STRETCHES = (1, 2, 4, 8, 16)
+"""Factors by which chunks may be longer than the ones with the fastest sweeps."""
+UNKNOWN = (None,) * len(STRETCHES)
+LONGER_CHUNKS = 4
+"""Factor by which chunks become longer where sweeps are far from being enough."""
+KNOWN_FOR = 256
+"""Solves for which is remembered how many sweeps other chunks took: training changes that."""
 LOOKS = (1, 8, 64, 512)
 """Numbers of solves by several sweeps after which a warm-up is tried in their place, even if the jumps after shorter
 warm-ups promise little."""
@@ -39,12 +43,11 @@ SPARE_SOLVES = 8
 after which that is tried. Batches that take turns need different numbers."""
 
 
-class Shorter(NamedTuple):
-    """Chunks, by their length and by their factor `stretch`, and the sweeps that they seem to need."""
+class Tried(NamedTuple):
+    """The sweeps that chunks of some length took, and the number of solves until then."""
 
-    chunk: int
-    stretch: int
     sweeps: int
+    solves: int
 
 
 @dataclass
@@ -53,8 +56,12 @@ class SweepCounts:
 
     needed: int | None = None
     """Number of sweeps with corrections by the decay that were enough; None if unknown."""
+    enough: bool = False
+    """Whether they were, when last tried."""
     stretch: int = 1
-    """Factor by which chunks are longer than the ones with the fastest sweeps, which needed too many sweeps."""
+    """Factor by which chunks are longer than the ones with the fastest sweeps, since they need fewer sweeps."""
+    tried: dict[int, Tried] = field(default_factory=dict)
+    """What other chunks took, by their factor."""
     too_few: int = 0
     """Number of sweeps that were not enough when last tried."""
     since_too_few: int = 0
@@ -65,10 +72,8 @@ class SweepCounts:
     """Number of solves in a row that could have done with one sweep less."""
     most_left: float = 0.0
     """Largest error that they left."""
-    most: int = MANY_SWEEPS
-    """Number of sweeps beyond which longer chunks are tried."""
-    shorter: Shorter | None = None
-    """Chunks that needed many sweeps, while longer ones are tried."""
+    learned: int = 0
+    """Number of solves by several sweeps."""
     solves: int = 0
     """Number of solves by several sweeps since a warm-up was last enough."""
     looking: bool = False
@@ -82,8 +87,33 @@ class SweepCounts:
     newton_spare: int = 0
     """Number of solves in a row that could have done with one step less."""
 
-    def note_too_few(self, sweeps: int, error: float, limit: float, chunk: int) -> None:
-        """Note that these sweeps over such chunks left an error above the limit: plan more, or longer chunks.
+    def over(self, stretch: int) -> int | None:
+        """The sweeps that chunks longer by this factor took lately or should take; None if unknown."""
+        if stretch == self.stretch or self.needed is None:
+            return self.needed
+        known = self.tried.get(stretch)
+        if known is not None and self.learned - known.solves <= KNOWN_FOR:
+            return known.sweeps
+        if stretch < self.stretch or not self.enough:
+            return None
+        return math.ceil(OVER_LONGER * (self.needed - 1) * self.stretch / stretch) + 1
+
+    @property
+    def alternatives(self) -> tuple[int | None, ...]:
+        """`over` for all factors."""
+        return UNKNOWN if self.needed is None else tuple(map(self.over, STRETCHES))
+
+    def note_stretch(self, stretch: int, sweeps: int) -> None:
+        """Note that sweeps over chunks longer by this factor were planned: so many should be enough."""
+        if stretch == self.stretch:
+            return
+        if self.needed is not None:
+            self.tried[self.stretch] = Tried(self.needed, self.learned)
+        self.stretch, self.needed, self.enough = stretch, sweeps, False
+        self.too_few, self.has_failed, self.spare = 0, False, 0
+
+    def note_too_few(self, sweeps: int, error: float, limit: float) -> None:
+        """Note that these sweeps left an error above the limit: plan more, or longer chunks.
 
         More are planned as if each of them made the error smaller by the same factor; if that would take too many, half
         as many again, where so few were tried, or where they were enough for many solves: one that was not, however
@@ -91,16 +121,16 @@ class SweepCounts:
         """
         settled = self.since_too_few > LOOK_AFTER
         self.too_few, self.since_too_few = sweeps, 0
-        self.has_failed, self.spare = True, 0
+        self.has_failed, self.spare, self.enough = True, 0, False
         more = sweeps_until(limit, sweeps, error)
-        if more <= self.most:
+        if more <= MOST_CORRECTED:
             self.needed = max(math.ceil(more), sweeps + FEW_SWEEPS)
-        elif more > MOST_CORRECTED and sweeps + sweeps // 2 <= (MOST_CORRECTED if settled else MOST_BLINDLY):
+        elif sweeps + sweeps // 2 <= (MOST_CORRECTED if settled else MOST_BLINDLY):
             self.needed = sweeps + max(FEW_SWEEPS, sweeps // 2)
-        elif self.stretch < MOST_LONGER:
-            self.shorter = Shorter(chunk, self.stretch, math.ceil(more)) if more <= MOST_CORRECTED else None
-            self.stretch, self.needed, self.too_few = self.stretch * LONGER_CHUNKS, None, 0
-            self.has_failed = False
+        elif self.stretch * LONGER_CHUNKS <= STRETCHES[-1]:
+            self.needed = TOO_MANY
+            self.note_stretch(self.stretch * LONGER_CHUNKS, 0)
+            self.needed = None
         else:
             self.needed = TOO_MANY
 
@@ -121,9 +151,8 @@ class SweepCounts:
         self.since_too_few += 1
         if self.since_too_few > LOOK_AFTER:
             self.too_few = 0
-        self.needed = max(needed, self.too_few + 1, FEW_SWEEPS)
-        if not spares:
-            self._judge_longer(report.chunk)
+        self.needed, self.enough = max(needed, self.too_few + 1, FEW_SWEEPS), True
+        self.learned += 1
         self.solves += 1
         self.looking = self.solves in LOOKS and self.needed > FEW_SWEEPS
         self.calm = self.calm + 1 if self.needed <= FEW_SWEEPS else 0
@@ -132,16 +161,6 @@ class SweepCounts:
         self.needed, self.calm, self.look_after = None, 0, min(2 * self.look_after, LAST_LOOK)
         lengthened, self.stretch = self.stretch > 1, max(self.stretch // LONGER_CHUNKS, 1)
         return not lengthened
-
-    def _judge_longer(self, chunk: int) -> None:
-        """Go back to shorter chunks if the sweeps that these chunks were found to need do not pay."""
-        before = self.shorter
-        if before is None or chunk == before.chunk:
-            return
-        self.shorter = None
-        if self.stretch * (self.needed or 0) > WORTH_LONGER * before.stretch * before.sweeps:
-            self.stretch, self.needed, self.most = before.stretch, before.sweeps, MOST_CORRECTED
-            self.too_few, self.has_failed = 0, True
 
     def stop_looking(self) -> bool:
         """End the trial of the longest warm-up; returns whether it was under way."""
@@ -170,9 +189,8 @@ class SweepCounts:
 
     def forget(self) -> None:
         """Forget how many sweeps were enough, since the network is learned anew."""
-        self.needed, self.stretch = None, 1
+        self.needed, self.stretch, self.tried = None, 1, {}
         self.has_failed, self.spare = False, 0
-        self.shorter, self.most = None, MANY_SWEEPS
 
 
 def sweeps_until(limit: float, sweeps: int, error: float) -> float:

@@ -66,6 +66,8 @@ class Plan(Cutting):
     counts_errors: bool = False
     """Whether the tolerance holds for what jumps add up to, not for each jump; False if the user gave the tolerance of
     a jump."""
+    stretch: int = 1
+    """Factor by which the chunks of several sweeps are longer than the ones with the fastest sweeps."""
     expected: float = 0.0
     """Expected time of its sweeps on the device in microseconds, if known."""
     polish: float = math.inf

@@ -79,7 +79,7 @@ class Pass:
             raise Dropped
         if watched is not None:
             watched.stop()
-        self.experience.note_plan(plan.sweeps, plan.dense)
+        self.experience.note_plan(plan.sweeps, plan.dense, plan.stretch)
         return *found, watched
 
 

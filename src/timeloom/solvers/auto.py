@@ -63,7 +63,7 @@ class Auto(Solver):
         key = self._key(problem, experience.shown(tolerance, linear), tolerance, linear)
         known_plan = _PLANS.get(key)
         if known_plan is not None:
-            experience.note_plan(known_plan.sweeps, known_plan.dense)
+            experience.note_plan(known_plan.sweeps, known_plan.dense, known_plan.stretch)
             return known_plan
         plan = self._decide_anew(problem, experience, tolerance, linear)
         if _form(problem) is not None and not experience.resting:
@@ -101,6 +101,7 @@ class Auto(Solver):
             warmup=chosen.warmup,
             sweeps=chosen.sweeps,
             dense=chosen.dense,
+            stretch=chosen.stretch,
             driver=march,
             correction="auto" if chosen.sweeps == 1 else "newton" if chosen.dense else "diag",
             tolerance=chosen.tolerance,

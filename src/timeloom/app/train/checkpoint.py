@@ -170,7 +170,7 @@ def _experience(kept: dict[str, Any]) -> Experience:
     search = _known(WarmupSearch, known.pop("search", {}))
     missed = tuple(Miss(*one) for one in search.pop("missed", ()))
     counted = _known(SweepCounts, known.pop("counts", {}))
-    counted.pop("shorter", None)  # chunks that are being tried stay
+    counted.pop("tried", None)  # as device times: other chunks are tried anew
     rounding = Rounding(**_known(Rounding, known.pop("rounding", {})))
     searched, counts = WarmupSearch(**search, missed=missed), SweepCounts(**counted)
     return Experience(**known, search=searched, counts=counts, rounding=rounding)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Unless(NamedTuple):
     """A guard for launches: a certificate on the device, and the limit above which sweeps launched with it run at all.
 
-    rows: rows of the certified sweep; the rerun uses the same kernel, which is compiled already.
+    rows: rows of the certified sweep; a user's cell is rerun by the same kernel, which is compiled already.
     """
 
     certificate: Tensor

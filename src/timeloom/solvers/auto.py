@@ -118,6 +118,8 @@ class Auto(Solver):
         if not chosen.retry:
             return plan
         accepts = max(chosen.accepts, LEAST_ERROR) if self.tol is None else 0.0
+        if chosen.sweeps > 1:  # jumps may be as large as add up to what is accepted of them
+            tolerance = max(tolerance, accepts)
         longer = replace(plan, warmup=chosen.retry, sweeps=1, correction="auto", tolerance=tolerance, accepts=accepts)
         why = f"a warm-up of {chosen.retry} steps, since what was planned was not enough this time"
         return replace(plan, retry=replace(longer, reason=f"{plan.reason}; {why}", expected=0.0))

@@ -279,7 +279,7 @@ class CUDASweeper(ChainSweeper):
         if rows == 0:
             return
         decays, adjoint = tensors["decay"] is not None, kind is AdjointArgs
-        variant = self._variant(adjoint, rows if unless is None else unless.rows, stores, decays)
+        variant = self._variant(adjoint, rows, stores, decays)
         turned = adjoint and isinstance(variant, Variant) and not variant.single
         tensors |= {"weights": self._turned if turned else self._weights, "vectors": self._vectors}
         tensors |= {"origin": self._initial, "resets": self._marks, "mask": self._mask}

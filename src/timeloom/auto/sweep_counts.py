@@ -31,9 +31,9 @@ LOOKS = (1, 8, 64, 512)
 warm-ups promise little."""
 FIRST_LOOK, LAST_LOOK = 8, 256
 """Solves in a row by few sweeps after which a warm-up is tried; doubled after each failed trial, up to the second."""
-LOOK_AFTER = 64
+LOOK_AFTER, LONGEST_WAIT = 64, 512
 """Solves in a row after which a cheaper way that once failed is tried again: fewer sweeps, or a warm-up in place of
-dense transfers."""
+dense transfers. For fewer sweeps doubled, up to the second, each time that as few fail again."""
 SPARE = 0.1
 """Share of its limit below which an error would already have met the limit a sweep earlier."""
 TINY = 1e-30
@@ -62,10 +62,16 @@ class SweepCounts:
     """Factor by which chunks are longer than the ones with the fastest sweeps, since they need fewer sweeps."""
     tried: dict[int, Tried] = field(default_factory=dict)
     """What other chunks took, by their factor."""
+    alternatives: tuple[int | None, ...] = UNKNOWN
+    """`over` for all factors, found whenever it may have changed."""
     too_few: int = 0
     """Number of sweeps that were not enough when last tried."""
     since_too_few: int = 0
     """Number of solves since then."""
+    wait: int = LOOK_AFTER
+    """Number of solves after which so few are tried again."""
+    failed: int = 0
+    """Largest number of sweeps that was not enough."""
     has_failed: bool = False
     """Whether a number of sweeps ever was too few."""
     spare: int = 0
@@ -98,10 +104,8 @@ class SweepCounts:
             return None
         return math.ceil(OVER_LONGER * (self.needed - 1) * self.stretch / stretch) + 1
 
-    @property
-    def alternatives(self) -> tuple[int | None, ...]:
-        """`over` for all factors."""
-        return UNKNOWN if self.needed is None else tuple(map(self.over, STRETCHES))
+    def _look_over(self) -> None:
+        self.alternatives = UNKNOWN if self.needed is None else tuple(map(self.over, STRETCHES))
 
     def note_stretch(self, stretch: int, sweeps: int) -> None:
         """Note that sweeps over chunks longer by this factor were planned: so many should be enough."""
@@ -110,7 +114,8 @@ class SweepCounts:
         if self.needed is not None:
             self.tried[self.stretch] = Tried(self.needed, self.learned)
         self.stretch, self.needed, self.enough = stretch, sweeps, False
-        self.too_few, self.has_failed, self.spare = 0, False, 0
+        self.too_few, self.has_failed, self.spare, self.failed = 0, False, 0, 0
+        self._look_over()
 
     def note_too_few(self, sweeps: int, error: float, limit: float) -> None:
         """Note that these sweeps left an error above the limit: plan more, or longer chunks.
@@ -120,6 +125,8 @@ class SweepCounts:
         far off, does not mean that these chunks need too many.
         """
         settled = self.since_too_few > LOOK_AFTER
+        self.wait = min(2 * self.wait, LONGEST_WAIT) if sweeps <= self.failed else LOOK_AFTER
+        self.failed = max(sweeps, self.failed)
         self.too_few, self.since_too_few = sweeps, 0
         self.has_failed, self.spare, self.enough = True, 0, False
         more = sweeps_until(limit, sweeps, error)
@@ -133,6 +140,7 @@ class SweepCounts:
             self.needed = None
         else:
             self.needed = TOO_MANY
+        self._look_over()
 
     def learn(self, report: SolveReport) -> bool:
         """Learn how many sweeps were needed; returns whether to forget what is known about warm-ups.
@@ -143,16 +151,18 @@ class SweepCounts:
         spares = report.residuals[-1] < SPARE * report.tolerance
         self.most_left = max(report.residuals[-1], self.most_left if self.spare else 0.0)
         self.spare = self.spare + 1 if spares else 0
-        needed = report.iterations
+        before, needed = (self.needed, self.enough), report.iterations
         if self.spare >= (SPARE_SOLVES if self.has_failed else 1):
             excess = needed - sweeps_until(SPARE * report.tolerance, needed, self.most_left)
             needed -= max(int(excess / 2), 1)
             self.spare = 0
         self.since_too_few += 1
-        if self.since_too_few > LOOK_AFTER:
+        if self.since_too_few > self.wait:
             self.too_few = 0
         self.needed, self.enough = max(needed, self.too_few + 1, FEW_SWEEPS), True
         self.learned += 1
+        if before != (self.needed, True) or self.learned % LOOK_AFTER == 0:
+            self._look_over()
         self.solves += 1
         self.looking = self.solves in LOOKS and self.needed > FEW_SWEEPS
         self.calm = self.calm + 1 if self.needed <= FEW_SWEEPS else 0
@@ -160,6 +170,7 @@ class SweepCounts:
             return False
         self.needed, self.calm, self.look_after = None, 0, min(2 * self.look_after, LAST_LOOK)
         lengthened, self.stretch = self.stretch > 1, max(self.stretch // LONGER_CHUNKS, 1)
+        self._look_over()
         return not lengthened
 
     def stop_looking(self) -> bool:
@@ -189,7 +200,7 @@ class SweepCounts:
 
     def forget(self) -> None:
         """Forget how many sweeps were enough, since the network is learned anew."""
-        self.needed, self.stretch, self.tried = None, 1, {}
+        self.needed, self.stretch, self.tried, self.alternatives = None, 1, {}, UNKNOWN
         self.has_failed, self.spare = False, 0
 
 

@@ -115,6 +115,11 @@ inline float __int_as_float(int bits) {
   memcpy(&x, &bits, 4);
   return x;
 }
+inline int __float_as_int(float x) {
+  int bits;
+  memcpy(&bits, &x, 4);
+  return bits;
+}
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 template <class T> T __ldg(const T *p) { return *p; }

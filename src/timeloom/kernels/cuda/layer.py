@@ -15,7 +15,7 @@ from timeloom.kernels.cuda.newton import CUDANewton
 from timeloom.kernels.cuda.newton import fits as newton_fits
 from timeloom.kernels.cuda.programs import text_of
 from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step, sequence_mask
-from timeloom.kernels.cuda.weight_sums import input_gates, recurrent_gates, weight_sums
+from timeloom.kernels.cuda.weight_sums import foresee, input_gates, weight_sums
 from timeloom.kernels.host_certificate import tell
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.mending import Retry, Unless, mended, unless
@@ -82,6 +82,8 @@ class CUDALayer(Layer):
         u = self._inputs()
         sweeper, tape = self.sweeper(Recurrence(self.cell, u, self.initial, None, self.resets), keep)
         sweeper.of_layer = True
+        if keep:
+            foresee(self.kernel, self.n, self.w_ih.shape[1], self.x.device)
         states = empty_states(steps, self.initial, self.parts)
         segments = cut_evenly(steps, batch, cutting.chunk, False)
         links = -(-steps // cutting.chunk)
@@ -256,15 +258,10 @@ class CUDALayer(Layer):
             before = torch.where(self.resets.unsqueeze(-1), self.initial[:, : self.n], before)
         before = (before if mask is None else before * mask).flatten(0, 1)
         with tf32.products(False):
-            w_ih, w_hh, total = weight_sums(self.kernel, gate_grads, x, before, self.b_ih is not None)
+            sums = weight_sums(self.kernel, gate_grads, x, before, self.b_ih is not None)
             d_u = input_gates(self.kernel, gate_grads)
             d_x = self._x_gradient(products.multiply(d_u, self.w_ih.float())) if want_x else None
-        dtype, b_ih, b_hh = self.w_ih.dtype, None, None
-        if total is not None:
-            total = total.to(dtype)
-            b_ih, b_hh = total[: len(self.w_hh)], recurrent_gates(self.kernel, total)
-            b_hh = b_hh.clone() if b_hh is total else b_hh
-        return d_x, d_initial, w_ih.to(dtype), w_hh.to(dtype), b_ih, b_hh
+        return d_x, d_initial, *(None if one is None else one.to(self.w_ih.dtype) for one in sums)
 
     def _x_gradient(self, d_x: Tensor) -> Tensor:
         """The gradient of x `(T, B, ·)` in its dtype, from that without masks `(T · B, D)`; it is zero for masks."""

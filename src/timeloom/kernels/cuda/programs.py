@@ -149,7 +149,7 @@ class Variant:
         defines = {"UNITS": self.units, "N": self.padded, "RING": ring, "HALF": self.half}
         defines |= {"SLICES": self.slices, "CLUSTER": self.cluster, "DROPPED": int(self.masks.dropped)}
         defines |= {"STORES": self.stores, "DECAY": int(self.decay), "RESETS": int(self.resets)}
-        return _source(defines, f"{self.name}{'_single' * self.single}.cu")
+        return source_of(defines, f"{self.name}{'_single' * self.single}.cu")
 
     @property
     def name(self) -> str:
@@ -189,10 +189,11 @@ class Wide:
     def source(self) -> str:
         defines = {"UNITS": self.units, "THREADS": self.threads, "MODE": self.mode, "DROPPED": int(self.masks.dropped)}
         defines |= {"STORES": self.stores, "DECAY": int(self.decay), "RESETS": int(self.resets)}
-        return _source(defines, f"{self.name}.cu")
+        return source_of(defines, f"{self.name}.cu")
 
 
-def _source(defines: dict[str, int], file: str) -> str:
+def source_of(defines: dict[str, int], file: str) -> str:
+    """A skeleton, to be compiled for these definitions."""
     return "\n".join([*(f"#define {name} {value}" for name, value in defines.items()), f'#include "{file}"', ""])
 
 
@@ -308,3 +309,12 @@ class DenseChainArgs(ctypes.Structure):
     """As in dense_chain.cu."""
 
     _fields_ = _fields("matrices offsets first found", "links batch")
+
+
+class WeightSumsArgs(ctypes.Structure):
+    """As in weight_sums.cu."""
+
+    _fields_ = _fields(
+        "grads x before partial w_ih w_hh b_ih b_hh",
+        "steps share shares rows apart gap grads_stride inputs units x_stride before_stride input_tiles state_tiles",
+    )

@@ -91,8 +91,10 @@ struct alignas(16) float4 { float x, y, z, w; };
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(threads)
+#define __cluster_dims__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 inline void __syncthreads() { emulated::wait(&emulated::Fiber::at_block, 0, (int)emulated::fibers.size()); }
+inline void meet_in_cluster() { __syncthreads(); }   // blocks run in order: the last one finds the others done
 template <class T> T __shfl_sync(unsigned, T x, int lane) {
   static T exchanged[1024];
   const int own = emulated::running, first = own / 32 * 32;

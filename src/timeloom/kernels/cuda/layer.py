@@ -81,7 +81,7 @@ class CUDALayer(Layer):
         (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
         u = self._inputs()
         sweeper, tape = self.sweeper(Recurrence(self.cell, u, self.initial, None, self.resets), keep)
-        sweeper.of_layer = True
+        sweeper.of_layer, sweeper.limit = True, cutting.limit
         if keep:
             foresee(self.kernel, self.n, self.w_ih.shape[1], self.x.device)
         states = empty_states(steps, self.initial, self.parts)
@@ -108,16 +108,16 @@ class CUDALayer(Layer):
             entered = sweeper.retry(missed, segments, warmup, starts, states, sweeps > 1)
             return sweeper.certify(starts, entered, share_of_box)
 
-        given, retry = self._unless(error, cutting, len(segments)), Retry.of(retry_sweep, cutting)
+        given, retry = self._unless(error, cutting, len(segments), sweeper.met), Retry.of(retry_sweep, cutting)
         told = mended(error, given, lambda missed: sweeper.mend(missed, states, sweeps > 1), retry)
         return self._kept(states, tape), told
 
-    def _unless(self, error: Tensor | float, cutting: Cutting, rows: int) -> Unless | None:
+    def _unless(self, error: Tensor | float, cutting: Cutting, rows: int, met: Tensor | None = None) -> Unless | None:
         """The guard for a rerun inside a CUDA graph; None if every step would be a launch, which is too many.
 
         Calls outside of graphs lay down what the rerun in one chunk reads, so that no replay makes it.
         """
-        found = unless(error, cutting.limit, rows)
+        found = unless(error, cutting.limit, rows, met)
         if found is None:
             lay_down_whole(self.x.shape[0], self.x.shape[1], self.x.device)
         elif launches_each_step(self.kernel, self.n, rows, self.x.device):
@@ -149,7 +149,7 @@ class CUDALayer(Layer):
         want_x: bool,
     ) -> tuple[Gradients, Tensor | float]:
         """The backward pass by a scan over the maps of all chunks; sweeps after it correct their rounding errors."""
-        sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads)
+        sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads, cutting)
         batch, size = self.initial.shape
         kernels = CUDANewton(sweeper.problem, 0.0, sweeper.saved)
         segments = cut_evenly(len(self.x), batch, kernels.chunk, True)
@@ -162,12 +162,12 @@ class CUDALayer(Layer):
                 ends = kernels.correct(maps, ends, begins)
         error = sweeper.certify(ends.view(-1, size), begins, 0.0, fading=True) if kernels.links > 1 else 0.0
         whole, begin = AdjointData(states, incoming, gate_grads), begins[-batch:]
-        given = self._unless(error, cutting, len(segments))
+        given = self._unless(error, cutting, len(segments), sweeper.met)
         error = mended(error, given, lambda at: sweeper.mend_adjoint(at, self.at_ends(final, 1), whole, begin))
         return self._gradients(states[0], gate_grads.flatten(0, 1), begins[-batch:], want_x), error
 
     def _backwards(
-        self, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None]
+        self, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], cutting: Cutting
     ) -> tuple[CUDASweeper, list[Tensor], Tensor | None, Tensor | None, Tensor]:
         """What a backward pass reads and writes: a sweeper with the saved gate values, the states, the loss's gradients
         with respect to the outputs and the final state, and a buffer for gate gradients.
@@ -179,7 +179,7 @@ class CUDALayer(Layer):
         inputs = self.x.new_empty(steps, batch, 0)  # not read by sweeps: the gate values are saved
         problem = Recurrence(self.cell, inputs, self.initial, None, self.resets)
         sweeper = CUDASweeper(problem, saved, sequence_mask(self.cell, self.x))
-        sweeper.of_layer = True
+        sweeper.of_layer, sweeper.limit = True, cutting.limit
         return sweeper, states, incoming, final, self.initial.new_empty(steps, batch, self.cell.gate_width)
 
     def backward(
@@ -188,7 +188,7 @@ class CUDALayer(Layer):
         if cutting.newton is not None:
             return self._scanned(cutting, cutting.newton, kept, grads, want_x)
         (steps, batch), sweeps = self.x.shape[:2], cutting.sweeps
-        sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads)
+        sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads, cutting)
         segments = cut_evenly(steps, batch, cutting.chunk, True)
         links = -(-steps // cutting.chunk)
         error: Tensor | float = 0.0
@@ -219,7 +219,7 @@ class CUDALayer(Layer):
                 torch.sum(taken.view(links, *self.initial.shape), 0, out=into_resets)
             return sweeper.certify(ends, begins, 0.0, fading=True)
 
-        given, retry = self._unless(error, cutting, len(segments)), Retry.of(retry_sweep, cutting)
+        given, retry = self._unless(error, cutting, len(segments), sweeper.met), Retry.of(retry_sweep, cutting)
         begin = begins[-batch:]
 
         def mend(missed: Unless) -> None:

@@ -26,7 +26,7 @@ CLUSTERS = (1, 2, 4, 8, 16)
 """Numbers of blocks that may share a row; GPUs need not support clusters of 16."""
 MOST_WEIGHTS = 3 * 128**2
 """Recurrent weights that fit in the registers of a block."""
-CHAIN_THREADS = {"carry": 256, "measure": 256, "compare": 1024}
+CHAIN_THREADS = {"carry": 256, "measure": 256, "compare": 1024, "certify": 1024}
 FOLDER = Path(__file__).parent
 GENERATED = FOLDER / "generated"
 """Texts of cells: see texts.py."""
@@ -231,7 +231,7 @@ def wide_function(device: int, variant: Wide) -> Function:
 
 @cache
 def chain_function(device: int, name: str) -> Function:
-    """The kernel `carry`, `measure` or `compare` of chain.cu."""
+    """A kernel of chain.cu; `certify` needs a GPU with clusters."""
     code = compile_source(_chain_source(), architecture(device))
     return Function(device, code, name, CHAIN_THREADS[name], 0)
 
@@ -302,6 +302,7 @@ class ChainArgs(ctypes.Structure):
     _fields_ = [
         *_fields("starts ends decay bound moves corrected measured worst", "links batch parts n fading"),
         ("floor", ctypes.c_float * 2),
+        ("limit", ctypes.c_float),
     ]
 
 

@@ -10,7 +10,7 @@ from emulated_chain import run_chain
 from emulator import COMPILER
 from torch import Tensor
 
-from timeloom.kernels.cuda.chain import LANES
+from timeloom.kernels.cuda.chain import CLUSTER, LANES
 from timeloom.kernels.cuda.programs import ChainArgs
 from timeloom.solve.residual import following
 
@@ -19,11 +19,12 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 def compared(measured: Tensor, parts: int, floor: float, fading: bool, in_reverse: bool) -> float:
     links, groups, _ = measured.shape
-    worst = torch.full((), torch.nan)
-    args = ChainArgs(links=links, batch=groups // parts, parts=parts, n=1, fading=fading)
+    worst = torch.full((2,), torch.nan)
+    args = ChainArgs(links=links, batch=groups // parts, parts=parts, n=1, fading=fading, limit=torch.inf)
     args.measured, args.worst, args.floor[0] = measured.data_ptr(), worst.data_ptr(), floor
     run_chain("compare", 1, args, in_reverse)
-    return float(worst)
+    assert worst[0] == worst[1]
+    return float(worst[0])
 
 
 @pytest.mark.parametrize("fading", [False, True], ids=["states", "gradients"])
@@ -48,6 +49,32 @@ def test_the_largest_jump_beside_its_scale(links: int, batch: int, parts: int, f
     expected = float((jumps / scale).max())
     for in_reverse in (False, True):
         assert compared(measured, parts, share, fading, in_reverse) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("fading", [False, True], ids=["states", "gradients"])
+@pytest.mark.parametrize(("links", "groups", "n"), [(1, 1, 3), (40, 2, 33), (300, 3, 5)])
+def test_one_launch_measures_and_compares(links: int, groups: int, n: int, fading: bool) -> None:
+    """As two launches do; the second number is zero beyond the limit."""
+    torch.manual_seed(links)
+    starts = torch.rand(links, groups, n) + 0.1
+    ends = torch.cat([starts[1:], starts[:1]]) + 1e-4 * torch.rand(links, groups, n)
+    measured = torch.full((links, groups, 2), torch.nan)
+    args = ChainArgs(links=links, batch=groups, parts=1, n=n, fading=fading, limit=torch.inf)
+    args.starts, args.ends, args.measured, args.floor[0] = starts.data_ptr(), ends.data_ptr(), measured.data_ptr(), 0.5
+    found = []
+    for names in (("measure", "compare"), ("certify",)):
+        worst = torch.full((2,), torch.nan)
+        args.worst = worst.data_ptr()
+        for name in names:
+            run_chain(name, {"measure": -(-links * groups // 8), "compare": 1, "certify": CLUSTER}[name], args)
+        found.append(float(worst[0]))
+        for limit, met in ((found[0], found[0]), (0.99 * found[0], 0.0)):
+            args.limit = limit
+            run_chain(names[-1], {"compare": 1, "certify": CLUSTER}[names[-1]], args)
+            assert worst.tolist() == [found[0], met]
+        measured.fill_(torch.nan)
+    assert found[0] == found[1]
+    assert (found[0] > 0) == (links > 1)
 
 
 def carried(starts: Tensor, ends: Tensor, decay: Tensor, box: float | None, in_reverse: bool) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from timeloom.cells import GRUCell, LSTMCell, RNNCell
 from timeloom.kernels import AdjointData, ReferenceSweeper
-from timeloom.kernels.cuda import dense, weight_sums
+from timeloom.kernels.cuda import dense
 from timeloom.kernels.cuda import layer as cuda_layer
 from timeloom.kernels.cuda.layer import CUDALayer
 from timeloom.kernels.layer import Cutting
@@ -127,28 +127,6 @@ def test_states_and_gradients_are_torchs(kind: str, name: str, bias: bool, last:
         assert exact is not None
         assert float((ours.double() - exact).norm() / exact.norm()) < 2e-5
     assert len({grad.data_ptr() for grad in found if grad is not None}) == len(expected), "each its own memory"
-
-
-@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-@pytest.mark.parametrize("kind", CELLS)
-def test_one_product_and_several_have_the_same_gradients(
-    kind: str, bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
-    weights: list[Any] = [weight.detach() for weight in getattr(nn, kind)(INPUTS, UNITS, bias=bias).parameters()]
-    weights += [None] * (4 - len(weights))
-    initial = torch.zeros(BATCH, 2 * UNITS if kind == "LSTM" else UNITS)
-    layer = CUDALayer(CELLS[kind](*weights), torch.randn(STEPS, BATCH, INPUTS), initial, *weights)
-    kept, _ = layer.forward(Cutting(STEPS, 0), 0.1, keep=True)
-    grads = torch.randn(STEPS, BATCH, UNITS), None
-    found, _ = layer.backward(Cutting(STEPS, 0), kept, grads, want_x=True)
-    monkeypatch.setattr(weight_sums, "MOST_AT_ONCE", 0)
-    apart, _ = layer.backward(Cutting(STEPS, 0), kept, grads, want_x=True)
-    for one, other in zip(found, apart, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None and other is not None:
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-            assert one.is_contiguous()
 
 
 def test_gradients_of_x_are_made_where_they_are_wanted() -> None:

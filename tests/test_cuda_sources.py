@@ -10,7 +10,9 @@ import torch
 from nvrtc_layout import same_layout
 
 from timeloom.kernels.cuda import nvrtc
+from timeloom.kernels.cuda.chain import CLUSTER
 from timeloom.kernels.cuda.programs import (
+    CHAIN_THREADS,
     FOLDER,
     MOST_UNITS,
     AdjointArgs,
@@ -112,8 +114,9 @@ def test_split_weights_multiply_with_the_accuracy_of_float32(adjoint: bool, size
 
 
 def test_chains_compile() -> None:
-    code = nvrtc.compile_source((FOLDER / "chain.cu").read_text(), "sm_90")
-    assert all(name in code for name in (b"carry", b"measure", b"compare"))
+    code = nvrtc.compile_source((FOLDER / "chain.cu").read_text() + f"static_assert(TOGETHER == {CLUSTER});", "sm_90")
+    assert all(name.encode() in code for name in CHAIN_THREADS)
+    assert b"certify" not in nvrtc.compile_source((FOLDER / "chain.cu").read_text(), "sm_80")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +131,7 @@ def test_structures_of_sweeps_lie_as_the_host_says(name: str, adjoint: bool, str
 
 def test_the_structure_of_a_chain_lies_as_the_host_says() -> None:
     source = (FOLDER / "chain.cu").read_text()
-    nvrtc.compile_source(source + same_layout("ChainArgs", ChainArgs, "floor"), "sm_90")
+    nvrtc.compile_source(source + same_layout("ChainArgs", ChainArgs, "floor", "limit"), "sm_90")
 
 
 @pytest.mark.parametrize("kernel", list(MOST_UNITS))

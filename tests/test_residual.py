@@ -21,6 +21,7 @@ from timeloom.cells.fused import FusedCell
 from timeloom.compile.fuse import Compiled, compile_step
 from timeloom.kernels import CPUSweeper, FusedSweeper
 from timeloom.kernels.cpu import build
+from timeloom.kernels.cuda import chain
 from timeloom.kernels.cuda.chain import ChainSweeper
 from timeloom.kernels.cuda.programs import ChainArgs
 from timeloom.kernels.reference import floor_of
@@ -174,12 +175,18 @@ class ChainOnCPU(ChainSweeper):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("floor", "fading"), WAYS)
 @pytest.mark.parametrize("links", [2, 3, LINKS, 33, 70])
-def test_the_gpus_kernels_compute_the_same(kernel: str, floor: float, fading: bool, links: int) -> None:
+def test_the_gpus_kernels_compute_the_same(
+    kernel: str, floor: float, fading: bool, links: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one launch on GPUs with clusters, else in two."""
     cell = cell_of(kernel)
     sweeper = ChainOnCPU(Recurrence(cell, torch.zeros(1, BATCH, N), torch.zeros(BATCH, cell.size)))
     for seed in range(4):
         starts, ends = draw(cell, seed, links)
         expected = by_definition(starts, ends, cell, floor, fading, joint=fading)
-        found = sweeper.measure(starts.flatten(0, 1), ends.flatten(0, 1), floor, None, fading)
         assert expected > 1e-3
-        assert float(found) == pytest.approx(expected, rel=1e-6)
+        for clusters in (True, False):
+            monkeypatch.setattr(chain, "has_clusters", lambda device, clusters=clusters: clusters)
+            found = sweeper.measure(starts.flatten(0, 1), ends.flatten(0, 1), floor, None, fading)
+            assert float(found) == pytest.approx(expected, rel=1e-6)
+            assert sweeper.met == found, "no limit"

@@ -23,7 +23,7 @@ struct Fiber {
 };
 inline std::vector<Fiber> fibers;
 inline ucontext_t scheduler;
-inline int running, block;
+inline int running, block, grid;
 inline bool early;
 inline const char *failure;
 inline std::function<void()> kernel;
@@ -46,7 +46,7 @@ inline void entry() {
   yield();
 }
 inline const char *run(int blocks, int threads, bool in_reverse, const std::function<void()> &body) {
-  early = in_reverse, failure = nullptr, kernel = body;
+  early = in_reverse, failure = nullptr, kernel = body, grid = blocks;
   for (block = 0; block < blocks && !failure; block++) {
     fibers.assign(threads, {});
     for (auto &fiber : fibers) {
@@ -84,15 +84,18 @@ struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 #define threadIdx (emulated::thread())
 #define blockIdx (emulated::which())
+#define gridDim (emulated::Index{(unsigned)emulated::grid})
 #define blockDim (emulated::Index{(unsigned)emulated::fibers.size()})
 #define __device__
 #define __global__
 #define __shared__
 #define __forceinline__ inline
 #define __grid_constant__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 inline void __syncthreads() { emulated::wait(&emulated::Fiber::at_block, 0, (int)emulated::fibers.size()); }
+inline void meet_in_cluster() { __syncthreads(); }   // blocks run in order: the last one finds the others done
 template <class T> T __shfl_sync(unsigned, T x, int lane) {
   static T exchanged[1024];
   const int own = emulated::running, first = own / 32 * 32;
@@ -114,6 +117,11 @@ inline float __int_as_float(int bits) {
   float x;
   memcpy(&x, &bits, 4);
   return x;
+}
+inline int __float_as_int(float x) {
+  int bits;
+  memcpy(&bits, &x, 4);
+  return bits;
 }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }

@@ -24,32 +24,42 @@ class Unless(NamedTuple):
     """A guard for launches: a certificate on the device, and the limit above which sweeps launched with it run at all.
 
     rows: rows of the certified sweep; a user's cell is rerun by the same kernel, which is compiled already.
+    met: the certificate if it is met, else zero, where the kernel that measured it has told this, too.
     """
 
     certificate: Tensor
     limit: float
     rows: int
+    met: Tensor | None = None
 
     @property
     def limit_on_device(self) -> float:
-        """The largest float32 within the limit, found without torch, whose default device and dtype are the user's."""
-        (bits,) = struct.unpack("<i", struct.pack("<f", self.limit))
-        nearest, below = struct.unpack("<ff", struct.pack("<ii", bits, bits - 1))
-        return float(nearest if nearest <= self.limit else below)
+        return largest_within(self.limit)
 
     @property
     def told(self) -> Tensor:
         """The certificate where the host reads it or it is met; zero where a rerun in a user's graph took its place."""
         if is_heard():
             return self.certificate
+        if self.met is not None:
+            return self.met
         return torch.where(self.certificate <= self.limit_on_device, self.certificate, 0.0)
 
 
-def unless(error: Tensor | float, limit: float, rows: int) -> Unless | None:
+def largest_within(limit: float) -> float:
+    """The largest float32 within the limit, found without torch, whose default device and dtype are the user's."""
+    if limit == math.inf:
+        return limit
+    (bits,) = struct.unpack("<i", struct.pack("<f", limit))
+    nearest, below = struct.unpack("<ff", struct.pack("<ii", bits, bits - 1))
+    return float(nearest if nearest <= limit else below)
+
+
+def unless(error: Tensor | float, limit: float, rows: int, met: Tensor | None = None) -> Unless | None:
     """The guard for reruns behind this certificate in a CUDA graph; None where the host checks it."""
     if not isinstance(error, Tensor) or limit == math.inf or not in_a_graph(error.device):
         return None
-    return Unless(error, limit, rows)
+    return Unless(error, limit, rows, met)
 
 
 class Retry(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -49,6 +50,10 @@ class ReferenceSweeper:
 
     of_layer = False
     """Whether a whole layer is swept, which handles failing kernels itself."""
+    limit = math.inf
+    """The bound up to which the certificate of a layer's sweep is met."""
+    met: Tensor | None = None
+    """The last certificate, a number on the device, if it is met, else zero: where the kernels tell this, too."""
     recordable: ClassVar[bool] = False
     """Whether its sweeps are launches on a GPU that may be captured and replayed."""
     mends: ClassVar[bool] = False

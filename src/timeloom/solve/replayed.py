@@ -91,14 +91,14 @@ def swept_states(
     """States from one sweep; starts, ends and decay of its chunks (None for a single chunk); the certificate."""
     sweeper: Any = kind(problem)
     states = empty_states(problem.steps, problem.initial, problem.cell.parts)
-    sweeper.of_layer = True
+    sweeper.of_layer, sweeper.limit = True, plan.limit
     segments = cut_evenly(problem.steps, problem.batch, plan.chunk, False)
     if plan.chunk >= problem.steps:
         sweeper.forward(segments, problem.initial, states)
         return states, (None, None, None), 0.0
     starts, ends, decay = sweeper.forward_entering(segments, plan.warmup, states, plan.wants_decay)
     error = _certified(sweeper, starts, ends, SHARE_OF_BOX, fading=False)
-    given = unless(error, plan.limit, len(segments)) if kind.mends else None
+    given = unless(error, plan.limit, len(segments), sweeper.met) if kind.mends else None
     error = mended(error, given, lambda missed: sweeper.mend(missed, states))
     return states, (starts, ends, decay), error
 
@@ -116,7 +116,7 @@ def swept_sums(
     gate_grads = problem.initial.new_empty(problem.steps, problem.batch, problem.cell.gate_width)
     sweeper: Any = kind(problem)
     data = AdjointData(states, incoming, gate_grads)
-    sweeper.of_layer = True
+    sweeper.of_layer, sweeper.limit = True, plan.limit
     segments = cut_evenly(problem.steps, problem.batch, plan.chunk, True)
     error: Tensor | float = 0.0
     if plan.chunk >= problem.steps:
@@ -124,7 +124,7 @@ def swept_sums(
     else:
         ends, begins, _ = sweeper.adjoint_entering(segments, plan.warmup, final, data, False)
         error = _certified(sweeper, ends, begins, 0.0, fading=True)
-        given = unless(error, plan.limit, len(segments)) if kind.mends else None
+        given = unless(error, plan.limit, len(segments), sweeper.met) if kind.mends else None
         error = mended(error, given, lambda at: sweeper.mend_adjoint(at, final, data, begins[-problem.batch :]))
     inputs, by_weight = problem.cell.input_grads(gate_grads), weight_grads_of(problem, states, gate_grads)
     return inputs, begins[-problem.batch :], by_weight, error

@@ -4,6 +4,13 @@ typedef long long index_t;
 
 #define INFINITY __int_as_float(0x7f800000)
 
+#if __CUDA_ARCH__ >= 900
+// Waits for all threads of a cluster; what they have written is there.
+__device__ __forceinline__ void meet_in_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#endif
+
 struct ChainArgs {
   const float *starts, *ends;
   const float *decay;                             // what each unit keeps of itself over a link
@@ -11,9 +18,11 @@ struct ChainArgs {
   float *moves;                                   // (links, ...): `carry` out: how far each start is off; `measure`: in, or NULL
   float *corrected;                               // `carry`: out: the starts moved by that, or NULL
   float *measured;                                // (links, batch, parts, 2): the largest value and jump (or move) of each
-  float *worst;                                   // `compare`: out: the largest jump (or move) of all beside its scale
+  float *worst;                                   // `compare`: out: the largest jump (or move) of all beside its scale; and
+                                                  // the same if it is within the limit, else zero
   int links, batch, parts, n, fading;
   float floor[2];                                 // what scales of the first part and of the others are at least, beside values of 1
+  float limit;
 };
 
 // δ[p] = A[p-1] δ[p-1] + jump[p] for every unit by itself. A block's lanes are units, its warps take turns along the chain,
@@ -76,39 +85,34 @@ extern "C" __global__ void __launch_bounds__(32 * WALKERS) carry(const __grid_co
   }
 }
 
-// The largest values and jumps of all links: a warp for each link, sequence and part, side by side.
-extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant__ ChainArgs a) {
-  const int lane = threadIdx.x & 31, groups = a.batch * a.parts;
-  const index_t at_link = (index_t)groups * a.n, warp = ((index_t)blockIdx.x * blockDim.x + threadIdx.x) >> 5;
-  if (warp >= (index_t)a.links * groups) return;
-  const index_t at = warp * a.n;                  // warp = link (batch parts) + sequence parts + part
-  const bool first = warp < groups;
-  float most = 0.0f, gap = 0.0f;
-  for (int i = lane; i < a.n; i += 32) {
-    const float start = a.starts[at + i], end = first ? start : a.ends[at - at_link + i];
-    const float size = fmaxf(fabsf(start), fabsf(end)), jump = a.moves ? a.moves[at + i] : end - start;
-    most = fmaxf(most, size < INFINITY ? size : 0.0f);
-    gap = fabsf(jump) < INFINITY ? fmaxf(gap, fabsf(jump)) : INFINITY;
-  }
-#pragma unroll
-  for (int lanes = 16; lanes; lanes /= 2) {
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, lanes));
-    gap = fmaxf(gap, __shfl_xor_sync(0xffffffffu, gap, lanes));
-  }
-  if (lane == 0) a.measured[2 * warp] = most, a.measured[2 * warp + 1] = gap;
-}
-
-#define LAST 4                                    // links at the end that count as following each other
-
 __device__ __forceinline__ float largest(float x) {   // of a warp
 #pragma unroll
   for (int lanes = 16; lanes; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lanes));
   return x;
 }
 
-// The largest gap beside its scale, along the chain of each sequence and part, all in one block. Its 32 warps share the
-// chains: several walk the pieces of one where there are few.
-extern "C" __global__ void __launch_bounds__(1024) compare(const __grid_constant__ ChainArgs a) {
+// The largest value and jump of one link, sequence and part, found by a warp; `which` numbers them.
+__device__ __forceinline__ void measure_one(const ChainArgs &a, index_t which) {
+  const int lane = threadIdx.x & 31, groups = a.batch * a.parts;
+  const index_t at_link = (index_t)groups * a.n, at = which * a.n;   // which = link (batch parts) + sequence parts + part
+  const bool first = which < groups;
+  float most = 0.0f, gap = 0.0f;
+#pragma unroll 4
+  for (int i = lane; i < a.n; i += 32) {
+    const float start = a.starts[at + i], end = first ? start : a.ends[at - at_link + i];
+    const float size = fmaxf(fabsf(start), fabsf(end)), jump = a.moves ? a.moves[at + i] : end - start;
+    most = fmaxf(most, size < INFINITY ? size : 0.0f);
+    gap = fabsf(jump) < INFINITY ? fmaxf(gap, fabsf(jump)) : INFINITY;
+  }
+  most = largest(most), gap = largest(gap);
+  if (lane == 0) a.measured[2 * which] = most, a.measured[2 * which + 1] = gap;
+}
+
+#define LAST 4                                    // links at the end that count as following each other
+
+// The largest gap beside its scale, along the chain of each sequence and part, all in one block of 32 warps. They share
+// the chains: several walk the pieces of one where there are few.
+__device__ __forceinline__ void compare_all(const ChainArgs &a) {
   __shared__ float worst_of[32], most_of[32];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, groups = a.batch * a.parts;
   const int pieces = groups < 32 ? 32 / groups : 1, piece = warp % pieces;   // in the order in which links are walked
@@ -124,13 +128,13 @@ extern "C" __global__ void __launch_bounds__(1024) compare(const __grid_constant
     most = largest(most);
     if (lane == 0) most_of[warp] = most;
     __syncthreads();
-    for (int before = warp - piece; before < warp; before++) entry = fmaxf(entry, most_of[before]);
+    entry = largest(warp - piece <= lane && lane < warp ? most_of[lane] : 0.0f);
   }
   for (int group = warp / pieces; group < groups; group += 32) {
     const float share = a.floor[group % a.parts > 0];
-    float so_far = entry, behind = entry;         // the largest value before the links at hand, and behind them
-    for (int link = max(a.links - LAST, 0); link < a.links; link++)
-      behind = fmaxf(behind, a.measured[2 * ((index_t)link * groups + group)]);
+    const int end = a.links - LAST + lane;        // one of the last links
+    const float at_end = lane < LAST && end >= 0 ? a.measured[2 * ((index_t)end * groups + group)] : 0.0f;
+    float so_far = entry, behind = fmaxf(entry, largest(at_end));   // the largest value before the links at hand, and behind them
     for (int round = first; round < last; round++) {
       const int link = 32 * (a.fading ? round : rounds - 1 - round) + lane;
       float2 own = {0.0f, 0.0f};                  // its largest value, its gap
@@ -163,6 +167,25 @@ extern "C" __global__ void __launch_bounds__(1024) compare(const __grid_constant
   __syncthreads();
   if (warp == 0) {
     worst = largest(worst_of[lane]);
-    if (lane == 0) *a.worst = worst;
+    if (lane == 0) a.worst[0] = worst, a.worst[1] = worst <= a.limit ? worst : 0.0f;
   }
 }
+
+extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant__ ChainArgs a) {
+  const index_t which = ((index_t)blockIdx.x * blockDim.x + threadIdx.x) >> 5;
+  if (which < (index_t)a.links * a.batch * a.parts) measure_one(a, which);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) compare(const __grid_constant__ ChainArgs a) { compare_all(a); }
+
+// Both in one launch, for short chains: a cluster of blocks measures, and its last block compares.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define TOGETHER 8
+extern "C" __global__ void __cluster_dims__(TOGETHER, 1, 1) __launch_bounds__(1024) certify(const __grid_constant__ ChainArgs a) {
+  const int all = a.links * a.batch * a.parts;
+#pragma unroll 2
+  for (int which = 32 * blockIdx.x + (threadIdx.x >> 5); which < all; which += 32 * TOGETHER) measure_one(a, which);
+  meet_in_cluster();
+  if (blockIdx.x == TOGETHER - 1) compare_all(a);
+}
+#endif

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -13,11 +13,16 @@ from torch import Tensor
 
 from timeloom.kernels import faults
 from timeloom.kernels.cuda.programs import ChainArgs, chain_function
+from timeloom.kernels.mending import largest_within
 from timeloom.kernels.reference import ReferenceSweeper
 from timeloom.problem import Recurrence, Segments, cut_evenly
 
 LANES = 32
 """Units of a block that carries errors along the chain."""
+CLUSTER = 8
+"""Blocks that measure and compare short chains in one launch, on GPUs with clusters."""
+MOST_TOGETHER = 2**18
+"""Most numbers in all starts of such a chain: more take longer to read for so few blocks than another launch."""
 
 
 class ChainSweeper(ReferenceSweeper):
@@ -66,16 +71,21 @@ class ChainSweeper(ReferenceSweeper):
     def measure(self, starts: Tensor, ends: Tensor, share_of_box: float, moves: Tensor | None, fading: bool) -> Tensor:
         """The largest relative jump, or, given `moves`, the largest relative move of a start."""
         links, parts = len(starts) // self.problem.batch, 1 if fading else len(self.cell.parts)
-        found = starts.new_empty(2 * links * self.problem.batch * parts + 1)
+        walks = links * self.problem.batch * parts
+        found = starts.new_empty(2 * walks + 2)
         args = self._chain_args(starts=starts, ends=ends, moves=moves, measured=found)
-        args.worst = found.data_ptr() + 4 * (found.numel() - 1)
-        args.fading = fading
+        args.worst = found[-2:].data_ptr()
+        args.fading, args.limit = fading, largest_within(self.limit)
         args.floor[0] = self.least_scale(share_of_box)
         if fading:  # an LSTM's gradient of h is small, mostly rounding, and enters the gates along with that of c
             args.parts, args.n = 1, self.cell.size
-        self._run_chain("measure", -(-links * self.problem.batch * parts // 8), args)
-        self._run_chain("compare", 1, args)
-        return found[-1]
+        if starts.numel() <= MOST_TOGETHER and has_clusters(self._device):
+            self._run_chain("certify", CLUSTER, args)
+        else:
+            self._run_chain("measure", -(-walks // 8), args)
+            self._run_chain("compare", 1, args)
+        worst, self.met = found[-2:].unbind()
+        return worst
 
     def correct(self, starts: Tensor, ends: Tensor, decay: Tensor, boxed: bool) -> Tensor:
         """New starts from the jumps between stretches, carried along by the decay; sequences have one length.
@@ -110,6 +120,11 @@ class ChainSweeper(ReferenceSweeper):
         assert starts is not None
         links, parts = len(starts) // self.problem.batch, len(self.cell.parts)
         return ChainArgs(links=links, batch=self.problem.batch, parts=parts, n=self._n, **pointers)
+
+
+@cache
+def has_clusters(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def aligned(tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from timeloom.kernels.cuda.newton import CUDANewton
 from timeloom.kernels.cuda.newton import fits as newton_fits
 from timeloom.kernels.cuda.programs import text_of
 from timeloom.kernels.cuda.sweeper import CUDASweeper, fits, launches_each_step, sequence_mask
-from timeloom.kernels.cuda.weight_sums import input_gates, recurrent_gates, weight_sums
+from timeloom.kernels.cuda.weight_sums import foresee, input_gates, weight_sums
 from timeloom.kernels.host_certificate import tell
 from timeloom.kernels.layer import Cutting, Found, Gradients, Layer
 from timeloom.kernels.mending import Retry, Unless, mended, unless
@@ -81,7 +81,9 @@ class CUDALayer(Layer):
         (steps, batch, _), sweeps = self.x.shape, cutting.sweeps
         u = self._inputs()
         sweeper, tape = self.sweeper(Recurrence(self.cell, u, self.initial, None, self.resets), keep)
-        sweeper.of_layer = True
+        sweeper.of_layer, sweeper.limit = True, cutting.limit
+        if keep:
+            foresee(self.kernel, self.n, self.w_ih.shape[1], self.x.device)
         states = empty_states(steps, self.initial, self.parts)
         segments = cut_evenly(steps, batch, cutting.chunk, False)
         links = -(-steps // cutting.chunk)
@@ -106,16 +108,16 @@ class CUDALayer(Layer):
             entered = sweeper.retry(missed, segments, warmup, starts, states, sweeps > 1)
             return sweeper.certify(starts, entered, share_of_box)
 
-        given, retry = self._unless(error, cutting, len(segments)), Retry.of(retry_sweep, cutting)
+        given, retry = self._unless(error, cutting, len(segments), sweeper.met), Retry.of(retry_sweep, cutting)
         told = mended(error, given, lambda missed: sweeper.mend(missed, states, sweeps > 1), retry)
         return self._kept(states, tape), told
 
-    def _unless(self, error: Tensor | float, cutting: Cutting, rows: int) -> Unless | None:
+    def _unless(self, error: Tensor | float, cutting: Cutting, rows: int, met: Tensor | None = None) -> Unless | None:
         """The guard for a rerun inside a CUDA graph; None if every step would be a launch, which is too many.
 
         Calls outside of graphs lay down what the rerun in one chunk reads, so that no replay makes it.
         """
-        found = unless(error, cutting.limit, rows)
+        found = unless(error, cutting.limit, rows, met)
         if found is None:
             lay_down_whole(self.x.shape[0], self.x.shape[1], self.x.device)
         elif launches_each_step(self.kernel, self.n, rows, self.x.device):
@@ -147,7 +149,7 @@ class CUDALayer(Layer):
         want_x: bool,
     ) -> tuple[Gradients, Tensor | float]:
         """The backward pass by a scan over the maps of all chunks; sweeps after it correct their rounding errors."""
-        sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads)
+        sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads, cutting)
         batch, size = self.initial.shape
         kernels = CUDANewton(sweeper.problem, 0.0, sweeper.saved)
         segments = cut_evenly(len(self.x), batch, kernels.chunk, True)
@@ -160,12 +162,12 @@ class CUDALayer(Layer):
                 ends = kernels.correct(maps, ends, begins)
         error = sweeper.certify(ends.view(-1, size), begins, 0.0, fading=True) if kernels.links > 1 else 0.0
         whole, begin = AdjointData(states, incoming, gate_grads), begins[-batch:]
-        given = self._unless(error, cutting, len(segments))
+        given = self._unless(error, cutting, len(segments), sweeper.met)
         error = mended(error, given, lambda at: sweeper.mend_adjoint(at, self.at_ends(final, 1), whole, begin))
         return self._gradients(states[0], gate_grads.flatten(0, 1), begins[-batch:], want_x), error
 
     def _backwards(
-        self, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None]
+        self, kept: list[Tensor], grads: tuple[Tensor | None, Tensor | None], cutting: Cutting
     ) -> tuple[CUDASweeper, list[Tensor], Tensor | None, Tensor | None, Tensor]:
         """What a backward pass reads and writes: a sweeper with the saved gate values, the states, the loss's gradients
         with respect to the outputs and the final state, and a buffer for gate gradients.
@@ -177,7 +179,7 @@ class CUDALayer(Layer):
         inputs = self.x.new_empty(steps, batch, 0)  # not read by sweeps: the gate values are saved
         problem = Recurrence(self.cell, inputs, self.initial, None, self.resets)
         sweeper = CUDASweeper(problem, saved, sequence_mask(self.cell, self.x))
-        sweeper.of_layer = True
+        sweeper.of_layer, sweeper.limit = True, cutting.limit
         return sweeper, states, incoming, final, self.initial.new_empty(steps, batch, self.cell.gate_width)
 
     def backward(
@@ -186,7 +188,7 @@ class CUDALayer(Layer):
         if cutting.newton is not None:
             return self._scanned(cutting, cutting.newton, kept, grads, want_x)
         (steps, batch), sweeps = self.x.shape[:2], cutting.sweeps
-        sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads)
+        sweeper, states, incoming, final, gate_grads = self._backwards(kept, grads, cutting)
         segments = cut_evenly(steps, batch, cutting.chunk, True)
         links = -(-steps // cutting.chunk)
         error: Tensor | float = 0.0
@@ -217,7 +219,7 @@ class CUDALayer(Layer):
                 torch.sum(taken.view(links, *self.initial.shape), 0, out=into_resets)
             return sweeper.certify(ends, begins, 0.0, fading=True)
 
-        given, retry = self._unless(error, cutting, len(segments)), Retry.of(retry_sweep, cutting)
+        given, retry = self._unless(error, cutting, len(segments), sweeper.met), Retry.of(retry_sweep, cutting)
         begin = begins[-batch:]
 
         def mend(missed: Unless) -> None:
@@ -229,7 +231,7 @@ class CUDALayer(Layer):
 
     def _inputs(self) -> Tensor:
         """Projected inputs `(T, B, G n)` in float32, whatever the precision of x, with masks behind them."""
-        (steps, batch, _), flat, bias = self.x.shape, self._unmasked(), self.bias()
+        (steps, batch, _), flat = self.x.shape, self._unmasked()
         if flat.dtype != torch.float32:
             flat = flat.float()
         rows = gates = None
@@ -238,9 +240,14 @@ class CUDALayer(Layer):
             gates, masks = rows.split([len(self.w_ih), self.cell.behind], 1)
             masks.copy_(self.x.flatten(0, 1)[:, -self.cell.behind :])
         with tf32.products(False):
-            w_ih = self.w_ih.float().t()
-            u = products.multiply(flat, w_ih, None if bias is None else bias.float(), out=gates)
+            u = products.multiply(flat, self.w_ih.float().t(), *self._biases(), out=gates)
         return (u if rows is None else rows).view(steps, batch, -1)
+
+    def _biases(self) -> tuple[Tensor | None, Tensor | None]:
+        """The biases of inputs and of the first gates of states: a GRU's reset gate multiplies that of the last."""
+        if self.b_ih is None or self.b_hh is None:
+            return None, None
+        return self.b_ih.float(), self.b_hh[: 2 * self.n if self.kernel == "gru" else len(self.b_hh)].float()
 
     def _unmasked(self) -> Tensor:
         """x `(T · B, D)` without the masks behind it."""
@@ -256,15 +263,10 @@ class CUDALayer(Layer):
             before = torch.where(self.resets.unsqueeze(-1), self.initial[:, : self.n], before)
         before = (before if mask is None else before * mask).flatten(0, 1)
         with tf32.products(False):
-            w_ih, w_hh, total = weight_sums(self.kernel, gate_grads, x, before, self.b_ih is not None)
+            sums = weight_sums(self.kernel, gate_grads, x, before, self.b_ih is not None)
             d_u = input_gates(self.kernel, gate_grads)
             d_x = self._x_gradient(products.multiply(d_u, self.w_ih.float())) if want_x else None
-        dtype, b_ih, b_hh = self.w_ih.dtype, None, None
-        if total is not None:
-            total = total.to(dtype)
-            b_ih, b_hh = total[: len(self.w_hh)], recurrent_gates(self.kernel, total)
-            b_hh = b_hh.clone() if b_hh is total else b_hh
-        return d_x, d_initial, w_ih.to(dtype), w_hh.to(dtype), b_ih, b_hh
+        return d_x, d_initial, *(None if one is None else one.to(self.w_ih.dtype) for one in sums)
 
     def _x_gradient(self, d_x: Tensor) -> Tensor:
         """The gradient of x `(T, B, ·)` in its dtype, from that without masks `(T · B, D)`; it is zero for masks."""

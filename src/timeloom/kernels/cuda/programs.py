@@ -26,7 +26,7 @@ CLUSTERS = (1, 2, 4, 8, 16)
 """Numbers of blocks that may share a row; GPUs need not support clusters of 16."""
 MOST_WEIGHTS = 3 * 128**2
 """Recurrent weights that fit in the registers of a block."""
-CHAIN_THREADS = {"carry": 256, "measure": 256, "compare": 1024}
+CHAIN_THREADS = {"carry": 256, "measure": 256, "compare": 1024, "certify": 1024}
 FOLDER = Path(__file__).parent
 GENERATED = FOLDER / "generated"
 """Texts of cells: see texts.py."""
@@ -149,7 +149,7 @@ class Variant:
         defines = {"UNITS": self.units, "N": self.padded, "RING": ring, "HALF": self.half}
         defines |= {"SLICES": self.slices, "CLUSTER": self.cluster, "DROPPED": int(self.masks.dropped)}
         defines |= {"STORES": self.stores, "DECAY": int(self.decay), "RESETS": int(self.resets)}
-        return _source(defines, f"{self.name}{'_single' * self.single}.cu")
+        return source_of(defines, f"{self.name}{'_single' * self.single}.cu")
 
     @property
     def name(self) -> str:
@@ -189,10 +189,11 @@ class Wide:
     def source(self) -> str:
         defines = {"UNITS": self.units, "THREADS": self.threads, "MODE": self.mode, "DROPPED": int(self.masks.dropped)}
         defines |= {"STORES": self.stores, "DECAY": int(self.decay), "RESETS": int(self.resets)}
-        return _source(defines, f"{self.name}.cu")
+        return source_of(defines, f"{self.name}.cu")
 
 
-def _source(defines: dict[str, int], file: str) -> str:
+def source_of(defines: dict[str, int], file: str) -> str:
+    """A skeleton, to be compiled for these definitions."""
     return "\n".join([*(f"#define {name} {value}" for name, value in defines.items()), f'#include "{file}"', ""])
 
 
@@ -230,7 +231,7 @@ def wide_function(device: int, variant: Wide) -> Function:
 
 @cache
 def chain_function(device: int, name: str) -> Function:
-    """The kernel `carry`, `measure` or `compare` of chain.cu."""
+    """A kernel of chain.cu; `certify` needs a GPU with clusters."""
     code = compile_source(_chain_source(), architecture(device))
     return Function(device, code, name, CHAIN_THREADS[name], 0)
 
@@ -301,6 +302,7 @@ class ChainArgs(ctypes.Structure):
     _fields_ = [
         *_fields("starts ends decay bound moves corrected measured worst", "links batch parts n fading"),
         ("floor", ctypes.c_float * 2),
+        ("limit", ctypes.c_float),
     ]
 
 
@@ -308,3 +310,18 @@ class DenseChainArgs(ctypes.Structure):
     """As in dense_chain.cu."""
 
     _fields_ = _fields("matrices offsets first found", "links batch")
+
+
+class WeightSumsArgs(ctypes.Structure):
+    """As in weight_sums.cu."""
+
+    _fields_ = _fields(
+        "grads x before partial w_ih w_hh b_ih b_hh",
+        "steps share shares rows apart gap grads_stride inputs units x_stride before_stride input_tiles state_tiles",
+    )
+
+
+class RowProductsArgs(ctypes.Structure):
+    """As in row_products.cu."""
+
+    _fields_ = _fields("a b bias more c", "rows columns terms also a_stride b_stride c_stride")

@@ -11,9 +11,10 @@ of orbits by `timeloom.odeint`, from the last epoch's orbits on; some steps are 
 on autograd's tape, from the same weights, for time, loss and gradients side by side. Times are those of the clock:
 other work on the machine counts.
 
-`--pieces` is ours, to learn in minutes instead of the paper's day: each step takes pieces of its orbits that begin anywhere and
-grow from a twentieth to a fifth of an orbit, the rate falls to zero, and weights are drawn so that layers of softplus
-keep the scale of what they read. All of it follows the share of the training that is over, in steps or in time.
+`--pieces` is ours, to learn in minutes instead of the paper's day: each step takes pieces of its orbits that begin
+anywhere and grow from a twentieth to a fifth of an orbit, the rate falls to zero, and weights are drawn so that layers
+of softplus keep the scale of what they read. All of it follows the share of the training that is over, in steps or in
+time.
 """
 
 from __future__ import annotations

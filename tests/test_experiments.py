@@ -254,6 +254,18 @@ def test_clips_given_as_files_by_the_papers_shares_and_over_processes(
     assert together["accuracy"] == alone["accuracy"]
 
 
+def test_a_random_net_of_a_given_shape(tmp_path: Path) -> None:
+    from transformers import ResNetForImageClassification
+
+    shape = {"layer_type": "bottleneck", "depths": [2, 3], "hidden_sizes": [16, 32]}
+    net = ResNetForImageClassification.from_pretrained(standin.write_net(tmp_path, 12, shape=shape)).eval()
+    assert [len(stage.layers) for stage in net.resnet.encoder.stages] == shape["depths"]
+    with torch.no_grad():
+        made = net(torch.rand(4, 3, 64, 64)).logits
+    assert made.shape == (4, 12)
+    assert 0.1 < made.std().item() < 100  # however deep it is
+
+
 @pytest.mark.parametrize(("protocol", "trained_on", "tested_on"), [("given", 32, 40), ("paper", 56, 12)])
 def test_worms_are_shared_out_as_their_protocol_says(
     protocol: str, trained_on: int, tested_on: int, tmp_path: Path

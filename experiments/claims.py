@@ -92,6 +92,16 @@ CLAIMS = (
     ),
     Claim(
         MGRIT,
+        "… every row of one run",
+        "the same",
+        ("mgrit/ranks_rounds",),
+        ranks_speedup,
+        "One length, medians of three rounds of all rows, with nothing beside them; torch's serial GRU is timed over "
+        "all steps. Else as above.",
+        "mgrit.ranks --steps 16384 --rounds 3",
+    ),
+    Claim(
+        MGRIT,
         "… a larger network",
         "the same",
         ("mgrit/ranks_100x10",),

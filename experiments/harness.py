@@ -244,7 +244,8 @@ def kept(path: Path, errors: bool = True, sizes: Results | None = None) -> Resul
     sizes: those of the run; rows of other sizes are not kept.
     """
     stored = json.loads(path.read_text()) if path.exists() else {}
-    if not stored or (sizes is not None and stored["sizes"] != sizes):
+    found = stored.get("sizes", stored)
+    if not stored or any(found.get(name) != value for name, value in (sizes or {}).items()):
         return {"rows": [], "earlier": []}
     before, rows = stored.get("earlier", []), stored["rows"] if errors else good(stored["rows"])
     last = {"rows": len(rows) - sum(one["rows"] for one in before), "machine": stored["machine"]}
@@ -332,7 +333,8 @@ def plot_losses(runs: Mapping[str, Mapping[str, Any]], title: str, path: Path, a
     drawn, axes = figure(13 if accuracy else 9, 4.2, 1, 3 if accuracy else 2)
     for number, (label, run) in enumerate(runs.items()):
         # Curves lie upon one another: each is drawn thinner than the one below it.
-        axes[0][0].plot(run["losses"], label=label, linewidth=max(4 - number, 1), alpha=0.8)
+        steps = [run.get("every", 1) * step for step in range(len(run["losses"]))]
+        axes[0][0].plot(steps, run["losses"], label=label, linewidth=max(4 - number, 1), alpha=0.8)
         axes[0][1].plot(run["elapsed"], run["losses"], linewidth=1)
         if accuracy and accuracy in run:
             axes[0][2].plot(

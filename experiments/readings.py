@@ -247,12 +247,13 @@ def _longest_first(about: str, parts: list[str]) -> Told:
 
 
 def bitstream_training(results: Results) -> Told:
-    ways = results["training"]["ways"]
-    about, base = results["training"], ways["torch"]["elapsed"][-1] / len(ways["torch"]["elapsed"])
+    from experiments.bppsa_bitstream.run import seconds, steps_of
+
+    about, ways = results["training"], results["training"]["ways"]
     streams = f"{about['sequences']:,} streams" if about.get("sequences") else "new streams in every step"
-    how = f"{len(ways['torch']['losses']):,} steps of {streams} of {about['length']:,} bits, Adam at {about['rate']:g}"
+    how = f"{steps_of(ways['torch']):,} steps of {streams} of {about['length']:,} bits, Adam at {about['rate']:g}"
     told = [
-        f"{name} {base * len(one['elapsed']) / one['elapsed'][-1]:.2g}× ({one['accuracy']:.0%} right)"
+        f"{name} {seconds(ways['torch']) / seconds(one):.2g}× ({one['accuracy']:.0%} right)"
         for name, one in ways.items()
         if name != "torch"
     ]

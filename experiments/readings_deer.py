@@ -102,7 +102,13 @@ def two_bodies(results: Results) -> Told:
         f"{'–'.join(dict.fromkeys(f'{ratio:.0f}' for ratio in (min(ratios), max(ratios))))}× over a loop of "
         "Runge–Kutta steps"
     )
-    if sizes.get("grow"):
+    if sizes.get("pieces"):
+        from experiments.deer_two_body.run import piece_of
+
+        first, last = (piece_of(share, sizes["steps"]) - 1 for share in (0.0, 1.0))
+        told += f" of {compared} steps; a training step of pieces of {first:,} to {last:,} time steps takes "
+        told += f"{min(found['seconds']):.2f} s and more"
+    elif sizes.get("grow"):
         told += f" of {compared} steps; a training step of {sizes['grow']} time steps, as many more in every epoch, "
         told += f"takes {min(found['seconds']):.2f} s and more"
     elif compared < sizes["steps"]:

@@ -79,9 +79,11 @@ def _cases(results: Results, keys: Sequence[str], wanted: set[Any]) -> str:
 
 
 def _speed_grid(results: Results) -> str:
-    from experiments.deer.grid import COARSE, WAYS
+    """All ways at the coarse points; DEER and what it is compared with at all sizes and lengths of the paper."""
+    from experiments.deer.grid import BETWEEN, COARSE, LENGTHS, SIZES, WAYS
 
-    return _cases(results, ("way", "n", "T", "B"), set(product(WAYS, *COARSE)))
+    fine = product(BETWEEN, SIZES, LENGTHS, COARSE[-1])
+    return _cases(results, ("way", "n", "T", "B"), {*product(WAYS, *COARSE), *fine})
 
 
 def _scan_grid(results: Results) -> str:
@@ -91,11 +93,14 @@ def _scan_grid(results: Results) -> str:
     return _cases(results, ("way", "steps", "batch"), {(way, *place) for way in ON_GPU for place in places})
 
 
-def _ranks(*lengths: int) -> Lacks:
+def _ranks(*lengths: int, rounds: int = 1) -> Lacks:
     def lacks(results: Results) -> str:
         from experiments.mgrit.rank_worker import WAYS
         from experiments.mgrit.ranks import LENGTHS, RANKS
 
+        short = min((len(row.get("rounds_ms", [0])) for row in good(results["rows"])), default=0)
+        if short < rounds:
+            return f"rows of {short} of {rounds} rounds"
         shapes = {(count, count, steps) for count in RANKS for steps in lengths or LENGTHS if steps >= count}
         keys = ("way", "ranks", "time_ranks", "steps")
         serial = {("GRU, serial", 1, None, steps) for steps in lengths or LENGTHS}
@@ -139,6 +144,12 @@ def _all_problems(results: Results) -> str:
     return f"{len(done)} of {2 * len(PROBLEMS)} problems" if len(done) < 2 * len(PROBLEMS) else ""
 
 
+def _every_epoch(results: Results) -> str:
+    about = results["training"]
+    short = [f"{name} {one['steps']:,}" for name, one in about["ways"].items() if one["steps"] < about["steps"]]
+    return f"of {about['steps']:,} training steps {', '.join(short)}" if short else ""
+
+
 def _by_epoch(results: Results) -> str:
     return "" if all("test_accuracy" in one for one in results["ways"].values()) else "no test accuracy by epoch"
 
@@ -177,32 +188,36 @@ BY_CORES = {"device": "cpu", "cores": 16}
 HERE: dict[str, Any] = {"device": "cpu"}
 WANTED = (
     # a GPU
-    Wanted("deer/grid_cuda", "deer.grid", ("--resume",), 8, lacks=_speed_grid),
+    Wanted("deer/grid_cuda", "deer.grid", ("--batch", "1", "16", "--resume"), 8, lacks=_speed_grid),
     Wanted("bppsa_bitstream/grid_rnn_cuda", "bppsa_bitstream.grid", ("--resume",), 4, lacks=_scan_grid),
     Wanted("bppsa_bitstream/grid_gru_cuda", "bppsa_bitstream.grid", ("--cell", "gru", "--resume"), 6, lacks=_scan_grid),
     Wanted("bppsa_bitstream/bitstream_cuda", "bppsa_bitstream", (), 4),
+    Wanted("bppsa_bitstream/bitstream_cuda_paper", "bppsa_bitstream", ("--protocol", "paper", "--epochs", "5"), 4,
+           lacks=_every_epoch),
     Wanted("bppsa_irmas/generated_cuda", "bppsa_irmas", (), 3, lacks=_all_lengths),
     Wanted("bppsa_irmas/generated_paper_features_batch_64_cuda", "bppsa_irmas",
            ("--features", "paper", "--batch", "64"), 3, lacks=_all_lengths),
     Wanted("bppsa_vgg/generated_cuda", "bppsa_vgg", (), 1, lacks=_dated),
     Wanted("bppsa_vgg/generated_norm_cuda", "bppsa_vgg", ("--norm",), 1),
     Wanted("deer_two_body/two_body_paper_cuda", "deer_two_body",
-           ("--size", "paper", "--grow", "20", "--rate", "0.004"), 8, lacks=_orbits),
+           ("--size", "paper", "--pieces", "--batch", "32", "--rate", "0.005"), 4, lacks=_orbits),
     Wanted("deer_cifar/generated_large_cuda", "deer_cifar", ("--size", "large"), 6, lacks=_three_ways),
     Wanted("deer_eigenworms/generated_cuda", "deer_eigenworms", (), 3),
     Wanted("deer/warm_cuda", "deer.warm", (), 2),
     Wanted("deer/scan_cuda", "deer.scan", (), 2),
-    Wanted("ode/ode_cuda", "ode", (), 4, lacks=_all_problems),
+    Wanted("ode/ode_cuda", "ode", ("--resume",), 3, lacks=_all_problems),
     Wanted("mgrit/scaling_cuda", "mgrit.scaling", (), 3, lacks=_implicit),
     Wanted("mgrit_har/generated_cuda", "mgrit_har", (), 2, lacks=_by_epoch),
     Wanted("mgrit_hmdb51/generated_cuda", "mgrit_hmdb51", (), 4),
     # 16 cores
     Wanted("mgrit/ranks", "mgrit.ranks", ("--resume",), 8, lacks=_ranks(), **BY_CORES),
+    Wanted("mgrit/ranks_rounds", "mgrit.ranks", ("--steps", "16384", "--rounds", "3"), 4,
+           lacks=_ranks(16384, rounds=3), **BY_CORES),
     Wanted("mgrit/ranks_100x10", "mgrit.ranks", ("--hidden", "100", "--batch", "10", "--steps", "16384", "--resume"), 6,
            lacks=_ranks(16384), **BY_CORES),
     Wanted("mgrit_hmdb51/nets", "mgrit_hmdb51.nets", ("--ranks", "1", "4", "16", "--size", "240", "--batch", "1"), 8,
            lacks=_processes(16), **BY_CORES),
-    Wanted("bppsa_vgg/ranks", "bppsa_vgg.ranks", ("--resume",), 8, lacks=_every_way(16), **BY_CORES),
+    Wanted("bppsa_vgg/ranks", "bppsa_vgg.ranks", ("--resume",), 4, lacks=_every_way(16), **BY_CORES),
     # any machine
     Wanted("bppsa_bitstream/bitstream", "bppsa_bitstream", (), 6, lacks=_by_the_clock, **HERE),
     Wanted("deer_two_body/two_body", "deer_two_body", (), 12, lacks=_by_the_clock, **HERE),

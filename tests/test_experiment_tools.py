@@ -150,6 +150,10 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path, capsys: pytest.Capture
         ("mgrit.ranks", ["--device", "cuda"], "invalid choice: 'cuda'"),
         ("deer_eigenworms", ["--twin", "--seeds", "3"], "--seeds, --twin: only with --data"),
         ("mgrit_hmdb51", ["--split", "9:1"], "--split: only with --data"),
+        ("mgrit_hmdb51", ["--shape", "resnet-34", "--data", "there"], "--shape, --clips: only of generated clips"),
+        ("mgrit.ranks", ["--rounds", "2", "--resume"], "rounds are of one run"),
+        ("bppsa_bitstream", ["--epochs", "2"], "--epochs: only with --protocol paper"),
+        ("deer_two_body", ["--pieces", "--grow", "20"], "pieces grow by themselves"),
         ("bppsa_vgg", ["--amount", "1.5"], "a share from 0 to below 1 is needed, got '1.5'"),
     ):
         with pytest.raises(SystemExit):

@@ -14,9 +14,11 @@ from matplotlib.figure import Figure
 
 from benchmarks import pipeline
 from experiments.__main__ import draw
+from experiments.bppsa_bitstream import run as bitstream
 from experiments.bppsa_vgg import ranks as vgg_ranks
 from experiments.catalogue import EXPERIMENTS, find
-from experiments.deer_two_body.hamiltonian import orbits
+from experiments.deer_two_body import run as two_body
+from experiments.deer_two_body.hamiltonian import Hamiltonian, orbits
 from experiments.mgrit import rank_report
 from experiments.mgrit_hmdb51 import standin
 
@@ -192,6 +194,48 @@ def test_each_experiment_runs_in_small(name: str, tmp_path: Path, monkeypatch: p
     assert path.with_suffix(".png").stat().st_size > 1000
 
 
+def test_streams_by_the_papers_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bitstream, "MOST_KEPT", 5)
+    find("bppsa_bitstream").module().main(["--fast", "--protocol", "paper", "--epochs", "3", "--out", str(tmp_path)])
+    about = json.loads((tmp_path / "bitstream_paper.json").read_text())["training"]
+    assert {key: about[key] for key in ("rate", "clip", "epochs", "sequences", "steps")} == {
+        "rate": 1e-5, "clip": None, "epochs": 3, "sequences": 64, "steps": 12}  # fmt: skip
+    for one in about["ways"].values():
+        assert (one["steps"], one["every"], len(one["losses"]), len(one["elapsed"])) == (12, 3, 4, 4)
+        assert one["losses"][0] == pytest.approx(sum(one["first_losses"][:3]) / 3, abs=1e-5)
+        assert one["first_losses"] == pytest.approx(about["ways"]["torch"]["first_losses"], rel=1e-4)
+    assert "3 epochs of 64 streams" in (tmp_path / "bitstream_paper.md").read_text()
+
+
+def test_rounds_of_all_rows_and_their_medians(tmp_path: Path) -> None:
+    given = ["--fast", "--rounds", "2", "--ranks", "1", "--steps", "128"]
+    find("mgrit.ranks").module().main([*given, "--out", str(tmp_path)])
+    results = json.loads((tmp_path / "ranks_rounds.json").read_text())
+    rows = results["rows"]
+    assert not [row for row in rows if "error" in row]
+    assert len({(row["way"], row.get("time_ranks")) for row in rows}) == len(rows)
+    assert all(len(row["rounds_ms"]) == 2 for row in rows)
+    assert all(row["both_ms"] == pytest.approx(sum(row["rounds_ms"]) / 2, abs=1e-3) for row in rows)
+    assert "of 2 rounds of all rows the median" in (tmp_path / "ranks_rounds.md").read_text()
+
+
+def test_problems_that_are_there_are_not_solved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = find("ode").module()
+    monkeypatch.setattr(module, "PROBLEMS", {"two bodies, n=8": module.PROBLEMS["two bodies, n=8"]})
+    module.main(["--fast", "--out", str(tmp_path)])
+    path = tmp_path / "ode.json"
+    whole = json.loads(path.read_text())
+    kept = [row for row in whole["rows"] if (row["problem"], row["dtype"]) != ("two bodies, n=8", "float32")]
+    path.write_text(json.dumps({**whole, "rows": kept}))
+    module.main(["--fast", "--resume", "--out", str(tmp_path)])
+    rows = json.loads(path.read_text())["rows"]
+    assert rows[: len(kept)] == kept
+    assert {(row["problem"], row["dtype"]) for row in rows[len(kept) :]} == {("two bodies, n=8", "float32")}
+    assert len(rows) == len(whole["rows"])
+    page = path.with_suffix(".md").read_text()
+    assert f"Of earlier runs are the first rows that were measured: {len(kept)} on" in page
+
+
 def test_clips_given_as_files_by_the_papers_shares_and_over_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +252,18 @@ def test_clips_given_as_files_by_the_papers_shares_and_over_processes(
     alone, together = (results["ways"][f"implicit GRU, multigrid as published{more}"] for more in ("", ", 2 processes"))
     assert together["losses"] == pytest.approx(alone["losses"], rel=1e-4)
     assert together["accuracy"] == alone["accuracy"]
+
+
+def test_a_random_net_of_a_given_shape(tmp_path: Path) -> None:
+    from transformers import ResNetForImageClassification
+
+    shape = {"layer_type": "bottleneck", "depths": [2, 3], "hidden_sizes": [16, 32]}
+    net = ResNetForImageClassification.from_pretrained(standin.write_net(tmp_path, 12, shape=shape)).eval()
+    assert [len(stage.layers) for stage in net.resnet.encoder.stages] == shape["depths"]
+    with torch.no_grad():
+        made = net(torch.rand(4, 3, 64, 64)).logits
+    assert made.shape == (4, 12)
+    assert 0.1 < made.std().item() < 100  # however deep it is
 
 
 @pytest.mark.parametrize(("protocol", "trained_on", "tested_on"), [("given", 32, 40), ("paper", 56, 12)])
@@ -244,6 +300,25 @@ def test_orbits_of_the_papers_kind_grow_from_epoch_to_epoch(tmp_path: Path) -> N
     share = speed / (0.5 / radius.sqrt())
     assert float(share.min()) == pytest.approx(0.7, abs=0.01)
     assert float(share.max()) == pytest.approx(1.0, abs=0.01)
+
+
+def test_pieces_of_orbits_begin_anywhere_and_grow(tmp_path: Path) -> None:
+    given = ["--fast", "--size", "paper", "--steps", "400", "--pieces", "--epochs", "6", "--rate", "0.003"]
+    find("deer_two_body").module().main([*given, "--out", str(tmp_path)])
+    results = json.loads((tmp_path / "two_body_paper.json").read_text())
+    assert len(results["found"]["losses"]) == 6
+    assert results["found"]["newton_steps"] == []  # no piece is known from the epoch before
+    assert "growing pieces of the orbits that begin anywhere" in (tmp_path / "two_body_paper.md").read_text()
+    assert [two_body.piece_of(share, 400) for share in (0.0, 0.5, 1.0)] == [21, 41, 81]
+    truth = torch.arange(10.0)[:, None, None] + torch.tensor([0.0, 100.0])[:, None].expand(2, 8)
+    first, target = two_body.pieces(truth, 4, torch.Generator().manual_seed(3))
+    assert torch.equal(target[0], first)
+    assert torch.equal(target - first, torch.arange(4.0)[:, None, None].expand(4, 2, 8))
+    assert len(set((first[:, 0] % 100).tolist())) == 2  # each from a point of its own
+    network = Hamiltonian(64, 6, "softplus", "learned")
+    network.keep_scale()
+    spread = network.energy(torch.randn(500, 8, generator=torch.Generator().manual_seed(0))).std()
+    assert 0.1 < spread.item() < 10
 
 
 def test_a_pruned_network_with_norms(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_every_result_that_is_wanted_has_its_experiment() -> None:
         folder, _, name = one.result.partition("/")
         assert find(one.experiment).name.partition(".")[0] == folder
         assert find(one.experiment).gpu or one.device == "cpu"
-        assert name.endswith("_cuda") == (one.device == "cuda")
+        assert name.removesuffix("_paper").endswith("_cuda") == (one.device == "cuda")
 
 
 def test_a_claim_reads_what_is_stored_or_wanted() -> None:
@@ -47,7 +47,7 @@ def test_what_is_missing_is_listed_with_its_command(capsys: pytest.CaptureFixtur
 
 def test_what_stored_results_lack_is_told() -> None:
     grid = {"rows": [{"way": "torch", "n": 1, "T": 1000, "B": 1}]}
-    assert wanted._speed_grid(grid) == "255 of 256 cases"
+    assert wanted._speed_grid(grid) == "519 of 520 cases"
     assert wanted._processes(16)({"rows": [{"ranks": 2}]}) == "no more than 2 processes"
     assert wanted._processes(16)({"rows": [{"ranks": 16}]}) == ""
     found: dict[str, Any] = {"sizes": {"orbits": [4, 1, 1], "batch": 2}, "found": {"losses": [1.0]}}
@@ -70,6 +70,13 @@ def test_runs_that_a_time_limit_ended_are_not_taken_for_whole_ones() -> None:
     assert wanted._all_lengths({"forward": "in order", "lengths": {"259": {}, "517": {}, "1034": {}}}) == ""
     row = {"problem": "network, n=4", "dtype": "float64"}
     assert wanted._all_problems({"rows": [row, row]}) == "1 of 6 problems"
+    rounds = {"rows": [{"way": "GRU, serial", "ranks": 1, "steps": 16384, "rounds_ms": [1.0, 2.0]}]}
+    assert wanted._ranks(16384, rounds=3)(rounds) == "rows of 2 of 3 rounds"
+    assert wanted._ranks(16384, rounds=2)(rounds) == "20 of 21 cases"
+    training: dict[str, Any] = {"steps": 2000, "ways": {"torch": {"steps": 2000}, "scan": {"steps": 1500}}}
+    assert wanted._every_epoch({"training": training}) == "of 2,000 training steps scan 1,500"
+    training["ways"]["scan"]["steps"] = 2000
+    assert wanted._every_epoch({"training": training}) == ""
     assert wanted._dated({"machine": {}})
     assert not wanted._dated({"machine": {"day": "2026-11-19"}})
 
@@ -127,6 +134,7 @@ def test_missing_results_are_made_gone_on_with_and_kept(
 
 
 NAMED = (
+    "bppsa_bitstream/bitstream_cuda_paper",
     "bppsa_bitstream/grid_gru_cuda",
     "bppsa_irmas/generated_paper_features_batch_64_cuda",
     "bppsa_vgg/generated_norm_cuda",
@@ -138,5 +146,5 @@ def test_options_of_wanted_results_make_files_of_their_names(result: str, tmp_pa
     """In small, on a CPU."""
     (one,) = (one for one in WANTED if one.result == result)
     find(one.experiment).module().main([*one.arguments, "--fast", "--out", str(tmp_path)])
-    name = result.partition("/")[2].removesuffix("_cuda")
+    name = result.partition("/")[2].replace("_cuda", "")
     assert {path.name for path in tmp_path.glob("*.json")} <= {f"{name}.json", f"{name}_cpu.json"}

@@ -12,7 +12,10 @@ from torch.autograd import gradgradcheck
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import timeloom as tl
+from timeloom.cells.implicit_gru import ImplicitGRUCell
 from timeloom.kernels.cuda.layer import CUDALayer
+from timeloom.problem import Recurrence
+from timeloom.solve import recurrence
 from timeloom.solvers import MGRIT, Shooting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -116,6 +119,26 @@ def test_the_sequential_way_is_on_the_tape() -> None:
     for ours in (layer(), layer(bias=False)):
         x = inputs(ours, 4, 1, D).requires_grad_()
         assert gradgradcheck(lambda x, *_, net=ours: net(x)[0], (x, *ours.parameters()), fast_mode=True)
+
+
+def test_in_order_by_kernels_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a loop over steps is dozens of launches for each of them."""
+    truth, ours = layer(bidirectional=True), layer(bidirectional=True)
+    x, hx = inputs(ours), hidden(ours)
+    expected = call(truth, x, hx)
+    monkeypatch.setattr(recurrence, "runs_in_order", lambda problem: problem.cell.generated)
+    assert_same(call(ours, x, hx), expected)
+    for report in ours.reports:
+        assert report.reason == report.backward.reason == "sequential, as asked for"
+        assert report.iterations == 1
+    small = inputs(ours, 4, 1, D).requires_grad_()
+    assert gradgradcheck(lambda x, *_: ours(x)[0], (small, *ours.parameters()), fast_mode=True)
+
+
+def test_in_order_by_a_loop_where_there_are_no_launches() -> None:
+    problem = Recurrence(ImplicitGRUCell(torch.zeros(3 * H, H), torch.zeros(H)), torch.zeros(T, B, 3 * H),
+                         torch.zeros(B, H))  # fmt: skip
+    assert not recurrence.runs_in_order(problem)
 
 
 def test_weights_of_a_gru_load() -> None:

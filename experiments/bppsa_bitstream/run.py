@@ -3,6 +3,7 @@
     python -m experiments.bppsa_bitstream.run                    # about four minutes on one core
     python -m experiments.bppsa_bitstream.run --device cuda      # against cuDNN
     python -m experiments.bppsa_bitstream.run --protocol paper --minutes 60
+    python -m experiments.bppsa_bitstream.run --protocol paper --epochs 5 --device cuda   # a sixteenth of it
     python -m experiments.bppsa_bitstream.run --fast             # all parts in small, seconds
 
 The first recurrent task of the BPPSA paper, whose data are generated there too: class c of ten draws its bits with
@@ -34,6 +35,7 @@ from experiments.harness import (
     now,
     passes,
     plot_losses,
+    whole,
     write,
 )  # fmt: skip
 from timeloom.solvers import Solver
@@ -42,8 +44,12 @@ FULL: Results = {"lengths": (1000, 3000, 10000, 30000), "length": 1000, "steps":
 FAST: Results = {"lengths": (50, 130), "length": 60, "steps": 12, "turns": 1}
 OURS: Results = {"sequences": None, "rate": 3e-3, "clip": 1.0}
 """New streams in every step, a rate that learns in minutes, gradients clipped."""
-PAPERS: Results = {"sequences": 32_000, "rate": 1e-5, "clip": None, "steps": 80 * 32_000 // BATCH}
+PAPERS: Results = {"sequences": 32_000, "epochs": 80, "rate": 1e-5, "clip": None}
 """32,000 streams, 80 epochs of them, Adam at 1e-5."""
+MOST_KEPT = 2000
+"""Losses that a result keeps of a way: of more steps, means."""
+LAST = 20
+"""Kept losses at the end whose mean is told."""
 ALIKE = 100
 """Training steps over which losses are compared: later, gradients explode now and then, and rounding with them."""
 
@@ -92,7 +98,20 @@ def train(solver: Solver | None, how: Results, device: str, clock: Clock) -> dic
     x, classes = bits(how["length"], 40 * BATCH, 0, device)
     with torch.no_grad():
         answers = model(x).argmax(-1)
-    return {"losses": losses, "elapsed": elapsed, "accuracy": float((answers == classes).float().mean())}
+    accuracy = float((answers == classes).float().mean())
+    return {"steps": len(losses), "first_losses": losses[:ALIKE], **thinned(losses, elapsed), "accuracy": accuracy}
+
+
+def thinned(losses: list[float], elapsed: list[float]) -> Results:
+    """Of many steps, means of as many losses in a row as leave few enough, and the time at the end of each."""
+    every = -(-len(losses) // MOST_KEPT)
+    parts = [losses[i : i + every] for i in range(0, len(losses), every)]
+    ends = [min(i + every, len(losses)) - 1 for i in range(0, len(losses), every)]
+    return {
+        "every": every,
+        "losses": [round(sum(part) / len(part), 6) for part in parts],
+        "elapsed": [elapsed[end] for end in ends],
+    }
 
 
 def table(results: dict[str, Any]) -> str:
@@ -104,30 +123,38 @@ def table(results: dict[str, Any]) -> str:
         times = " | ".join(f"{one['ms']:.3g} ms" for one in found.values())
         lines.append(f"| {steps} | {times} | {worst:.1e} |")
     about = results["training"]
+    streams = "new streams in every step"
+    if about.get("sequences"):
+        streams = f"{about.get('epochs', 'some')} epochs of {about['sequences']:,} streams"
+    last = LAST * max(one.get("every", 1) for one in about["ways"].values())
     lines += [
         "",
-        f"Training at T = {about['length']}, at most {about['steps']} steps of batch {BATCH}, Adam at "
-        f"{about['rate']:g}, "
-        + (f"{about['sequences']} streams again and again" if about.get("sequences") else "new streams in every step")
-        + f" (losses compared over the first {min(ALIKE, about['steps'])}):", "",
-        "| way | time (steps) | a step over torch | last loss (mean of 20) | accuracy | losses differ from torch's "
-        "by |",
+        f"Training at T = {about['length']}, at most {about['steps']:,} steps of batch {BATCH}, Adam at "
+        f"{about['rate']:g}, {streams} (losses compared over the first {min(ALIKE, about['steps'])}):", "",
+        f"| way | time (steps) | a step over torch | last loss (mean of {last}) | accuracy | losses differ from "
+        "torch's by |",
         "| --- | --: | --: | --: | --: | --: |",
     ]  # fmt: skip
     base = about["ways"]["torch"]
     for name, one in about["ways"].items():
-        apart = max(abs(a - b) for a, b in zip(one["losses"][:ALIKE], base["losses"][:ALIKE], strict=False))
-        last = sum(one["losses"][-20:]) / len(one["losses"][-20:])
+        first, theirs = (run.get("first_losses", run["losses"])[:ALIKE] for run in (one, base))
+        apart = max(abs(a - b) for a, b in zip(first, theirs, strict=False))
+        mean = sum(one["losses"][-LAST:]) / len(one["losses"][-LAST:])
         lines.append(
-            f"| {name} | {one['elapsed'][-1]:.1f} s ({len(one['losses'])}) | {_step(base) / _step(one):.1f}× | "
-            f"{last:.3f} | "
+            f"| {name} | {one['elapsed'][-1]:.1f} s ({steps_of(one):,}) | {seconds(base) / seconds(one):.1f}× | "
+            f"{mean:.3f} | "
             f"{one['accuracy']:.1%} | {apart:.1e} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def _step(run: Results) -> float:
-    return run["elapsed"][-1] / len(run["elapsed"])
+def steps_of(run: Results) -> int:
+    return run.get("steps", len(run["losses"]))
+
+
+def seconds(run: Results) -> float:
+    """Of a step, the mean."""
+    return run["elapsed"][-1] / steps_of(run)
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
@@ -139,7 +166,10 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command(__doc__)
     parser.add_argument("--protocol", choices=("ours", "paper"), default="ours", help="of the training (default: ours)")
+    parser.add_argument("--epochs", type=whole, help="of the paper's protocol (default: its 80)")
     options = begin(parser, arguments)
+    if options.epochs and options.protocol != "paper":
+        parser.error("--epochs: only with --protocol paper; else every step has new streams")
     sizes = FAST if options.fast else FULL
     device, clock = options.device, options.clock
     results: dict[str, Any] = {"machine": facts(device), "backward": {}}
@@ -151,7 +181,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             flush=True,
         )
     how: Results = {"protocol": options.protocol, **{key: sizes[key] for key in ("length", "steps")}}
-    how |= PAPERS if options.protocol == "paper" else OURS
+    if options.protocol == "paper":
+        how |= PAPERS | ({"sequences": 4 * BATCH, "epochs": 2} if options.fast else {})
+        how["epochs"] = options.epochs or how["epochs"]
+        how["steps"] = how["epochs"] * how["sequences"] // BATCH
+    else:
+        how |= OURS
     ways = {}
     for number, (name, solver) in enumerate(TRAINED.items()):
         ways[name] = train(solver, {**how, "ways_left": len(TRAINED) - number}, device, clock)

@@ -2,6 +2,7 @@
 
     python -m experiments.deer.grid --device cuda --minutes 4             # n 1 … 64, T 1,000 … 1,000,000, B 1 … 16
     python -m experiments.deer.grid --device cuda --minutes 4 --resume    # goes on where the last run ended
+    python -m experiments.deer.grid --device cuda --batch 1 16 --ways torch loop DEER "DEER, captured" --resume
     python -m experiments.deer.grid --hidden 8 16 --steps 16384 --batch 1
 
 Forward alone and forward + backward in float32, the fastest of several turns, with the error of outputs and of the
@@ -43,6 +44,8 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = (1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 BATCHES = (1, 2, 4, 8, 16)
 COARSE = ({1, 4, 16, 64}, {1000, 10_000, 100_000, 1_000_000}, {1, 16})
+BETWEEN = ("torch", "loop", "DEER", CAPTURED)
+"""Ways that are wanted between the coarse points, too."""
 FAST = ((2, 5), (40, 90), (2,))
 SOLVERS = {"DEER": "deer", "quasi-DEER": "quasi-deer", "ELK": "elk", "shooting": "shooting", "default": "auto"}
 SOLVERS[CAPTURED] = "deer"

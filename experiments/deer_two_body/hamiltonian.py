@@ -22,6 +22,17 @@ class Hamiltonian(nn.Module):
         self.potential = nn.Sequential(*parts, nn.Linear(width, 1))
         self.kinetic = kinetic
 
+    @torch.no_grad()
+    def keep_scale(self) -> None:
+        """Draw the weights anew, so that the slope of a layer is about 1: that of softplus is one half at zero, and six
+        layers as torch draws them have next to none.
+        """
+        layers = [layer for layer in self.potential if isinstance(layer, nn.Linear)]
+        for layer in layers:
+            layer.weight.normal_(0, 1.7 / layer.in_features**0.5)
+            layer.bias.zero_()
+        layers[-1].weight.mul_(0.5)
+
     def energy(self, y: Tensor) -> Tensor:
         """H of every row, `(N,)`."""
         learned = self.potential(y).squeeze(-1)

@@ -62,6 +62,8 @@ def table(results: Results) -> str:
 def _schedule(sizes: Results) -> str:
     """The learning rate, and how the part of the orbits that is trained on grows."""
     grows = f" on the orbits' first {sizes['grow']} steps, as many more in every epoch" if sizes.get("grow") else ""
+    if sizes.get("pieces"):
+        grows = " that falls to zero, on growing pieces of the orbits that begin anywhere"
     return (f" at a rate of {sizes['rate']:g}" if "rate" in sizes else "") + grows
 
 

@@ -82,7 +82,8 @@ def table(results: Results) -> str:
     lines = [
         f"Random inputs, {sizes['hidden']} units, batch {sizes['batch']}, {results['dtype']}; one thread a process. "
         f"{made_on(machine)}.{earlier_runs(results)} "
-        f"Milliseconds are the {results['statistic']} of {sizes['turns']} steps, the slowest process of each. "
+        f"Milliseconds are the {results['statistic']} of {sizes['turns']} steps, the slowest process of each"
+        f"{_rounds(results)}. "
         "~: timed over fewer steps, and scaled.",
         "",
     ]
@@ -127,6 +128,11 @@ def table(results: Results) -> str:
         cells.append([row["steps"], row["way"], shape, *parts, *ratios, sent, told, *off])
     lines += markdown(head, cells, 2)
     return "\n".join([*lines, *errors(rows, ("way", "steps", "ranks")), "", *verdict(results)]) + "\n"
+
+
+def _rounds(results: Results) -> str:
+    count = results.get("rounds", 1)
+    return f", and of {count} rounds of all rows the median" if count > 1 else ""
 
 
 def verdict(results: Results) -> list[str]:

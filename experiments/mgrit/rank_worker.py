@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,12 +114,12 @@ def measure(way: str, steps: int, given: argparse.Namespace, team: Team) -> dict
             backwards.append(1e3 * float(taken[1]))
             if sum(forwards) + sum(backwards) > 1e3 * PATIENCE:
                 break
-    report = layer.reports[0]
+    report, both = layer.reports[0], [a + b for a, b in zip(forwards, backwards, strict=True)]
     found: dict[str, Any] = {
-        "forward_ms": summary(forwards)["fastest"],
-        "backward_ms": summary(backwards)["fastest"],
-        "both_ms": min(a + b for a, b in zip(forwards, backwards, strict=True)),
-        "median_ms": summary([a + b for a, b in zip(forwards, backwards, strict=True)])["median"],
+        "forward_ms": summary(forwards)[given.statistic],
+        "backward_ms": summary(backwards)[given.statistic],
+        "both_ms": summary(both)[given.statistic],
+        "median_ms": summary(both)["median"],
         "turns": len(forwards),
         "cycles": [report.iterations, report.backward.iterations if report.backward else 0],
         "collectives": sent.collectives,
@@ -165,6 +166,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("batch", "inputs", "hidden", "turns", "compared"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--statistic", choices=("fastest", "median"), default="fastest")
     parser.add_argument("--shapes", type=shape, nargs="+", required=True)
     parser.add_argument("--lengths", type=int, nargs="+", required=True)
     parser.add_argument("--seconds", type=float, required=True)
@@ -179,32 +182,38 @@ def main() -> None:
             0  # the turns here are few, and a training has these kernels after its first dozens of steps
         )
     clock = Clock(given.seconds / 60)
-    for number, (ranks, time) in enumerate(given.shapes):
-        team = Team.of(ranks, time)
+    teams = {shape: Team.of(*shape) for shape in given.shapes}
+    parts = list(itertools.product(range(given.rounds), teams.items()))
+    for number, (turn, ((ranks, time), team)) in enumerate(parts):
         if dist.get_rank() < ranks:
-            share = Clock(clock.left / (len(given.shapes) - number) / 60)
-            rows += rows_of(team, ranks, time, given, share, rows)
+            share = Clock(clock.left / (len(parts) - number) / 60)
+            rows += rows_of(team, ranks, time, turn, given, share, rows)
         dist.barrier()  # the others wait, and leave their cores alone
     dist.destroy_process_group()
 
 
 def rows_of(
-    team: Team, ranks: int, time: int, given: argparse.Namespace, clock: Clock, before: list[dict[str, Any]]
+    team: Team, ranks: int, time: int, turn: int, given: argparse.Namespace, clock: Clock, before: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Lengths and ways of one team that are not among those before, as far as its time goes; written as they come."""
+    """Lengths and ways of one team in one round that are not among those before, as far as its time goes; written as
+    they come.
+    """
     rows: list[dict[str, Any]] = []
     hop = exchange(given.hidden, given.batch, team.mesh)
     lengths = sorted((steps for steps in given.lengths if steps >= time), reverse=True)
-    done = {(row["way"], row["ranks"], row["time_ranks"], row["steps"]) for row in before if "time_ranks" in row}
+    keys = ("way", "ranks", "time_ranks", "steps")
+    done = {(*(row[key] for key in keys), row.get("round", 0)) for row in before if "time_ranks" in row}
     for way in FIRST if time == ranks else WAYS[:1]:
         for steps in lengths:
-            if (way, ranks, time, steps) in done:
+            if (way, ranks, time, steps, turn) in done:
                 continue
             over = torch.tensor(float(clock.over))
             dist.broadcast(over, 0, team.everyone)  # all ranks stop together
             if over:
                 return rows
             where = {"way": way, "ranks": ranks, "time_ranks": time, "steps": steps}
+            if given.rounds > 1:
+                where["round"] = turn
             rows.append({**where, **measure(way, steps, given, team), "exchange_ms": hop})
             if dist.get_rank() == 0:
                 given.to.write_text(json.dumps(before + rows))

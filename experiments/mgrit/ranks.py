@@ -2,12 +2,15 @@
 
     python -m experiments.mgrit.ranks                              # T = 128 … 16,384 on 1, 2, 4, 8, 16 processes
     python -m experiments.mgrit.ranks --ranks 1 2 --steps 128 1024   # a part of it
+    python -m experiments.mgrit.ranks --steps 16384 --rounds 3     # all rows of one length three times, medians
 
 Starts its own processes (torchrun, gloo, one thread each). Strong scaling: the length stays, the processes grow. The
 implicit GRU by multigrid, exact, as published, and as published with as many levels as the length asks for, forward and
 backward apart, beside torch's GRU and the implicit GRU run serially. Beside the times: how far states and gradients are
 from one process, what was sent, and a model of the time that has not seen the longest sequence. The largest number of
-processes also shares time with data: groups of them, each with a part of the batch.
+processes also shares time with data: groups of them, each with a part of the batch. In `--rounds` every row is
+measured so many times, one round of all rows after the other, and its times are the medians of the rounds' medians;
+torch's serial GRU is timed over all steps then, and groups are left out.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from experiments.harness import (
     kept,
     passes,
     save,
+    summary,
     whole,
     write,
 )  # fmt: skip
@@ -62,18 +66,24 @@ class Alone:
     all of them.
     """
 
-    def __init__(self, sizes: dict[str, int], clock: Clock) -> None:
+    def __init__(self, sizes: dict[str, int], clock: Clock, rounds: int = 1) -> None:
         self.sizes, self.clock, self.kept = sizes, clock, dict[tuple[str, int, int], Results]()
+        self.statistic, self.scaled = statistic_of(rounds), ["implicit GRU, serial", *["GRU, serial"] * (rounds == 1)]
 
     def __call__(self, way: str, steps: int, threads: int) -> Results:
-        timed = min(steps, SCALED) if way.endswith("GRU, serial") else steps
+        timed = min(steps, SCALED) if way in self.scaled else steps
         key = way, timed, threads
         if key not in self.kept:
-            self.kept[key] = alone(way, timed, self.sizes, threads, self.clock)
+            self.kept[key] = alone(way, timed, self.sizes, threads, self.clock, self.statistic)
         return {name: steps / timed * ms for name, ms in self.kept[key].items()} | {"scaled": steps > timed}
 
 
-def alone(way: str, steps: int, sizes: dict[str, int], threads: int, clock: Clock) -> Results:
+def statistic_of(rounds: int) -> str:
+    """What is told of the turns of a row."""
+    return "median" if rounds > 1 else "fastest"
+
+
+def alone(way: str, steps: int, sizes: dict[str, int], threads: int, clock: Clock, statistic: str) -> Results:
     """Milliseconds of one process."""
     torch.manual_seed(0)
     hidden, inputs = sizes["hidden"], sizes["inputs"]
@@ -96,11 +106,25 @@ def alone(way: str, steps: int, sizes: dict[str, int], threads: int, clock: Cloc
     finally:
         torch.set_num_threads(before)
     taken = taken[WARM:] or taken[1:] or taken
-    return {
-        "forward_ms": min(pair[0] for pair in taken),
-        "backward_ms": min(pair[1] for pair in taken),
-        "both_ms": min(sum(pair) for pair in taken),
-    }
+    found = {"forward_ms": [a for a, _ in taken], "backward_ms": [b for _, b in taken], "both_ms": [*map(sum, taken)]}
+    return {name: summary(values)[statistic] for name, values in found.items()}
+
+
+def over_rounds(rows: Sequence[Results]) -> list[Results]:
+    """One row for all rounds of a case: medians of its times, all that it took in `rounds_ms`."""
+    cases: dict[tuple[Any, ...], list[Results]] = {}
+    for row in rows:
+        case = tuple(row.get(key) for key in ("way", "ranks", "time_ranks", "steps", "error"))
+        cases.setdefault(case, []).append(row)
+    merged = []
+    for same in cases.values():
+        row = {key: value for key, value in same[0].items() if key != "round"}
+        for key in [key for key in row if key.endswith("_ms")]:
+            row[key] = summary([one[key] for one in same])["median"]
+        if "both_ms" in row:
+            row["rounds_ms"] = [round(one["both_ms"], 3) for one in same]
+        merged.append(row)
+    return merged
 
 
 def shapes_of(ranks: Sequence[int], batch: int) -> list[tuple[int, int]]:
@@ -115,10 +139,10 @@ def shapes_of(ranks: Sequence[int], batch: int) -> list[tuple[int, int]]:
 
 
 def serial(
-    lengths: Sequence[int], sizes: dict[str, int], done: set[tuple[str, int]], clock: Clock
+    lengths: Sequence[int], sizes: dict[str, int], done: set[tuple[str, int]], clock: Clock, rounds: int = 1
 ) -> Iterator[Results]:
     """What one process does at all lengths, the longest first, since it counts most; a row each as they come."""
-    threads, measured = [count for count in THREADS if count <= (os.cpu_count() or 1)], Alone(sizes, clock)
+    threads, measured = [count for count in THREADS if count <= (os.cpu_count() or 1)], Alone(sizes, clock, rounds)
     for steps in reversed(lengths):
         for way in ALONE:
             for count in threads[:1] if way.endswith("GRU, serial") else threads:  # torch's: few numbers in a step
@@ -135,7 +159,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--hidden", type=whole, help="units (default: 16)")
     parser.add_argument("--batch", type=whole, help="sequences (default: 4)")
     parser.add_argument("--resume", action="store_true", help="keep the rows that the folder already has")
+    parser.add_argument("--rounds", type=whole, default=1, help="of all rows, whose medians count (default: 1)")
     options = begin(parser, arguments)
+    if options.resume and options.rounds > 1:
+        parser.error("--resume --rounds: rounds are of one run; leave one of the two out")
     sizes = dict(FAST if options.fast else FULL)
     sizes |= {name: getattr(options, name) for name in ("hidden", "batch") if getattr(options, name)}
     ranks = options.ranks or ((2,) if options.fast else RANKS)
@@ -145,11 +172,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "machine": machine,
         "sizes": sizes,
         "dtype": "float32",
-        "statistic": "fastest",
+        "statistic": statistic_of(options.rounds),
+        "rounds": options.rounds,
         "rows": [],
     }
     folder = folder_of(options, __file__)
     name = "ranks" if sizes in (FULL, FAST) else f"ranks_{sizes['hidden']}x{sizes['batch']}"
+    name += "_rounds" if options.rounds > 1 else ""
     if options.resume:
         results |= kept(folder / f"{name}.json", errors=False, sizes=sizes)
     rows = results["rows"]
@@ -157,16 +186,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.fast:
         make_kernels(sizes["inputs"], sizes["hidden"])  # else the processes would wait for them
     share = Clock(None if options.minutes is None else SERIAL_SHARE * options.minutes)
-    for row in serial(lengths, sizes, done, share):
-        rows.append(row)
-        save(name, results, folder)
-    shapes = shapes_of(ranks, sizes["batch"])
+    for turn in range(options.rounds):
+        for row in serial(lengths, sizes, done, share, options.rounds):
+            rows.append({**row, "round": turn} if options.rounds > 1 else row)
+            save(name, results, folder)
+    shapes = shapes_of(ranks, sizes["batch"] if options.rounds == 1 else 1)
     arguments = ["--shapes", *[f"{count}x{time}" for count, time in shapes], "--lengths", *map(str, lengths)]
-    arguments += options_of(sizes)
+    arguments += [*options_of(sizes), "--rounds", str(options.rounds), "--statistic", results["statistic"]]
     file = folder / f"{name}.rows"
-    results["rows"] = rows_of_processes(
-        "experiments.mgrit.rank_worker", max(ranks), arguments, options.clock, file, rows
-    )
+    found = rows_of_processes("experiments.mgrit.rank_worker", max(ranks), arguments, options.clock, file, rows)
+    results["rows"] = over_rounds(found) if options.rounds > 1 else found
     print(table(results))
     write(name, results, folder, table, draw)
 

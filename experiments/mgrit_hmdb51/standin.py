@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy
@@ -66,23 +67,36 @@ def write_clips(folder: Path, each: int, count: int, classes: tuple[str, ...] = 
     return clips
 
 
-def write_net(folder: Path, features: int = 1000, width: int = 16, stages: int = 3) -> Path:
-    """A ResNet of basic blocks with random weights, in transformers' format."""
+def write_net(
+    folder: Path, features: int = 1000, width: int = 16, stages: int = 3, shape: dict[str, Any] | None = None
+) -> Path:
+    """A ResNet with random weights, in transformers' format: a few basic blocks, or of a shape such as ResNet-34's."""
     from transformers import ResNetConfig, ResNetForImageClassification
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     torch.manual_seed(0)
-    config = ResNetConfig(
-        embedding_size=width, hidden_sizes=[width * 2**i for i in range(stages)], depths=[1] * stages,
-        layer_type="basic", num_labels=features,
-    )  # fmt: skip
-    net = ResNetForImageClassification(config)
+    small = {"hidden_sizes": [width * 2**i for i in range(stages)], "depths": [1] * stages, "layer_type": "basic"}
+    more = {"embedding_size": width, **small} if shape is None else shape
+    net = ResNetForImageClassification(ResNetConfig(**more, num_labels=features))
     with torch.no_grad():
         for module in net.modules():
             if isinstance(module, torch.nn.Conv2d):  # keeps the spread of what it is given, whatever the default does
                 fan = math.prod(module.weight.shape[1:])
                 module.weight.normal_(0, math.sqrt(2 / fan))
         net.classifier[-1].weight.normal_(0, 1)
+        if shape is not None:
+            _measure_norms(net)
     net.save_pretrained(folder)
     return folder
+
+
+def _measure_norms(net: torch.nn.Module) -> None:
+    """Give the norms the means and spreads of noise: else every block of a deep net doubles what it is given."""
+    norms = [module for module in net.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = 1.0
+    net.train()(torch.rand(8, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+    net.eval()
+    for norm in norms:
+        norm.momentum = 0.1

@@ -2,6 +2,7 @@
 
     python -m experiments.ode.run                    # about five minutes on one core
     python -m experiments.ode.run --device cuda
+    python -m experiments.ode.run --device cuda --resume   # the problems that the folder does not have yet
 
 The loop is what users write: one step after the other in torch, differentiated by autograd. Both sides run in turn in
 one process, and times are those of the clock. Errors are the largest of all points and gradients against a float64
@@ -24,9 +25,11 @@ from experiments.harness import (
     Results,
     begin,
     command,
+    earlier_runs,
     facts,
     figure,
     folder_of,
+    kept,
     made_on,
     markdown,
     now,
@@ -41,6 +44,7 @@ LONG = 5.0
 percent there."""
 FINER = 2
 LOOP = "loop of rk4"
+DTYPES = (torch.float64, torch.float32)
 
 Field = Callable[[Tensor, Tensor], Tensor]
 
@@ -194,7 +198,8 @@ def table(results: Results) -> str:
     lines = [
         f"# {results['steps']:,} steps of neural ODEs",
         "",
-        f"{made_on(results['machine'])}. Fastest of {results['rounds']}, or of one that took {LONG:g} s; training",
+        f"{made_on(results['machine'])}.{earlier_runs(results)} Fastest of {results['rounds']}, or of one that took "
+        f"{LONG:g} s; training",
         "is forward + backward; ratios are against the loop. Errors: see the top of run.py, which makes this table.",
         "",
     ]
@@ -226,14 +231,23 @@ def draw(results: Results, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = begin(command(__doc__), arguments)
-    steps, rounds = (20, 1) if options.fast else (STEPS, ROUNDS)
-    found: Results = {"machine": facts(options.device), "steps": steps, "rounds": rounds, "rows": []}
+    parser = command(__doc__)
+    parser.add_argument("--resume", action="store_true", help="keep the rows that the folder already has")
+    options = begin(parser, arguments)
+    sizes = dict(zip(("steps", "rounds"), (20, 1) if options.fast else (STEPS, ROUNDS), strict=True))
+    steps, rounds = sizes["steps"], sizes["rounds"]
+    found: Results = {"machine": facts(options.device), **sizes, "rows": []}
     folder = folder_of(options, __file__)
     stored = "ode" if options.device == "cpu" else f"ode_{options.device}"
+    if options.resume:
+        found |= kept(folder / f"{stored}.json", sizes=sizes)
+    done = {(row["problem"], row["dtype"]) for row in found["rows"]}
     for name in PROBLEMS:
+        wanted = [dtype for dtype in DTYPES if (name, str(dtype).removeprefix("torch.")) not in done]
+        if not wanted or (options.clock.over and found["rows"]):
+            continue
         truth = truth_of(name, steps, options.device)
-        for dtype in (torch.float64, torch.float32):
+        for dtype in wanted:
             if options.clock.over and found["rows"]:
                 continue
             found["rows"] += measure(name, dtype, *truth, steps=steps, rounds=rounds, device=options.device)

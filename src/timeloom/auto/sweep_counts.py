@@ -92,6 +92,10 @@ class SweepCounts:
     """Number of Newton steps that a solve by fused kernels needs."""
     newton_spare: int = 0
     """Number of solves in a row that could have done with one step less."""
+    scan_sweeps: int = FEW_SWEEPS
+    """Number of sweeps after a scan of gradients by fused kernels."""
+    scans: int = 0
+    """Number of such scans."""
 
     def over(self, stretch: int) -> int | None:
         """The sweeps that chunks longer by this factor took lately or should take; None if unknown."""
@@ -192,6 +196,11 @@ class SweepCounts:
         self.newton_spare = self.newton_spare + 1 if steps + 1 == self.newton_steps else 0
         if self.newton_spare in (0, SPARE_SOLVES):
             self.newton_steps, self.newton_spare = steps, 0
+
+    def note_scan(self, sweeps: int) -> None:
+        """Note that so many sweeps were made after a scan of gradients; now and then few of them are tried again."""
+        self.scans += 1
+        self.scan_sweeps = FEW_SWEEPS if self.scans % LOOK_AFTER == 0 else sweeps
 
     def look_below(self) -> None:
         """Allow fewer sweeps than those that were too few before: solves now begin at known states."""

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from timeloom.compile.fuse import Compiled
 
 
-SHORT_STEPS = 1 << 15
-"""Steps, summed over requests, after which kernels are made for short sequences too. A training step makes a dozen
-requests, and each counts."""
+SHORT_STEPS = {"cpu": 1 << 15, "cuda": 1 << 11}
+"""By device, steps, summed over requests, after which kernels are made for short sequences too. A training step makes a
+dozen requests (in order one, until there are kernels), and each counts. On a GPU a step without kernels is some fifty
+launches, and kernels are compiled in a few seconds."""
 _made: WeakKeyDictionary[Cell, tuple[Any, Compiled]] = WeakKeyDictionary()
 """For each live cell, its compiled step for inputs of one kind. A cell lives as long as a call, which asks often."""
 
@@ -44,7 +45,7 @@ def _compiled(problem: Recurrence) -> Compiled | None:
 
 def _looked_up(problem: Recurrence) -> Compiled | None:
     cell, given = problem.cell, ((problem.initial.detach(),), False, problem.u.detach())
-    fewest = 0 if problem.steps >= remember.FEWEST_STEPS else SHORT_STEPS
+    fewest = 0 if problem.steps >= remember.FEWEST_STEPS else SHORT_STEPS.get(problem.u.device.type, 0)
     compiled = remember.compiled_for(partial(type(cell).step, cell), *given, fewest=fewest)
     return None if isinstance(compiled, str) or compiled.fused.gate_width != cell.gate_width else compiled
 

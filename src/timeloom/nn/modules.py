@@ -67,7 +67,8 @@ class ImplicitGRU(_OnePart):
         g = 1 − z      h⁺ = (h + g ⊙ n) / (1 + g)
 
     It is a different network from the GRU (a step keeps at least half of h), so weights trained for one do not fit the
-    other. `solver="sequential"` runs it one step after the other, on autograd's tape.
+    other. `solver="sequential"` runs it one step after the other: on autograd's tape, or on a GPU in float32 in one
+    generated kernel.
 
     solver: a name or an object from `timeloom.solvers`.
     A call takes `lengths=`, `resets=` and `guess=` too (see `forward`), and `reports` says what it did.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from timeloom.auto.experience import Experience
 from timeloom.auto.layer_experience import LayerExperience
-from timeloom.kernels import with_tape
+from timeloom.kernels import ReferenceSweeper, sweeper_kind, with_tape
 from timeloom.problem import Recurrence
 from timeloom.report import ConvergenceError, SolveReport
 from timeloom.solve.autograd import Note, attach, outputs_of
@@ -46,7 +46,8 @@ def run(
     seen: receives all states that were found.
     plans: of the forward and the backward pass, if they are already made.
     """
-    if solver.on_tape and problem.lengths is None and problem.resets is None:
+    unmarked = problem.lengths is None and problem.resets is None
+    if solver.on_tape and unmarked and not runs_in_order(problem):
         return on_tape(problem, record, "sequential, as asked for", parts, seen)
     detached = problem.detach()
     if guess is not None:
@@ -71,6 +72,14 @@ def run(
     adjoint = partial(replayed_sums, plan=back)
     note = noting(report, solver, experience, record)
     return attach(detached, states, final, adjoint, note, problem, parts)
+
+
+def runs_in_order(problem: Recurrence) -> bool:
+    """Whether kernels generated for a cell of timeloom's run all steps in order, in place of a loop over them.
+
+    On a GPU, where each operation of a loop is a launch. Elsewhere the loop is kept: it is the reference.
+    """
+    return problem.u.is_cuda and problem.cell.generated and sweeper_kind(problem) is not ReferenceSweeper
 
 
 def plan_from_known(solver: Planner, problem: Recurrence, experience: Experience) -> Plan:

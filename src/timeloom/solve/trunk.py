@@ -170,7 +170,8 @@ class LayerSolve:
         if kind is not None:
             layer = layer_of(kind, cell, inputs)
             if layer.has_newton and plan.linearization == PLAIN:
-                scanned = scanned_gradients(layer, plan, kept, (grads[0], grads[1]), want_x)
+                learned, at = self.experience.backward, (grads[0], grads[1])
+                scanned = scanned_gradients(layer, plan, learned, kept, at, want_x)
                 if scanned is not None:
                     note(scanned[1])
                     return *scanned[0], None

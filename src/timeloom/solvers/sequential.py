@@ -23,6 +23,9 @@ ASKED = "sequential, as asked for"
 class Sequential(Solver):
     """The plain recurrence: torch's own layer (cuDNN, oneDNN, ATen) in the modules, a loop over steps in `unroll`.
 
+    `ImplicitGRU`, which torch does not have, is a loop over steps too, but for float32 on a GPU: there one kernel runs
+    all of them.
+
     It is the reference for all other solvers. Its options have no effect, since there is nothing to converge.
     """
 

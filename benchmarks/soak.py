@@ -5,7 +5,8 @@ an echo, a second torch model with weights that are one rounding off: where trai
 far two correct runs diverge. Monitored throughout: the host's and the device's memory, the kernels' files, the number
 of Python objects, and how far timeloom's loss, and the echo's, is from torch's. From time to time, in addition: threads
 that use modules at once (each on its stream), DataLoader workers that run a layer, and a fork after the device was
-used. It ends with status 1 if memory grows or losses diverge.
+used. It ends with status 1 if memory grows or losses diverge, or if it was too short to tell (`soak_rule.py`).
+`--log FILE` judges the readings that a run with the same options has printed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ import ctypes
 import gc
 import json
 import multiprocessing
-import random
-import statistics
 import sys
 import time
 from collections import Counter
@@ -34,25 +33,19 @@ from torch.utils.data import DataLoader, Dataset
 import timeloom as tl
 from benchmarks.fuzz.record import facts
 from benchmarks.results import need_gpu
+from benchmarks.soak_rule import BATCHES, LONGEST, all_drawn, calls, judged
 from timeloom.kernels.cache import folders
 
-MOST_GROWTH = {"host": 64.0, "libraries": 256.0, "device": 64.0, "reserved": 256.0, "kernels": 64.0}
-"""Most growth in MiB from the first third of a run to its end; every layer has used every solver before it begins."""
-MOST_OBJECTS = 2000
-"""The same for the number of Python objects."""
-MOST_DRIFT = 0.02
-"""Largest mean relative distance of the two running losses, beyond twice the echo's."""
 SIDES = ("timeloom", "torch", "echo")
-SOLVERS: tuple[Any, ...] = (
-    "auto",
-    "auto",
-    "auto",
-    tl.solvers.Shooting(chunk=32),
-    tl.solvers.Shooting(),
-    "mgrit",
-    "deer",
-)
-BATCHES = (1, 2, 3, 8)
+SOLVERS: dict[str, Any] = {
+    "auto": "auto",
+    "shooting in chunks of 32": tl.solvers.Shooting(chunk=32),
+    "shooting": tl.solvers.Shooting(),
+    "mgrit": "mgrit",
+    "deer": "deer",
+}
+"""Those that `soak_rule` draws."""
+PAIRS = 6
 KINDS: tuple[tuple[Any, Any], ...] = ((tl.GRU, nn.GRU), (tl.LSTM, nn.LSTM), (tl.RNN, nn.RNN))
 
 
@@ -256,25 +249,22 @@ def see_everything(pairs: list[Pair], longest: int, device: str) -> None:
     What is loaded only once, such as Triton, then does not count as growth.
     """
     for pair in pairs:
-        for solver in reversed(dict.fromkeys(SOLVERS)):  # the last one stays
+        for solver in reversed(SOLVERS.values()):  # the first one stays
             for lengths in (None, torch.randint(1, longest + 1, (BATCHES[-1],))):
                 pair.step(torch.randn(longest, BATCHES[-1], 2, device=device), lengths, solver)
 
 
 def run(device: str, minutes: float, seed: int) -> dict[str, Any]:
-    chance, pairs = random.Random(seed), [Pair(number, device) for number in range(6)]
-    longest = 2000 if device == "cuda" else 600
-    see_everything(pairs, longest, device)
+    pairs = [Pair(number, device) for number in range(PAIRS)]
+    see_everything(pairs, LONGEST[device], device)
     began, steps, seen, failed = time.monotonic(), 0, list[dict[str, float]](), list[str]()
-    some = [1, 7, 33, 64, 200, *(chance.randrange(2, longest) for _ in range(12))]
-    next_look, next_beside, at_third = 0.0, 0.0, dict[str, Counter[str]]()
+    next_look, next_beside, at_settled = 0.0, 0.0, dict[str, Counter[str]]()
+    drawn, drawing = all_drawn(device, seed, PAIRS), calls(device, seed, PAIRS)
     while (spent := time.monotonic() - began) < 60 * minutes:
-        pair = chance.choice(pairs)
-        length, batch = chance.choice(some), chance.choice(BATCHES)
-        x = torch.randn(length, batch, 2, device=device)
-        lengths = torch.randint(1, length + 1, (batch,)) if chance.random() < 0.3 else None
-        solver = chance.choice(SOLVERS) if chance.random() < 0.05 else None  # else as before: `auto` learns
-        pair.step(x, lengths, solver)
+        call = next(drawing)
+        x = torch.randn(call.length, call.batch, 2, device=device)
+        lengths = torch.randint(1, call.length + 1, (call.batch,)) if call.ragged else None
+        pairs[call.pair].step(x, lengths, SOLVERS[call.solver] if call.anew else None)
         steps += 1
         if spent >= next_beside:
             next_beside = spent + 60 * minutes / 5
@@ -287,21 +277,22 @@ def run(device: str, minutes: float, seed: int) -> dict[str, Any]:
             next_look = spent + 60 * minutes / 30
             seen.append(look(began, steps, device, pairs))
             print(json.dumps(seen[-1]), flush=True)
-            if not at_third and spent >= 20 * minutes:
-                at_third = {name: parts() for name, parts in PARTS.items()}
+            if not at_settled and spent >= 20 * minutes and steps >= drawn:
+                at_settled = {name: parts() for name, parts in PARTS.items()}
     seen.append(look(began, steps, device, pairs))
-    settled = seen[len(seen) // 3 : len(seen) // 3 + max(1, len(seen) // 6)]
-    for name, most in {**MOST_GROWTH, "objects": MOST_OBJECTS}.items():
-        if name in seen[-1]:
-            growth = seen[-1][name] - max(look[name] for look in settled)
-            if growth > most:
-                failed.append(f"{name} grew by {growth:.0f} since the first third of the run")
-                if name in at_third:
-                    more = (PARTS[name]() - at_third[name]).most_common(6)
-                    failed[-1] += f" ({', '.join(f'{count:.0f} {kind}' for kind, count in more)})"
-    drift, echo = (statistics.mean(one[name] for one in seen[len(seen) // 3 :]) for name in ("drift", "echo"))
-    if drift > MOST_DRIFT + 2 * echo:
-        failed.append(f"the loss is {100 * drift:.1f} % from torch's, the echo's {100 * echo:.1f} %")
+    print(json.dumps(seen[-1]), flush=True)
+    for name, wrong in judged(seen, drawn).items():
+        failed.append(wrong)
+        if name in at_settled:
+            more = (PARTS[name]() - at_settled[name]).most_common(6)
+            failed[-1] += f" ({', '.join(f'{count:.0f} {kind}' for kind, count in more)})"
+    return {"device": device, "minutes": minutes, "seed": seed, "steps": steps, "failed": failed, "seen": seen}
+
+
+def read(log: Path, device: str, minutes: float, seed: int) -> dict[str, Any]:
+    """What `run` returns, from what such a run has printed; what its checks found is not in its readings."""
+    seen = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    steps, failed = int(seen[-1]["steps"]), list(judged(seen, all_drawn(device, seed, PAIRS)).values())
     return {"device": device, "minutes": minutes, "seed": seed, "steps": steps, "failed": failed, "seen": seen}
 
 
@@ -319,7 +310,9 @@ def page(found: dict[str, Any], about: dict[str, Any]) -> str:
         f"{about['code']}.",
         "Host, libraries (files that are mapped there), device (tensors; reserved: with what graphs keep) and kernels",
         "are MiB; drift and echo are how far the running losses of timeloom, and of torch with weights that are one",
-        "rounding off, are from torch's.",
+        "rounding off, are from torch's. Growth counts after a third of the time, and after "
+        f"{all_drawn(device, found['seed'], PAIRS):,} steps, when all",
+        "kinds of calls have come.",
         "",
         f"**{found['steps']:,} steps: {'; '.join(found['failed']) or 'nothing grew, losses stayed together'}.**",
         "",
@@ -337,10 +330,17 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="a JSON file for what was seen, or a page (.md)")
+    parser.add_argument("--log", type=Path, default=None, help="run nothing: judge what such a run has printed")
     given = parser.parse_args()
-    need_gpu(parser, given.device)
-    about = facts(given.device)
-    found = run(given.device, given.minutes, given.seed)
+    options = given.device, given.minutes, given.seed
+    if given.log is not None:
+        if given.out is not None:
+            parser.error("--log has no --out: a log says neither the machine nor the sources")
+        found = read(given.log, *options)
+    else:
+        need_gpu(parser, given.device)
+        about = facts(given.device)
+        found = run(*options)
     if given.out is not None:
         paged = given.out.suffix == ".md"
         given.out.write_text(page(found, about) if paged else json.dumps(found | about, indent=1) + "\n")

@@ -65,6 +65,59 @@ def test_it_is_torchs(name: str, options: dict[str, Any], taped: bool, again: li
     assert len(again) == 6
 
 
+@pytest.mark.parametrize("taped", [False, True])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_single_sequence_goes_the_short_way_too(
+    name: str, options: dict[str, Any], taped: bool, again: list[int]
+) -> None:
+    ours, theirs = pair(name, **options)
+    h = torch.randn(2 * 2 if "num_layers" in options else 1, 5)
+    for hx in (None, *(((h, -h), [h, -h]) if name == "LSTM" else (h,))):
+        for steps in (1, 2, 7):
+            x = torch.randn(steps, 3)
+            with torch.set_grad_enabled(taped):
+                found, expected = flat(ours(x, hx)), flat(theirs(x, hx))
+            for one, other in zip(found, expected, strict=True):
+                assert torch.equal(one, other)
+                assert one.requires_grad == taped
+            assert f"{steps} steps are too few" in ours.reports[-1].reason
+    assert len(again) >= 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_state_of_a_single_sequence_is_refused_as_by_torch(name: str) -> None:
+    ours, theirs = pair(name)
+    x = torch.randn(2, 3)
+    ours(x)
+    for shape in ((1, 1, 5), (1, 4), (2, 5), (5,)):
+        wrong: Any = torch.zeros(shape)
+        wrong = (wrong, wrong) if name == "LSTM" else wrong
+        said = []
+        for model in (ours, theirs):
+            with pytest.raises(RuntimeError) as told:
+                model(x, wrong)
+            said.append(str(told.value))
+        assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("taped", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast(name: str, taped: bool, dtype: torch.dtype, again: list[int]) -> None:
+    ours, theirs = pair(name, num_layers=2)
+    for steps in (1, 2, 5):
+        batch = torch.randn(steps, 2, 3).to(dtype)
+        for x in (batch, batch[:, 0], pack_padded_sequence(batch, torch.tensor([steps, 1]))):
+            with torch.set_grad_enabled(taped), torch.autocast("cpu", torch.bfloat16):
+                found, expected = flat(ours(x)), flat(theirs(x))
+            for one, other in zip(found, expected, strict=True):
+                assert one.dtype == other.dtype
+                assert torch.equal(one, other)
+                assert one.requires_grad == taped
+    assert len(again) >= 9
+
+
 def test_projections(again: list[int]) -> None:
     ours, theirs = pair("LSTM", proj_size=2)
     for _ in range(3):

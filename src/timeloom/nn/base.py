@@ -161,7 +161,7 @@ class Recurrent(Reporting, Stacked):
         if known:
             result: tuple[Any, Any] = torch_layer.call(self, x, hx)
             self._take_reports(list(known))
-            if x.dim() == 3:
+            if x.dim() in (2, 3):
                 self._last = torch_layer.LeftToTorch.of(self, x, known)
             return result
         left, reports = self._left.pop(key, (0, []))

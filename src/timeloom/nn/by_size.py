@@ -37,18 +37,24 @@ def call(module: Recurrent, input: Tensor | PackedSequence, hx: Any) -> tuple[An
     """Torch's forward pass, or None if the size of the call does not decide."""
     if type(input) is Tensor:
         data, sizes = input, None
-        if not data.is_cpu or data.dim() != 3 or data.is_nested:
+        shape = data.shape
+        if not data.is_cpu or data.is_nested:
             return None
-        batch, steps, width = data.shape
-        if not module.batch_first:
-            batch, steps = steps, batch
+        if len(shape) == 3:
+            batch, steps, width = shape
+            if not module.batch_first:
+                batch, steps = steps, batch
+        elif len(shape) == 2:
+            (steps, width), batch = shape, 1
+        else:
+            return None
     else:
         data, sizes = input[0], input[1]
         if type(data) is not Tensor or not data.is_cpu or data.dim() != 2:
             return None
         steps, width = len(sizes), data.shape[1]
         batch = int(sizes[0])
-    if torch.is_autocast_enabled("cpu") or torch._C._get_tracing_state() is not None:
+    if torch._C._get_tracing_state() is not None:
         return None
     kind = (batch, data.dtype, torch.is_grad_enabled())
     fewest = module._fewest.get(kind)

@@ -118,12 +118,14 @@ class LeftToTorch:
 def call_again(
     module: Recurrent, data: Tensor, sizes: Tensor | None, input: Tensor | PackedSequence, hx: Any, batch: int
 ) -> Any:
-    """Torch's forward pass on a batch of a shape that torch accepts, without its checks of the shape.
+    """Torch's forward pass on inputs of a shape that torch accepts, without its checks of the shape.
 
     sizes: the batch sizes of a PackedSequence, by step.
 
     The Python code around torch's operators takes a quarter of a call of few steps.
     """
+    if sizes is None and data.dim() == 2:
+        return _unbatched(module, data, hx)
     stacked, width, lstm = module._stacked, module.proj_size or module.hidden_size, module.mode == "LSTM"
     given = hx
     if hx is None:
@@ -154,6 +156,20 @@ def call_again(
     output, *final = run(data, sizes, hx, weights, *how)
     hidden: Any = tuple(final) if lstm else final[0]
     return PackedSequence(output, sizes, order, back), hidden if back is None else module.permute_hidden(hidden, back)
+
+
+def _unbatched(module: Recurrent, data: Tensor, hx: Any) -> Any:
+    """The same on one sequence without a dimension for the batch."""
+    if hx is not None:
+        lstm = module.mode == "LSTM"
+        if (lstm and type(hx) is not tuple) or any(part.dim() != 2 for part in (hx if lstm else (hx,))):
+            return call(module, data, hx)  # which says what is wrong with it
+        hx = tuple(part.unsqueeze(1) for part in hx) if lstm else hx.unsqueeze(1)
+    across = 0 if module.batch_first else 1
+    batched = data.unsqueeze(across)
+    output, final = call_again(module, batched, None, batched, hx, 1)
+    alone = tuple(part.squeeze(1) for part in final) if type(final) is tuple else final.squeeze(1)
+    return output.squeeze(across), alone
 
 
 def layer(module: Recurrent) -> Any:

@@ -34,7 +34,7 @@ RETRY_FACTORS = (4, 2)
 """How many times the steps that were not enough a second warm-up has; the first factor that is worth it is taken."""
 RETRY_SHARE = 0.5
 """Share of one chunk's time that a second warm-up may take."""
-WORTH_CHANGING = 1.5
+WORTH_CHANGING = 1.3
 """Factor by which sweeps over chunks of another length must be expected to take less time before they are tried."""
 LOOK_SHARE = 0.9
 """Share of the time of several sweeps that a warm-up may take that is tried in their place."""

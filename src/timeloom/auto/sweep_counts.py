@@ -29,6 +29,8 @@ KNOWN_FOR = 256
 LOOKS = (1, 8, 64, 512)
 """Numbers of solves by several sweeps after which a warm-up is tried in their place, even if the jumps after shorter
 warm-ups promise little."""
+MANY_MORE = 1.5
+"""Factor by which sweeps must have become more since a warm-up was last tried in their place to try it at once."""
 FIRST_LOOK, LAST_LOOK = 8, 256
 """Solves in a row by few sweeps after which a warm-up is tried; doubled after each failed trial, up to the second."""
 LOOK_AFTER, LONGEST_WAIT = 64, 512
@@ -84,6 +86,8 @@ class SweepCounts:
     """Number of solves by several sweeps since a warm-up was last enough."""
     looking: bool = False
     """Whether the next plan should try the longest warm-up that would be faster than these sweeps."""
+    looked: int = 0
+    """Number of sweeps in whose place one was last tried."""
     calm: int = 0
     """Number of solves in a row for which few sweeps were enough."""
     look_after: int = FIRST_LOOK
@@ -168,7 +172,9 @@ class SweepCounts:
         if before != (self.needed, True) or self.learned % LOOK_AFTER == 0:
             self._look_over()
         self.solves += 1
-        self.looking = self.solves in LOOKS and self.needed > FEW_SWEEPS
+        due = self.solves in LOOKS or self.needed >= MANY_MORE * self.looked > 0
+        self.looking = due and self.needed > FEW_SWEEPS
+        self.looked = self.needed if self.looking else self.looked
         self.calm = self.calm + 1 if self.needed <= FEW_SWEEPS else 0
         if self.calm < self.look_after:
             return False
@@ -209,7 +215,7 @@ class SweepCounts:
 
     def forget(self) -> None:
         """Forget how many sweeps were enough, since the network is learned anew."""
-        self.needed, self.stretch, self.tried, self.alternatives = None, 1, {}, UNKNOWN
+        self.needed, self.stretch, self.tried, self.alternatives, self.looked = None, 1, {}, UNKNOWN, 0
         self.has_failed, self.spare = False, 0
 
 

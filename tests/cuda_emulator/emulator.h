@@ -23,7 +23,7 @@ struct Fiber {
 };
 inline std::vector<Fiber> fibers;
 inline ucontext_t scheduler;
-inline int running, block, grid;
+inline int running, block;
 inline bool early;
 inline const char *failure;
 inline std::function<void()> kernel;
@@ -46,7 +46,7 @@ inline void entry() {
   yield();
 }
 inline const char *run(int blocks, int threads, bool in_reverse, const std::function<void()> &body) {
-  early = in_reverse, failure = nullptr, kernel = body, grid = blocks;
+  early = in_reverse, failure = nullptr, kernel = body;
   for (block = 0; block < blocks && !failure; block++) {
     fibers.assign(threads, {});
     for (auto &fiber : fibers) {
@@ -84,14 +84,13 @@ struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 #define threadIdx (emulated::thread())
 #define blockIdx (emulated::which())
-#define gridDim (emulated::Index{(unsigned)emulated::grid})
 #define blockDim (emulated::Index{(unsigned)emulated::fibers.size()})
 #define __device__
 #define __global__
 #define __shared__
 #define __forceinline__ inline
 #define __grid_constant__
-#define __launch_bounds__(...)
+#define __launch_bounds__(threads)
 #define __cluster_dims__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 inline void __syncthreads() { emulated::wait(&emulated::Fiber::at_block, 0, (int)emulated::fibers.size()); }

@@ -16,7 +16,7 @@ import timeloom as tl
 from tests.gpu.around import results, trio
 from tests.gpu.checks import Check, Unfit, as_good_as_torch
 from timeloom.kernels import faults, replay
-from timeloom.kernels.cuda import dense, nvrtc, programs, row_products, weight_sums
+from timeloom.kernels.cuda import dense, nvrtc, programs
 from timeloom.kernels.cuda.driver import LaunchError
 
 CHUNKS = tl.solvers.Shooting(chunk=32)
@@ -44,8 +44,7 @@ def put_in(part: str, counted: list[str]) -> Iterator[None]:
     """Context in which one part that kernels need is missing; compiled kernels are dropped before and after."""
 
     def forget() -> None:
-        sweeps = programs.sweep_function, programs.chain_function, programs.wide_function
-        for ready in (*sweeps, dense.chain_function, row_products.function, weight_sums.function):
+        for ready in (programs.sweep_function, programs.chain_function, programs.wide_function, dense.chain_function):
             ready.cache_clear()
         replay.RECORDINGS.clear()  # whose replays need no launches
         faults._broken.clear()

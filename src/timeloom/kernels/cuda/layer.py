@@ -231,7 +231,7 @@ class CUDALayer(Layer):
 
     def _inputs(self) -> Tensor:
         """Projected inputs `(T, B, G n)` in float32, whatever the precision of x, with masks behind them."""
-        (steps, batch, _), flat = self.x.shape, self._unmasked()
+        (steps, batch, _), flat, bias = self.x.shape, self._unmasked(), self.bias()
         if flat.dtype != torch.float32:
             flat = flat.float()
         rows = gates = None
@@ -240,14 +240,9 @@ class CUDALayer(Layer):
             gates, masks = rows.split([len(self.w_ih), self.cell.behind], 1)
             masks.copy_(self.x.flatten(0, 1)[:, -self.cell.behind :])
         with tf32.products(False):
-            u = products.multiply(flat, self.w_ih.float().t(), *self._biases(), out=gates)
+            w_ih = self.w_ih.float().t()
+            u = products.multiply(flat, w_ih, None if bias is None else bias.float(), out=gates)
         return (u if rows is None else rows).view(steps, batch, -1)
-
-    def _biases(self) -> tuple[Tensor | None, Tensor | None]:
-        """The biases of inputs and of the first gates of states: a GRU's reset gate multiplies that of the last."""
-        if self.b_ih is None or self.b_hh is None:
-            return None, None
-        return self.b_ih.float(), self.b_hh[: 2 * self.n if self.kernel == "gru" else len(self.b_hh)].float()
 
     def _unmasked(self) -> Tensor:
         """x `(T · B, D)` without the masks behind it."""

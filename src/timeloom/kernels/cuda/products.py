@@ -15,7 +15,6 @@ from torch import Tensor
 
 from timeloom.cells import base, projection
 from timeloom.kernels import faults
-from timeloom.kernels.cuda import row_products
 from timeloom.kernels.cuda.chain import index_of, on_device
 from timeloom.kernels.cuda.programs import shared_room
 from timeloom.kernels.launch import has_triton, launch
@@ -120,21 +119,8 @@ class Rows:
         return sums
 
 
-def multiply(
-    a: Tensor, b: Tensor, bias: Tensor | None = None, more: Tensor | None = None, out: Tensor | None = None
-) -> Tensor:
-    """`a b + bias` of `(N, depth)`, `(depth, width)` and `(width,)`; written to the rows of `out` if given.
-
-    more: added to the first numbers of the bias.
-    """
-    if row_products.can_run(a, b):
-        try:
-            return faults.guarded(TOLD_AS, partial(row_products.multiply, a, b, bias, more, out))
-        except faults.KernelFault:
-            pass
-    if bias is not None and more is not None:
-        bias = bias.clone()
-        bias[: len(more)].add_(more)
+def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """`a b + bias` of `(N, depth)`, `(depth, width)` and `(width,)`; written to the rows of `out` if given."""
     sizes = *a.shape, b.shape[1]
     if _large(sizes, LEAST_TERMS) and _can_run(a) and _is_aligned(a) and _is_aligned(b):
         c = a.new_empty(len(a), b.shape[1]) if out is None else out

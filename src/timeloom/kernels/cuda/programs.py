@@ -319,9 +319,3 @@ class WeightSumsArgs(ctypes.Structure):
         "grads x before partial w_ih w_hh b_ih b_hh",
         "steps share shares rows apart gap grads_stride inputs units x_stride before_stride input_tiles state_tiles",
     )
-
-
-class RowProductsArgs(ctypes.Structure):
-    """As in row_products.cu."""
-
-    _fields_ = _fields("a b bias more c", "rows columns terms also a_stride b_stride c_stride")

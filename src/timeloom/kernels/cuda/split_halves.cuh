@@ -6,8 +6,6 @@
 #pragma once
 #include "tensor_cores.cuh"
 
-#define INFINITY __int_as_float(0x7f800000)
-
 struct Pair { unsigned high, low; };              // two numbers
 struct alignas(8) Quad { unsigned first, second; };   // four halves, in shared memory
 
@@ -21,11 +19,3 @@ __device__ __forceinline__ Pair split_pair(float first, float second) {
 __device__ __forceinline__ int exponent_of_most(float most) { return max(__float_as_int(most) >> 23, 15); }
 __device__ __forceinline__ float scale_of(float most) { return __int_as_float((268 - exponent_of_most(most)) << 23); }
 __device__ __forceinline__ float undo_of(float most) { return __int_as_float((exponent_of_most(most) - 14) << 23); }
-
-// The magnitude of a number, zero if it is not finite; the largest of four.
-__device__ __forceinline__ float finite_size(float x) { return fabsf(x) < INFINITY ? fabsf(x) : 0.0f; }
-__device__ __forceinline__ float largest_finite(float4 x) {
-  const float most = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));   // a NaN is left out
-  if (most < INFINITY) return most;
-  return fmaxf(fmaxf(finite_size(x.x), finite_size(x.y)), fmaxf(finite_size(x.z), finite_size(x.w)));
-}

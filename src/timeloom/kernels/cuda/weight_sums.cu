@@ -25,6 +25,7 @@ typedef long long index_t;
 #define DOWN (ROWS_OF_WARP / 16)                  // products of a warp: 16 rows and two times 8 columns
 #define ACROSS (COLUMNS_OF_WARP / 16)
 #define TILE_FLOATS (GATES * VALUES + GATES)      // of a tile's sums, and of its rows' sums of gate gradients
+#define INFINITY __int_as_float(0x7f800000)
 
 struct WeightSumsArgs {
   const float *grads;                             // (steps, ...)
@@ -86,8 +87,9 @@ struct Reader {
     }
     if (most == INFINITY) {
       most = 0.0f;
+      auto consider = [&](float x) { most = fmaxf(most, fabsf(x) < INFINITY ? fabsf(x) : 0.0f); };
 #pragma unroll
-      for (int i = 0; i < READS; i++) most = fmaxf(most, largest_finite(read[i]));
+      for (int i = 0; i < READS; i++) consider(read[i].x), consider(read[i].y), consider(read[i].z), consider(read[i].w);
     }
     sum.x += now.x, sum.y += now.y, sum.z += now.z, sum.w += now.w;
     most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));

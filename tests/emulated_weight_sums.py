@@ -48,6 +48,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch, in_reverse: bool = False, processor
 
     monkeypatch.setattr(weight_sums, "function", function)
     monkeypatch.setattr(weight_sums, "can_run", lambda grads: True)
+    monkeypatch.setattr(weight_sums, "in_one_pass", lambda steps, columns: True)
     monkeypatch.setattr(weight_sums, "on_device", lambda index: nullcontext())
     monkeypatch.setattr(weight_sums, "processors", lambda index: processors)
     return launches

@@ -539,7 +539,7 @@ def test_replays_have_a_longer_warm_up_to_try() -> None:
     assert (swept.retry.warmup, swept.retry.sweeps) == (4 * swept.sweeps * swept.chunk, 1)
     assert swept.retry.limit > swept.tolerance, "a jump's, not that of one among many"
     slow.learn(report_of(34, 0.97))
-    slow.counts.needed, slow.counts.stretch = 12, 4
+    slow.counts.note_stretch(4, 12)
     swept = Auto().plan(problem_of(16384), slow)
     assert swept.sweeps == 12
     assert swept.retry is None, "one chunk takes hardly longer"

@@ -55,7 +55,7 @@ def drawn(kernel: str, steps: int, units: int, inputs: int, kind: str = "normal"
 
 
 def by_torch(kernel: str, given: Given, biased: bool = True) -> WeightSums:
-    return weight_sums._by_torch(kernel, *given, biased)
+    return weight_sums._by_products(kernel, *given, biased)
 
 
 def off(found: Tensor, exact: Tensor) -> float:

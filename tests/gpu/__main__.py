@@ -34,6 +34,7 @@ from tests.gpu import (
     processes,
     products,
     replays,
+    sums,
     transforms,
     warm,
 )
@@ -52,6 +53,7 @@ PIECES: dict[str, Callable[[], list[Check]]] = {
     "regimes": layers.regimes,
     "gates": gates.gates,
     "products": products.products,
+    "sums": sums.sums,
     "dropout": dropout.dropout,
     "transforms": transforms.transforms,
     "scans": operations.scans,

@@ -1,8 +1,8 @@
 """Gradients of a layer's weights and biases: outer products of gate gradients, summed over all steps.
 
-One kernel reads gate gradients, inputs and states once, and adds up products of float32's accuracy on the tensor cores;
-another adds up its shares of time (weight_sums.cu). Torch's products are their readable twin, and take their place
-where they cannot run.
+For narrow layers one kernel reads gate gradients, inputs and states once, and adds up products of float32's accuracy on
+the tensor cores; another adds up its shares of time (weight_sums.cu). For all others, and as their readable twin, every
+weight's gradient is a product of its own (products.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from timeloom.cells.base import sum_outer
 from timeloom.kernels import faults
-from timeloom.kernels.cuda import nvrtc
+from timeloom.kernels.cuda import nvrtc, products
 from timeloom.kernels.cuda.chain import index_of, on_device
 from timeloom.kernels.cuda.driver import Function
 from timeloom.kernels.cuda.programs import WeightSumsArgs, architecture, headers, source_of
@@ -30,6 +29,13 @@ BEGINNING = 2 * STEPS
 """The steps that a block could multiply in the time that it takes to begin and to end."""
 MOST_PARTIAL = 1 << 24
 """Most numbers in the sums of all shares."""
+LEAST_STEPS = 1 << 10
+"""Fewest rows of gate gradients: below, a step far smaller than its neighbours would count for too little."""
+NARROW, NARROWER, MANY_STEPS = 256, 128, 1 << 17
+"""Columns of states and inputs together up to which one pass is faster than several products; beyond so many rows,
+fewer columns. On an H200, GRU, µs in place of those of several products: 32 units, 2^14 rows 12 (31), 2^18 72 (269); 64
+units 20 (55), 252 (474); 128 units 61 (117), but 792 (741); 256 units 212 (196). `python -m tests.gpu sums` checks
+them."""
 PARTIAL_PER_STEP = 1 << 14
 """Numbers in the sums of shares that are written and read in the time that all blocks take for a step."""
 
@@ -84,12 +90,17 @@ class WeightSums(NamedTuple):
 
 def weight_sums(kernel: str, gate_grads: Tensor, x: Tensor, before: Tensor, biased: bool) -> WeightSums:
     """The gradients for gate gradients `(N, G)`, inputs `(N, D)` and operands of the recurrent product `(N, n)`."""
-    if can_run(gate_grads):
+    if in_one_pass(len(x), x.shape[1] + before.shape[1]) and can_run(gate_grads):
         try:
             return faults.guarded(TOLD_AS, lambda: _by_kernel(kernel, gate_grads, x, before, biased))
         except faults.KernelFault:
             pass
-    return _by_torch(kernel, gate_grads, x, before, biased)
+    return _by_products(kernel, gate_grads, x, before, biased)
+
+
+def in_one_pass(steps: int, columns: int) -> bool:
+    """Whether one pass is the fastest for so many rows, and columns of inputs and states together."""
+    return steps >= LEAST_STEPS and columns <= (NARROW if steps <= MANY_STEPS else NARROWER)
 
 
 def input_gates(kernel: str, gate_grads: Tensor) -> Tensor:
@@ -108,18 +119,25 @@ def recurrent_gates(kernel: str, by_gate: Tensor) -> Tensor:
 @cache
 def foresee(kernel: str, units: int, inputs: int, device: torch.device) -> None:
     """Compile the kernels for a layer in the background, if they run on this device."""
-    if device.type == "cuda":
+    if device.type == "cuda" and units + inputs <= NARROW:
         source = _tile(_rows(kernel, units), inputs, units).source(aligned=units % 4 == inputs % 4 == 0)
         nvrtc.compile_ahead(source, architecture(index_of(device)), headers())
 
 
-def _by_torch(kernel: str, gate_grads: Tensor, x: Tensor, before: Tensor, biased: bool) -> WeightSums:
-    w_ih = sum_outer(input_gates(kernel, gate_grads), x)
-    w_hh = recurrent_gates(kernel, sum_outer(gate_grads, before))
-    if not biased:
+def _by_products(kernel: str, gate_grads: Tensor, x: Tensor, before: Tensor, biased: bool) -> WeightSums:
+    n, grads, of_h = before.shape[1], products.Rows(gate_grads), products.Rows(before)
+    total, d_u = grads.sum() if biased else None, input_gates(kernel, gate_grads)
+    w_hh = gate_grads.new_empty(d_u.shape[1], n)
+    if kernel == "gru":
+        products.sum_outer(grads, of_h, 0, 2 * n, out=w_hh[: 2 * n])
+        products.sum_outer(grads, of_h, 3 * n, 4 * n, out=w_hh[2 * n :])
+    else:
+        products.sum_outer(grads, of_h, 0, len(w_hh), out=w_hh)
+    w_ih = products.sum_outer(grads, products.Rows(x), 0, d_u.shape[1])
+    if total is None:
         return WeightSums(w_ih, w_hh, None, None)
-    total = gate_grads.sum(0)
-    return WeightSums(w_ih, w_hh, total[: len(w_ih)].clone(), recurrent_gates(kernel, total))
+    b_hh = recurrent_gates(kernel, total)
+    return WeightSums(w_ih, w_hh, total[: len(w_ih)], b_hh.clone() if b_hh is total else b_hh)
 
 
 def _by_kernel(kernel: str, gate_grads: Tensor, x: Tensor, before: Tensor, biased: bool) -> WeightSums:

@@ -54,6 +54,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cuda, "most_single", lambda *_: 1000)
     for file in (cuda, chain):
         monkeypatch.setattr(file, "on_device", lambda _: nullcontext())
+    monkeypatch.setattr(chain, "has_clusters", lambda _: True)
     monkeypatch.setattr(programs, "architecture", lambda _: "sm_999")
     monkeypatch.setattr(programs, "shared_room", lambda _: 227 << 10)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))

@@ -130,13 +130,15 @@ def learned_from_all(results: Results) -> bool:
 
 
 def two_bodies_learned(results: Results) -> Told:
+    from experiments.deer_two_body.report import schedule
+
     found = results["found"]
     check, losses = found["validation"], found["losses"]
     sizes = results["sizes"]
     orbits = sizes["orbits"] if isinstance(sizes["orbits"], int) else sizes["orbits"][0]
     return Told(
         f"{device(results)}, {orbits} orbits, kinetic energy {sizes.get('kinetic', 'given')}: loss {losses[0]:.2g} at "
-        f"first, {losses[-1]:.2g} after {len(losses)} training steps; "
+        f"first, {losses[-1]:.2g} after {len(losses)} training steps{schedule(sizes)}; "
         f"error on new orbits {check['error']:.2g} (standing still: {check['standing_still']:.2g})"
     )
 

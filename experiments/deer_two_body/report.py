@@ -13,7 +13,8 @@ def table(results: Results) -> str:
     counts = sizes["orbits"] if isinstance(sizes["orbits"], list) else [sizes["orbits"]] * 3
     lines = [
         f"{counts[0]} generated orbits of {sizes['steps']:,} steps to train on, float64, kinetic energy "
-        f"{sizes.get('kinetic', 'given')}, {len(found['losses'])} training steps{_schedule(sizes)}; "
+        f"{sizes.get('kinetic', 'given')}, {len(found['losses'])} training steps"
+        f"{_batch(sizes)}{schedule(sizes)}; "
         f"{made_on(results['machine'])}.",
         "",
     ]
@@ -59,7 +60,11 @@ def table(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _schedule(sizes: Results) -> str:
+def _batch(sizes: Results) -> str:
+    return f" of {sizes['batch']} orbits" if "batch" in sizes else ""
+
+
+def schedule(sizes: Results) -> str:
     """The learning rate, and how the part of the orbits that is trained on grows."""
     grows = f" on the orbits' first {sizes['grow']} steps, as many more in every epoch" if sizes.get("grow") else ""
     if sizes.get("pieces"):

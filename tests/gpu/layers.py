@@ -85,6 +85,9 @@ def solvers() -> list[Check]:
             Case(cell="RNN", n=8, T=150, B=2, solver=solver, options=given, tf32=False),
         ]
     found.append(Case(cell="GRU", n=16, T=200, solver="MGRIT", options={"coarse": "implicit"}))
+    recorded: dict[str, Any] = {"T": 300, "B": 2, "calls": 5, "solver": "MGRIT", "gate_bias": 3.0, "tf32": False}
+    for cell in ("GRU", "ImplicitGRU", "LSTM", "RNN"):  # coarse levels are recorded from the third call on
+        found.append(Case(cell=cell, n=16, options={"coarsening": 4, "guess": "initial"}, **recorded))
     return cases(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -31,9 +32,9 @@ class Hierarchy:
     weight: float
     kind: str
     """`V` or `F`."""
-    size_of: Callable[[Tensor], float]
-    """The largest entry of a residual relative to the state's scale."""
-    left: dict[int, float] = field(default_factory=dict)
+    size_of: Callable[[Tensor], Any]
+    """The largest entry of a residual relative to the state's scale: a number, or one on the device."""
+    left: dict[int, Any] = field(default_factory=dict)
     """Each level's own residual after its last visit; the coarsest level is solved exactly and has none."""
 
     def leave(self) -> tuple[float, ...]:

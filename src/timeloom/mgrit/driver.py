@@ -18,6 +18,7 @@ from torch import Tensor
 from timeloom.mgrit.cycle import Hierarchy, coarse_levels
 from timeloom.mgrit.diagnosis import diagnose, stalled
 from timeloom.mgrit.grid import Coarsening
+from timeloom.mgrit.recorded import Recorded
 from timeloom.mgrit.relax import Level
 from timeloom.report import SolveReport
 from timeloom.solve.boundaries import Boundaries
@@ -101,11 +102,14 @@ class Cycles:
         self.levels: list[tuple[float, ...]] = []
 
     @cached_property
-    def hierarchy(self) -> Hierarchy:
+    def hierarchy(self) -> Hierarchy | Recorded:
         """The coarse levels, made when first needed: many networks forget within one relaxation."""
-        plan = self.plan
-        assert self.chain.coarsen is not None
-        propagators = self.chain.coarsen(plan.coarsening)
+        plan, coarsen = self.plan, self.chain.coarsen
+        assert coarsen is not None
+        if self.stack is Hierarchy and coarsen.key is not None and not callable(plan.coarsening.coarse):
+            scale = partial(_scale, self.state)
+            return Recorded(coarsen, plan.coarsening, plan.relaxations, plan.weight, plan.kind, scale)
+        propagators = coarsen(plan.coarsening)
         levels = coarse_levels(propagators, plan.coarsening.factors[1:], plan.relaxations[1:], self.state.starts)
         return self.stack(levels, plan.weight, plan.kind, partial(_size, self.state))
 
@@ -236,10 +240,15 @@ class Cycles:
         return stalled(self.residuals)
 
 
+def _scale(state: Boundaries) -> Tensor:
+    """The largest scale of each entry of the state, `(S,)`."""
+    return state.scale.amax((0, 1))
+
+
 def _size(state: Boundaries, missing: Tensor) -> float:
     """Largest entry of a coarse level's residual, relative to the state's scale as on the fine grid.
 
     No method of `Cycles`: levels that referred to what holds them would be kept until garbage is collected.
     """
-    scale = state.scale.amax((0, 1))
+    scale = _scale(state)
     return float((missing.abs() / scale).amax().nan_to_num(nan=math.inf)) if missing.numel() else 0.0

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from timeloom.kernels import sweeper as choose_sweeper
+from timeloom.mgrit.grid import Coarsening
 from timeloom.mgrit.monitor import compare
 from timeloom.mgrit.propagators import Adjoint as CoarseAdjoint
+from timeloom.mgrit.propagators import Propagator
+from timeloom.mgrit.recorded import Coarsen, Given, key_of, over
 from timeloom.problem import Recurrence
 from timeloom.report import GradientCheck, SolveReport
 from timeloom.solve.adjoint_sweeps import Summed, Sweeps
@@ -112,9 +115,32 @@ def _drive(
         carry=None if carrying is None else lambda jump, *_: carrying(jump.flip(0), None).flip(0),
         leave=_leaving(problem, states, plan),
         certify=sweeps.sweeper.certifier(0.0, fading=True),
-        coarsen=lambda coarsening: CoarseAdjoint.of(problem, states, incoming, final_grad, anchors, coarsening, onward),
+        coarsen=_coarsen(problem, states, incoming, final_grad, anchors, onward),
     )
     return drive(chain)
+
+
+def _coarsen(
+    problem: Recurrence,
+    states: list[Tensor],
+    incoming: Tensor | None,
+    final_grad: Tensor,
+    anchors: Tensor,
+    onward: bool,
+) -> Coarsen:
+    """Coarse steps of the gradients, of the whole problem or of the tensors that it is made of."""
+    key = None if onward else key_of(problem)
+    if key is None:
+        return Coarsen((), lambda _, how: CoarseAdjoint.of(problem, states, incoming, final_grad, anchors, how, onward))
+
+    def make(given: Given, how: Coarsening) -> list[Propagator]:
+        at, (incoming, final, *others) = over(problem, given)
+        known: Any = others
+        assert final is not None
+        return CoarseAdjoint.of(at, known, incoming, final, anchors, how)
+
+    given = problem.u, problem.initial, *problem.cell.weights, incoming, final_grad, *states
+    return Coarsen(given, make, ("adjoint", key))
 
 
 def _beside_exact(

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from timeloom.mgrit.grid import Coarsening
-from timeloom.mgrit.propagators import Propagator
+from timeloom.mgrit.recorded import Coarsen
 from timeloom.problem import Segments
 from timeloom.solve.tangents import Tangent
 
@@ -61,7 +60,7 @@ class Chain:
     certify: Callable[[Tensor, Tensor], Tensor | float] | None = None
     """`certify(starts, ends)`: an upper bound of the largest relative jump, as a number (on the device); None if there
     is no fast way to compute one."""
-    coarsen: Callable[[Coarsening], list[Propagator]] | None = None
+    coarsen: Coarsen | None = None
     """`coarsen(coarsening)`: coarse steps from link to link, for every coarse level of multigrid."""
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from timeloom.kernels import ReferenceSweeper
 from timeloom.mgrit.propagators import Forward
+from timeloom.mgrit.recorded import Coarsen, key_of, over
 from timeloom.problem import Recurrence, Segments, cut, empty_states
 from timeloom.report import SolveReport
 from timeloom.solve.chain import Chain, Entered
@@ -75,8 +76,17 @@ def forward_chain(
         carry=_carry(problem, plan),
         leave=_leave(problem, plan),
         certify=sweeper.certifier(SHARE_OF_BOX, fading=False),
-        coarsen=lambda coarsening: Forward.of(problem, coarsening, onward),
+        coarsen=_coarsen(problem, onward),
     )
+
+
+def _coarsen(problem: Recurrence, onward: bool) -> Coarsen:
+    """Coarse steps of the states, of the whole problem or of the tensors that it is made of."""
+    key = None if onward else key_of(problem)
+    if key is None:
+        return Coarsen((), lambda _, coarsening: Forward.of(problem, coarsening, onward))
+    given = problem.u, problem.initial, *problem.cell.weights
+    return Coarsen(given, lambda given, coarsening: Forward.of(over(problem, given)[0], coarsening), ("states", key))
 
 
 def _carry(problem: Recurrence, plan: Plan) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:

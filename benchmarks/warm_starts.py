@@ -2,9 +2,9 @@
 
 Every network of the zoo goes on from its trained weights, by Adam at its own rate and at a hundredth of it, on a few
 batches in turns. Three copies make every update, one after the other: without warm starts, with them always, and with
-them as is decided from call to call. Sequences are of different lengths (`lengths=`), or have resets: there `auto`
-begins at known states on a CPU, too. Times are of forward passes, medians over the last third of the updates; in all:
-the sum over all updates, with whatever was tried.
+them as is decided from call to call. Sequences are of different lengths (`lengths=`), with which `auto` begins at
+known states on a CPU, too, or have resets. Times are of forward passes, medians over the last third of the updates; in
+all: the sum over all updates, with whatever was tried.
 """
 
 from __future__ import annotations

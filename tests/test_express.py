@@ -9,6 +9,7 @@ from typing import Any
 import module_zoo as zoo
 import pytest
 import torch
+from test_modules_ragged import InPieces
 from torch import Tensor, nn
 
 import timeloom as tl
@@ -276,13 +277,41 @@ def test_threads_change_rounding_at_most(name: str) -> None:
         zoo.assert_same(found, seen[1], 1e-6)
 
 
+@pytest.mark.usefixtures("no_general_path")
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 1.0])
+@pytest.mark.parametrize(("batch", "chunk"), [(1, 20), (1, 70), (3, 20)])
+@each_layer
+def test_resets(name: str, batch: int, chunk: int, share: float, threads: int) -> None:
+    """Marked steps, also in warm-ups and at the ends of chunks, begin at the initial state, whose gradient they get."""
+    ours, single, double = layers(name, 5, 17, Shooting(chunk=chunk, warmup=67))
+    x, hx = torch.randn(67, batch, 5), zoo.hidden(ours, batch, dtype=torch.float32)
+    resets = torch.rand(67, batch) < share
+    resets[[20, 39, 66], -1] = share > 0
+    torch.set_num_threads(threads)
+    found = zoo.call(ours, x, hx, resets=resets)
+    torch.set_num_threads(1)
+    expected = zoo.call(InPieces(single), x, hx, resets=resets)
+    zoo.assert_as_good(found, expected, zoo.call(InPieces(double), x.double(), zoo.as_double(hx), resets=resets))
+    assert ours.reports[0].iterations == ours.reports[0].backward.iterations == 1
+
+
+@each_layer
+def test_resets_behind_a_short_warm_up(name: str) -> None:
+    """What the first sweep leaves is corrected from where resets let a network begin."""
+    ours, single, double = layers(name, 8, 12, Shooting(chunk=8, warmup=1))
+    x, resets = torch.randn(100, 2, 8), torch.arange(200).view(100, 2) % 37 == 5
+    found, expected = (zoo.call(layer, x, resets=resets) for layer in (ours, InPieces(single)))
+    zoo.assert_as_good(found, expected, zoo.call(InPieces(double), x.double(), resets=resets))
+    assert ours.reports[0].iterations > 1
+
+
 def test_what_takes_the_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lengths, resets, projections, other dtypes, wide layers, no warm-up: not for the express lane, and solved too."""
+    """Lengths, projections, other dtypes, wide layers, no warm-up: not for the express lane, and solved too."""
     monkeypatch.setattr(CPULayer, "forward", lambda *_: pytest.fail("the express lane was taken"))
     solver, x = Shooting(chunk=5), torch.randn(12, 2, 3)
     cases: list[tuple[Any, dict[str, Tensor]]] = [
         (tl.GRU(3, 4, solver=solver), {"lengths": torch.tensor([12, 7])}),
-        (tl.GRU(3, 4, solver=solver), {"resets": torch.arange(12).unsqueeze(1).expand(12, 2) == 4}),
         (tl.LSTM(3, 4, proj_size=2, solver=solver), {}),
         (tl.GRU(3, 4, solver=solver, dtype=torch.float64), {}),
         (tl.GRU(3, MOST_UNITS + 1, solver=solver), {}),

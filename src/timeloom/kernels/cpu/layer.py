@@ -52,6 +52,7 @@ class CPULayer(Layer):
     """
 
     takes_masks = True
+    takes_resets = True
 
     @staticmethod
     def supports(x: Tensor, cell: Cell) -> bool:
@@ -104,11 +105,13 @@ class CPULayer(Layer):
             x_grads[..., -self.cell.behind :] = 0
         chunks = -(-steps // cutting.chunk)
         sums = self.x.new_zeros(min(torch.get_num_threads(), chunks * batch), self._made.sums.size)
-        given: Given = {"input_grads": x_grads, "sums": sums, "final": final}
+        taken = None if self.resets is None else self.initial.new_zeros(chunks * batch, self.cell.size)
+        given: Given = {"input_grads": x_grads, "sums": sums, "final": final, "reset_grads": taken}
         given |= {"lengths": torch.full((batch,), steps, dtype=torch.int64)}
         given |= {"incoming": None if incoming is None else incoming.contiguous()}
         _, begins, jump = self._run("adjoint", cutting, final, kept, 0.0, given)
-        return (x_grads, begins[-batch:], *self._by_weights(_added_up(sums))), jump
+        d_initial = begins[-batch:] if taken is None else begins[-batch:] + taken.view(chunks, batch, -1).sum(0)
+        return (x_grads, d_initial, *self._by_weights(_added_up(sums))), jump
 
     @cached_property
     def _kernel(self) -> Kernel:
@@ -134,6 +137,8 @@ class CPULayer(Layer):
         given |= {"weights": addresses(weights), "units": addresses_along(units, self.n), **given_masks(masks)}
         given |= {"inputs": x, "origin": self.initial.contiguous(), "starts": starts, "ends": ends}
         given |= {"states": addresses(kept[:parts]), "tape": kept[parts] if len(kept) > parts else None}
+        if self.resets is not None:
+            given["resets"] = self.resets.contiguous().view(torch.uint8)
         sizes = {"batch": batch, "n": self.n, "depth": self.w_ih.shape[1], "input_stride": width, "lead": warmup}
         sizes["incoming_width"] = self.n
         call(kernel, made, direction, segments, sizes, given)

@@ -26,7 +26,7 @@ def faulty() -> list[Check]:
     cases: list[tuple[str, int, Any, str]] = [
         ("gru", 32, CHUNKS, "compiler"), ("gru", 32, "auto", "compiler"), ("lstm", 64, "auto", "forward"),
         ("gru", 64, CHUNKS, "adjoint"), ("rnn", 33, "auto", "adjoint"), ("lstm", 40, "auto", "carry"),
-        ("gru", 48, CHUNKS, "measure"), ("gru", 600, CHUNKS, "compiler"), ("lstm", 600, "auto", "compiler"),
+        ("gru", 48, CHUNKS, "certify"), ("gru", 600, CHUNKS, "compiler"), ("lstm", 600, "auto", "compiler"),
     ]  # fmt: skip
     found = [
         Check(f"{kind} n={n} {'auto' if solver == 'auto' else 'chunks'}: no {part}", partial(_goes_on, *case))

@@ -44,6 +44,8 @@ class Recordings:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Recording | _Seen] = {}
+        self._families: dict[Hashable, int] = {}
+        """Calls that were launched directly or recorded, by families, those of the last call last."""
         self.lock = LOCK
 
     def run(
@@ -54,10 +56,12 @@ class Recordings:
         body: Body,
         before: int = CALLS_BEFORE,
         ground: Recording | None = None,
+        family: Hashable = None,
     ) -> Sequence[Any]:
         """Return `body(given)`, by a replay once more than `before` calls of this kind have been seen.
 
         key: everything that the body reads beside `given`, and how it runs. size: approximate bytes of a recording.
+        family: kinds of calls that count together, if given.
         """
         device = next(tensor.device for tensor in given if tensor is not None)
         if size > _memory(device) // SHARE_OF_ONE or streams.capturing(device):
@@ -67,8 +71,10 @@ class Recordings:
             known = self._known.setdefault(key, _Seen())
             if isinstance(known, _Seen):
                 known.calls, known.used = known.calls + 1, next(CALLS)
-                recording = None
-                if known.recordable and known.calls > before:
+                recording, calls = None, known.calls
+                if family is not None:
+                    calls = self._families[family] = self._families.pop(family, 0) + 1
+                if known.recordable and calls > before:
                     recording = _recorded(given, size, body, ground)
                     known.recordable = recording is not None
                 if recording is not None:
@@ -88,6 +94,8 @@ class Recordings:
 
     def _shrink(self, device: torch.device) -> None:
         """Drop the least recently used kinds of calls until their number and memory are within limits."""
+        while len(self._families) > MOST_KEYS:
+            del self._families[next(iter(self._families))]
         while len(self._known) > MOST_KEYS or self.size > max(self._largest, _memory(device) // SHARE_OF_ALL):
             kinds = self._known if len(self._known) > MOST_KEYS else dict(self._recordings())
             self._drop(min(kinds, key=lambda key: kinds[key].used))
@@ -138,6 +146,7 @@ class Recordings:
         with self.lock:
             dropped = [recording for _, recording in self._recordings()]
             self._known.clear()
+            self._families.clear()
             for recording in dropped:
                 recording.drop()
 

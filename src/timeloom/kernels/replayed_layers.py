@@ -30,8 +30,8 @@ def forward(
         *kept, certificate = body(given)
     else:
         key = _forward_key(layer, cutting, share_of_box, keep, None if entry is None else entry.every)
-        before = CALLS_BEFORE if cutting.sweeps == 1 else 0  # to launch many sweeps takes as long as to capture them
-        *kept, certificate = RECORDINGS.run(key, given, _size(layer), body, before)
+        family = _family(layer) if cutting.sweeps > 1 else None
+        *kept, certificate = RECORDINGS.run(key, given, _size(layer), body, family=family)
     return kept, certificate  # type: ignore[return-value]
 
 
@@ -88,12 +88,19 @@ def _backward_key(
 
 def _key(layer: Layer, cutting: Cutting) -> Hashable:
     """Kind, sizes and plan, and the addresses of the weights that a recording reads in place."""
+    plan = _plan(cutting), None if cutting.retry is None else _plan(cutting.retry)
+    return *_family(layer), plan
+
+
+def _family(layer: Layer) -> tuple[Hashable, ...]:
+    """The same without the plan: to launch several sweeps takes as long as to record them, so another plan is recorded
+    at once.
+    """
     x, fresh, weights = layer.x, layer.fresh, (layer.w_ih, layer.w_hh, layer.b_ih, layer.b_hh)
     read = (weight for weight in weights if not any(weight is one for one in fresh.values()))
     places = *fresh, *(None if weight is None else (weight.data_ptr(), weight.stride()) for weight in read)
     sizes = x.shape, x.dtype, layer.w_ih.dtype, layer.w_hh.shape, layer.initial.dtype, layer.kernel, layer.cell.masks
-    plan = _plan(cutting), None if cutting.retry is None else _plan(cutting.retry)
-    return type(layer), x.device, sizes, plan, places
+    return type(layer), x.device, sizes, places
 
 
 def _plan(cutting: Cutting) -> Hashable:

@@ -254,18 +254,18 @@ def test_the_number_of_sweeps_settles() -> None:
     experience, misses = Experience(forgetting=0.999), 0
     plan = replace(Auto().plan(problem_of(), Experience()), warmup=0, sweeps=4, accepts=1e-5)
     for _ in range(40):
-        plan = replace(plan, sweeps=experience.sweeps or plan.sweeps)
+        plan = replace(plan, sweeps=experience.counts.needed or plan.sweeps)
         experience.note_plan(plan.sweeps)
         while plan.sweeps < 6:
             experience.note_miss(plan, 1e-3)
             misses += 1
-            assert experience.sweeps is not None
-            plan = replace(plan, sweeps=experience.sweeps)
+            assert experience.counts.needed is not None
+            plan = replace(plan, sweeps=experience.counts.needed)
             experience.note_plan(plan.sweeps)
         report = replace(report_of(0, 1e-9, tolerance=1e-5), iterations=plan.sweeps, solver="shooting[diag]")
         experience.learn(report)
     assert misses <= 2
-    assert experience.sweeps == 6
+    assert experience.counts.needed == 6
 
 
 def test_rounding_does_not_lengthen_the_warmup() -> None:
@@ -709,7 +709,7 @@ def test_reports_of_plans_before_the_last_tell_no_sweeps(earlier: SolveReport) -
     assert Auto().plan(problem_of(16384), experience).sweeps == auto_file.SWEEPS
     experience.learn(corrected_report(9, 1e-4))
     experience.learn(earlier)
-    assert experience.sweeps == 9
+    assert experience.counts.needed == 9
 
 
 def test_sweeps_that_give_up_twice_are_not_tried_for_a_while() -> None:

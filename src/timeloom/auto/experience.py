@@ -90,16 +90,6 @@ class Experience:
     """Additional multigrid cycles, since gradients were too far off with the number asked for."""
 
     @property
-    def sweeps(self) -> int | None:
-        """Number of sweeps with corrections by the decay that were enough; None if unknown."""
-        return self.counts.needed
-
-    @property
-    def stretch(self) -> int:
-        """Factor by which the chunks of such sweeps are lengthened."""
-        return self.counts.stretch
-
-    @property
     def looking(self) -> bool:
         """Whether the next plan should try the longest warm-up that would be faster than these sweeps."""
         return self.counts.looking

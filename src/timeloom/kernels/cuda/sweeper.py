@@ -17,7 +17,7 @@ from timeloom.buffers import empty
 from timeloom.cells.base import NO_MASKS, Cell, Masks
 from timeloom.kernels import faults
 from timeloom.kernels.cuda import nvrtc, wide
-from timeloom.kernels.cuda.chain import ChainSweeper, aligned, index_of, on_device
+from timeloom.kernels.cuda.chain import ChainSweeper, aligned, has_clusters, index_of, on_device
 from timeloom.kernels.cuda.programs import (
     HALVES,
     MOST_UNITS,
@@ -56,7 +56,7 @@ def most_single(variant: Variant, device: int) -> int:
     processors: int = torch.cuda.get_device_properties(device).multi_processor_count
     if variant.cluster == 1:
         return processors * waves_of(variant.units)
-    if variant.cluster == 0 or torch.cuda.get_device_capability(device) < (9, 0):
+    if variant.cluster == 0 or not has_clusters(device):
         return 0
     return max(1, int(CLUSTERED * processors / variant.cluster))
 
